@@ -1,0 +1,117 @@
+"""The project's checks. `pip install nox && nox` runs them all; `nox -l` lists them."""
+
+import itertools
+import shutil
+import subprocess
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.sessions = ["lint", "types", "tests", "tests_lowest", "coverage"]
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+SUPPORTED = ("3.11", "3.12", "3.13")
+COVERAGE = Path(".nox", ".cache", "coverage").resolve()
+WHEELS = Path(".nox", ".cache", "wheel").resolve()
+
+
+def runs(version: str) -> bool:
+    """Tell whether `pythonX.Y` really starts: a pyenv shim may be found and still refuse."""
+    executable = shutil.which(f"python{version}")
+    if executable is None:
+        return False
+    return subprocess.run([executable, "-c", "pass"], capture_output=True, check=False).returncode == 0
+
+
+# Under CI=true nox fails on an interpreter that it cannot find, so sessions are declared for those alone that run.
+# If none is found by name, the interpreter that runs nox takes their place (None).
+PYTHONS: list[str] | None = [version for version in SUPPORTED if runs(version)] or None
+LOWEST_PYTHON = PYTHONS[0] if PYTHONS else None
+
+# What tells `tests/conftest.py` to insist on the installed wheel rather than the work tree; PYTHONSAFEPATH keeps the
+# working directory, which is the checkout, out of `sys.path`.
+INSTALLED = {"PYTHONSAFEPATH": "1", "MOBILEMONEY_TESTS_INSTALLED": "1"}
+
+built: list[Path] = []
+
+
+def group(name: str) -> tuple[str, ...]:
+    """Return the requirements of one dependency group."""
+    return nox.project.dependency_groups(PROJECT, name)
+
+
+def wheel(session: nox.Session) -> str:
+    """Build the wheel, once in a run of nox, and return the requirement that installs it with every extra."""
+    if not built:
+        shutil.rmtree(WHEELS, ignore_errors=True)
+        session.install("build[virtualenv]")
+        session.run("python", "-m", "build", "--wheel", "--outdir", str(WHEELS), silent=True)
+        built.extend(WHEELS.glob("*.whl"))
+    (path,) = built
+    return f"mobilemoney-async[all] @ {path.as_uri()}"
+
+
+def lowest_constraints() -> list[str]:
+    """Return each direct dependency pinned to the lowest version that `pyproject.toml` allows.
+
+    Only direct dependencies: the lowest releases of what *they* need are not ours to vouch for.
+    """
+    metadata = PROJECT["project"]
+    requirements = [*metadata["dependencies"], *itertools.chain(*metadata["optional-dependencies"].values())]
+    return [r.replace(">=", "==") for r in requirements if not r.startswith(metadata["name"])]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting (ruff)."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types: of package and tests (mypy), of a user's program and of all that is public (basedpyright)."""
+    session.install(wheel(session), *group("test"), *group("types"))
+    session.run("mypy")
+    session.run("basedpyright")
+    session.run("basedpyright", "--verifytypes", "mobilemoney_async", "--ignoreexternal", env=INSTALLED)
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """Test the installed wheel with the newest dependencies, on every Python found."""
+    session.install(wheel(session), *group("test"))
+    COVERAGE.mkdir(parents=True, exist_ok=True)
+    data = COVERAGE / f"data-{session.name}"
+    for old in COVERAGE.glob(f"{data.name}.*"):
+        old.unlink()
+    env = {**INSTALLED, "COVERAGE_FILE": str(data)}
+    session.run("coverage", "run", "-m", "pytest", *session.posargs, env=env)
+
+
+@nox.session(python=LOWEST_PYTHON)
+def tests_lowest(session: nox.Session) -> None:
+    """Test the installed wheel with the lowest dependencies that `pyproject.toml` allows."""
+    constraints = Path(session.create_tmp(), "lowest.txt")
+    constraints.write_text("\n".join(lowest_constraints()), encoding="utf-8")
+    session.install(wheel(session), *group("test"), "--constraint", str(constraints))
+    session.run("python", "-m", "pytest", *session.posargs, env=INSTALLED)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Combine the coverage of all `tests` sessions; fail under what `pyproject.toml` asks for."""
+    session.install("coverage>=7.10")
+    env = {"COVERAGE_FILE": str(COVERAGE / "combined")}
+    session.run("coverage", "combine", "--keep", *map(str, sorted(COVERAGE.glob("data-*"))), env=env)
+    session.run("coverage", "report", env=env)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks, beside the libraries that they are compared with."""
+    session.install(wheel(session), *group("bench"))
+    session.run("python", "benchmarks/run.py", *session.posargs, env={"PYTHONSAFEPATH": "1"})

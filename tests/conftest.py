@@ -1,0 +1,29 @@
+"""Fixtures for every test.
+
+An async test is marked `anyio` and runs twice, on asyncio and on trio, both in virtual time. To do otherwise:
+
+- `@pytest.mark.real_time`, on a test, a class or (as `pytestmark`) a module: both loops on the real clock. For tests
+  with a subprocess, or with a server in another thread.
+- `@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)`: on one loop only.
+- `@pytest.mark.asyncio`: pytest-asyncio runs the test, for what exists on asyncio only. Real time, no fixture of ours.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mobilemoney_async
+from mobilemoney_async.testing import virtual_backend
+
+if os.environ.get("MOBILEMONEY_TESTS_INSTALLED") and "site-packages" not in Path(mobilemoney_async.__file__).parts:
+    pytest.exit("nox tests the installed wheel, but the package was imported from elsewhere", returncode=3)
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Return the loop that an `anyio` test runs on: on a fresh virtual clock, unless the test asks for the real one."""
+    if request.node.get_closest_marker("real_time"):
+        return request.param, {}
+    return virtual_backend(request.param)

@@ -1,0 +1,1 @@
+"""What several tests stand on: fakes, servers and checks that are tested themselves."""

@@ -1,0 +1,236 @@
+"""Reads the imports of a source tree and tells where they break the floors of the house.
+
+The rules are the tables below; `violations` walks a tree by `ast` and imports nothing, so that imports under
+`TYPE_CHECKING` and inside functions count like any other. A room is a top-level module or package, with all that is
+in it.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+
+PACKAGE = "mobilemoney_async"
+
+# A room imports from lower floors only. On the ground floor the rooms may know each other, one way.
+FLOORS: Mapping[str, int] = {
+    "_version": 1,
+    "errors": 1,
+    "values": 1,
+    "contract": 2,
+    "calls": 3,
+    "resources": 4,
+    "payments": 5,
+    "polling": 5,
+    "client": 6,
+    "__init__": 7,
+    "cli": 8,
+    "testing": 8,
+    "__main__": 9,
+}
+GROUND = 1
+
+# The service, written a second time: it shares no code with the client, and only these rooms know it.
+SANDBOX = "sandbox"
+SANDBOX_KNOWN_BY = {"cli", "testing", SANDBOX}
+# What the sandbox may import, and only inside a function or for types: the client that it hands out, not parts of it.
+SANDBOX_LAZILY = {"__init__", "client"}
+
+# Who may import what does I/O or sets a standard: modules, or rooms with everything in them.
+ONE_IMPORTER: Mapping[str, set[str]] = {
+    "aiohttp": {"calls.transport"},
+    "cattrs": {"contract"},
+    "httpcore": {"calls.transport", SANDBOX, "cli", "testing"},
+    "httpx": {"calls.transport", SANDBOX, "cli", "testing"},
+    "httpx2": set(),
+    "httpx_aiohttp": {"calls.transport"},
+    "rich": {"cli"},
+    "starlette": {SANDBOX},
+    "trio": {"testing", "resources.ahead"},
+    "typer": {"cli"},
+    "uvicorn": {SANDBOX, "cli"},
+}
+
+# Decisions without I/O: no await, no clock, no randomness, no environment, no logging.
+PURE = ("errors", "values", "contract", "calls.bucket", "calls.retry", "polling.plan", "payments.records")
+IMPURE_IMPORTS = {
+    "anyio",
+    "asyncio",
+    "logging",
+    "os",
+    "random",
+    "secrets",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+    "trio",
+    "uuid",
+}
+CLOCK_CALLS = {"now", "today", "utcnow"}
+
+
+@attrs.frozen
+class Import:
+    """One imported module.
+
+    Attributes:
+        target: Our module without the package's name ("calls.limiter", "__init__" for the package itself), or the
+            top-level name of somebody else's.
+        ours: Whether it is our own.
+        line: Where it stands.
+        lazy: Whether it stands inside a function or under `TYPE_CHECKING`.
+    """
+
+    target: str
+    ours: bool
+    line: int
+    lazy: bool
+
+
+def room(module: str) -> str:
+    """Return the room that a module is in."""
+    return module.partition(".")[0]
+
+
+def is_in(module: str, place: str) -> bool:
+    """Tell whether a module is `place` or inside it."""
+    return module == place or module.startswith(f"{place}.")
+
+
+def read_tree(root: Path) -> dict[str, ast.Module]:
+    """Parse each module of the package under `root`, by its name without the package's."""
+    trees = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        trees[name] = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return trees
+
+
+def _walk(node: ast.AST, *, lazy: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield each node below `node`, with whether it is inside a function or under `TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        yield child, lazy
+        inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (
+            isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+        )
+        yield from _walk(child, lazy=lazy or inside)
+
+
+def _own_name(dotted: str) -> str:
+    return dotted.removeprefix(PACKAGE).removeprefix(".") or "__init__"
+
+
+def _targets(node: ast.AST, importer: str, modules: Mapping[str, ast.Module]) -> Iterator[tuple[str, bool]]:
+    """Yield what an import statement imports: the most specific module for each name."""
+    match node:
+        case ast.Import(names):
+            for alias in names:
+                ours = is_in(alias.name, PACKAGE)
+                yield (_own_name(alias.name) if ours else room(alias.name)), ours
+        case ast.ImportFrom(module, names, level):
+            if level:
+                # Relative imports are banned (ruff TID): named here, so that none goes unseen.
+                raise AssertionError(f"{importer}:{node.lineno}: relative import")
+            assert module is not None
+            if not is_in(module, PACKAGE):
+                yield room(module), False
+                return
+            base = _own_name(module)
+            for alias in names:
+                below = alias.name if base == "__init__" else f"{base}.{alias.name}"
+                yield (below if below in modules else base), True
+
+
+def imports(importer: str, modules: Mapping[str, ast.Module]) -> Iterator[Import]:
+    """Yield each import of one module."""
+    for node, lazy in _walk(modules[importer]):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for target, ours in _targets(node, importer, modules):
+                yield Import(target, ours, node.lineno, lazy)
+
+
+def _own_import_fault(importer: str, found: Import) -> str | None:
+    """Return what is wrong with an import of one of our modules, if anything is."""
+    here, there = room(importer), room(found.target)
+    if here == there:
+        return None
+    if here == SANDBOX:
+        if there == "_version" or (there in SANDBOX_LAZILY and found.lazy):
+            return None
+        return "the sandbox shares no code with the client"
+    if there == SANDBOX:
+        return None if here in SANDBOX_KNOWN_BY else "only cli and testing know the sandbox"
+    if here not in FLOORS or there not in FLOORS:
+        return "a room without a floor: give it one in tests/support/floors.py"
+    if FLOORS[there] < FLOORS[here] or FLOORS[there] == FLOORS[here] == GROUND:
+        return None
+    return f"floor {FLOORS[here]} imports from floor {FLOORS[there]}"
+
+
+def _foreign_import_fault(importer: str, found: Import) -> str | None:
+    """Return what is wrong with an import of somebody else's module, if anything is."""
+    importers = ONE_IMPORTER.get(found.target)
+    if importers is not None and not any(is_in(importer, place) for place in importers):
+        return f"not the place for it: {', '.join(sorted(importers)) or 'nowhere'}"
+    if found.target in IMPURE_IMPORTS and any(is_in(importer, place) for place in PURE):
+        return "a pure module"
+    return None
+
+
+def _import_violations(modules: Mapping[str, ast.Module]) -> Iterator[str]:
+    for importer in modules:
+        if room(importer) not in {*FLOORS, SANDBOX}:
+            yield f"{importer}: a room without a floor: give it one in tests/support/floors.py"
+            continue
+        for found in imports(importer, modules):
+            fault = (_own_import_fault if found.ours else _foreign_import_fault)(importer, found)
+            if fault:
+                yield f"{importer}:{found.line}: imports {found.target}: {fault}"
+
+
+def _purity_violations(modules: Mapping[str, ast.Module]) -> Iterator[str]:
+    for name, tree in modules.items():
+        if not any(is_in(name, place) for place in PURE):
+            continue
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Attribute(attr=attr, value=value)) if attr in CLOCK_CALLS:
+                    if ast.unparse(value).rpartition(".")[2] in {"date", "datetime"}:
+                        yield f"{name}:{node.lineno}: reads the clock in a pure module"
+                case ast.AsyncFor() | ast.AsyncFunctionDef() | ast.AsyncWith() | ast.Await():
+                    yield f"{name}:{node.lineno}: {type(node).__name__} in a pure module"
+                case ast.comprehension(is_async=1):
+                    yield f"{name}: asynchronous comprehension in a pure module"
+
+
+def _circle_violations(modules: Mapping[str, ast.Module]) -> Iterator[str]:
+    """Yield each circle once. Lazy imports of the sandbox do not count: they name what is handed out, not needed."""
+    graph = {
+        name: {
+            found.target
+            for found in imports(name, modules)
+            if found.ours and found.target != name and not (room(name) == SANDBOX and found.lazy)
+        }
+        for name in modules
+    }
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> Iterator[str]:
+        if name in path:
+            yield "circle: " + " -> ".join([*path[path.index(name) :], name])
+        elif name not in done:
+            for target in sorted(graph.get(name, ())):
+                yield from visit(target, [*path, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        yield from visit(name, [])
+
+
+def violations(root: Path) -> list[str]:
+    """Return every violation in the package whose directory is `root`: module, line, what and why."""
+    modules = read_tree(root)
+    return [*_import_violations(modules), *_purity_violations(modules), *_circle_violations(modules)]

@@ -1,0 +1,134 @@
+"""The package keeps to the floors of its house, and the test that says so can tell."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import mobilemoney_async
+from tests.support.floors import PURE, read_tree, violations
+
+
+def test_the_package_keeps_to_its_floors() -> None:
+    """Code depends on code below it only, so that any room can be read without those above."""
+    assert mobilemoney_async.__file__ is not None
+    assert violations(Path(mobilemoney_async.__file__).parent) == []
+
+
+def test_pure_rooms_have_their_known_names() -> None:
+    """A pure module that moves takes its rule along."""
+    modules = read_tree(Path(mobilemoney_async.__file__).parent)
+    assert {name for name in PURE if name not in modules} <= {"polling.plan", "payments.records"}
+
+
+def build(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+SOUND = {
+    "__init__.py": "from mobilemoney_async.client import AsyncClient\n",
+    "errors.py": "import enum\n",
+    "values.py": "from mobilemoney_async.errors import InvalidRequest\n",
+    "contract/__init__.py": "",
+    "contract/codec.py": "import cattrs\nfrom datetime import datetime\nx = datetime.fromisoformat('2030-01-01')\n",
+    "calls/__init__.py": "from mobilemoney_async.calls.transport import send\n",
+    "calls/transport.py": "import httpx\nimport time\nfrom mobilemoney_async.contract import codec\n",
+    "calls/_helper.py": "from mobilemoney_async.calls import transport\n",
+    "polling/plan.py": "import heapq\nfrom mobilemoney_async import errors\n",
+    "client.py": "import mobilemoney_async.calls.transport\nfrom mobilemoney_async.polling import plan\n",
+    "sandbox/__init__.py": "def client():\n    from mobilemoney_async.client import AsyncClient\n",
+    "sandbox/_types.py": "if TYPE_CHECKING:\n    from mobilemoney_async.client import AsyncClient\n",
+    "sandbox/engine.py": "import httpx\nimport starlette\n",
+    "cli/__init__.py": "import rich\nimport mobilemoney_async\nfrom mobilemoney_async.sandbox import engine\n",
+    "testing.py": "def backend():\n    from trio.testing import MockClock\n",
+}
+
+
+def test_a_sound_tree_has_no_violation(tmp_path: Path) -> None:
+    """Helpers inside a room, packages, and the sandbox's lazy import of the client are all in order."""
+    assert violations(build(tmp_path, SOUND)) == []
+
+
+BROKEN = {
+    "up": ("contract/a.py", "from mobilemoney_async.calls import transport", "floor 2 imports from floor 3"),
+    "up, whole module": ("errors.py", "import mobilemoney_async.client", "floor 1 imports from floor 6"),
+    "up, only for types": (
+        "calls/a.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mobilemoney_async import client",
+        "floor 3 imports from floor 6",
+    ),
+    "up, inside a function": (
+        "calls/a.py",
+        "def f():\n    from mobilemoney_async import client",
+        "floor 3 imports from floor 6",
+    ),
+    "sideways": ("payments/a.py", "from mobilemoney_async.polling import plan", "floor 5 imports from floor 5"),
+    "the package from inside": (
+        "client.py",
+        "from mobilemoney_async import AsyncClient",
+        "floor 6 imports from floor 7",
+    ),
+    "testing from beside": ("cli/a.py", "from mobilemoney_async import testing", "floor 8 imports from floor 8"),
+    "a new room": ("helpers.py", "", "a room without a floor"),
+    "an unknown room": ("client.py", "import mobilemoney_async.helpers", "a room without a floor"),
+    "a circle in one room": (
+        "calls/a.py",
+        "from mobilemoney_async.calls import b",
+        "circle: calls.a -> calls.b -> calls.a",
+    ),
+    "second importer of httpx": ("client.py", "import httpx", "not the place for it: calls.transport"),
+    "httpx for types only": (
+        "client.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from httpx import AsyncBaseTransport",
+        "not the place for it: calls.transport",
+    ),
+    "second importer of cattrs": ("calls/a.py", "from cattrs.preconf import json", "not the place for it: contract"),
+    "httpx2": ("calls/transport.py", "import httpx2", "not the place for it: nowhere"),
+    "client knows the sandbox": ("client.py", "from mobilemoney_async.sandbox import engine", "only cli and testing"),
+    "sandbox shares code": ("sandbox/a.py", "from mobilemoney_async.contract import codec", "shares no code"),
+    "sandbox shares code lazily": (
+        "sandbox/a.py",
+        "def f():\n    from mobilemoney_async.errors import APIError",
+        "shares no code",
+    ),
+    "sandbox needs the client": ("sandbox/a.py", "from mobilemoney_async.client import AsyncClient", "shares no code"),
+    "pure module takes the time": ("calls/bucket.py", "from time import monotonic", "a pure module"),
+    "pure room logs": ("contract/sub/a.py", "import logging.handlers", "a pure module"),
+    "pure module reads the environment": ("values.py", "import os.path", "a pure module"),
+    "pure module reads the calendar": (
+        "payments/records.py",
+        "import datetime as d\nx = d.datetime.now(d.UTC)",
+        "reads the clock",
+    ),
+    "pure module waits": ("calls/retry.py", "async def f():\n    await g()", "Await in a pure module"),
+    "pure module iterates": (
+        "calls/retry.py",
+        "def f(x):\n    return (y async for y in x)",
+        "asynchronous comprehension",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_violation_is_found(name: str, tmp_path: Path) -> None:
+    """Each rule of the house is held by a test that fails when it is broken."""
+    file, text, expected = BROKEN[name]
+    extra = {"calls/b.py": "from mobilemoney_async.calls import a\n"} if "circle" in name else {}
+    found = violations(build(tmp_path, {**SOUND, **extra, file: text}))
+    assert [line for line in found if expected in line], found
+
+
+def test_a_circle_on_the_ground_floor_is_found(tmp_path: Path) -> None:
+    """Rooms of the ground floor may know each other, but one way."""
+    found = violations(build(tmp_path, {**SOUND, "errors.py": "from mobilemoney_async import values\n"}))
+    assert found == ["circle: errors -> values -> errors"]
+
+
+def test_a_relative_import_is_refused(tmp_path: Path) -> None:
+    """Every import names its module in full, so that none escapes the walk."""
+    with pytest.raises(AssertionError, match="relative import"):
+        violations(build(tmp_path, {**SOUND, "client.py": "from .calls import transport\n"}))

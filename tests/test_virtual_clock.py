@@ -1,0 +1,173 @@
+"""Virtual time is exact, and real sockets stay real in it."""
+
+import asyncio
+import builtins
+from typing import Any, Literal
+
+import anyio
+import anyio.to_thread
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+
+from mobilemoney_async.testing import VirtualClockEventLoop, run_virtual, virtual_backend
+
+DAY = 86_400.0
+
+
+@pytest.mark.anyio
+async def test_a_year_of_sleep_passes_at_once_and_exactly() -> None:
+    """Sleeping costs no real time, even beyond the day at which asyncio cuts its waits, and beyond its resolution."""
+    start = anyio.current_time()
+    await anyio.sleep(90 * DAY)
+    assert anyio.current_time() == start + 90 * DAY
+    await anyio.sleep(275 * DAY)
+    assert anyio.current_time() == pytest.approx(start + 365 * DAY)
+
+
+@pytest.mark.anyio
+async def test_timers_fire_in_order_and_on_time() -> None:
+    """Whatever waits at the same time wakes in the order of its deadlines."""
+    woken: list[tuple[float, float]] = []
+    start = anyio.current_time()
+
+    async def sleeper(delay: float) -> None:
+        await anyio.sleep(delay)
+        woken.append((delay, anyio.current_time() - start))
+
+    async with anyio.create_task_group() as tasks:
+        for delay in (30.0, 0.001, 600.0, 0.0, 1.5):
+            tasks.start_soon(sleeper, delay)
+
+    assert [delay for delay, _ in woken] == [0.0, 0.001, 1.5, 30.0, 600.0]
+    assert [at for _, at in woken] == pytest.approx([0.0, 0.001, 1.5, 30.0, 600.0])
+
+
+@pytest.mark.anyio
+async def test_time_stands_still_while_tasks_run() -> None:
+    """A busy test uses up no virtual time."""
+    start = anyio.current_time()
+    for _ in range(1000):
+        await anyio.lowlevel.checkpoint()
+    assert anyio.current_time() == start
+
+
+@pytest.mark.anyio
+async def test_a_time_out_fires_when_nothing_else_can_happen() -> None:
+    """A wait for what never comes ends by its time-out, at the second."""
+    start = anyio.current_time()
+    with pytest.raises(TimeoutError), anyio.fail_after(30):
+        await anyio.Event().wait()
+    assert anyio.current_time() == start + 30
+
+
+async def echo(stream: SocketStream) -> None:
+    async with stream:
+        try:
+            while True:
+                await stream.send(await stream.receive())
+        except anyio.EndOfStream:
+            return
+
+
+async def tick() -> None:
+    while True:
+        await anyio.sleep(0.01)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("size", [1, 3_000_000])
+async def test_no_time_out_fires_while_a_loopback_answer_is_on_its_way(size: int) -> None:
+    """Client and server in one loop talk over real sockets without a false time-out, with timers all around."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(SocketAttribute.local_port)
+
+    async def exchange() -> None:
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream, anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.send, bytes(size))
+            received = 0
+            while received < size:
+                received += len(await stream.receive())
+
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, echo)
+        tasks.start_soon(tick)
+        for _ in range(500 if size == 1 else 5):
+            start = anyio.current_time()
+            with anyio.fail_after(0.005):
+                await exchange()
+            assert anyio.current_time() == start
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_without_a_timer_the_loop_waits_for_threads_in_earnest(backend: Literal["asyncio", "trio"]) -> None:
+    """Work in a thread is waited for as on any loop, as long as no timer runs beside it."""
+
+    async def main() -> str:
+        return await anyio.to_thread.run_sync(lambda: "from a thread")
+
+    assert run_virtual(main, backend=backend) == "from a thread"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_run_virtual_passes_arguments_and_returns_the_result(backend: Literal["asyncio", "trio"]) -> None:
+    """One call runs one async function on either loop, from time 0."""
+
+    async def main(first: int, second: str) -> tuple[int, str, float]:
+        await anyio.sleep(7200)
+        return first, second, anyio.current_time()
+
+    assert run_virtual(main, 1, "two", backend=backend) == (1, "two", 7200.0)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_run_virtual_lets_errors_out(backend: Literal["asyncio", "trio"]) -> None:
+    """An error of the function is the caller's."""
+
+    async def main() -> None:
+        await anyio.sleep(1)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        run_virtual(main, backend=backend)
+
+
+def test_the_loop_works_without_anyio() -> None:
+    """asyncio's own runner takes the loop as a factory."""
+
+    async def main() -> float:
+        await asyncio.sleep(3600)
+        return asyncio.get_running_loop().time()
+
+    with asyncio.Runner(loop_factory=VirtualClockEventLoop) as runner:
+        assert runner.run(main()) == 3600.0
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    """A typing error in a name does not end in real time."""
+    with pytest.raises(ValueError, match="'curio'"):
+        virtual_backend("curio")  # type: ignore[arg-type]
+
+
+def test_asyncio_needs_no_trio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who tests on asyncio alone need not install trio."""
+    real_import = builtins.__import__
+
+    def no_trio(name: str, *args: Any) -> Any:
+        if name.partition(".")[0] == "trio":
+            raise ImportError(name)
+        return real_import(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", no_trio)
+    assert virtual_backend("asyncio") == ("asyncio", {"loop_factory": VirtualClockEventLoop})
+    with pytest.raises(ImportError):
+        virtual_backend("trio")
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_a_test_may_ask_for_real_time(anyio_backend: tuple[str, dict[str, Any]]) -> None:
+    """With the marker `real_time` a time-out does not jump over the work of a thread."""
+    assert anyio_backend[1] == {}
+    with anyio.fail_after(30):
+        assert await anyio.to_thread.run_sync(lambda: "from a thread") == "from a thread"
