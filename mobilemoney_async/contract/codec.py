@@ -1,0 +1,129 @@
+"""From bytes to values and back.
+
+msgspec decodes straight into the attrs classes. Only what it refuses is read a second time, through cattrs, which takes
+more timestamps and tells where in the body it broke. No scalar is coerced, no number passes through a float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeVar
+
+import msgspec
+
+from mobilemoney_async.values import Secret, refuse
+
+T = TypeVar("T")
+
+JSONObject = dict[str, Any]
+"""A JSON object of an undocumented shape; its fractional numbers are `Decimal`."""
+
+
+class DecodeError(ValueError):
+    """A body is not what was expected. Says where, and never quotes the body."""
+
+    def __init__(self, expected: str, path: str | None = None) -> None:
+        super().__init__(expected if path is None else f"{expected} at {path}")
+        self.path = path
+
+
+def _read_again(body: bytes, cl: type[T]) -> T:
+    # Here, since answers that need it are rare and cattrs takes a third of the import.
+    from mobilemoney_async.contract import second_reading
+
+    try:
+        return second_reading.structure(parse_json(body), cl)
+    except second_reading.Mismatch as exc:
+        raise DecodeError(exc.expected, exc.path) from None
+
+
+def _make_custom(cl: type[Any], value: Any) -> Any:
+    if cl is Secret and isinstance(value, str):
+        return Secret(value)
+    raise ValueError("expected str")  # what msgspec takes for a refusal
+
+
+def _read_fraction(digits: str) -> Decimal:
+    try:
+        return Decimal(digits)
+    except InvalidOperation:
+        raise ValueError("expected a number with a smaller exponent") from None  # what msgspec takes for a refusal
+
+
+_PLAIN = msgspec.json.Decoder(float_hook=_read_fraction)
+
+
+def reader(cl: type[T]) -> Callable[[bytes], T]:
+    """Return a function that reads a body into a class, or raises `DecodeError`."""
+    decode = msgspec.json.Decoder(cl, dec_hook=_make_custom, float_hook=_read_fraction).decode
+
+    def read(body: bytes) -> T:
+        try:
+            return decode(body)
+        except msgspec.ValidationError:
+            return _read_again(body, cl)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise DecodeError("not JSON") from exc
+
+    return read
+
+
+def parse_json(body: bytes) -> Any:
+    """Return a body as plain Python values, fractions as `Decimal`.
+
+    Raises:
+        DecodeError: It is not JSON.
+    """
+    try:
+        return _PLAIN.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise DecodeError("not JSON") from exc
+
+
+class Content(bytes):
+    """A request body that does not show itself: it may hold a password or a phone number."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes>"
+
+
+def encode(argument: str, body: dict[str, Any]) -> Content:
+    """Return a request body as JSON.
+
+    Args:
+        argument: The argument that the body came from, for the error.
+        body: Plain JSON values and `Secret` ones. A float is refused: what we send may be money.
+
+    Raises:
+        InvalidRequest: It holds something that JSON, or money, cannot.
+    """
+    _check_plain(argument, body)
+    try:
+        return Content(msgspec.json.encode(body, enc_hook=_reveal))
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError, UnicodeEncodeError) as exc:
+        raise refuse(argument, "plain JSON values with str keys") from exc
+
+
+def _reveal(value: Any) -> str:
+    if isinstance(value, Secret):
+        return value.reveal()
+    raise TypeError("not JSON")
+
+
+def _check_plain(argument: str, value: Any, depth: int = 0) -> None:
+    """Refuse what is not JSON, which msgspec would make so, and floats, also where it would find them."""
+    if isinstance(value, float):
+        raise refuse(argument, "no float, since it may be money: send a str or an int")
+    if depth > 64:
+        raise refuse(argument, "plain JSON values, nested 64 deep at most")
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        inside: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple):
+        inside = value
+    elif value is None or isinstance(value, str | int | Decimal | Secret):
+        return
+    else:
+        raise refuse(argument, "plain JSON values with str keys")
+    for item in inside:
+        _check_plain(argument, item, depth + 1)

@@ -1,0 +1,176 @@
+"""Every endpoint of the contract, once (contract, section 4).
+
+The pipeline knows nothing about an endpoint but what stands here. What may be sent again follows from `Effect`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+import attrs
+
+from mobilemoney_async.contract.codec import JSONObject, reader
+from mobilemoney_async.contract.models import Acknowledgement, LoginResult, PageAnswer, TransactionAnswer
+from mobilemoney_async.values import require_identifier
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Effect(enum.Enum):
+    """What a call does to the world, and so whether it may be sent again."""
+
+    READ = "read"
+    SESSION = "session"
+    MONEY = "money"
+
+
+class Priority(enum.IntEnum):
+    """The lanes of the rate limiter, first served first."""
+
+    PAYMENT = 0
+    LOOKUP = 1
+    POLL = 2
+    BULK = 3
+
+
+@attrs.frozen(kw_only=True)
+class Endpoint(Generic[T_co]):
+    """One row of the table.
+
+    Attributes:
+        method: The HTTP method.
+        path: The path below the base URL, with ``{name}`` for each identifier in it.
+        bearer: Whether the call carries the bearer token.
+        effect: What it does.
+        lane: Its lane in the rate limiter.
+        read: From the body of a success to the answer; raises `DecodeError`.
+        empty_is_success: Whether an empty body may be a success, where the contract shows no body at all.
+    """
+
+    method: str
+    path: str
+    bearer: bool = True
+    effect: Effect
+    lane: Priority
+    read: Callable[[bytes], T_co]
+    empty_is_success: bool = False
+
+    def target(self, identifiers: Mapping[str, str], query: Mapping[str, str | int]) -> str:
+        """Return path and query, quoted.
+
+        Raises:
+            InvalidRequest: An identifier is blank, or would address another endpoint.
+        """
+        path = self.path
+        if identifiers:
+            quoted = {name: quote(require_identifier(name, value), safe="") for name, value in identifiers.items()}
+            path = path.format(**quoted)
+        return f"{path}?{urlencode(query, quote_via=quote, safe='')}" if query else path
+
+
+_read_object: Callable[[bytes], JSONObject] = reader(dict[str, Any])
+_read_transaction = reader(TransactionAnswer)
+_read_acknowledgement = reader(Acknowledgement)
+
+CREATE_COLLECTION = Endpoint(
+    method="POST",
+    path="/payment-service/airtel/c2b",
+    effect=Effect.MONEY,
+    lane=Priority.PAYMENT,
+    read=_read_acknowledgement,
+)
+CREATE_DISBURSEMENT = Endpoint(
+    method="POST",
+    path="/payment-service/airtel/b2c",
+    effect=Effect.MONEY,
+    lane=Priority.PAYMENT,
+    read=_read_acknowledgement,
+)
+GET_TRANSACTION = Endpoint(
+    method="GET",
+    path="/payment-service/transaction/{transaction_id}",
+    effect=Effect.READ,
+    lane=Priority.LOOKUP,
+    read=_read_transaction,
+)
+FIND_TRANSACTION = Endpoint(
+    method="GET",
+    path="/payment-service/transaction",
+    effect=Effect.READ,
+    lane=Priority.LOOKUP,
+    read=_read_transaction,
+)
+LIST_TRANSACTIONS = Endpoint(
+    method="GET",
+    path="/payment-service/transactions",
+    effect=Effect.READ,
+    lane=Priority.LOOKUP,
+    read=reader(PageAnswer),
+)
+PROFILE = Endpoint(
+    method="GET",
+    path="/user-service/profile",
+    effect=Effect.READ,
+    lane=Priority.LOOKUP,
+    read=_read_object,
+)
+USERS_PROFILE = Endpoint(
+    method="GET",
+    path="/user-service/users/profile",
+    effect=Effect.READ,
+    lane=Priority.LOOKUP,
+    read=_read_object,
+)
+LOGIN = Endpoint(
+    method="POST",
+    path="/user-service/login",
+    bearer=False,
+    effect=Effect.SESSION,
+    lane=Priority.PAYMENT,  # whatever waits, a payment included, waits for the token
+    read=reader(LoginResult),
+)
+REQUEST_OTP = Endpoint(
+    method="POST",
+    path="/user-service/request-otp",
+    effect=Effect.SESSION,
+    lane=Priority.LOOKUP,
+    read=_read_object,
+    empty_is_success=True,
+)
+VERIFY_OTP = Endpoint(
+    method="POST",
+    path="/user-service/verify-otp",
+    effect=Effect.SESSION,
+    lane=Priority.LOOKUP,
+    read=_read_object,
+    empty_is_success=True,
+)
+FORGOT_PASSWORD = Endpoint(
+    method="POST",
+    path="/user-service/forgot-password",
+    bearer=False,
+    effect=Effect.SESSION,
+    lane=Priority.LOOKUP,
+    read=_read_object,
+    empty_is_success=True,
+)
+RESET_PASSWORD = Endpoint(
+    method="POST",
+    path="/user-service/reset-password",
+    bearer=False,
+    effect=Effect.SESSION,
+    lane=Priority.LOOKUP,
+    read=_read_object,
+    empty_is_success=True,
+)
+
+
+def undocumented(method: str, path: str, effect: Effect) -> Endpoint[JSONObject]:
+    """Return a row for an endpoint that the contract leaves out."""
+    lane = Priority.PAYMENT if effect is Effect.MONEY else Priority.LOOKUP
+    return Endpoint(
+        method=method, path=path, effect=effect, lane=lane, read=_read_object, empty_is_success=method == "HEAD"
+    )

@@ -1,0 +1,56 @@
+"""The numbers of the contract: rates, page sizes, polling advice (sections 5, 6 and 8)."""
+
+from __future__ import annotations
+
+import attrs
+
+from mobilemoney_async.values import require_factor, require_seconds
+
+REQUESTS_PER_MINUTE = 60
+BURST = 10
+POLLING_INTERVAL = 10.0
+"""Seconds; the recommended polling rate is one request in this time."""
+PAGE_SIZE_MAX = 100
+TOKEN_LIFETIME = 3600
+"""Seconds; of a login token whose own lifetime makes no sense."""
+
+UNSEEN_GRACE = 120.0
+"""Seconds for which a lookup's "not found" is doubted while waiting: how soon a new transaction can be looked up is
+not documented."""
+
+
+def _more_than_zero(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    require_seconds(attribute.name, value)
+
+
+def _at_least_one(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    require_factor(attribute.name, value)
+
+
+@attrs.frozen(kw_only=True)
+class Schedule:
+    """Growing pauses between two looks at one payment; the contract's advice by default (section 6).
+
+    Args:
+        first: The first pause, seconds, more than 0.
+        factor: By how much each pause is longer than the one before, at least 1.
+        cap: The longest pause, seconds, more than 0.
+
+    Raises:
+        InvalidRequest: A value is out of its range.
+    """
+
+    first: float = attrs.field(default=1.0, validator=_more_than_zero)
+    factor: float = attrs.field(default=1.5, validator=_at_least_one)
+    cap: float = attrs.field(default=30.0, validator=_more_than_zero)
+
+    def delay(self, look: int) -> float:
+        """Return the pause after a look, seconds.
+
+        Args:
+            look: The number of the look, 0 for the first.
+        """
+        try:
+            return min(self.cap, self.first * self.factor**look)
+        except OverflowError:  # so many looks that only the cap is left
+            return self.cap

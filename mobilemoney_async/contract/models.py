@@ -1,0 +1,223 @@
+"""What the service answers, as values (contract, section 2).
+
+Frozen, slotted, keyword-only. Money is `Decimal`, time is an aware UTC `datetime`. A field that the contract marks
+as present only sometimes is None where it is absent or null; a field that the contract does not know is ignored.
+
+msgspec fills these classes straight from the wire: it runs ``__attrs_post_init__`` and validators, but not attrs
+converters. That is why times are normalised there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import attrs
+
+from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType, is_final
+from mobilemoney_async.values import Secret, mask_phone_number
+
+
+def _not_money() -> ValueError:
+    return ValueError("expected a finite decimal")
+
+
+def _in_utc(moment: datetime) -> datetime:
+    # The contract says UTC, so a timestamp without an offset is UTC too.
+    try:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except OverflowError:  # the first and the last day of the calendar
+        raise ValueError("expected a timestamp within the years 1 to 9999 of UTC") from None
+
+
+@attrs.frozen(kw_only=True)
+class Fees:
+    """The fees of a successful collection (contract, section 2.1), in TZS."""
+
+    merchant_fee: Decimal
+    customer_fee: Decimal
+    total_fee: Decimal
+
+
+@attrs.frozen(kw_only=True)
+class Settlement:
+    """How a successful collection was settled to the merchant (contract, section 2.1)."""
+
+    net_amount: Decimal
+    settled_at: datetime
+    settlement_batch: str
+
+
+@attrs.frozen(kw_only=True)
+class Transaction:
+    """One collection or disbursement (contract, section 2.1).
+
+    Attributes:
+        id: The transaction's id; the acknowledgement calls the same value ``transaction_id``.
+        reference: The service's reference.
+        type: Collection or disbursement.
+        amount: Whole currency units.
+        currency: ``TZS``.
+        phone_number: The customer's or recipient's number.
+        network: The mobile-money network.
+        status: The state (section 3).
+        created_at: When the service took the request.
+        external_id: The merchant's reference, where one was given.
+        merchant_id: The owning merchant.
+        completed_at: Present on a successful transaction.
+        failed_at: Present on a failed transaction.
+        failure_reason: Present on a failed transaction. The full list of values is not documented.
+        fees: Present on a successful collection.
+        settlement: Present on a successful collection.
+    """
+
+    id: str
+    reference: str
+    type: TransactionType
+    amount: Decimal
+    currency: str
+    phone_number: str = attrs.field(repr=mask_phone_number)
+    network: Network
+    status: TransactionStatus
+    created_at: datetime
+    external_id: str | None = None
+    merchant_id: str | None = None
+    completed_at: datetime | None = None
+    failed_at: datetime | None = None
+    failure_reason: str | None = None
+    fees: Fees | None = None
+    settlement: Settlement | None = None
+
+    def __attrs_post_init__(self) -> None:
+        # One hook for the whole record, its fees and settlement included: three would double the cost of a page.
+        if not self.amount.is_finite():
+            raise _not_money()
+        if self.created_at.tzinfo is not UTC:
+            object.__setattr__(self, "created_at", _in_utc(self.created_at))
+        if (at := self.completed_at) is not None and at.tzinfo is not UTC:
+            object.__setattr__(self, "completed_at", _in_utc(at))
+        if (at := self.failed_at) is not None and at.tzinfo is not UTC:
+            object.__setattr__(self, "failed_at", _in_utc(at))
+        if (fees := self.fees) is not None and not (
+            fees.merchant_fee.is_finite() and fees.customer_fee.is_finite() and fees.total_fee.is_finite()
+        ):
+            raise _not_money()
+        if (settlement := self.settlement) is not None:
+            if not settlement.net_amount.is_finite():
+                raise _not_money()
+            if settlement.settled_at.tzinfo is not UTC:
+                object.__setattr__(settlement, "settled_at", _in_utc(settlement.settled_at))
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the state no longer changes (section 3). An unknown state is never final."""
+        return is_final(self.type, self.status)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the payment went through."""
+        return self.status == TransactionStatus.SUCCESS
+
+
+@attrs.frozen(kw_only=True)
+class Acknowledgement:
+    """The answer to a create: the payment was accepted, not yet made (contract, section 2.2).
+
+    Attributes:
+        transaction_id: The new transaction's id; the transaction itself calls it ``id``.
+        reference: The service's reference.
+        amount: Echo of the request.
+        currency: ``TZS``.
+        phone_number: Echo of the request.
+        status_code: The payment's first state, in spite of its name.
+        status: ``success``: that the request was accepted. Not the payment's state.
+        message: The service's text.
+        idempotency_key: The key of the create, given or made here. It is not sent to the service.
+    """
+
+    transaction_id: str
+    reference: str
+    amount: Decimal
+    currency: str
+    phone_number: str = attrs.field(repr=mask_phone_number)
+    status_code: TransactionStatus
+    status: str
+    message: str | None = None
+    idempotency_key: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if not self.amount.is_finite():
+            raise _not_money()
+
+
+@attrs.frozen(kw_only=True)
+class User:
+    """Who logged in (contract, section 2.3). The allowed values of `user_type` and `kyc_status` are not documented."""
+
+    id: int
+    email: str
+    first_name: str | None = None
+    last_name: str | None = None
+    user_type: str | None = None
+    kyc_status: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class LoginResult:
+    """The answer to a login (contract, section 2.3).
+
+    Attributes:
+        access_token: The bearer token.
+        token_type: ``Bearer``.
+        expires_in: The token's lifetime, seconds.
+        user: Who logged in.
+        success: True.
+    """
+
+    access_token: Secret
+    expires_in: int
+    token_type: str = "Bearer"  # noqa: S105 (the name of a scheme)
+    user: User | None = None
+    success: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class Pagination:
+    """Where a page stands in the list (contract, section 2.4)."""
+
+    current_page: int
+    total_pages: int
+    total_count: int
+    per_page: int
+
+
+@attrs.frozen(kw_only=True)
+class TransactionPage:
+    """One page of the transaction list (contract, section 4.4). Iterates over its transactions."""
+
+    transactions: tuple[Transaction, ...]
+    pagination: Pagination
+
+    def __iter__(self) -> Iterator[Transaction]:
+        return iter(self.transactions)
+
+    def __len__(self) -> int:
+        return len(self.transactions)
+
+
+@attrs.frozen(kw_only=True)
+class TransactionAnswer:
+    """The body around one transaction (contract, section 4.3)."""
+
+    transaction: Transaction
+    status: str = "success"
+
+
+@attrs.frozen(kw_only=True)
+class PageAnswer:
+    """The body around one page (contract, section 4.4)."""
+
+    transactions: tuple[Transaction, ...]
+    pagination: Pagination
+    status: str = "success"

@@ -1,0 +1,181 @@
+"""Reading an answer: any status and any bytes give a value or one of our errors (contract, section 7).
+
+Errors are told apart by their body first and by the HTTP status second, since the contract leaves most statuses open.
+A body that says error is an error under HTTP 200 too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from mobilemoney_async.contract.codec import DecodeError, parse_json
+from mobilemoney_async.contract.endpoints import Effect, Endpoint
+from mobilemoney_async.errors import (
+    APIError,
+    AuthenticationError,
+    InvalidCredentials,
+    InvalidToken,
+    InvalidTransactionId,
+    MobileMoneyError,
+    PermissionDenied,
+    RateLimitExceeded,
+    ServerError,
+    TokenExpired,
+    TransactionNotFound,
+    UnexpectedResponse,
+)
+from mobilemoney_async.values import redact
+
+T = TypeVar("T")
+
+_BY_CODE: dict[str, type[APIError]] = {
+    "TRANSACTION_NOT_FOUND": TransactionNotFound,
+    "INVALID_TRANSACTION_ID": InvalidTransactionId,
+    "RATE_LIMIT_EXCEEDED": RateLimitExceeded,
+    "invalid_credentials": InvalidCredentials,
+    "invalid_token": InvalidToken,
+    "token_expired": TokenExpired,
+    "insufficient_permissions": PermissionDenied,
+}
+
+_CODE = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*", re.ASCII)
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What came back over the wire.
+
+    Attributes:
+        status_code: The HTTP status.
+        content_type: The Content-Type header.
+        retry_after: The Retry-After header.
+        body: The body, decompressed.
+    """
+
+    status_code: int
+    content_type: str | None = None
+    retry_after: str | None = None
+    body: bytes = attrs.field(default=b"", repr=False)
+
+
+def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
+    """Return the value that an answer carries.
+
+    Raises:
+        MobileMoneyError: It carries none: `APIError` or a subclass where the service said no, `ServerError` for a
+            5xx without a code of the contract, `UnexpectedResponse` for everything else.
+    """
+    if not 200 <= answer.status_code < 300:
+        raise _problem(endpoint, answer, None)
+    try:
+        if not answer.body.strip() and _may_be_empty(endpoint, answer):
+            return endpoint.read(b"{}")
+        value = endpoint.read(answer.body)
+    except DecodeError as exc:
+        raise _problem(endpoint, answer, exc) from exc
+    if _says_error(value):
+        raise _problem(endpoint, answer, None)
+    return value
+
+
+def _may_be_empty(endpoint: Endpoint[Any], answer: Answer) -> bool:
+    no_content = answer.status_code == 204 and endpoint.effect is not Effect.MONEY
+    return endpoint.empty_is_success or no_content
+
+
+def _says_error(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.get("status") == "error" or value.get("success") is False
+    return getattr(value, "status", None) == "error" or getattr(value, "success", None) is False
+
+
+def _problem(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | None) -> MobileMoneyError:
+    try:
+        body = parse_json(answer.body)
+    except DecodeError as exc:
+        return _unreadable(endpoint, answer, broken or exc)
+    status = answer.status_code
+    if not isinstance(body, dict):
+        return _unreadable(endpoint, answer, broken)
+    code = _text(body, "error_code") or _text(body, "error")
+    if not (_says_error(body) or (code and (status >= 400 or broken))):
+        return _unreadable(endpoint, answer, broken)
+    kind = _BY_CODE.get(code or "")
+    asked = _seconds(body.get("retry_after"))
+    if kind is None and status >= 500:
+        return _server_error(answer, code, _text(body, "message"))
+    return (kind or _by_status(endpoint, status, code))(
+        redact(_text(body, "message") or ""),
+        status_code=status,
+        code=_shown(code),
+        retry_after=_seconds(answer.retry_after) if asked is None else asked,
+    )
+
+
+def _by_status(endpoint: Endpoint[Any], status: int, code: str | None) -> type[APIError]:
+    """Return the class of a refusal whose code the contract does not list."""
+    if status == 401:
+        # The contract documents 401 for token errors; a login carries no token.
+        return AuthenticationError if code or not endpoint.bearer else InvalidToken
+    if code:
+        return APIError
+    if status == 404 and endpoint.path.startswith("/payment-service/transaction"):
+        return TransactionNotFound
+    return {403: PermissionDenied, 429: RateLimitExceeded}.get(status, APIError)
+
+
+def _unreadable(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | None) -> MobileMoneyError:
+    if answer.status_code >= 500:
+        return _server_error(answer, None, None)
+    if answer.status_code == 401 and endpoint.bearer and endpoint.effect is Effect.READ:
+        # Nothing but the status says so: enough to renew the token for a read, not to send money a second time.
+        return InvalidToken("no answer of the contract", status_code=401)
+    excerpt = _excerpt(answer.body)
+    what = "an empty body" if not answer.body.strip() else f"{broken}" if broken else "no answer of the contract"
+    return UnexpectedResponse(
+        f"HTTP {answer.status_code}, {answer.content_type or 'no content type'}: {what}"
+        + (f": {excerpt}" if excerpt else ""),
+        status_code=answer.status_code,
+        content_type=answer.content_type,
+        path=broken.path if broken else None,
+        excerpt=excerpt,
+    )
+
+
+def _server_error(answer: Answer, code: str | None, message: str | None) -> ServerError:
+    excerpt = _excerpt(answer.body)
+    return ServerError(
+        redact(message) if message else f"{answer.content_type or 'no content type'}: {excerpt or 'an empty body'}",
+        status_code=answer.status_code,
+        code=_shown(code),
+        retry_after=_seconds(answer.retry_after),
+        content_type=answer.content_type,
+        excerpt=excerpt,
+    )
+
+
+def _excerpt(body: bytes) -> str:
+    return redact(body[:2000].decode("utf-8", "replace"), 120)
+
+
+def _shown(code: str | None) -> str | None:
+    """Return an error code as it is where it reads like one; anything else may hold what it should not."""
+    return code if code is None or _CODE.fullmatch(code) else redact(code, 64)
+
+
+def _text(body: Mapping[str, Any], key: str) -> str | None:
+    value = body.get(key)
+    return value if isinstance(value, str) and value else None
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a retry_after that makes sense, or None. The contract says integer; a header is text."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
+        return None
+    return float(value)

@@ -1,0 +1,73 @@
+"""The words of the contract that may grow, and which states are final (contract, section 3).
+
+Invariant: a status is final only where the contract's table for that type of transaction says so. A value that the
+contract does not list keeps its text and is never taken for final.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Self
+
+
+class OpenEnum(str, enum.Enum):
+    """A string enum that takes unknown values: they keep their text, compare equal to it, and pickle."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        # Not registered with the enum: a service that invents values must not fill our memory.
+        member = str.__new__(cls, value)
+        member._name_ = value
+        member._value_ = value
+        return member
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the contract lists this value."""
+        return self.value in type(self)._value2member_map_
+
+
+class TransactionStatus(OpenEnum):
+    """The state of a transaction."""
+
+    PENDING = "PENDING"
+    PROCESSING = "PROCESSING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    INSUFFICIENT_FUNDS = "INSUFFICIENT_FUNDS"
+
+
+class TransactionType(OpenEnum):
+    """Whether money was asked for or sent."""
+
+    COLLECTION = "collection"
+    DISBURSEMENT = "disbursement"
+
+
+class Network(OpenEnum):
+    """The mobile-money network."""
+
+    AIRTEL_MONEY = "airtel_money"
+
+
+_FINAL: dict[str, frozenset[str]] = {
+    TransactionType.COLLECTION: frozenset(
+        {TransactionStatus.SUCCESS, TransactionStatus.FAILED, TransactionStatus.TIMEOUT}
+    ),
+    TransactionType.DISBURSEMENT: frozenset(
+        {TransactionStatus.SUCCESS, TransactionStatus.FAILED, TransactionStatus.INSUFFICIENT_FUNDS}
+    ),
+}
+# Of a type that the contract does not list, only what is final for both listed types is believed.
+_FINAL_FOR_ANY_TYPE = frozenset.intersection(*_FINAL.values())
+
+
+def is_final(transaction_type: str, status: str) -> bool:
+    """Return whether a transaction of this type no longer changes its state."""
+    return status in _FINAL.get(transaction_type, _FINAL_FOR_ANY_TYPE)

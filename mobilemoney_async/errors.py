@@ -1,0 +1,236 @@
+"""Every error of the library, in one tree.
+
+    MobileMoneyError              .outcome: "not_sent" | "refused" | "unknown"; .idempotency_key
+    ├─ InvalidRequest (ValueError)         you erred: refused here, before anything was sent
+    ├─ TransportError                      the wire failed
+    │   ├─ ConnectionFailed
+    │   └─ RequestTimeout
+    ├─ UnexpectedResponse                  the service answered outside its contract
+    ├─ APIError                            the service said no
+    │   ├─ AuthenticationError
+    │   │   ├─ InvalidCredentials
+    │   │   ├─ InvalidToken
+    │   │   └─ TokenExpired
+    │   ├─ PermissionDenied
+    │   ├─ TransactionNotFound
+    │   ├─ InvalidTransactionId
+    │   ├─ RateLimitExceeded
+    │   └─ ServerError
+    ├─ OutcomeUnknown                      nobody knows: a create that may or may not have happened
+    └─ WaitTimeout (TimeoutError)          the payment is still not final
+
+Invariants: all of them pickle and copy; none carries a token, a password, an OTP or a whole phone number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+CallOutcome: TypeAlias = Literal["not_sent", "refused", "unknown"]
+"""What an error says of the request: never left this machine, was refused by the service, or nobody knows."""
+
+_E = TypeVar("_E", bound="MobileMoneyError")
+
+
+def _revive(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class MobileMoneyError(Exception):
+    """The base of every error that this library raises.
+
+    Attributes:
+        outcome: What became of the request: ``"not_sent"`` (provably never reached the service), ``"refused"`` (the
+            service said no) or ``"unknown"``. Of a create that is ``"not_sent"`` or ``"refused"``, no money moved.
+        idempotency_key: The key of the create that failed, or None for every other call.
+    """
+
+    outcome: CallOutcome = "unknown"
+    idempotency_key: str | None = None
+
+    def __init__(self, message: str, *, outcome: CallOutcome | None = None, idempotency_key: str | None = None) -> None:
+        super().__init__(message)
+        if outcome is not None:
+            self.outcome = outcome
+        if idempotency_key is not None:
+            self.idempotency_key = idempotency_key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions with keyword-only arguments do not survive pickle by default; workers hang on such errors.
+        return _revive, (type(self), self.args, dict(self.__dict__))
+
+
+class InvalidRequest(MobileMoneyError, ValueError):
+    """An argument was refused here, before anything was sent.
+
+    Attributes:
+        argument: The name of the argument.
+    """
+
+    outcome: CallOutcome = "not_sent"
+
+    def __init__(self, message: str, *, argument: str) -> None:
+        super().__init__(message)
+        self.argument = argument
+
+
+class TransportError(MobileMoneyError):
+    """The request or its answer was lost on the way.
+
+    ``outcome`` is ``"not_sent"`` where that is proven, else ``"unknown"``. A create with an unknown outcome raises
+    `OutcomeUnknown` instead, with this error as its ``__cause__``.
+    """
+
+
+class ConnectionFailed(TransportError):
+    """No connection, or one that broke: DNS, refused, TLS, reset, closed without an answer."""
+
+
+class RequestTimeout(TransportError):
+    """The attempt's ``timeout`` or the call's ``deadline`` passed."""
+
+
+class UnexpectedResponse(MobileMoneyError):
+    """The service, or something in front of it, answered outside the contract.
+
+    Attributes:
+        status_code: The HTTP status.
+        content_type: The content type, or None where there was none.
+        path: Where in the JSON it broke, such as ``$.transaction.amount``, or None where it was not JSON at all.
+        excerpt: The beginning of the body, redacted.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status_code: int,
+        content_type: str | None = None,
+        path: str | None = None,
+        excerpt: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+        self.content_type = content_type
+        self.path = path
+        self.excerpt = excerpt
+
+
+class APIError(MobileMoneyError):
+    """The service refused the request (contract, section 7).
+
+    An error code that the contract does not list raises this class itself.
+
+    Attributes:
+        status_code: The HTTP status.
+        code: The service's ``error_code`` or ``error``, or None where it gave none.
+        message: The service's text, redacted.
+        retry_after: Seconds that the service asks to wait, or None.
+    """
+
+    outcome: CallOutcome = "refused"
+
+    def __init__(
+        self, message: str, *, status_code: int, code: str | None = None, retry_after: float | None = None
+    ) -> None:
+        named = code or type(self).__name__
+        super().__init__(f"{named} (HTTP {status_code}): {message}" if message else f"{named} (HTTP {status_code})")
+        self.status_code = status_code
+        self.code = code
+        self.message = message
+        self.retry_after = retry_after
+
+
+class AuthenticationError(APIError):
+    """The service did not accept who we are."""
+
+
+class InvalidCredentials(AuthenticationError):
+    """Wrong e-mail or password (``invalid_credentials``)."""
+
+
+class InvalidToken(AuthenticationError):
+    """The token is malformed, expired or revoked (``invalid_token``), also after a renewal."""
+
+
+class TokenExpired(AuthenticationError):
+    """The token has expired (``token_expired``) and cannot be renewed."""
+
+
+class PermissionDenied(APIError):
+    """The user lacks the required permission (``insufficient_permissions``)."""
+
+
+class TransactionNotFound(APIError):
+    """No transaction matches the lookup (``TRANSACTION_NOT_FOUND``)."""
+
+
+class InvalidTransactionId(APIError):
+    """The transaction id is malformed (``INVALID_TRANSACTION_ID``)."""
+
+
+class RateLimitExceeded(APIError):
+    """The request limit is exceeded (``RATE_LIMIT_EXCEEDED``; contract, section 8)."""
+
+
+class ServerError(APIError):
+    """HTTP 5xx without an error code of the contract: the request may or may not have been processed.
+
+    Attributes:
+        content_type: The content type, or None where there was none.
+        excerpt: The beginning of the body, redacted.
+    """
+
+    outcome: CallOutcome = "unknown"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status_code: int,
+        code: str | None = None,
+        retry_after: float | None = None,
+        content_type: str | None = None,
+        excerpt: str = "",
+    ) -> None:
+        super().__init__(message, status_code=status_code, code=code, retry_after=retry_after)
+        self.content_type = content_type
+        self.excerpt = excerpt
+
+
+class OutcomeUnknown(MobileMoneyError):
+    """A create may have reached the service and has no usable answer: the payment may or may not exist.
+
+    This is not a failure. Do not create the payment again before somebody has looked: the transaction list shows
+    whether it exists. The ``__cause__`` says what went wrong.
+
+    Attributes:
+        idempotency_key: The key of the create.
+        sent_at: When the request was sent, as an aware UTC datetime.
+    """
+
+    idempotency_key: str
+
+    def __init__(self, message: str, *, idempotency_key: str, sent_at: datetime) -> None:
+        super().__init__(message, idempotency_key=idempotency_key)
+        self.sent_at = sent_at
+
+
+class WaitTimeout(MobileMoneyError, TimeoutError):
+    """The payment was not final when the caller's patience ended. It may still become so.
+
+    Attributes:
+        transaction_id: The id of the payment.
+        transaction: The `Transaction` as last seen, or None where no answer came in time.
+    """
+
+    def __init__(self, message: str, *, transaction_id: str, transaction: Any = None) -> None:
+        super().__init__(message)
+        self.transaction_id = transaction_id
+        self.transaction = transaction

@@ -1,0 +1,250 @@
+"""Amounts, phone numbers, secrets and other arguments: normalise, or refuse with a clear error.
+
+Refusals name the argument and what it accepts, and never quote the value: it may be a secret or a phone number.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import re
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, NoReturn, SupportsIndex
+
+from mobilemoney_async.errors import InvalidRequest
+
+_AMOUNT = re.compile(r"[0-9]+(?:\.0+)?", re.ASCII)
+_AMOUNT_DIGITS = 28
+_PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
+_PHONE_LIKE = re.compile(r"\+?[0-9][0-9 \-]{5,}[0-9]", re.ASCII)
+_SECRET_FIELD = re.compile(
+    r"""(["']?[\w-]*(?:password|token|secret|otp|pin|authorization|bearer)[\w-]*["']?(?:\s*[:=]\s*|\s+(?=[0-9])))"""
+    r"""("[^"]*"?|'[^']*'?|[^\s,;&}<]+)""",
+    re.IGNORECASE,
+)
+_TOKEN_LIKE = re.compile(r"[\w\-.~+/=]{24,}", re.ASCII)
+_LONG_NUMBER = re.compile(r"(?<![0-9+])[0-9]{6,}(?![0-9…])", re.ASCII)
+_HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
+
+
+class Secret:
+    """A text that does not show itself: not in ``repr``, ``str``, tracebacks with locals, or a pickle.
+
+    Compares equal to a secret or a ``str`` with the same text, in constant time.
+    """
+
+    __slots__ = ("__text",)
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise TypeError("a Secret holds a str")
+        self.__text = text
+
+    def reveal(self) -> str:
+        """Return the text itself. Keep it out of logs."""
+        return self.__text
+
+    def __repr__(self) -> str:
+        return "Secret('…')"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Secret):
+            other = other.reveal()
+        if not isinstance(other, str):
+            return NotImplemented
+        return hmac.compare_digest(*(text.encode("utf-8", "surrogatepass") for text in (self.__text, other)))
+
+    def __hash__(self) -> int:
+        return hash(self.__text)
+
+    def __bool__(self) -> bool:
+        return bool(self.__text)
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a Secret does not pickle: pass the text itself, by reveal(), where it must travel")
+
+
+class HiddenText(str):
+    """A text for the wire that does not show itself in a traceback with locals. Everything but ``repr`` is ``str``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'…'"
+
+
+def refuse(argument: str, accepts: str) -> InvalidRequest:
+    """Return the error for an argument that is not what it accepts."""
+    return InvalidRequest(f"{argument}: {accepts}", argument=argument)
+
+
+def normalise_amount(amount: int | Decimal | str) -> str:
+    """Return an amount the way the service takes it: whole currency units, as digits (contract, sections 2.1 and 4.1).
+
+    Args:
+        amount: A positive ``int``, an integral ``Decimal``, or a ``str`` of digits, optionally with a zero fraction
+            (``"1000.00"``). Never ``float`` or ``bool``. At most 28 digits; the service's own range is not documented.
+
+    Raises:
+        InvalidRequest: It is something else.
+    """
+    accepts = "a positive whole number of TZS as int, integral Decimal or str of digits"
+    if isinstance(amount, bool) or not isinstance(amount, int | Decimal | str):
+        raise refuse("amount", f"{accepts}, not {type(amount).__name__}")
+    if isinstance(amount, str):
+        if len(amount) > 2 * _AMOUNT_DIGITS or not _AMOUNT.fullmatch(amount):
+            raise refuse("amount", accepts)
+        amount = Decimal(amount)
+    if isinstance(amount, Decimal):
+        if not amount.is_finite() or amount.adjusted() >= _AMOUNT_DIGITS or amount != amount.to_integral_value():
+            raise refuse("amount", accepts)
+        amount = int(amount)
+    if not 0 < amount < 10**_AMOUNT_DIGITS:
+        raise refuse("amount", f"{accepts}, at most {_AMOUNT_DIGITS} digits")
+    return f"{amount:d}"
+
+
+def normalise_phone_number(phone_number: str, *, argument: str = "phone_number") -> str:
+    """Return a phone number in international format (contract, section 2.1).
+
+    Args:
+        phone_number: ``+`` and 8 to 15 digits; spaces and hyphens are dropped. No prefix or network is guessed.
+        argument: The name for the error.
+
+    Raises:
+        InvalidRequest: It is something else.
+    """
+    if isinstance(phone_number, str):
+        compact = _compact(phone_number)
+        if _PHONE_NUMBER.fullmatch(compact):
+            return compact
+    raise refuse(argument, "a str in international format: '+' and 8 to 15 digits")
+
+
+def _compact(phone_number: str) -> str:
+    return phone_number.replace(" ", "").replace("-", "")
+
+
+def mask_phone_number(phone_number: str) -> str:
+    """Return a phone number for logs: ``+25568…001``. Short numbers show less, what is none shows nothing."""
+    if len(phone_number) < 8:
+        return "…"
+    head, tail = (6, 3) if len(phone_number) >= 12 else (3, 2)
+    return f"{phone_number[:head]}…{phone_number[-tail:]}"
+
+
+def redact(text: str, limit: int = 200) -> str:
+    """Return the beginning of a text of unknown origin without what may be secret: tokens, codes, phone numbers.
+
+    Args:
+        text: Anything a service or a proxy may have said.
+        limit: The greatest length of the result, characters.
+    """
+    text = " ".join(text[: 8 * limit].split())
+    text = _SECRET_FIELD.sub(r"\1[redacted]", text)
+    text = _PHONE_LIKE.sub(lambda match: mask_phone_number(_compact(match[0])), text)
+    text = _TOKEN_LIKE.sub("[redacted]", text)
+    text = _LONG_NUMBER.sub("…", text)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def require_text(argument: str, value: object) -> str:
+    """Return a non-blank ``str`` that can be encoded, or refuse it.
+
+    Raises:
+        InvalidRequest: It is not a str, is blank, or holds a lone surrogate.
+    """
+    if not isinstance(value, str) or not value.strip() or not can_encode(value):
+        raise refuse(argument, "a str that is not blank")
+    return value
+
+
+def require_identifier(argument: str, value: object) -> str:
+    """Return an identifier fit for a URL path, or refuse it.
+
+    An empty id would address another endpoint, and so would ``.`` and ``..``, which URLs resolve away.
+
+    Raises:
+        InvalidRequest: It is not such a str.
+    """
+    text = require_text(argument, value)
+    if text in {".", ".."}:
+        raise refuse(argument, "an id of the service")
+    return text
+
+
+def require_seconds(argument: str, value: object, *, allow_zero: bool = False) -> float:
+    """Return a finite number of seconds, or refuse it.
+
+    Raises:
+        InvalidRequest: It is not a positive (or, with `allow_zero`, non-negative) finite number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refuse(argument, f"a number of seconds, not {type(value).__name__}")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+        raise refuse(argument, f"a finite number of seconds, {'0 or more' if allow_zero else 'more than 0'}")
+    return float(value)
+
+
+def require_factor(argument: str, value: object) -> float:
+    """Return a finite number of at least 1, or refuse it.
+
+    Raises:
+        InvalidRequest: It is not such a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 1:
+        raise refuse(argument, "a number of at least 1")
+    return float(value)
+
+
+def require_integer(argument: str, value: object, low: int, high: int | None = None) -> int:
+    """Return an integer within its range, or refuse it.
+
+    Raises:
+        InvalidRequest: It is not an int from `low` to `high`.
+    """
+    span = f"an int of at least {low}" if high is None else f"an int from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise refuse(argument, span)
+    return value
+
+
+def require_date(argument: str, value: object) -> date:
+    """Return a date, or refuse it; a ``datetime`` is refused rather than cut (contract, section 4.4).
+
+    Raises:
+        InvalidRequest: It is not a plain date.
+    """
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise refuse(argument, f"a datetime.date, not {type(value).__name__}")
+    return value
+
+
+def require_bearer(argument: str, value: object) -> Secret:
+    """Return a token fit for the Authorization header, as a secret, or refuse it.
+
+    Raises:
+        InvalidRequest: It is not a str or `Secret` of visible ASCII characters.
+    """
+    secret = value if isinstance(value, Secret) else Secret(value) if isinstance(value, str) else None
+    if secret is None or not _HEADER_TOKEN.fullmatch(secret.reveal()):
+        raise refuse(argument, "a token of visible ASCII characters, as a str")
+    return secret
+
+
+def can_encode(text: str) -> bool:
+    """Return whether a text can go over the wire: it holds no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,431 @@
+"""Any answer gives a value or one of our errors; which one, follows from the body first and the status second."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async import (
+    APIError,
+    AuthenticationError,
+    Effect,
+    InvalidCredentials,
+    InvalidToken,
+    InvalidTransactionId,
+    MobileMoneyError,
+    PermissionDenied,
+    RateLimitExceeded,
+    ServerError,
+    TokenExpired,
+    TransactionNotFound,
+    UnexpectedResponse,
+)
+from mobilemoney_async.contract import endpoints
+from mobilemoney_async.contract.endpoints import (
+    CREATE_COLLECTION,
+    FIND_TRANSACTION,
+    GET_TRANSACTION,
+    LIST_TRANSACTIONS,
+    LOGIN,
+    PROFILE,
+    REQUEST_OTP,
+    Endpoint,
+    undocumented,
+)
+from mobilemoney_async.contract.models import TransactionAnswer
+from mobilemoney_async.contract.problems import Answer, read_answer
+from tests.contract import samples
+from tests.contract.samples import to_bytes
+
+ENDPOINTS: list[Endpoint[Any]] = [
+    *(value for value in vars(endpoints).values() if isinstance(value, Endpoint)),
+    *(undocumented("POST", "/x", effect) for effect in Effect),
+]
+STATUSES = [200, 201, 400, 401, 403, 404, 409, 422, 429, 500, 503]
+
+# Contract, section 7.
+CODES: dict[str, type[APIError]] = {
+    "TRANSACTION_NOT_FOUND": TransactionNotFound,
+    "INVALID_TRANSACTION_ID": InvalidTransactionId,
+    "RATE_LIMIT_EXCEEDED": RateLimitExceeded,
+    "invalid_credentials": InvalidCredentials,
+    "invalid_token": InvalidToken,
+    "token_expired": TokenExpired,
+    "insufficient_permissions": PermissionDenied,
+}
+
+
+def payment_shape(code: Any, **more: Any) -> dict[str, Any]:
+    return {"status": "error", "message": "no", "error_code": code} | more
+
+
+def auth_shape(code: Any, **more: Any) -> dict[str, Any]:
+    return {"success": False, "error": code, "message": "no"} | more
+
+
+SHAPES = {"payment": payment_shape, "auth": auth_shape}
+# Without the words that say error: the code alone must do, except where a success could look the same.
+BARE = {"payment": lambda code: {"error_code": code}, "auth": lambda code: {"error": code}}
+
+
+def answer(
+    body: Any, status: int = 200, *, content_type: str | None = "application/json", retry_after: str | None = None
+) -> Answer:
+    content = body if isinstance(body, bytes) else to_bytes(body)
+    return Answer(status_code=status, content_type=content_type, retry_after=retry_after, body=content)
+
+
+def refused(endpoint: Endpoint[Any], given: Answer) -> MobileMoneyError:
+    with pytest.raises(MobileMoneyError) as caught:
+        read_answer(endpoint, given)
+    return caught.value
+
+
+class TestDocumentedCodes:
+    @pytest.mark.parametrize("status", STATUSES)
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("code", CODES)
+    def test_a_code_is_its_class_in_either_shape_and_under_any_status(self, code: str, shape: str, status: int) -> None:
+        """The contract leaves most statuses open: the code decides, also under 200 and 500."""
+        for endpoint in ENDPOINTS:
+            error = refused(endpoint, answer(SHAPES[shape](code), status))
+            assert type(error) is CODES[code]
+            assert error.code == code
+            assert (error.status_code, error.message, error.outcome) == (status, "no", "refused")
+            assert str(error) == f"{code} (HTTP {status}): no"
+
+    @pytest.mark.parametrize("status", [status for status in STATUSES if status >= 400])
+    @pytest.mark.parametrize("shape", BARE)
+    @pytest.mark.parametrize("code", CODES)
+    def test_the_code_alone_is_enough(self, code: str, shape: str, status: int) -> None:
+        """A service that forgets `status` or `success` is still understood."""
+        error = refused(GET_TRANSACTION, answer(BARE[shape](code), status))
+        assert type(error) is CODES[code]
+        assert str(error) == f"{code} (HTTP {status})"
+
+    @pytest.mark.parametrize("endpoint", [GET_TRANSACTION, CREATE_COLLECTION, LIST_TRANSACTIONS, LOGIN])
+    def test_the_code_alone_is_enough_under_200_where_a_success_looks_different(self, endpoint: Endpoint[Any]) -> None:
+        assert isinstance(refused(endpoint, answer({"error_code": "RATE_LIMIT_EXCEEDED"})), RateLimitExceeded)
+
+    def test_the_payment_slot_wins(self) -> None:
+        """`error_code` is the service's word; `error` beside it may be prose."""
+        error = refused(GET_TRANSACTION, answer(payment_shape("TRANSACTION_NOT_FOUND", error="not found at all"), 404))
+        assert type(error) is TransactionNotFound
+
+    @pytest.mark.parametrize(
+        ("endpoint", "body"),
+        [
+            (GET_TRANSACTION, samples.found() | {"status": "error"}),
+            (CREATE_COLLECTION, samples.acknowledgement(status="error")),
+            (LIST_TRANSACTIONS, samples.page() | {"status": "error"}),
+            (LOGIN, samples.login(success=False)),
+            (PROFILE, {"id": 7, "status": "error"}),
+            (PROFILE, {"id": 7, "success": False}),
+        ],
+    )
+    def test_a_whole_answer_that_says_error_is_an_error(self, endpoint: Endpoint[Any], body: dict[str, Any]) -> None:
+        """However complete it looks, an answer that says error is no success."""
+        error = refused(endpoint, answer(body))
+        assert type(error) is APIError
+        assert error.code is None
+
+
+class TestOtherCodes:
+    @pytest.mark.parametrize("status", [status for status in STATUSES if status < 500 and status != 401])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_under_200_and_4xx_they_are_refusals(self, shape: str, status: int) -> None:
+        """A code that the contract does not list is yours to read: the service said no."""
+        error = refused(CREATE_COLLECTION, answer(SHAPES[shape]("DAILY_LIMIT_EXCEEDED_FOR_MERCHANT"), status))
+        assert type(error) is APIError
+        assert error.code == "DAILY_LIMIT_EXCEEDED_FOR_MERCHANT"
+        assert error.outcome == "refused"
+
+    @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_under_5xx_nobody_knows(self, shape: str, status: int) -> None:
+        """A gateway that answers in JSON does not know what became of the request."""
+        error = refused(CREATE_COLLECTION, answer(SHAPES[shape]("GATEWAY_TIMEOUT"), status, retry_after="7"))
+        assert type(error) is ServerError
+        assert (error.code, error.outcome, error.retry_after) == ("GATEWAY_TIMEOUT", "unknown", 7.0)
+        assert str(error) == f"GATEWAY_TIMEOUT (HTTP {status}): no"
+
+    def test_under_401_it_is_an_authentication_error(self) -> None:
+        for endpoint in ENDPOINTS:
+            error = refused(endpoint, answer(auth_shape("account_locked"), 401))
+            assert type(error) is AuthenticationError
+            assert error.code == "account_locked"
+
+    @pytest.mark.parametrize(
+        ("said", "shown"),
+        [
+            ("E42", "E42"),
+            ("no such user +255680000001", "no such user +25568…001"),
+            ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOjF9", "[redacted]"),
+            ("x1 " * 60, "x1 " * 21 + "…"),
+        ],
+    )
+    def test_a_code_that_does_not_read_like_one_is_redacted(self, said: str, shown: str) -> None:
+        error = refused(GET_TRANSACTION, answer(auth_shape(said), 400))
+        assert isinstance(error, APIError)
+        assert error.code == shown
+
+
+class TestNoCode:
+    @pytest.mark.parametrize("nothing", [None, "", 5, [], {}, True])
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize(
+        ("endpoint", "status", "kind"),
+        [
+            (GET_TRANSACTION, 401, InvalidToken),
+            (CREATE_COLLECTION, 401, InvalidToken),
+            (LOGIN, 401, AuthenticationError),
+            (PROFILE, 403, PermissionDenied),
+            (PROFILE, 429, RateLimitExceeded),
+            (GET_TRANSACTION, 404, TransactionNotFound),
+            (FIND_TRANSACTION, 404, TransactionNotFound),
+            (PROFILE, 404, APIError),
+            (CREATE_COLLECTION, 404, APIError),
+            (CREATE_COLLECTION, 400, APIError),
+            (CREATE_COLLECTION, 200, APIError),
+            (CREATE_COLLECTION, 500, ServerError),
+        ],
+    )
+    def test_the_status_decides(
+        self, endpoint: Endpoint[Any], status: int, kind: type[APIError], shape: str, nothing: Any
+    ) -> None:
+        """An error without a code, or with one that is no text, is told by its status."""
+        error = refused(endpoint, answer(SHAPES[shape](nothing), status))
+        assert type(error) is kind
+        assert error.code is None
+
+    @pytest.mark.parametrize("body", [b"", b"Unauthorized", b"{}", b"[]", b"null"])
+    def test_a_bare_401_renews_the_token_of_a_read_only(self, body: bytes) -> None:
+        """Enough to try a read again; not enough to send money a second time."""
+        assert type(refused(GET_TRANSACTION, answer(body, 401))) is InvalidToken
+        assert type(refused(CREATE_COLLECTION, answer(body, 401))) is UnexpectedResponse
+        assert type(refused(LOGIN, answer(body, 401))) is UnexpectedResponse
+
+
+HTML = b"<html><body>\n <h1>Bad Gateway</h1></body></html>"
+UNUSABLE = {
+    "html": HTML,
+    "empty": b"",
+    "blank": b" \r\n",
+    "truncated": to_bytes(samples.found())[:-9],
+    "array": b"[1]",
+    "null": b"null",
+    "text": b'"ok"',
+    "wrong shape": b'{"status": "success", "transaction": {"id": 5}}',
+    "invalid utf-8": b'{"status": "\xff"}',
+    "deep": b'{"a":' + b"[" * 100_000,
+    "a number out of every range": b'{"a": 1e99999999999999999999}',
+}
+
+
+class TestUnusable:
+    @pytest.mark.parametrize("status", [200, 204, 302, 400, 403, 404, 409, 422])
+    @pytest.mark.parametrize("body", UNUSABLE.values(), ids=UNUSABLE)
+    def test_below_500_it_is_an_unexpected_response(self, body: bytes, status: int) -> None:
+        """The error says status, content type and the beginning of what came instead."""
+        for endpoint in (GET_TRANSACTION, CREATE_COLLECTION, LIST_TRANSACTIONS, LOGIN):
+            error = refused(endpoint, answer(body, status, content_type="text/html"))
+            assert type(error) is UnexpectedResponse
+            assert (error.status_code, error.content_type, error.outcome) == (status, "text/html", "unknown")
+            assert str(error).startswith(f"HTTP {status}, text/html: ")
+            assert len(error.excerpt) <= 120
+            assert error.excerpt in str(error)
+
+    @pytest.mark.parametrize("status", [500, 502, 503, 504])
+    @pytest.mark.parametrize("body", UNUSABLE.values(), ids=UNUSABLE)
+    def test_from_500_on_it_is_a_server_error(self, body: bytes, status: int) -> None:
+        error = refused(CREATE_COLLECTION, answer(body, status, content_type=None, retry_after="3"))
+        assert type(error) is ServerError
+        assert (error.status_code, error.code, error.content_type, error.retry_after) == (status, None, None, 3.0)
+
+    def test_what_it_reads_like(self) -> None:
+        assert str(refused(GET_TRANSACTION, answer(HTML, 302, content_type="text/html"))) == (
+            "HTTP 302, text/html: not JSON: <html><body> <h1>Bad Gateway</h1></body></html>"
+        )
+        assert str(refused(GET_TRANSACTION, answer(b"", 200, content_type=None))) == (
+            "HTTP 200, no content type: an empty body"
+        )
+        assert str(refused(GET_TRANSACTION, answer(b"{}", 404))) == (
+            "HTTP 404, application/json: no answer of the contract: {}"
+        )
+        assert str(refused(CREATE_COLLECTION, answer(HTML, 502, content_type="text/html"))) == (
+            "ServerError (HTTP 502): text/html: <html><body> <h1>Bad Gateway</h1></body></html>"
+        )
+        assert str(refused(CREATE_COLLECTION, answer(b"", 503, content_type=None))) == (
+            "ServerError (HTTP 503): no content type: an empty body"
+        )
+
+    def test_it_says_where_the_json_broke(self) -> None:
+        error = refused(GET_TRANSACTION, answer(samples.found(amount="ten")))
+        assert isinstance(error, UnexpectedResponse)
+        assert error.path == "$.transaction.amount"
+        assert "expected a decimal string at $.transaction.amount" in str(error)
+
+    @pytest.mark.parametrize("status", [200, 302, 404, 500, 502])
+    def test_the_excerpt_is_short_and_redacted(self, status: int) -> None:
+        """What a proxy echoes of the request does not reach the logs."""
+        body = b'{"phone_number": "+255680000001", "access_token": "eyJhbGciOiJIUzI1NiJ9", "x": "' + b"long " * 4000
+        error = refused(CREATE_COLLECTION, answer(body, status))
+        assert isinstance(error, UnexpectedResponse | ServerError)
+        assert 0 < len(error.excerpt) <= 120
+        for secret in ("+255680000001", "eyJhbGci"):
+            assert secret not in f"{error!r} {vars(error)}"
+        assert "+25568…001" in error.excerpt
+
+    def test_the_service_s_text_is_redacted_too(self) -> None:
+        body = payment_shape("RECIPIENT", message="no wallet for +255680000001, token=abc " + "word " * 100)
+        error = refused(CREATE_COLLECTION, answer(body, 400))
+        assert isinstance(error, APIError)
+        assert error.message.startswith("no wallet for +25568…001, token=[redacted] word")
+        assert len(error.message) <= 200
+
+
+class TestEmpty:
+    @pytest.mark.parametrize("status", [200, 201, 204])
+    @pytest.mark.parametrize("body", [b"", b" \n"])
+    def test_is_a_success_where_the_contract_shows_no_body(self, body: bytes, status: int) -> None:
+        """An OTP request that is answered with nothing has worked."""
+        assert read_answer(REQUEST_OTP, answer(body, status)) == {}
+
+    def test_is_no_success_under_an_error_status(self) -> None:
+        assert type(refused(REQUEST_OTP, answer(b"", 404))) is UnexpectedResponse
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize(
+        ("asked", "seconds"),
+        [
+            ("30", 30.0),
+            ("0", 0.0),
+            ('"30"', 30.0),
+            ("-1", None),
+            ('"-1"', None),
+            ("null", None),
+            ("true", None),
+            ("false", None),
+            ('""', None),
+            ('" 30"', None),
+            ('"soon"', None),
+            ('"\u0663\u0660"', None),
+            ('"9999999999999999"', None),
+            ("1000000000", None),
+            ("1" + "0" * 400, None),
+            ("[30]", None),
+            ('{"seconds": 30}', None),
+        ],
+    )
+    @pytest.mark.parametrize("where", ["body", "header"])
+    def test_only_a_number_of_seconds_counts(self, asked: str, seconds: float | None, where: str) -> None:
+        """An odd `retry_after` neither breaks the answer nor makes the client wait for years."""
+        body = b'{"status": "error", "error_code": "RATE_LIMIT_EXCEEDED", "retry_after": %s}'
+        if where == "body":
+            given = answer(body % asked.encode(), 429)
+        else:
+            given = answer(body % b"null", 429, retry_after=asked.strip('"'))
+        error = refused(GET_TRANSACTION, given)
+        assert isinstance(error, RateLimitExceeded)
+        assert error.retry_after == seconds
+
+    def test_the_body_wins_over_the_header(self) -> None:
+        """The contract documents the field; the header is what a proxy may add. Zero is an answer too."""
+        for asked in (0, 30):
+            given = answer(payment_shape("RATE_LIMIT_EXCEEDED", retry_after=asked), 429, retry_after="99")
+            error = refused(GET_TRANSACTION, given)
+            assert isinstance(error, RateLimitExceeded)
+            assert error.retry_after == asked
+
+    def test_a_date_in_the_header_is_not_a_number_of_seconds(self) -> None:
+        given = answer(b"", 503, retry_after="Wed, 21 Oct 2025 07:28:00 GMT")
+        error = refused(GET_TRANSACTION, given)
+        assert isinstance(error, ServerError)
+        assert error.retry_after is None
+
+
+def check_total(endpoint: Endpoint[Any], given: Answer) -> None:
+    """Read an answer: a value or one of our errors, which says nothing secret and is not endless."""
+    try:
+        value = read_answer(endpoint, given)
+    except MobileMoneyError as error:
+        text = f"{error} {vars(error)}"
+        if not isinstance(error, APIError | UnexpectedResponse):
+            raise
+        if len(text) > 2000 or re.search(r"\+[0-9]{8,15}", text):
+            raise
+    else:
+        assert 200 <= given.status_code < 300
+        assert value is not None
+
+
+statuses = st.integers(min_value=100, max_value=599) | st.sampled_from(STATUSES)
+headers = st.none() | st.text(max_size=20) | st.sampled_from(["30", "-1", "application/json", "text/html"])
+texts = st.text(st.characters(codec="utf-8")) | st.sampled_from(
+    ["error", "success", "RATE_LIMIT_EXCEEDED", "invalid_token", "+255680000001", "token", "2025-06-01", "10.5"]
+)
+FIELDS = ["status", "success", "error", "error_code", "message", "retry_after", "transaction", "transactions"]
+names = (
+    texts
+    | st.sampled_from(FIELDS)
+    | st.sampled_from([*samples.settled(), *samples.acknowledgement(), *samples.login()])
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(st.binary(), statuses, headers, headers)
+@settings(deadline=None)
+def test_any_bytes_give_a_value_or_one_of_our_errors(
+    body: bytes, status: int, content_type: str | None, retry_after: str | None
+) -> None:
+    """Whatever comes over the wire, a call ends in a value or in an error of this library, at every endpoint."""
+    for endpoint in ENDPOINTS:
+        check_total(endpoint, Answer(status_code=status, content_type=content_type, retry_after=retry_after, body=body))
+
+
+@given(json_values, statuses, headers)
+@settings(deadline=None, max_examples=200)
+def test_any_json_gives_a_value_or_one_of_our_errors(body: Any, status: int, retry_after: str | None) -> None:
+    """The same for well-formed JSON of any shape, with the contract's own names in the wrong places."""
+    for endpoint in ENDPOINTS:
+        check_total(endpoint, answer(body, status, retry_after=retry_after))
+
+
+@given(st.data(), statuses)
+@settings(deadline=None, max_examples=200)
+def test_any_damage_to_a_good_answer_gives_a_value_or_one_of_our_errors(data: st.DataObject, status: int) -> None:
+    """The same for an answer that lost bytes or had some changed on the way."""
+    good = [samples.found(), samples.page(samples.settled()), samples.acknowledgement(), samples.login()]
+    body = bytearray(to_bytes(data.draw(st.sampled_from(good))))
+    for _ in range(data.draw(st.integers(min_value=1, max_value=4))):
+        at = data.draw(st.integers(min_value=0, max_value=len(body)))
+        body[at : at + data.draw(st.integers(min_value=0, max_value=3))] = data.draw(st.binary(max_size=3))
+    for endpoint in ENDPOINTS:
+        check_total(endpoint, answer(bytes(body), status))
+
+
+def test_a_good_answer_is_its_value() -> None:
+    """Any 2xx will do."""
+    for status in (200, 201, 202):
+        found = read_answer(GET_TRANSACTION, answer(samples.found(), status, content_type=None))
+        assert isinstance(found, TransactionAnswer)
+        assert found.transaction.id == "t-1"
+
+
+def test_a_successful_page_may_mention_an_error() -> None:
+    """`"error": null` beside a result is no error."""
+    assert (
+        read_answer(GET_TRANSACTION, answer(samples.found() | {"error": None, "success": True})).transaction.id == "t-1"
+    )
+
+
+def test_an_answer_s_repr_does_not_show_its_body() -> None:
+    """A traceback with locals does not hold what the service sent."""
+    assert "+255680000001" not in repr(answer(samples.found()))

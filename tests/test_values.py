@@ -1,0 +1,381 @@
+"""Arguments are normalised, or refused by name and without a word of what they held."""
+
+import copy
+import datetime as dt
+import enum
+import json
+import pickle
+import re
+import traceback
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async import InvalidRequest, Secret
+from mobilemoney_async.values import (
+    HiddenText,
+    can_encode,
+    mask_phone_number,
+    normalise_amount,
+    normalise_phone_number,
+    redact,
+    require_bearer,
+    require_date,
+    require_identifier,
+    require_integer,
+    require_seconds,
+    require_text,
+)
+
+MOST = 10**28 - 1
+whole_amounts = st.integers(min_value=1, max_value=MOST)
+phone_numbers = st.from_regex(r"\A\+[0-9]{8,15}\Z", alphabet=st.characters(codec="ascii"))
+
+
+class Tariff(enum.IntEnum):
+    SMALL = 500
+
+
+class TestAmounts:
+    @given(whole_amounts)
+    @settings(deadline=None)
+    def test_a_whole_amount_survives_in_every_form(self, amount: int) -> None:
+        """The same amount as int, Decimal or text goes out as the same digits, exactly."""
+        digits = str(amount)
+        forms: list[int | Decimal | str] = [
+            amount,
+            Decimal(amount),
+            digits,
+            f"{digits}.00",
+            f"000{digits}" if amount < 10**20 else digits,
+        ]
+        assert {normalise_amount(form) for form in forms} == {digits}
+        assert normalise_amount(Decimal(f"{digits}.000")) == digits
+
+    @given(st.integers(1, 9), st.integers(0, 27))
+    @settings(deadline=None)
+    def test_a_decimal_with_an_exponent_is_written_out(self, digit: int, exponent: int) -> None:
+        """`Decimal("1E+3")` is 1000, not a text that the service may read differently."""
+        assert normalise_amount(Decimal(f"{digit}E+{exponent}")) == str(digit * 10**exponent)
+
+    def test_an_int_enum_is_its_number(self) -> None:
+        assert normalise_amount(Tariff.SMALL) == "500"
+
+    @pytest.mark.parametrize(
+        "amount",
+        [
+            1000.0,
+            True,
+            False,
+            None,
+            b"1000",
+            ["1000"],
+            0,
+            -1,
+            10**28,
+            -(10**40),
+            "",
+            "0",
+            "0.00",
+            "-5",
+            "+5",
+            "1000.5",
+            "1000.",
+            ".5",
+            "1e3",
+            "1_000",
+            "1,000",
+            " 1000",
+            "1000\n",
+            "NaN",
+            "Infinity",
+            "\u0661\u0660\u0660\u0660",  # Arabic-Indic digits, which int() and Decimal() would take
+            "\uff11\uff10\uff10\uff10",  # full-width digits
+            "1\u00b2",
+            "9" * 10_000,
+            Decimal(0),
+            Decimal(-1),
+            Decimal("1000.5"),
+            Decimal("NaN"),
+            Decimal("sNaN"),
+            Decimal("Infinity"),
+            Decimal("-Infinity"),
+            Decimal("1E+28"),
+            Decimal("1E+999999"),
+            Decimal("1E-999999"),
+        ],
+        ids=lambda value: f"{type(value).__name__}:{str(value)[:12]!r}",
+    )
+    def test_everything_else_is_refused_by_name(self, amount: Any) -> None:
+        """What is not a positive whole number is refused before it can become money."""
+        with pytest.raises(InvalidRequest) as caught:
+            normalise_amount(amount)
+        assert caught.value.argument == "amount"
+        assert str(caught.value).startswith("amount: a positive whole number of TZS")
+
+    @given(st.one_of(st.text(), st.decimals(), st.integers()))
+    @settings(deadline=None)
+    def test_any_value_is_taken_exactly_or_refused(self, amount: str | Decimal | int) -> None:
+        """No value is rounded: what is taken is the number that was given."""
+        try:
+            digits = normalise_amount(amount)
+        except InvalidRequest:
+            return
+        assert digits.isascii()
+        assert digits.isdigit()
+        assert Decimal(digits) == Decimal(amount) > 0
+
+    @pytest.mark.parametrize("amount", ["12345678.5", -12345678, Decimal("12345678.5")])
+    def test_the_error_does_not_quote_the_amount(self, amount: Any) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            normalise_amount(amount)
+        assert "12345678" not in "".join(traceback.format_exception_only(caught.value))
+
+
+class TestPhoneNumbers:
+    @given(phone_numbers, st.data())
+    @settings(deadline=None)
+    def test_spaces_and_hyphens_are_dropped_and_nothing_else_changes(self, number: str, data: st.DataObject) -> None:
+        """A number as people write it goes out in international format."""
+        written = "".join(char + data.draw(st.sampled_from(["", " ", "-", " - "])) for char in number)
+        assert normalise_phone_number(written) == number
+
+    @pytest.mark.parametrize(
+        "number",
+        [
+            "",
+            "+",
+            "255680000001",
+            "0680000001",
+            "00255680000001",
+            "+2556800",
+            "+2556800000010000",
+            "+25568000000x",
+            "+255680000001\n",
+            "+255\t680000001",
+            "+255.680.000.001",
+            "++255680000001",
+            "+\u0662\u0665\u0665\u0666\u0668\u0660\u0660\u0660\u0660",
+            b"+255680000001",
+            255680000001,
+            None,
+        ],
+    )
+    def test_everything_else_is_refused_without_guessing(self, number: Any) -> None:
+        """No prefix is added and no digit dropped: money must not go to a number that nobody wrote."""
+        with pytest.raises(InvalidRequest, match=r"^phone_number: ") as caught:
+            normalise_phone_number(number)
+        assert "68000" not in str(caught.value)
+
+    def test_the_error_names_the_caller_s_argument(self) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            normalise_phone_number("", argument="recipient")
+        assert caught.value.argument == "recipient"
+
+    def test_the_mask_shows_network_and_last_digits(self) -> None:
+        """A log line still tells numbers apart for whoever knows them."""
+        assert mask_phone_number("+255680000001") == "+25568…001"
+        assert mask_phone_number("+12345678") == "+12…78"
+        assert mask_phone_number("123456") == "…"
+
+    @given(phone_numbers)
+    @settings(deadline=None)
+    def test_the_mask_hides_at_least_three_digits(self, number: str) -> None:
+        """No mask lets a whole number through, however short it is."""
+        shown = mask_phone_number(number)
+        assert number not in shown
+        assert len(shown.replace("…", "")) <= len(number) - 3
+
+
+class TestRedaction:
+    @given(st.text(max_size=40), phone_numbers, st.text(max_size=40), st.sampled_from(["", " ", "-"]))
+    @settings(deadline=None)
+    def test_a_whole_phone_number_never_survives(self, before: str, number: str, after: str, between: str) -> None:
+        """Whatever the service says around a number, its digits do not come through whole."""
+        written = number[:4] + between + number[4:7] + between + number[7:]
+        shown = redact(before + written + after, 1000)
+        assert number[1:] not in re.sub("[ -]", "", shown)
+
+    @pytest.mark.parametrize(
+        ("said", "shown"),
+        [
+            ("no such recipient +255680000001.", "no such recipient +25568…001."),
+            ('{"phone_number":"+255680000001"}', '{"phone_number":"+25568…001"}'),
+            ("call 0680 000 001 now", "call 068…01 now"),
+            ("your code is 493817", "your code is …"),
+            ("your code is 493 817", "your code is …"),
+            ("otp 4938 sent", "otp [redacted] sent"),
+            ('{"otp_code": "4938"}', '{"otp_code": [redacted]}'),
+            ('{"password":"correct horse, battery"}', '{"password":[redacted]}'),
+            ("password=hunter2&email=a@b.example", "password=[redacted]&email=a@b.example"),
+            ('{"access_token": "eyJhbGciOi.eyJzdWIi.c2ln"}', '{"access_token": [redacted]}'),
+            ("got eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOjF9.c2lnbmF0dXJl back", "got [redacted] back"),
+            ("<p>Bad\n\n  Gateway</p>", "<p>Bad Gateway</p>"),
+            ("the transaction is not known", "the transaction is not known"),
+            ("", ""),
+        ],
+    )
+    def test_what_may_be_secret_goes_and_the_rest_stays(self, said: str, shown: str) -> None:
+        """An error text stays useful without its secrets."""
+        assert redact(said) == shown
+
+    @given(st.text(), st.integers(min_value=1, max_value=300))
+    @settings(deadline=None)
+    def test_the_result_is_one_line_of_at_most_the_limit(self, text: str, limit: int) -> None:
+        shown = redact(text, limit)
+        assert len(shown) <= limit
+        assert shown == " ".join(shown.split(" "))
+        assert "\n" not in shown
+
+    def test_a_cut_is_marked(self) -> None:
+        assert redact("word " * 100, 20) == "word word word word…"
+
+
+class TestSecrets:
+    def test_it_does_not_show_itself(self) -> None:
+        """A token in a log line, an f-string or a dict's repr is an ellipsis."""
+        secret = Secret("hunter2-hunter2")
+        for shown in (repr(secret), str(secret), f"{secret}", f"{secret!r:>30}", "%s" % secret, repr({"a": [secret]})):  # noqa: UP031
+            assert "hunter2" not in shown
+        assert secret.reveal() == "hunter2-hunter2"
+
+    def test_it_does_not_pickle_by_accident(self) -> None:
+        """A job queue refuses it instead of storing it."""
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(TypeError, match="reveal"):
+                pickle.dumps(Secret("hunter2"), protocol)
+
+    def test_it_is_not_json(self) -> None:
+        with pytest.raises(TypeError):
+            json.dumps({"token": Secret("hunter2")})
+
+    def test_copies_are_the_secret_itself(self) -> None:
+        secret = Secret("hunter2")
+        assert copy.copy(secret) is secret
+        assert copy.deepcopy([secret])[0] is secret
+
+    @given(st.text(), st.text())
+    @settings(deadline=None)
+    def test_it_equals_its_text_and_nothing_else(self, one: str, other: str) -> None:
+        """Comparing and hashing agree with those of the text, in either direction."""
+        assert (Secret(one) == Secret(other)) is (one == other)
+        assert (Secret(one) == other) is (one == other)
+        assert (one == Secret(other)) is (one == other)
+        assert hash(Secret(one)) == hash(one)
+        assert bool(Secret(one)) is bool(one)
+
+    def test_lone_surrogates_are_told_apart(self) -> None:
+        """Even texts that cannot be encoded compare by what they are."""
+        assert Secret("\ud800") == Secret("\ud800")
+        assert Secret("\ud800") != Secret("\ud801")
+        assert Secret("\ud800") != "?"
+
+    def test_it_compares_with_nothing_but_text(self) -> None:
+        assert Secret("1") != 1
+        assert Secret("1") != b"1"
+
+    def test_it_holds_text_only(self) -> None:
+        with pytest.raises(TypeError):
+            Secret(b"hunter2")  # type: ignore[arg-type]
+
+    def test_it_has_no_attributes_to_look_into(self) -> None:
+        """What dumps an object's attributes finds nothing."""
+        with pytest.raises(TypeError):
+            vars(Secret("hunter2"))
+
+    def test_hidden_text_is_text_that_reprs_as_nothing(self) -> None:
+        """A header goes over the wire as it is, and into a traceback with locals as an ellipsis."""
+        hidden = HiddenText("Bearer hunter2")
+        assert hidden == "Bearer hunter2"
+        assert hidden.encode() == b"Bearer hunter2"
+        assert repr({"Authorization": hidden}) == "{'Authorization': '…'}"
+
+
+class TestTexts:
+    @pytest.mark.parametrize("value", ["", " ", "\t\n", "\u00a0", "\ud800", "id\udfff", None, 5, b"id"])
+    def test_blank_and_unsendable_texts_are_refused(self, value: Any) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            require_text("reference", value)
+        assert caught.value.argument == "reference"
+
+    @pytest.mark.parametrize("value", [".", "..", "", " ", "\ud800", None, 7])
+    def test_an_id_that_addresses_something_else_is_refused(self, value: Any) -> None:
+        """No id turns one endpoint into another."""
+        with pytest.raises(InvalidRequest) as caught:
+            require_identifier("transaction_id", value)
+        assert caught.value.argument == "transaction_id"
+
+    @pytest.mark.parametrize("value", ["...", "a/b", "..a", "%2e%2e", "é", " x "])
+    def test_other_ids_stay_as_they_are(self, value: str) -> None:
+        assert require_identifier("transaction_id", value) == value
+
+    @given(st.text(st.characters(codec="utf-8")))
+    @settings(deadline=None)
+    def test_text_without_surrogates_can_be_encoded(self, text: str) -> None:
+        assert can_encode(text)
+
+    @pytest.mark.parametrize(
+        "value", ["", "a b", "a\n", "tökén", "a\x7f", None, 5, b"token", Secret(""), Secret("a b")]
+    )
+    def test_a_token_that_breaks_the_header_is_refused(self, value: Any) -> None:
+        """A pasted line break cannot smuggle a header in."""
+        with pytest.raises(InvalidRequest, match=r"^auth: a token of visible ASCII characters"):
+            require_bearer("auth", value)
+
+    def test_a_token_becomes_a_secret_once(self) -> None:
+        secret = Secret("a.b-c_d~e+f/g=")
+        assert require_bearer("auth", secret) is secret
+        assert require_bearer("auth", "abc") == "abc"
+
+
+class TestNumbersAndDates:
+    @pytest.mark.parametrize("value", [1, 0.5, 1e9])
+    def test_seconds_become_a_float(self, value: float) -> None:
+        assert require_seconds("timeout", value) == value
+        assert isinstance(require_seconds("timeout", value), float)
+
+    @pytest.mark.parametrize(
+        "value", [0, -1, float("nan"), float("inf"), True, "5", None, Decimal(5), dt.timedelta(seconds=5)]
+    )
+    def test_what_is_no_time_to_wait_is_refused(self, value: Any) -> None:
+        with pytest.raises(InvalidRequest, match=r"^timeout: a (finite )?number of seconds"):
+            require_seconds("timeout", value)
+
+    def test_zero_seconds_where_they_make_sense(self) -> None:
+        assert require_seconds("hold", 0, allow_zero=True) == 0
+        with pytest.raises(InvalidRequest, match="0 or more"):
+            require_seconds("hold", -1, allow_zero=True)
+
+    @pytest.mark.parametrize("value", [0, 101, True, 5.0, "5", None])
+    def test_integers_keep_their_range(self, value: Any) -> None:
+        with pytest.raises(InvalidRequest, match=r"^limit: an int from 1 to 100$"):
+            require_integer("limit", value, 1, 100)
+        assert require_integer("limit", 100, 1, 100) == 100
+
+    def test_an_open_range_says_so(self) -> None:
+        with pytest.raises(InvalidRequest, match=r"^page: an int of at least 1$"):
+            require_integer("page", 0, 1)
+        assert require_integer("page", 10**9, 1) == 10**9
+
+    @pytest.mark.parametrize("value", [dt.datetime(2025, 1, 1, tzinfo=dt.UTC), "2025-01-01", 20250101, None])
+    def test_only_plain_dates_are_dates(self, value: Any) -> None:
+        """A datetime is refused rather than cut: which day it is depends on the zone."""
+        with pytest.raises(InvalidRequest, match=r"^from_date: a datetime.date, not "):
+            require_date("from_date", value)
+        assert require_date("from_date", dt.date(2025, 1, 1)) == dt.date(2025, 1, 1)
+
+
+@given(st.text(min_size=6, alphabet="0123456789+.,- "))
+@settings(deadline=None)
+def test_no_refusal_quotes_its_value(value: str) -> None:
+    """A refused argument may be a one-time password in the wrong place: its text is not in the error."""
+    for check in (normalise_amount, normalise_phone_number):
+        errors: list[InvalidRequest] = []
+        try:
+            check(value)
+        except InvalidRequest as exc:
+            errors.append(exc)
+        assert not any(value in f"{error!r} {vars(error)}" for error in errors if value.strip())
