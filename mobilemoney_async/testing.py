@@ -13,8 +13,8 @@ What holds in virtual time:
 - Time stands still while any task can run, and jumps to the next timer when none can. So `anyio.current_time()` is
   exact, and a test may compare it.
 - Sockets stay real. Client and server in the *same* loop are exact: the clock does not jump over an answer that is on
-  its way through loopback. (For megabytes over loopback on trio, let its clock wait for stragglers as well:
-  `trio.lowlevel.current_clock().autojump_threshold = 0.002`.)
+  its way through loopback. Transfers of megabytes belong in real time: when they overrun the kernel's buffers it drops
+  a segment, loopback or not, and sends it again 0.2 real seconds later.
 - Other threads and processes live in real time and the clock does not wait for them: a time-out around them fires at
   once. This includes name look-ups, so connect to `127.0.0.1` rather than to `localhost`. Run such tests in real time.
 - If nothing can run and no timer is set, the loop waits in earnest, as any other does.
@@ -34,8 +34,8 @@ __all__ = ["VirtualClockEventLoop", "run_virtual", "virtual_backend"]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# Real seconds that an idle loop with open sockets gives the kernel before the clock jumps. Linux hands over nearly all
-# loopback segments before send() returns; in streams of many megabytes a few were seen to take 0.6 ms.
+# Real seconds that an idle loop with open sockets gives the kernel before the clock jumps. Linux as a rule hands over
+# loopback segments before send() returns; when it defers that work, or on other systems, a thread has to run first.
 _GRACE: Final = 0.002
 _RESOLUTION: Final = time.get_clock_info("monotonic").resolution
 
@@ -82,6 +82,14 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the virtual time in seconds since the loop was made."""
         return self._clock.now
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait for the threads for as long as they take: they live in real time, where a virtual limit means nothing.
+
+        Args:
+            timeout: Ignored.
+        """
+        await super().shutdown_default_executor()
 
 
 def virtual_backend(backend: Literal["asyncio", "trio"]) -> tuple[str, dict[str, Any]]:

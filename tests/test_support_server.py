@@ -185,6 +185,7 @@ async def test_survives_clients_that_leave_in_the_middle_of_an_answer() -> None:
         assert (await post(server)).status_code == 200
 
 
+@pytest.mark.real_time
 async def test_moves_bodies_larger_than_the_socket_buffers() -> None:
     large = bytes(20_000_000)
 
@@ -192,9 +193,7 @@ async def test_moves_bodies_larger_than_the_socket_buffers() -> None:
         return Response(body=await request.read())
 
     async with serve(handler) as server, httpx.AsyncClient(timeout=30) as client:
-        start = anyio.current_time()
         assert (await client.post(server.base_url, content=large)).content == large
-        assert anyio.current_time() == start
 
 
 async def test_an_error_in_the_handler_fails_the_test_as_itself() -> None:

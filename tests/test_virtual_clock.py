@@ -75,7 +75,7 @@ async def tick() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("size", [1, 3_000_000])
+@pytest.mark.parametrize("size", [1, 100_000])
 async def test_no_time_out_fires_while_a_loopback_answer_is_on_its_way(size: int) -> None:
     """Client and server in one loop talk over real sockets without a false time-out, with timers all around."""
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
@@ -91,7 +91,7 @@ async def test_no_time_out_fires_while_a_loopback_answer_is_on_its_way(size: int
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, echo)
         tasks.start_soon(tick)
-        for _ in range(500 if size == 1 else 5):
+        for _ in range(500):
             start = anyio.current_time()
             with anyio.fail_after(0.005):
                 await exchange()

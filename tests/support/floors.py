@@ -53,7 +53,25 @@ ONE_IMPORTER: Mapping[str, set[str]] = {
 }
 
 # Decisions without I/O: no await, no clock, no randomness, no environment, no logging.
-PURE = ("errors", "values", "contract", "calls.bucket", "calls.retry", "polling.plan", "payments.records")
+PURE = (
+    "errors",
+    "values",
+    "contract",
+    "calls.bucket",
+    "calls.retry",
+    "polling.asking",
+    "polling.hazard",
+    "polling.hints",
+    "polling.listing",
+    "polling.pace",
+    "polling.pending",
+    "polling.plan",
+    "polling.rest",
+    "polling.search",
+    "polling.trust",
+    "resources.sweep",
+    "payments.records",
+)
 IMPURE_IMPORTS = {
     "anyio",
     "asyncio",

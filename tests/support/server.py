@@ -25,9 +25,7 @@ from typing import Any, Self
 import anyio
 import attrs
 import h11
-import trio
 from anyio.abc import TaskGroup
-from trio.testing import MockClock
 
 _CHUNK = 65_536
 
@@ -301,23 +299,6 @@ def _single_error_unwrapped() -> Iterator[None]:
         raise error from error.__cause__
 
 
-@contextmanager
-def _patient_clock() -> Iterator[None]:
-    """Let trio's virtual clock give loopback 2 ms before it jumps, as the virtual loop of asyncio does.
-
-    Not always, as on asyncio, but while a server is there: trio's clock cannot see whether any socket is open.
-    """
-    clock = trio.lowlevel.current_clock() if trio.lowlevel.in_trio_run() else None
-    if not isinstance(clock, MockClock):
-        yield
-        return
-    before, clock.autojump_threshold = clock.autojump_threshold, 0.002
-    try:
-        yield
-    finally:
-        clock.autojump_threshold = before
-
-
 @asynccontextmanager
 async def serve(handler: Handler) -> AsyncIterator[Server]:
     """Serve on a free port of 127.0.0.1 for as long as the context lasts.
@@ -343,7 +324,7 @@ async def serve(handler: Handler) -> AsyncIterator[Server]:
                 server.connections += 1
                 tasks.start_soon(_converse, sock, server, handler)
 
-        with _patient_clock(), _single_error_unwrapped():
+        with _single_error_unwrapped():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(accept, tasks)
                 yield server
