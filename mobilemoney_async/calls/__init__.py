@@ -1,0 +1,1 @@
+"""One call, from method to wire and back."""

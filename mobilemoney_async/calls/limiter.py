@@ -1,0 +1,228 @@
+"""Waiting for one's turn under the rate limit, by lane.
+
+Who owns what: the bucket says when the next request may go; the lanes hold who waits. There is no background task:
+exactly one waiter, the *timekeeper*, sleeps until the next grant and hands it to whoever is first in line. When it is
+its own turn, or it is cancelled, the last in line takes over, so that a queue of thousands runs on one timer.
+
+Invariant: while anybody waits, there is exactly one timekeeper, and nobody else hands out grants: a place that comes
+back goes to the bucket, since the service may have said "hold" in the meantime.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.lowlevel import current_token
+
+from mobilemoney_async.calls.bucket import Bucket, Usage
+from mobilemoney_async.contract.endpoints import Priority
+from mobilemoney_async.contract.limits import BURST, POLLING_INTERVAL, REQUESTS_PER_MINUTE
+from mobilemoney_async.values import refuse, require_integer, require_seconds
+
+# Below what clocks and floats can tell apart: a timer may ring this much early.
+_TICK = 1e-9
+
+
+class _Waiter:
+    """Somebody in line."""
+
+    __slots__ = ("granted", "since", "woken")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.woken = anyio.Event()  # has a grant, or is to keep the time
+        self.granted = False
+
+
+class _Lane:
+    """First come, first served; and after `patience` seconds without a turn, served before any other lane."""
+
+    __slots__ = ("last_turn", "patience", "waiters")
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self.last_turn = float("-inf")
+        self.waiters: OrderedDict[int, _Waiter] = OrderedDict()
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether the first in a line that is not empty has waited long enough."""
+        first = next(iter(self.waiters.values()))
+        return now >= max(first.since, self.last_turn) + self.patience
+
+
+class RateLimiter:
+    """Paces the requests of one merchant so that no reading of the service's limit rejects them.
+
+    Grants only what a token bucket of `burst` refilled at the rate *and* a sliding window both allow (contract,
+    section 8). One limiter may serve any number of clients of the same merchant on one event loop.
+
+    Lanes are served in the order of `Priority`, first come first served inside a lane. No lane starves: a lookup or
+    a poll gets a turn about every 10 s (the contract's recommended polling rate) under saturating payments, bulk
+    work every 30 s, beyond pauses that the limit itself forces.
+
+    Args:
+        per_minute: Requests a minute, more than 0.
+        burst: Requests that may go at once, at least 1.
+        window: Length of the sliding window, seconds, more than 0. At most ``per_minute * window / 60`` requests go
+            in any such time. A sandbox that runs at twenty times the speed has a window of 3 s.
+        jitter: How much longer one request may take to the service than another, seconds. Kept as a distance
+            between requests, so that requests which catch up with each other are not rejected. By default 5 % of the
+            time in which the bucket fills, at most 0.5.
+
+    Raises:
+        InvalidRequest: A value is out of its range.
+    """
+
+    def __init__(
+        self,
+        per_minute: float = REQUESTS_PER_MINUTE,
+        burst: int = BURST,
+        *,
+        window: float = 60.0,
+        jitter: float | None = None,
+    ) -> None:
+        if isinstance(per_minute, bool) or not isinstance(per_minute, int | float) or not 0 < per_minute < float("inf"):
+            raise refuse("per_minute", "a number of requests, more than 0")
+        require_integer("burst", burst, 1)
+        require_seconds("window", window)
+        interval = 60 / per_minute
+        if jitter is None:
+            jitter = min(0.5, 0.05 * burst * interval)
+        require_seconds("jitter", jitter, allow_zero=True)
+        self._bucket = Bucket(per_minute=per_minute, burst=burst, window=window, jitter=jitter)
+        # A turn comes one interval after it fell due at the latest. On a very slow limiter a tenth of the turns is
+        # what the lower lanes may take.
+        patience = max(POLLING_INTERVAL, 10 * interval) - interval
+        self._lanes = {
+            Priority.PAYMENT: _Lane(float("inf")),
+            Priority.LOOKUP: _Lane(patience),
+            Priority.POLL: _Lane(patience),
+            Priority.BULK: _Lane(3 * patience),
+        }
+        self._waiting = 0
+        self._places = 0
+        self._timekeeper: _Waiter | None = None
+        self._alarm: anyio.CancelScope | None = None
+        self._clock: Callable[[], float] | None = None
+
+    def has_capacity(self) -> bool:
+        """Return whether a request could go now without waiting. Call it inside the event loop."""
+        return not self._waiting and self._bucket.ready_at() <= anyio.current_time()
+
+    def usage(self) -> Usage:
+        """Return how much of the limit has been used of late, by everybody. Call it inside the event loop."""
+        return self._bucket.usage(anyio.current_time())
+
+    def hold(self, seconds: float) -> None:
+        """Grant nothing for a while, because the service said so; afterwards go on at the steady rate, without a burst.
+
+        Args:
+            seconds: From now on, at least 0. A shorter hold does not end a longer one.
+
+        Raises:
+            InvalidRequest: `seconds` is out of its range.
+        """
+        self._bucket.hold(anyio.current_time() + require_seconds("seconds", seconds, allow_zero=True))
+
+    async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
+        """Wait until a request may be sent.
+
+        A free place is taken without yielding to the event loop, which can happen `burst` times in a row only.
+        Cancelling gives the place back and uses nothing up.
+
+        Args:
+            priority: The lane.
+            ahead: Whether to go to the head of the lane: for what those who wait there depend on.
+        """
+        now = self._now()
+        if not self._waiting and self._bucket.ready_at() <= now:
+            self._bucket.take(now)
+            return
+        await self._wait(self._lanes[priority], now, ahead=ahead)
+
+    def _now(self) -> float:
+        """Return `anyio.current_time()`, without asking each time which event loop library runs."""
+        if self._clock is not None:
+            try:
+                return self._clock()
+            except RuntimeError:  # another library than last time
+                pass
+        self._clock = current_token().backend_class.current_time
+        return self._clock()
+
+    async def __aenter__(self) -> Self:
+        await self.acquire()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    async def _wait(self, lane: _Lane, now: float, *, ahead: bool) -> None:
+        place = self._places = self._places + 1
+        waiter = lane.waiters[place] = _Waiter(now)
+        if ahead:
+            lane.waiters.move_to_end(place, last=False)
+        self._waiting += 1
+        if self._timekeeper is None:
+            self._timekeeper = waiter
+        try:
+            while not waiter.granted:
+                if waiter is self._timekeeper:
+                    await self._keep_time(waiter)
+                else:
+                    await waiter.woken.wait()
+        except BaseException:
+            if waiter.granted:
+                self._give_back()
+            else:
+                del lane.waiters[place]
+                self._waiting -= 1
+            raise
+        finally:
+            if waiter is self._timekeeper:
+                self._appoint_timekeeper()
+
+    async def _keep_time(self, me: _Waiter) -> None:
+        """Hand out grants as they fall due, until one is this waiter's own."""
+        while not me.granted:
+            # Without a deadline: a scope that ends by itself, thousands of times, costs more than the sleep.
+            with anyio.CancelScope() as self._alarm:
+                while not me.granted:
+                    now = self._now()
+                    ready_at = self._bucket.ready_at()
+                    if ready_at > now + _TICK:
+                        await anyio.sleep(ready_at - now)
+                        continue
+                    now = max(now, ready_at)
+                    self._bucket.take(now)
+                    self._grant_to_next(now)
+
+    def _grant_to_next(self, now: float) -> None:
+        waiting = [lane for lane in self._lanes.values() if lane.waiters]
+        lane = waiting[0]
+        if len(waiting) > 1:
+            lane = next((each for each in waiting if each.is_overdue(now)), lane)
+        _, waiter = lane.waiters.popitem(last=False)
+        self._waiting -= 1
+        lane.last_turn = now
+        waiter.granted = True
+        waiter.woken.set()
+
+    def _give_back(self) -> None:
+        """Take back a grant, whose owner was cancelled before it could use it, and let the timekeeper look again."""
+        self._bucket.undo()
+        assert self._alarm is not None  # there was a timekeeper: it gave the grant
+        self._alarm.cancel()
+
+    def _appoint_timekeeper(self) -> None:
+        """Let the last in line keep the time: it is the one that stays longest."""
+        lane = next((lane for lane in reversed(self._lanes.values()) if lane.waiters), None)
+        self._timekeeper = None if lane is None else next(reversed(lane.waiters.values()))
+        if self._timekeeper is not None:
+            self._timekeeper.woken.set()

@@ -1,0 +1,283 @@
+"""One call: limiter, token, send, read, decide; again where the retry table allows it.
+
+Invariant: a MONEY request that may have reached the service is never sent a second time. Whatever ends such a call
+without a usable answer, the deadline included, ends it as `OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+import anyio
+import attrs
+
+from mobilemoney_async.calls.limiter import RateLimiter
+from mobilemoney_async.calls.retry import Action, RetryPolicy, decide
+from mobilemoney_async.calls.tokens import TokenSource
+from mobilemoney_async.calls.transport import Flight, Wire
+from mobilemoney_async.contract.codec import Content, encode
+from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority
+from mobilemoney_async.contract.models import LoginResult
+from mobilemoney_async.contract.problems import read_answer
+from mobilemoney_async.errors import (
+    CallOutcome,
+    InvalidToken,
+    MobileMoneyError,
+    OutcomeUnknown,
+    RequestTimeout,
+    TokenExpired,
+)
+from mobilemoney_async.values import HiddenText, Secret, require_bearer
+
+logger = logging.getLogger("mobilemoney_async")
+
+T = TypeVar("T")
+
+# Seconds. What the limiter's default jitter absorbs.
+_FRESH = 0.5
+
+_ONCE = RetryPolicy(max_attempts=1)
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """What `AsyncClient.with_options` may change.
+
+    Attributes:
+        timeout: One attempt, seconds.
+        deadline: The whole call, seconds, or None.
+        retry: How often and how patiently.
+        headers: Sent with every request.
+    """
+
+    timeout: float
+    deadline: float | None
+    retry: RetryPolicy
+    headers: Mapping[str, str]
+
+
+@attrs.define(eq=False)
+class _Call:
+    """One call as it goes on: what to send, and how far it has come."""
+
+    endpoint: Endpoint[Any]
+    target: str
+    content: Content | None
+    lane: Priority
+    idempotency_key: str | None = None
+    ahead: bool = False
+    retry: RetryPolicy | None = None
+    flight: Flight | None = None
+    sent_at: datetime | None = None
+    attempts: int = 0
+    last_error: MobileMoneyError | None = None
+    token: Secret | None = None
+
+
+@attrs.define(eq=False)
+class Pipeline:
+    """Makes calls with one client's parts.
+
+    Attributes:
+        wire: Sends and receives.
+        limiter: Paces.
+        tokens: Gives the bearer token.
+        options: Patience and headers.
+        utcnow: The wall clock, as aware UTC.
+        random: A random number from 0 to 1.
+    """
+
+    wire: Wire
+    limiter: RateLimiter
+    tokens: TokenSource
+    options: Options
+    utcnow: Callable[[], datetime]
+    random: Callable[[], float]
+
+    async def call(
+        self,
+        endpoint: Endpoint[T],
+        *,
+        identifiers: Mapping[str, str] | None = None,
+        query: Mapping[str, str | int] | None = None,
+        body: dict[str, Any] | None = None,
+        lane: Priority | None = None,
+        idempotency_key: str | None = None,
+    ) -> T:
+        """Make one call and return its answer.
+
+        Args:
+            endpoint: The row of the contract's table.
+            identifiers: For the path.
+            query: For the query string.
+            body: The JSON body.
+            lane: Instead of the endpoint's own.
+            idempotency_key: Of a create, for its errors.
+
+        Raises:
+            MobileMoneyError: As the retry table of `calls.retry` says. If the call is cancelled, a request that was
+                on its way may have been processed.
+        """
+        self.wire.check_open()
+        call = _Call(
+            endpoint=endpoint,
+            target=endpoint.target(identifiers or {}, query or {}),
+            content=None if body is None else encode("json", body),
+            lane=endpoint.lane if lane is None else lane,
+            idempotency_key=idempotency_key,
+        )
+        del body  # it may hold a phone number, which a traceback with locals would show
+        try:
+            answer: T = await self._within_deadline(call)
+        except MobileMoneyError as exc:
+            exc.idempotency_key = idempotency_key
+            raise
+        return answer
+
+    async def _within_deadline(self, call: _Call) -> Any:
+        if self.options.deadline is None:
+            return await self._run(call)
+        with anyio.move_on_after(self.options.deadline):
+            return await self._run(call)
+        raise self._too_late(call)
+
+    async def _run(self, call: _Call) -> Any:
+        renewed = False
+        while True:
+            call.attempts += 1
+            try:
+                await self._prepare(call)
+                return await self._attempt(call)
+            except MobileMoneyError as exc:
+                error = call.last_error = exc
+                call.flight = None
+            decision = decide(
+                error,
+                effect=call.endpoint.effect,
+                bearer=call.endpoint.bearer,
+                policy=call.retry or self.options.retry,
+                attempt=call.attempts,
+                renewed=renewed,
+                chance=self.random(),
+            )
+            if call.token is not None and isinstance(error, InvalidToken | TokenExpired):
+                self.tokens.rejected(call.token, replacement=renewed)
+            if decision.hold:
+                self.limiter.hold(decision.hold)
+            match decision.action:
+                case Action.HOLD_AND_RETRY if error.outcome == "not_sent":
+                    # It was the login that was rejected, and a login comes before the limiter.
+                    await anyio.sleep(decision.hold)
+                case Action.HOLD_AND_RETRY:
+                    continue
+                case Action.RETRY:
+                    await anyio.sleep(decision.pause)
+                case Action.RENEW_AND_REPLAY if await self._has_new_token(call):
+                    renewed = True
+                    call.attempts -= 1
+                case _:
+                    raise self._final(call, error, renewed=renewed)
+
+    async def _prepare(self, call: _Call) -> None:
+        """Wait for everything that an attempt needs, so that nothing has been sent while it waits."""
+        call.flight = None
+        if call.endpoint.bearer:
+            # Before the limiter: a place must be used when it is granted, not after a login.
+            await self._token()
+        await self.limiter.acquire(call.lane, ahead=call.ahead)
+        if call.endpoint.bearer:
+            # After the limiter: it may have been a long wait.
+            granted_at = anyio.current_time()
+            call.token = await self._token()
+            if anyio.current_time() > granted_at + _FRESH:
+                # There was a login to wait for: used now, the place would come on top of those granted since.
+                await self.limiter.acquire(call.lane, ahead=True)
+        self.wire.check_open()
+
+    async def _attempt(self, call: _Call) -> Any:
+        endpoint, timeout = call.endpoint, self.options.timeout
+        call.sent_at = self.utcnow()
+        call.flight = flight = Flight()
+        started = anyio.current_time()
+        status: object = "no answer"
+        try:
+            with anyio.move_on_after(timeout):
+                answer = await self.wire.send(
+                    endpoint.method,
+                    call.target,
+                    headers=self._headers(call),
+                    content=call.content,
+                    timeout=timeout,
+                    flight=flight,
+                )
+                status = answer.status_code
+                return read_answer(endpoint, answer)
+            raise RequestTimeout(
+                f"no answer within {timeout:g} s", outcome="unknown" if flight.may_have_arrived else "not_sent"
+            )
+        finally:
+            if logger.isEnabledFor(logging.DEBUG):
+                took = anyio.current_time() - started
+                logger.debug(
+                    "%s %s: %s in %.3f s, attempt %d", endpoint.method, endpoint.path, status, took, call.attempts
+                )
+
+    def _headers(self, call: _Call) -> dict[str, str]:
+        headers = dict(self.options.headers)
+        if call.content is not None:
+            headers["Content-Type"] = "application/json"
+        if call.endpoint.bearer and call.token is not None:
+            headers["Authorization"] = HiddenText(f"Bearer {call.token.reveal()}")
+        return headers
+
+    def _too_late(self, call: _Call) -> MobileMoneyError:
+        outcome: CallOutcome = "not_sent" if call.last_error is None else call.last_error.outcome
+        if call.flight is not None:
+            outcome = "unknown" if call.flight.may_have_arrived else "not_sent"
+        late = RequestTimeout(f"the call's deadline of {self.options.deadline:g} s passed", outcome=outcome)
+        late.__cause__ = call.last_error
+        return self._unknown(call, late)
+
+    def _final(self, call: _Call, error: MobileMoneyError, *, renewed: bool) -> MobileMoneyError:
+        if renewed and isinstance(error, TokenExpired):
+            # A token that was fetched a moment ago has not run out; it is not accepted.
+            invalid = InvalidToken(error.message, status_code=error.status_code, code=error.code)
+            invalid.__cause__ = error
+            return invalid
+        return self._unknown(call, error)
+
+    def _unknown(self, call: _Call, error: MobileMoneyError) -> MobileMoneyError:
+        """Return the error to raise: for money that may have been sent, that nobody knows."""
+        if call.endpoint.effect is not Effect.MONEY or error.outcome != "unknown":
+            return error
+        assert call.sent_at is not None
+        unknown = OutcomeUnknown(
+            f"the payment may or may not exist: {error}",
+            idempotency_key=call.idempotency_key or "",
+            sent_at=call.sent_at,
+        )
+        unknown.__cause__ = error
+        return unknown
+
+    async def _has_new_token(self, call: _Call) -> bool:
+        """Return whether another token than the refused one is to be had."""
+        return await self._token() != call.token
+
+    async def _token(self) -> Secret:
+        try:
+            return require_bearer("auth", await self.tokens.token(self._login))
+        except MobileMoneyError as exc:
+            # Whatever became of the login, the call that needed it was not sent.
+            exc.outcome = "not_sent"
+            raise
+
+    async def _login(self, email: str, password: Secret) -> LoginResult:
+        content = encode("password", {"email": email, "password": password})
+        # Ahead of the payments in its lane: they wait for the token, granted or not. One attempt: the calls that wait
+        # for it try again, each by its own policy, and the two must not multiply.
+        call = _Call(LOGIN, LOGIN.path, content, LOGIN.lane, ahead=True, retry=_ONCE)
+        result: LoginResult = await self._run(call)
+        return result

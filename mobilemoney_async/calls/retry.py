@@ -1,0 +1,179 @@
+"""What may be sent again. Pure: time and randomness arrive as arguments.
+
+Invariant: a MONEY call is repeated only after a failure that proves it was not processed. No setting changes that.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from mobilemoney_async.contract.endpoints import Effect
+from mobilemoney_async.errors import (
+    InvalidToken,
+    MobileMoneyError,
+    RateLimitExceeded,
+    ServerError,
+    TokenExpired,
+    TransportError,
+    UnexpectedResponse,
+)
+from mobilemoney_async.values import require_factor, require_integer, require_seconds
+
+
+class Failure(enum.Enum):
+    """Where a call failed, which is all that decides whether it may be repeated."""
+
+    NOT_SENT = "provably not sent"
+    RATE_LIMITED = "rejected before processing, for the rate"
+    TOKEN = "rejected before processing, for the token"  # noqa: S105 (not a token)
+    NO_ANSWER = "sent, but no usable answer"
+    REFUSED = "refused by the service"
+
+
+class Action(enum.Enum):
+    """What to do about it."""
+
+    RETRY = enum.auto()
+    HOLD_AND_RETRY = enum.auto()
+    RENEW_AND_REPLAY = enum.auto()
+    RAISE = enum.auto()
+    RAISE_UNKNOWN = enum.auto()
+
+
+ACTIONS: dict[tuple[Failure, Effect], Action] = {
+    (Failure.NOT_SENT, Effect.READ): Action.RETRY,
+    (Failure.NOT_SENT, Effect.SESSION): Action.RETRY,
+    (Failure.NOT_SENT, Effect.MONEY): Action.RETRY,
+    (Failure.RATE_LIMITED, Effect.READ): Action.HOLD_AND_RETRY,
+    (Failure.RATE_LIMITED, Effect.SESSION): Action.HOLD_AND_RETRY,
+    (Failure.RATE_LIMITED, Effect.MONEY): Action.HOLD_AND_RETRY,
+    (Failure.TOKEN, Effect.READ): Action.RENEW_AND_REPLAY,
+    (Failure.TOKEN, Effect.SESSION): Action.RENEW_AND_REPLAY,
+    (Failure.TOKEN, Effect.MONEY): Action.RENEW_AND_REPLAY,
+    (Failure.NO_ANSWER, Effect.READ): Action.RETRY,
+    (Failure.NO_ANSWER, Effect.SESSION): Action.RAISE,
+    (Failure.NO_ANSWER, Effect.MONEY): Action.RAISE_UNKNOWN,
+    (Failure.REFUSED, Effect.READ): Action.RAISE,
+    (Failure.REFUSED, Effect.SESSION): Action.RAISE,
+    (Failure.REFUSED, Effect.MONEY): Action.RAISE,
+}
+
+
+def classify(error: MobileMoneyError, *, bearer: bool) -> Failure:
+    """Return where a call failed.
+
+    Args:
+        error: What the attempt raised.
+        bearer: Whether the call carries the token: without one, a token error is a refusal like any other.
+    """
+    match error:
+        case RateLimitExceeded():
+            return Failure.RATE_LIMITED
+        case TransportError() | UnexpectedResponse() | ServerError():
+            # Of a call whose login gave no usable answer, too, nothing was sent.
+            return Failure.NOT_SENT if error.outcome == "not_sent" else Failure.NO_ANSWER
+        case InvalidToken() | TokenExpired() if bearer and error.outcome != "not_sent":
+            return Failure.TOKEN
+        case _:
+            return Failure.REFUSED
+
+
+def _check_attempts(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    require_integer(attribute.name, value, 1)
+
+
+def _check_pause(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    require_seconds(attribute.name, value, allow_zero=True)
+
+
+def _check_factor(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    require_factor(attribute.name, value)
+
+
+@attrs.frozen(kw_only=True)
+class RetryPolicy:
+    """How often and how patiently a call is repeated. Whether it may be is not a setting.
+
+    Args:
+        max_attempts: Attempts in all, at least 1. The one replay after a token renewal is not counted.
+        first_delay: The pause after the first failed attempt, seconds.
+        factor: By how much each pause is longer than the one before, at least 1.
+        max_delay: The longest pause, seconds. Each pause is shortened at random by up to half.
+        max_retry_after: The longest ``retry_after`` of the service that is waited for, seconds; beyond it the call
+            raises `RateLimitExceeded` at once.
+
+    Raises:
+        InvalidRequest: A value is out of its range.
+    """
+
+    max_attempts: int = attrs.field(default=4, validator=_check_attempts)
+    first_delay: float = attrs.field(default=0.5, validator=_check_pause)
+    factor: float = attrs.field(default=2.0, validator=_check_factor)
+    max_delay: float = attrs.field(default=8.0, validator=_check_pause)
+    max_retry_after: float = attrs.field(default=120.0, validator=_check_pause)
+
+    def delay(self, attempt: int, chance: float) -> float:
+        """Return the pause after a failed attempt, seconds.
+
+        Args:
+            attempt: The number of the attempt, 1 for the first.
+            chance: A random number from 0 to 1.
+        """
+        try:
+            delay = min(self.max_delay, self.first_delay * self.factor ** (attempt - 1))
+        except OverflowError:
+            delay = self.max_delay
+        return delay * (1 - chance / 2)
+
+
+@attrs.frozen
+class Decision:
+    """What to do about a failed attempt.
+
+    Attributes:
+        action: What.
+        pause: After how long, seconds.
+        hold: For how long the whole limiter grants nothing, seconds, whatever becomes of this call.
+    """
+
+    action: Action
+    pause: float = 0.0
+    hold: float = 0.0
+
+
+def decide(
+    error: MobileMoneyError,
+    *,
+    effect: Effect,
+    bearer: bool,
+    policy: RetryPolicy,
+    attempt: int,
+    renewed: bool,
+    chance: float,
+) -> Decision:
+    """Return what to do about a failed attempt.
+
+    Args:
+        error: What the attempt raised.
+        effect: What the endpoint does.
+        bearer: Whether it carries the token.
+        policy: The caller's patience.
+        attempt: How many attempts the policy has been charged for, this one included.
+        renewed: Whether this call has renewed its token already.
+        chance: A random number from 0 to 1, for the jitter.
+    """
+    action = ACTIONS[classify(error, bearer=bearer), effect]
+    spent = attempt >= policy.max_attempts
+    pause = policy.delay(attempt, chance)
+    if action is Action.RENEW_AND_REPLAY:
+        return Decision(Action.RAISE if renewed else action)
+    if action is Action.HOLD_AND_RETRY:
+        asked = getattr(error, "retry_after", None) or 0.0
+        impatient = asked > policy.max_retry_after
+        hold = max(pause, min(asked, policy.max_retry_after))
+        return Decision(Action.RAISE if spent or impatient else action, hold=hold)
+    if action is Action.RETRY and spent:
+        return Decision(Action.RAISE)
+    return Decision(action, pause=pause if action is Action.RETRY else 0.0)

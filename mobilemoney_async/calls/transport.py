@@ -1,0 +1,432 @@
+"""The wire: the only file that imports httpx.
+
+It sends one request and maps whatever goes wrong to our errors. Whether a request was *provably not sent* is decided
+here, in one table, and is vetoed by what was seen on the way: once a transport has begun to read the body, the
+service may have it. On transports of our own making the converse holds too: what never began to be read was not sent.
+
+Invariant: nothing but a `TransportError` leaves `Wire.send`, cancellation aside.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Literal, Protocol, TypeAlias
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import anyio
+import httpx
+from anyio.lowlevel import current_token
+
+from mobilemoney_async.contract.codec import Content
+from mobilemoney_async.contract.problems import Answer
+from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, RequestTimeout, TransportError
+from mobilemoney_async.values import refuse
+
+_BODY_LIMIT = 16 * 1024 * 1024
+_CLOSE_TIMEOUT = 5.0
+_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
+
+# By name, so that one table serves httpx, httpcore, and httpx2 and aiohttp without importing them. What does not
+# stand here may have been sent.
+_NOT_SENT = frozenset(
+    {
+        # httpx, httpx2, httpcore, httpcore2
+        "ConnectError",
+        "ConnectTimeout",
+        "PoolTimeout",
+        "ProxyError",
+        "UnsupportedProtocol",
+        "InvalidURL",
+        # aiohttp
+        "ClientConnectorError",
+        "ConnectionTimeoutError",
+        "ClientProxyConnectionError",
+        "ClientHttpProxyError",
+        # the standard library
+        "ConnectionRefusedError",
+        "gaierror",
+    }
+)
+_LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
+_TIMEOUTS = frozenset({"TimeoutException", "TimeoutError", "ServerTimeoutError"})
+
+HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp"]
+"""What `AsyncClient` takes for its transport."""
+HTTPClient: TypeAlias = httpx.AsyncClient
+"""What `AsyncClient` takes for a caller's client; httpx2's has the same interface."""
+
+_in_our_call: ContextVar[bool] = ContextVar("mobilemoney_async_in_our_call", default=False)
+
+
+class Flight:
+    """What is known of one request on its way.
+
+    Attributes:
+        begun: Whether the transport has begun to read the body, after which the service may have it.
+        proves_unsent: Whether `begun` being False proves that nothing was sent.
+    """
+
+    __slots__ = ("begun", "proves_unsent")
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.proves_unsent = False
+
+    @property
+    def may_have_arrived(self) -> bool:
+        """Whether the service may have the request."""
+        return self.begun or not self.proves_unsent
+
+
+class _Body(httpx.AsyncByteStream):
+    """A request body that notes when it begins to be read.
+
+    No generator: a write that fails would leave it in the middle, of which trio complains.
+    """
+
+    def __init__(self, content: bytes, flight: Flight) -> None:
+        self._content = content
+        self._flight = flight
+        self._read = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        self._read = False
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._read:
+            raise StopAsyncIteration
+        self._read = self._flight.begun = True
+        return self._content
+
+
+class _Sender(Protocol):
+    """How a request reaches the service: through a transport, or through a caller's client."""
+
+    async def send(
+        self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
+    ) -> Answer: ...
+
+    async def aclose(self) -> None: ...
+
+
+class _TransportSender:
+    """Sends through an httpx transport, below httpx's client: no redirects, cookies, netrc or INFO line.
+
+    Args:
+        transport: A caller's, never closed by us, or None for a pool of our own.
+        base_url: Where the requests go.
+        aiohttp: Whether a pool of our own is httpx-aiohttp's.
+    """
+
+    def __init__(self, transport: httpx.AsyncBaseTransport | None, base_url: str, *, aiohttp: bool) -> None:
+        self._transport = transport
+        self._owned = transport is None
+        self._base_url = base_url
+        self._host = httpx.URL(base_url).netloc.decode("ascii")
+        self._aiohttp = aiohttp
+        self._loop: object = None
+
+    async def send(
+        self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
+    ) -> Answer:
+        flight.proves_unsent = self._owned and content is not None
+        transport = self._open() if self._owned else self._transport
+        assert transport is not None
+        # A deadline of its own for each phase lets the pool name the phase; the attempt's own scope ends the whole.
+        phase = 0.95 * timeout
+        extensions = {"timeout": {"connect": phase, "pool": phase, "read": timeout, "write": timeout}}
+        if content is None:
+            request = httpx.Request(method, url, headers=headers, extensions=extensions)
+        elif self._owned:
+            # With a stream, httpx leaves the headers that frame the request to us.
+            headers = {"Host": self._host, **headers, "Content-Length": str(len(content))}
+            request = httpx.Request(method, url, headers=headers, stream=_Body(content, flight), extensions=extensions)
+        else:
+            # A transport of a caller's may read `content` or `stream`; give it both.
+            request = httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
+            request.stream = _Body(content, flight)
+        response = await transport.handle_async_request(request)
+        return _answer(response, await _read_body(response))
+
+    def _open(self) -> httpx.AsyncBaseTransport:
+        """Return our pool, made anew where the event loop is another one: connections belong to their loop."""
+        loop = current_token().native_token
+        if self._transport is None or self._loop is not loop:
+            self._transport = _make_pool(self._base_url, aiohttp=self._aiohttp)
+            self._loop = loop
+        return self._transport
+
+    async def aclose(self) -> None:
+        if self._owned and self._transport is not None:
+            transport, self._transport = self._transport, None
+            # The connections of another loop are beyond reach: it has ended, and they with it.
+            if self._loop is current_token().native_token:
+                await transport.aclose()
+
+
+class _ClientSender:
+    """Sends through a caller's own client, httpx's or httpx2's, which stays the caller's to close."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+        _silence(type(client).__module__.partition(".")[0])
+
+    async def send(
+        self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
+    ) -> Answer:
+        phase = 0.95 * timeout
+        request = self._client.build_request(
+            method, url, headers=headers, content=content, timeout=(phase, timeout, timeout, phase)
+        )
+        with _our_call():
+            response = await self._client.send(request, auth=None, follow_redirects=False)
+        return _answer(response, response.content)
+
+    async def aclose(self) -> None:
+        return None
+
+
+class Wire:
+    """Sends one request at a time and returns what came back, whatever it is.
+
+    Args:
+        base_url: The service, with its version prefix; https, or http on loopback only (contract, section 5).
+        transport: A caller's transport, or ``"aiohttp"`` for a pool of httpx-aiohttp's, or None for httpx's own.
+        http_client: A caller's client. Not together with `transport`.
+
+    Raises:
+        InvalidRequest: An argument is not what it accepts.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        transport: HTTPTransport | None = None,
+        http_client: HTTPClient | None = None,
+    ) -> None:
+        self.base_url = _check_base_url(base_url)
+        self._closed = False
+        self._sender: _Sender
+        if http_client is not None:
+            if transport is not None:
+                raise refuse("http_client", "either a client or a transport, not both")
+            if not hasattr(http_client, "build_request"):
+                raise refuse("http_client", "an httpx.AsyncClient, or one with its interface")
+            self._sender = _ClientSender(http_client)
+        elif transport == "aiohttp":
+            _require_aiohttp()
+            self._sender = _TransportSender(None, self.base_url, aiohttp=True)
+        elif transport is None or hasattr(transport, "handle_async_request"):
+            self._sender = _TransportSender(transport, self.base_url, aiohttp=False)
+        else:
+            raise refuse("transport", 'an httpx.AsyncBaseTransport, "aiohttp" or None')
+
+    def check_open(self) -> None:
+        """Refuse to go on with a closed client.
+
+        Raises:
+            InvalidRequest: `aclose` was called.
+        """
+        if self._closed:
+            raise InvalidRequest("the client is closed", argument="client")
+
+    async def send(
+        self,
+        method: str,
+        target: str,
+        *,
+        headers: Mapping[str, str],
+        content: bytes | None,
+        timeout: float,
+        flight: Flight,
+    ) -> Answer:
+        """Send one request.
+
+        Args:
+            method: The HTTP method.
+            target: Path and query below the base URL, quoted.
+            headers: The headers, without those that frame the body.
+            content: The body.
+            timeout: For each phase of the request, seconds.
+            flight: Told how far the request got.
+
+        Raises:
+            TransportError: No whole answer came back.
+        """
+        try:
+            url = self.base_url + target
+            return await self._sender.send(
+                method, url, headers=dict(headers), content=content, timeout=timeout, flight=flight
+            )
+        except TransportError:
+            raise
+        except Exception as exc:
+            raise _map_error(exc, flight) from exc
+
+    async def aclose(self) -> None:
+        """Close the connections of our own pool. A second call does nothing."""
+        self._closed = True
+        with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True):
+            await self._sender.aclose()
+
+
+def _map_error(exc: Exception, flight: Flight) -> TransportError:
+    chain = _library_errors(exc)
+    origin = type(chain[-1])
+    not_sent = not flight.begun and (flight.proves_unsent or all(map(_is_not_sent, chain)))
+    kind = RequestTimeout if {cls.__name__ for cls in origin.__mro__} & _TIMEOUTS else ConnectionFailed
+    # The texts of other libraries may hold URLs; the chained exception keeps them for whoever looks.
+    text = f"{origin.__name__}: {'not sent' if not_sent else 'sent, no answer'}"
+    return kind(text, outcome="not_sent" if not_sent else "unknown")
+
+
+def _library_errors(exc: BaseException) -> list[BaseException]:
+    """Return an exception and its causes, as far as they are an HTTP library's.
+
+    httpx-aiohttp turns every broken connection into a ConnectTimeout, so its cause must say the same: a lost answer
+    behind a harmless name would be money sent twice.
+    """
+    chain = [exc]
+    while (cause := chain[-1].__cause__) is not None and _library(type(cause)) in _LIBRARIES and cause not in chain:
+        chain.append(cause)
+    return chain
+
+
+def _is_not_sent(exc: BaseException) -> bool:
+    """Return whether an exception, by itself, proves that nothing was sent."""
+    libraries = _LIBRARIES | {"builtins", "socket"}
+    return any(cls.__name__ in _NOT_SENT and _library(cls) in libraries for cls in type(exc).__mro__)
+
+
+def _library(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
+
+
+def _answer(response: httpx.Response, body: bytes) -> Answer:
+    headers = response.headers
+    return Answer(
+        status_code=response.status_code,
+        content_type=headers.get("content-type"),
+        retry_after=headers.get("retry-after"),
+        body=Content(body),
+    )
+
+
+async def _read_body(response: httpx.Response) -> bytes:
+    chunks, size, chunk = [], 0, b""
+    try:
+        async for chunk in response.aiter_bytes():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > _BODY_LIMIT:
+                raise ConnectionFailed("the answer is larger than any answer of the contract")
+    except BaseException:
+        # What arrived may hold a token, which a traceback with locals would show.
+        chunks.clear()
+        chunk = b""
+        # Cancelled or broken: give the connection back to the pool, also while we are being cancelled. Whatever goes
+        # wrong with that, the error to tell of is the first.
+        with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
+            await response.aclose()
+        raise
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _check_base_url(base_url: object) -> str:
+    accepts = "an absolute URL with the version prefix: https, or http on loopback only"
+    if not isinstance(base_url, str) or not base_url.isascii() or any(char <= " " for char in base_url):
+        raise refuse("base_url", accepts)
+    try:
+        parts = urlsplit(base_url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as exc:
+        raise refuse("base_url", accepts) from exc
+    if parts.username is not None or parts.query or parts.fragment or not host:
+        raise refuse("base_url", f"{accepts}, without user, query or fragment")
+    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
+        raise refuse("base_url", f"{accepts}; tokens must not travel in the clear")
+    return base_url.rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@functools.cache
+def _ssl_context() -> ssl.SSLContext:
+    # Loading the certificates takes 18 ms; all clients of a process share them.
+    return httpx.create_ssl_context()
+
+
+def _make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
+    parts = urlsplit(base_url)
+    verify: ssl.SSLContext | bool = _ssl_context() if parts.scheme == "https" else False
+    proxy = _proxy(parts.scheme, parts.hostname)
+    if aiohttp:
+        return _make_aiohttp_pool(verify, proxy)
+    return httpx.AsyncHTTPTransport(verify=verify, limits=_LIMITS, proxy=proxy)
+
+
+def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None) -> httpx.AsyncBaseTransport:
+    import aiohttp
+    from httpx_aiohttp import AiohttpTransport
+
+    def open_session() -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            ssl=verify, limit=_LIMITS.max_connections or 0, keepalive_timeout=_LIMITS.keepalive_expiry or 0
+        )
+        session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        # On a used connection aiohttp repeats what it takes for idempotent: past the limiter, and a PUT may be money.
+        session._retry_connection = False
+        return session
+
+    return AiohttpTransport(client=open_session, verify=verify, proxy=proxy)
+
+
+def _proxy(scheme: str, host: str | None) -> httpx.Proxy | None:
+    """Return the environment's proxy for the service, as every HTTP client honours it."""
+    if host is None or _is_loopback(host) or proxy_bypass(host):
+        return None
+    proxies = getproxies()
+    url = proxies.get(scheme) or proxies.get("all")
+    if not url:
+        return None
+    return httpx.Proxy(url if "://" in url else f"http://{url}")
+
+
+def _require_aiohttp() -> None:
+    try:
+        import httpx_aiohttp  # noqa: F401
+    except ImportError as exc:
+        raise refuse("transport", 'needs the extra: pip install "mobilemoney-async[aiohttp]"') from exc
+
+
+def _drop_our_calls(record: logging.LogRecord) -> bool:
+    return not _in_our_call.get()
+
+
+def _silence(logger: str) -> None:
+    """Keep a client's INFO line with the whole URL out of the logs, for our calls only."""
+    logging.getLogger(logger).addFilter(_drop_our_calls)
+
+
+@contextmanager
+def _our_call() -> Iterator[None]:
+    token = _in_our_call.set(True)
+    try:
+        yield
+    finally:
+        _in_our_call.reset(token)

@@ -1,0 +1,205 @@
+"""The bucket, as arithmetic, against a service written from the contract a second time (section 8)."""
+
+from collections import deque
+from fractions import Fraction
+from typing import Literal
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async.calls.bucket import Bucket
+
+JITTER = 0.5
+
+
+class StrictService:
+    """Counts "60 a minute, bursts of 10" in every way that a service may, and says what it would reject.
+
+    Exact: floats are fractions, so nothing is forgiven by rounding.
+    """
+
+    def __init__(self, per_minute: int = 60, burst: int = 10, window: int = 60) -> None:
+        self._rate = Fraction(per_minute, 60)
+        self._burst = burst
+        self._window = window
+        self._limit = per_minute * window // 60
+
+    def rejections(self, arrivals: list[float], emptied: list[tuple[float, int]] | None = None) -> list[str]:
+        """Return which reading rejects something; `emptied` says when the bucket held how much, and no more."""
+        times = sorted(map(Fraction, arrivals))
+        readings = {
+            "bucket": self._overdraws(times, [(Fraction(at), left) for at, left in emptied or []]),
+            "closed window": self._overfills(times),
+            "fixed minutes": any(self._overfills_minute(times, Fraction(phase, 7)) for phase in range(0, 420, 60)),
+        }
+        return [name for name, rejects in readings.items() if rejects]
+
+    def _overdraws(self, times: list[Fraction], emptied: list[tuple[Fraction, int]]) -> bool:
+        tokens, last = Fraction(self._burst), Fraction(0)
+        events = sorted([(at, 0, left) for at, left in emptied] + [(at, 1, 0) for at in times])
+        for at, is_request, left in events:
+            tokens, last = min(Fraction(self._burst), tokens + (at - last) * self._rate), at
+            if is_request:
+                tokens -= 1
+            else:
+                tokens = min(tokens, Fraction(left))
+            if tokens < 0:
+                return True
+        return False
+
+    def _overfills(self, times: list[Fraction]) -> bool:
+        recent: deque[Fraction] = deque()
+        for at in times:
+            recent.append(at)
+            while recent[0] < at - self._window:
+                recent.popleft()
+            if len(recent) > self._limit:
+                return True
+        return False
+
+    def _overfills_minute(self, times: list[Fraction], phase: Fraction) -> bool:
+        counts: dict[int, int] = {}
+        for at in times:
+            minute = int((at + phase) // self._window)
+            counts[minute] = counts.get(minute, 0) + 1
+        return max(counts.values(), default=0) > self._limit
+
+
+def make_bucket(jitter: float = JITTER) -> Bucket:
+    return Bucket(per_minute=60, burst=10, window=60, jitter=jitter)
+
+
+def grant(bucket: Bucket, now: float) -> float:
+    """Take the next place from `now` on, as early as the bucket allows, and return when."""
+    at = max(now, bucket.ready_at())
+    bucket.take(at)
+    return at
+
+
+gaps = st.one_of(st.just(0.0), st.floats(0, 0.1), st.floats(0, 90))
+delays = st.one_of(st.just(0.0), st.just(JITTER), st.floats(0, JITTER))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(gaps, delays), max_size=150))
+@example([(0.0, 0.0)] * 150)
+@example([(0.0, JITTER)] * 60 + [(0.0, 0.0)] * 90)
+@example([(0.0, JITTER)] * 10 + [(0.0, 0.0)] * 90)
+@example([(0.0, JITTER), (0.0, 0.0)] * 75)
+def test_no_reading_of_the_limit_rejects_a_request(steps: list[tuple[float, float]]) -> None:
+    """Whenever requests come, and however much of the jitter each of them loses on its way, nothing is rejected."""
+    bucket, now, arrivals = make_bucket(), 0.0, []
+    for gap, delay in steps:
+        now = grant(bucket, now + gap)
+        arrivals.append(now + delay)
+
+    assert StrictService().rejections(arrivals) == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(gaps, st.floats(0, 0.025)), max_size=150))
+def test_a_faster_service_is_met_by_a_shorter_window(steps: list[tuple[float, float]]) -> None:
+    """A sandbox at twenty times the speed counts 60 in 3 s, and the same law holds."""
+    bucket, now, arrivals = Bucket(per_minute=1200, burst=10, window=3, jitter=0.025), 0.0, []
+    for gap, delay in steps:
+        now = grant(bucket, now + gap / 20)
+        arrivals.append(now + delay)
+
+    assert StrictService(per_minute=1200, window=3).rejections(arrivals) == []
+
+
+Operation = tuple[Literal["take", "undo", "hold", "hold and undo"], float, float]
+kinds = st.sampled_from(["take", "take", "take", "undo", "hold", "hold and undo"])
+operations = st.lists(st.tuples(kinds, gaps, delays), max_size=100)
+
+
+@settings(deadline=None)
+@given(operations)
+@example([("take", 0.0, 0.0)] * 10 + [("hold and undo", 0.0, 0.0)] + [("take", 0.0, 0.0)] * 20)
+@example([("hold", 5.0, 0.0)] * 3 + [("take", 0.0, 0.0)] * 70)
+def test_taking_back_and_holding_keep_the_law(steps: list[Operation]) -> None:
+    """After places were given back and the service said "hold", still nothing is rejected; a hold holds everybody."""
+    bucket, now = make_bucket(), 0.0
+    arrivals: list[float] = []
+    holds: list[tuple[float, int]] = []
+    for operation, seconds, delay in steps:
+        if operation != "hold":
+            now = grant(bucket, now + (seconds if operation == "take" else 0.0))
+        if operation in {"hold", "hold and undo"}:
+            bucket.hold(now + seconds)
+            holds.append((now + seconds, len(arrivals)))
+            assert bucket.ready_at() >= now + seconds
+        if operation == "take":
+            arrivals.append(now + delay)
+        elif operation != "hold":
+            bucket.undo()
+
+    service = StrictService()
+    assert service.rejections(arrivals) == []
+    for until, before in holds:
+        # Its answer took some time to us, so that it began to count a little earlier.
+        assert service.rejections(arrivals[before:], [(until - 1e-6, 1)]) == []
+
+
+def test_a_place_given_back_is_used_up_by_nobody() -> None:
+    """Ten places, one given back: one more goes at once."""
+    bucket = make_bucket()
+    for _ in range(10):
+        bucket.take(0.0)
+    assert bucket.ready_at() > 0
+    bucket.undo()
+    assert bucket.ready_at() <= 0
+    bucket.take(0.0)
+    assert bucket.ready_at() > 0
+
+
+def test_a_place_given_back_in_a_full_window_is_free_again() -> None:
+    """Sixty in a minute, one given back: one more goes in that minute."""
+    bucket, now = make_bucket(), 0.0
+    for _ in range(60):
+        now = grant(bucket, now)
+    assert bucket.ready_at() > 60
+    bucket.undo()
+    assert bucket.ready_at() <= now
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.1, JITTER])
+def test_ninety_nine_percent_of_the_allowed_rate_is_used(jitter: float) -> None:
+    """Ten minutes of saturation send 99 % of the 600 requests that the contract allows in any ten minutes."""
+    bucket, now, count = make_bucket(jitter), 0.0, 0
+    while (now := grant(bucket, now)) < 600:
+        count += 1
+    assert 594 <= count <= 600
+
+
+def test_afterwards_it_goes_on_at_the_steady_rate() -> None:
+    """After a hold one request goes at its very end, then one a second: the service's bucket was empty."""
+    bucket = make_bucket()
+    bucket.take(0.0)
+    bucket.hold(30.0)
+    times = [grant(bucket, 0.0) for _ in range(5)]
+    assert times == pytest.approx([30, 31, 32, 33, 34])
+
+
+def test_a_shorter_hold_does_not_end_a_longer_one() -> None:
+    bucket = make_bucket()
+    bucket.hold(30.0)
+    bucket.hold(10.0)
+    assert bucket.ready_at() == 30.0
+
+
+def test_a_hold_forgets_nothing_that_the_bucket_knew() -> None:
+    """A hold shorter than what the burst costs does not shorten that."""
+    held, plain = make_bucket(), make_bucket()
+    for bucket in (held, plain):
+        for _ in range(10):
+            bucket.take(0.0)
+    held.hold(0.2)
+    assert held.ready_at() >= plain.ready_at()
+
+
+def test_a_slow_limit_still_lets_one_through() -> None:
+    """Fewer than one request in a window means one in a window, at the bucket's pace."""
+    bucket = Bucket(per_minute=0.5, burst=10, window=60, jitter=0)
+    assert [grant(bucket, 0.0) for _ in range(3)] == pytest.approx([0, 120, 240])

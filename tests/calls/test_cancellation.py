@@ -1,0 +1,288 @@
+"""Cancelling a call at any stage: the client works afterwards, and nothing of it stays used up."""
+
+import asyncio
+import gc
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Literal
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import AsyncClient, LoginAuth, RateLimiter, RetryPolicy
+from tests.support.fakes import (
+    EMAIL,
+    PASSWORD,
+    PHONE_NUMBER,
+    FakeTransport,
+    Hang,
+    make_client,
+    refusal,
+    replies,
+    script,
+    settle,
+)
+from tests.support.server import NeverAnswer, Reply, Request, Response, Server, Trickle, serve
+
+pytestmark = pytest.mark.anyio
+
+asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+WIDE = {"per_minute": 6_000_000, "burst": 100_000}
+
+
+async def pay(client: AsyncClient) -> None:
+    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+
+
+async def look_up(client: AsyncClient) -> None:
+    await client.transactions.get("tx-1")
+
+
+async def give_up(
+    client: AsyncClient, call: Callable[[AsyncClient], Awaitable[None]] = pay, after: float = 5.0
+) -> None:
+    """Cancel a call after a while, and make sure that it ended by that and then."""
+    start = anyio.current_time()
+    with anyio.move_on_after(after) as scope:
+        await call(client)
+    assert scope.cancelled_caught
+    assert anyio.current_time() == pytest.approx(start + after)
+
+
+async def places(limiter: RateLimiter) -> int:
+    """Return how many requests could go at once."""
+    count = 0
+    while limiter.has_capacity():
+        await limiter.acquire()
+        count += 1
+    return count
+
+
+async def test_while_it_waits_for_its_turn() -> None:
+    """Nothing was sent, and its place is the next one's."""
+    transport = FakeTransport()
+    client = make_client(transport)
+    client._pipeline.limiter.hold(6)
+    await give_up(client)
+    assert transport.sent == []
+    await pay(client)
+    assert transport.sent[0].at == pytest.approx(6)
+    await anyio.sleep(60)
+    assert await places(client._pipeline.limiter) == 10
+
+
+async def test_while_it_logs_in() -> None:
+    """The create was not sent; the next call logs in for itself."""
+    transport = FakeTransport(script(Hang()))
+    client = make_client(transport, auth=LoginAuth(EMAIL, PASSWORD))
+    await give_up(client)
+    await pay(client)
+    assert [path.rpartition("/")[2] for path in transport.paths] == ["login", "login", "c2b"]
+
+
+async def test_while_it_pauses() -> None:
+    transport = FakeTransport(refuse=1)
+    client = make_client(transport, retry=RetryPolicy(first_delay=100, max_delay=100))
+    await give_up(client)
+    assert transport.sent == []
+    await pay(client)
+
+
+async def test_while_a_rejection_holds_it() -> None:
+    """The others are still held as long as the service asked."""
+    transport = FakeTransport(script(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=30)))
+    client = make_client(transport)
+    await give_up(client)
+    await pay(client)
+    assert [sent.at for sent in transport.sent] == pytest.approx([0, 30])
+
+
+async def test_while_a_fake_service_is_silent() -> None:
+    transport = FakeTransport(script(Hang()))
+    client = make_client(transport)
+    await give_up(client)
+    await pay(client)
+    assert len(transport.sent) == 2
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+async def test_while_it_connects() -> None:
+    """A handshake that never ends can be left, as often as one likes."""
+    connections = 0
+
+    async def silent(stream: anyio.abc.SocketStream) -> None:
+        nonlocal connections
+        connections += 1
+        async with stream:
+            await anyio.sleep_forever()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, silent)
+        async with make_client(base_url=f"https://127.0.0.1:{port}/v1") as client:
+            await give_up(client)
+            await give_up(client)
+        assert connections == 2
+        tasks.cancel_scope.cancel()
+    gc.collect()  # httpcore leaves a connection whose TLS handshake is cancelled to the garbage collector
+
+
+@asynccontextmanager
+async def served(*first: Reply) -> AsyncIterator[tuple[Server, AsyncClient]]:
+    """Serve replies in turn, then as a healthy service does; with a client whose pool is real."""
+    async with serve(replies(*first)) as server, make_client(base_url=server.base_url) as client:
+        yield server, client
+
+
+async def test_while_it_writes() -> None:
+    """A service that does not read lets the body pile up; the call can be left, and the client goes on."""
+    stop = anyio.Event()
+
+    async def reluctant(request: Request) -> Reply:
+        if len(server.requests) == 1:
+            await stop.wait()
+        await request.read()
+        return Response.json({"status": "success"})
+
+    async with serve(reluctant) as server, make_client(base_url=server.base_url) as client:
+
+        async def upload(client: AsyncClient) -> None:
+            await client.request("POST", "/documents", json={"scan": "x" * 30_000_000})
+
+        await give_up(client, upload)
+        stop.set()
+        await client.users.profile()
+
+
+async def test_while_it_reads_the_head() -> None:
+    async with served(NeverAnswer()) as (server, client):
+        await give_up(client)
+        await pay(client)
+    assert len(server.requests) == 2
+
+
+async def test_while_it_reads_the_body() -> None:
+    async with served(Trickle(Response.json({"status": "success"}), pause=0.2)) as (server, client):
+        await give_up(client)
+        await pay(client)
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("after", range(30))
+async def test_at_every_single_step(after: int) -> None:
+    """Cancelled at its first, second … thirtieth checkpoint, a call leaves a client that works."""
+    async with served() as (_, client):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pay, client)
+            for _ in range(after):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        await pay(client)
+
+
+async def test_closing_the_connection_is_not_cut_short_by_the_cancellation() -> None:
+    """A caller's transport gets to close its answer, even while the call is being cancelled."""
+    closed: list[str] = []
+
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"{"
+            await anyio.sleep_forever()
+
+        async def aclose(self) -> None:
+            await anyio.sleep(1)
+            closed.append("closed")
+
+    class Transport(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=Endless())
+
+    with anyio.move_on_after(5) as scope:
+        await pay(make_client(Transport()))
+    assert scope.cancelled_caught
+    assert closed == ["closed"]
+
+
+async def test_a_transport_that_cannot_close_does_not_swallow_the_cancellation() -> None:
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"{"
+            await anyio.sleep_forever()
+
+        async def aclose(self) -> None:
+            raise RuntimeError("broken")
+
+    class Transport(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=Endless())
+
+    await give_up(make_client(Transport()))
+
+
+@asyncio_only
+async def test_a_task_that_is_cancelled_by_asyncio_itself_ends_cancelled() -> None:
+    """`task.cancel()`, which says so only once, is not mistaken for a failed connection."""
+    transport = FakeTransport(script(Hang()))
+    client = make_client(transport)
+    task = asyncio.create_task(pay(client))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await pay(client)
+
+
+async def test_cancelled_waiters_of_the_limiter_leave_the_whole_limit_to_the_rest() -> None:
+    """A thousand payments that were given up while they waited cost nobody a place."""
+    transport = FakeTransport()
+    client = make_client(transport)
+    with anyio.move_on_after(20):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(1000):
+                tasks.start_soon(pay, client)
+    assert len(transport.sent) == 29
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(pay, client)
+    assert [sent.at for sent in transport.sent[29:]] == pytest.approx([20.5 + number for number in range(20)], abs=1e-3)
+
+
+async def test_two_thousand_cancelled_calls_leave_a_client_that_works() -> None:
+    """Calls that are given up while they wait for an answer do not fill the pool (httpcore#1093)."""
+    await give_up_two_thousand_calls(None)
+
+
+@asyncio_only
+async def test_two_thousand_cancelled_calls_through_aiohttp_leave_a_client_that_works() -> None:
+    await give_up_two_thousand_calls("aiohttp")
+
+
+async def give_up_two_thousand_calls(transport: Literal["aiohttp"] | None) -> None:
+    answering = False
+
+    async def handler(request: Request) -> Reply:
+        return await replies()(request) if answering else NeverAnswer()
+
+    async with serve(handler) as server:
+        limiter = RateLimiter(**WIDE)
+        async with make_client(transport, base_url=server.base_url, rate_limiter=limiter) as client:
+            for _ in range(40):
+                with anyio.move_on_after(1):
+                    async with anyio.create_task_group() as tasks:
+                        for _ in range(50):
+                            tasks.start_soon(look_up, client)
+            answering = True
+            async with anyio.create_task_group() as tasks:
+                for _ in range(100):
+                    tasks.start_soon(look_up, client)
+
+
+def test_certificates_are_checked() -> None:
+    """The pool's context is a strict one."""
+    from mobilemoney_async.calls.transport import _ssl_context
+
+    assert _ssl_context().verify_mode is ssl.CERT_REQUIRED
+    assert _ssl_context().check_hostname

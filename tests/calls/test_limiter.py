@@ -1,0 +1,516 @@
+"""Waiting for one's turn: never above the limit, by lane, and nothing is lost when waiters leave."""
+
+import gc
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import anyio
+import pytest
+from anyio.abc import TaskGroup
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async import InvalidRequest, Priority, RateLimiter
+from mobilemoney_async.testing import run_virtual
+from tests.calls.test_bucket import StrictService
+from tests.support.fakes import FakeTransport, make_client, settle
+
+BACKENDS: list[Literal["asyncio", "trio"]] = ["asyncio", "trio"]
+PAYMENT, LOOKUP, POLL, BULK = Priority
+
+
+class Queue:
+    """Waiters on a limiter, and when each of them got its turn, in seconds from now."""
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self.limiter = limiter
+        self.start = anyio.current_time()
+        self.tasks: TaskGroup | None = None
+        self.arrived: list[object] = []
+        self.turns: list[tuple[object, float]] = []
+
+    @property
+    def names(self) -> list[object]:
+        return [name for name, _ in self.turns]
+
+    @property
+    def times(self) -> list[float]:
+        return [at for _, at in self.turns]
+
+    def is_in_order(self) -> bool:
+        """Return whether everybody had a turn, in the order of arrival; trio shuffles those of one moment."""
+        turns = dict(self.turns)
+        times = [turns[name] for name in self.arrived]
+        return times == sorted(times)
+
+    async def wait(self, name: object = None, lane: Priority = LOOKUP, *, ahead: bool = False) -> None:
+        self.arrived.append(name)
+        await self.limiter.acquire(lane, ahead=ahead)
+        self.turns.append((name, anyio.current_time() - self.start))
+
+    async def use_up(self) -> None:
+        """Take every place that is free now."""
+        while self.limiter.has_capacity():
+            await self.limiter.acquire()
+
+    async def drain(self) -> float:
+        """Use the burst up and wait for one more; return how long that took, seconds."""
+        before = anyio.current_time()
+        await self.use_up()
+        await self.limiter.acquire()
+        return anyio.current_time() - before
+
+
+class Interfering(RateLimiter):
+    """A limiter that lets something happen in the moment of a grant: who is cancelled then has yet to notice."""
+
+    interfere: Callable[[], None] = staticmethod(lambda: None)
+
+    def _grant_to_next(self, now: float) -> None:
+        self.interfere()
+        super()._grant_to_next(now)
+
+
+# -- the law -----------------------------------------------------------------------------------------------------------
+
+seconds = st.one_of(st.integers(0, 12).map(float), st.floats(0, 12))
+waiters = st.tuples(seconds, st.sampled_from(Priority), st.one_of(st.none(), seconds))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(
+    arrivals=st.lists(waiters, max_size=100),
+    holds=st.lists(st.tuples(seconds, seconds), max_size=3),
+    strikes=st.dictionaries(st.integers(0, 50), st.lists(st.integers(0, 20), min_size=1, max_size=3), max_size=20),
+)
+@settings(max_examples=200, deadline=None)
+@example(arrivals=[(0.0, PAYMENT, None)] * 100, holds=[], strikes={})
+@example(arrivals=[(0.0, BULK, None)] + [(0.0, PAYMENT, None)] * 75, holds=[(2.0, 9.0)], strikes={1: [0], 50: [0, 1]})
+def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_place(
+    backend: Literal["asyncio", "trio"],
+    arrivals: list[tuple[float, Priority, float | None]],
+    holds: list[tuple[float, float]],
+    strikes: dict[int, list[int]],
+) -> None:
+    """Whoever comes and leaves: both readings of the limit hold, who stays is served, and no place is lost."""
+
+    async def main() -> None:
+        limiter = Interfering()
+        queue = Queue(limiter)
+        left = 0
+        inside: list[anyio.CancelScope] = []
+        grant = itertools.count()
+
+        def strike() -> None:
+            for victim in strikes.get(next(grant), []):
+                if victim < len(inside):
+                    inside[victim].cancel()
+
+        limiter.interfere = strike
+
+        async def wait(at: float, lane: Priority, patience: float | None) -> None:
+            nonlocal left
+            await anyio.sleep(at)
+            with anyio.move_on_after(float("inf") if patience is None else patience) as scope:
+                inside.append(scope)
+                try:
+                    await queue.wait(None, lane)
+                finally:
+                    inside.remove(scope)
+            left += scope.cancelled_caught
+
+        async def hold(at: float, length: float) -> None:
+            await anyio.sleep(at)
+            limiter.hold(length)
+            now = anyio.current_time() - queue.start
+            held.append((now, now + length))
+
+        held: list[tuple[float, float]] = []
+        with anyio.fail_after(12 + 1.2 * len(arrivals) + 12 + 12):  # nobody waits for ever
+            async with anyio.create_task_group() as tasks:
+                for arrival in arrivals:
+                    tasks.start_soon(wait, *arrival)
+                for each in holds:
+                    tasks.start_soon(hold, *each)
+
+        assert len(queue.turns) + left == len(arrivals)
+        assert StrictService().rejections(queue.times) == []
+        for begin, end in held:
+            assert not [at for at in queue.times if begin < at < end - 1e-6]  # clocks round
+        await anyio.sleep(70)
+        assert await queue.drain() == pytest.approx(1.5)
+
+    run_virtual(main, backend=backend)
+
+
+@pytest.mark.anyio
+async def test_ten_minutes_of_saturation_use_ninety_nine_percent() -> None:
+    """Bursts, windows and jitter together cost less than 1 % of 60 requests a minute."""
+    queue = Queue(RateLimiter())
+    with anyio.move_on_after(600):
+        while True:
+            await queue.wait()
+    assert 594 <= len(queue.turns) <= 600
+    assert StrictService().rejections(queue.times) == []
+
+
+@pytest.mark.anyio
+async def test_several_clients_share_one_limit() -> None:
+    """Two clients given one limiter stay within the merchant's one limit together."""
+    limiter = RateLimiter()
+    transport = FakeTransport()
+    clients = [make_client(transport, rate_limiter=limiter) for _ in range(2)]
+    async with anyio.create_task_group() as tasks:
+        for number in range(80):
+            tasks.start_soon(clients[number % 2].users.profile)
+    arrivals = [sent.at for sent in transport.sent]
+    assert len(arrivals) == 80
+    assert StrictService().rejections([at - arrivals[0] for at in arrivals]) == []
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_first_come_first_served_inside_a_lane() -> None:
+    queue = Queue(RateLimiter())
+    async with anyio.create_task_group() as tasks:
+        for number in range(40):
+            tasks.start_soon(queue.wait, number)
+    assert queue.is_in_order()
+
+
+@pytest.mark.anyio
+async def test_lanes_are_served_in_the_order_of_their_priority() -> None:
+    """PAYMENT goes before LOOKUP, LOOKUP before POLL, POLL before BULK, whoever came first."""
+    queue = Queue(RateLimiter())
+    await queue.use_up()
+    async with anyio.create_task_group() as tasks:
+        for lane in reversed(Priority):
+            tasks.start_soon(queue.wait, lane, lane)
+            await settle()
+    assert queue.names == [PAYMENT, LOOKUP, POLL, BULK]
+
+
+@pytest.mark.anyio
+async def test_a_payment_does_not_wait_behind_queued_lookups() -> None:
+    """With a thousand lookups, polls and pages in line, each of them goes before a payment once at most."""
+    queue = Queue(RateLimiter())
+    await queue.use_up()
+    async with anyio.create_task_group() as tasks:
+        for number in range(1000):
+            tasks.start_soon(queue.wait, "other", (LOOKUP, POLL, BULK)[number % 3])
+        for _ in range(20):
+            await anyio.sleep(7.3)
+            turns, now = len(queue.turns), anyio.current_time()
+            await queue.wait("payment", PAYMENT)
+            assert sum(at < queue.times[-1] for at in queue.times[turns:]) <= 3
+            # The window forces a pause of ten seconds and a half now and then.
+            assert anyio.current_time() - now <= 3 + 10.5
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("lane", "patience"), [(LOOKUP, 10), (POLL, 10), (BULK, 30)])
+async def test_no_lane_starves_under_saturating_payments(lane: Priority, patience: float) -> None:
+    """A lookup and a poll wait 10 s at most, bulk work 30 s, beyond the pauses that the window forces on everybody."""
+    queue = Queue(RateLimiter())
+    waits: list[tuple[float, float]] = []
+
+    async def keep_paying() -> None:
+        while True:
+            await queue.wait("payment", PAYMENT)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(30):
+            tasks.start_soon(keep_paying)
+        for number in range(30):
+            await anyio.sleep(1 + number % 7)
+            begin = anyio.current_time() - queue.start
+            await queue.wait("other", lane)
+            waits.append((begin, queue.times[-1]))
+        tasks.cancel_scope.cancel()
+
+    for begin, end in waits:
+        turns = [begin, *(at for at in queue.times if begin < at <= end)]
+        pauses = sum(max(0.0, later - sooner - 1) for sooner, later in itertools.pairwise(turns))
+        assert end - begin <= patience + pauses + 1e-6
+    # Ten seconds is also about what it gets: payments keep nine tenths of the limit.
+    assert queue.names.count("other") <= len(queue.turns) * 1 / (patience - 2) + 1
+
+
+@pytest.mark.anyio
+async def test_every_lane_moves_when_all_are_full() -> None:
+    """With all four lanes saturated, payments get most of the limit and everybody else a share."""
+    queue = Queue(RateLimiter())
+
+    async def keep_going(lane: Priority) -> None:
+        while True:
+            await queue.wait(lane, lane)
+
+    with anyio.move_on_after(600):
+        async with anyio.create_task_group() as tasks:
+            for lane in Priority:
+                for _ in range(20):
+                    tasks.start_soon(keep_going, lane)
+
+    counts = {lane: queue.names.count(lane) for lane in Priority}
+    assert counts[PAYMENT] > 400
+    assert counts[LOOKUP] >= 50
+    assert counts[POLL] >= 50
+    assert counts[BULK] >= 18
+
+
+@pytest.mark.anyio
+async def test_ahead_goes_to_the_head_of_its_lane() -> None:
+    """What everybody in a lane depends on (a login) does not queue behind them."""
+    queue = Queue(RateLimiter())
+    await queue.use_up()
+    async with anyio.create_task_group() as tasks:
+        for number in range(5):
+            tasks.start_soon(queue.wait, number, PAYMENT)
+            await settle()
+        await queue.wait("login", PAYMENT, ahead=True)
+    assert queue.names == ["login", 0, 1, 2, 3, 4]
+
+
+# -- hold --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_a_hold_holds_everybody_exactly_as_long_and_then_goes_on_steadily() -> None:
+    """After a rejection nobody goes before `retry_after` has passed; then one at once, and one a second."""
+    queue = Queue(RateLimiter())
+    async with anyio.create_task_group() as tasks:
+        for lane in Priority:
+            for _ in range(5):
+                tasks.start_soon(queue.wait, lane, lane)
+        await settle()
+        assert len(queue.turns) == 10
+        queue.limiter.hold(42)
+        assert not queue.limiter.has_capacity()
+    assert queue.times[10:] == pytest.approx([42 + number for number in range(10)])
+
+
+@pytest.mark.anyio
+async def test_a_hold_begins_for_whoever_comes_later_too() -> None:
+    queue = Queue(RateLimiter())
+    queue.limiter.hold(5)
+    await queue.wait()
+    assert queue.times == [5]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "5", None])
+async def test_a_hold_of_nonsense_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        RateLimiter().hold(value)
+
+
+# -- leaving -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_cancelled_waiters_use_nothing_up() -> None:
+    """A thousand waiters leave, and the next one is served as if they had never come."""
+    queue = Queue(RateLimiter())
+    await queue.use_up()
+    with anyio.move_on_after(1):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(1000):
+                tasks.start_soon(queue.wait)
+    await queue.wait("next")
+    assert queue.times == pytest.approx([1.5])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("leaver", range(5))
+async def test_whoever_leaves_the_line_the_rest_keep_their_times(leaver: int) -> None:
+    """The one that keeps the time, the first, the last: any waiter may leave and nobody notices."""
+    queue = Queue(RateLimiter())
+    await queue.use_up()
+    scopes = [anyio.CancelScope() for _ in range(5)]
+
+    async def wait(number: int) -> None:
+        with scopes[number]:
+            await queue.wait(number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(5):
+            tasks.start_soon(wait, number)
+            await settle()
+        await anyio.sleep(0.1)
+        scopes[leaver].cancel()
+
+    assert queue.names == [number for number in range(5) if number != leaver]
+    assert queue.times == pytest.approx([1.5, 2.5, 3.5, 4.5])
+
+
+@asynccontextmanager
+async def late_waiter(before: int = 10) -> AsyncIterator[tuple[Queue, list[Callable[[], object]]]]:
+    """Put a waiter in line that is cancelled in the moment of its turn, and run until the line is empty.
+
+    Yields:
+        The line, in which a "keeper" waits too, behind all others; and what else shall happen in that moment.
+    """
+    limiter = Interfering()
+    queue = Queue(limiter)
+    for _ in range(before):
+        await limiter.acquire()
+    assert not limiter.has_capacity()
+    scope = anyio.CancelScope()
+    interference: list[Callable[[], object]] = [scope.cancel]
+
+    def interfere() -> None:
+        while interference:
+            interference.pop()()
+
+    async def wait_in_vain() -> None:
+        with scope:
+            await queue.wait("late", PAYMENT)
+
+    async with anyio.create_task_group() as tasks:
+        queue.tasks = tasks
+        await start(queue, "keeper", BULK)
+        tasks.start_soon(wait_in_vain)
+        await settle()
+        yield queue, interference
+        limiter.interfere = interfere
+    assert scope.cancelled_caught
+
+
+async def start(queue: Queue, name: object, lane: Priority = LOOKUP) -> None:
+    """Put somebody in line."""
+    assert queue.tasks is not None
+    queue.tasks.start_soon(queue.wait, name, lane)
+    await settle()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("others", [0, 1, 2, 5])
+async def test_a_turn_that_comes_too_late_goes_to_the_next_in_line(others: int) -> None:
+    """A waiter that is cancelled in the moment of its turn does not take the place with it."""
+    async with late_waiter() as (queue, _):
+        for number in range(others):
+            await start(queue, number)
+
+    assert queue.names == [*range(others), "keeper"]
+    assert queue.times == pytest.approx([1.5 + number for number in range(others + 1)])
+
+
+@pytest.mark.anyio
+async def test_a_turn_that_comes_back_is_not_given_away_during_a_hold() -> None:
+    """If the service says "hold" while a cancelled waiter gives its place back, nobody goes before the hold ends."""
+    async with late_waiter() as (queue, interference):
+        interference.append(lambda: queue.limiter.hold(30))
+        await start(queue, "next")
+
+    assert queue.names == ["next", "keeper"]
+    assert queue.times == pytest.approx([31.5, 32.5])
+
+
+@pytest.mark.anyio
+async def test_a_place_given_back_is_used_at_once_in_the_long_pause_of_the_window() -> None:
+    """The sixtieth place of a minute comes back: the next in line has it then, not ten seconds later."""
+    async with late_waiter(before=59) as (queue, _):
+        sixtieth = anyio.current_time() - queue.start + 1
+
+    assert queue.names == ["keeper"]
+    assert queue.times == pytest.approx([sixtieth])
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_twenty_thousand_waiters_are_served_in_order_on_one_timer() -> None:
+    """A long queue costs memory and patience, nothing else."""
+    queue = Queue(RateLimiter())
+    async with anyio.create_task_group() as tasks:
+        for number in range(20_000):
+            tasks.start_soon(queue.wait, number)
+    assert queue.is_in_order()
+    assert queue.times[-1] <= 20_000 / 0.99
+    gc.collect()  # here, rather than inside another test's time
+
+
+@pytest.mark.anyio
+async def test_async_with_takes_one_place() -> None:
+    """`async with limiter` paces anybody's own requests, like other limiters, and lets errors out."""
+    limiter = RateLimiter(per_minute=60, burst=2)
+    for _ in range(2):
+        assert limiter.has_capacity()
+        async with limiter as entered:
+            assert entered is limiter
+    assert not limiter.has_capacity()
+    with pytest.raises(LookupError):
+        async with limiter:
+            raise LookupError
+
+
+@pytest.mark.anyio
+async def test_has_capacity_is_false_while_somebody_waits() -> None:
+    """A caller that asks first does not overtake those in line."""
+    queue = Queue(RateLimiter())
+    assert queue.limiter.has_capacity()
+    await queue.use_up()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(queue.wait)
+        await anyio.sleep(1)
+        assert not queue.limiter.has_capacity()
+        await anyio.sleep(1)
+        assert len(queue.turns) == 1
+    assert not queue.limiter.has_capacity()
+    await anyio.sleep(60)
+    assert queue.limiter.has_capacity()
+
+
+def test_a_limiter_may_go_on_in_another_kind_of_loop() -> None:
+    """A limiter of a module's own works in whatever loop comes next, each on its own clock."""
+    limiter = RateLimiter(per_minute=600, burst=100)
+
+    async def main() -> None:
+        for _ in range(10):
+            await limiter.acquire()
+
+    for backend in (*BACKENDS, *BACKENDS):
+        run_virtual(main, backend=backend)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"per_minute": 0},
+        {"per_minute": -1},
+        {"per_minute": float("inf")},
+        {"per_minute": float("nan")},
+        {"per_minute": True},
+        {"per_minute": "60"},
+        {"burst": 0},
+        {"burst": 1.5},
+        {"burst": True},
+        {"window": 0},
+        {"window": -60.0},
+        {"window": float("nan")},
+        {"jitter": -0.1},
+        {"jitter": float("inf")},
+    ],
+)
+def test_a_limit_of_nonsense_is_refused(options: dict[str, Any]) -> None:
+    """A limiter says at once what it cannot keep, and names the argument."""
+    with pytest.raises(InvalidRequest) as caught:
+        RateLimiter(**options)
+    assert caught.value.argument in options
+
+
+@pytest.mark.anyio
+async def test_another_rate_is_kept_as_well() -> None:
+    """A merchant with another limit says so."""
+    queue = Queue(RateLimiter(per_minute=600, burst=20))
+    with anyio.move_on_after(60):
+        while True:
+            await queue.wait()
+    assert 594 <= len(queue.turns) <= 600
+    assert StrictService(per_minute=600, burst=20).rejections(queue.times) == []

@@ -1,0 +1,455 @@
+"""One call from method to wire and back: the retry table end to end, over real sockets and over a fake transport."""
+
+import itertools
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async import (
+    APIError,
+    AsyncClient,
+    ConnectionFailed,
+    Effect,
+    InvalidRequest,
+    InvalidToken,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PermissionDenied,
+    RateLimiter,
+    RateLimitExceeded,
+    RequestTimeout,
+    RetryPolicy,
+    ServerError,
+    TokenExpired,
+    TransactionNotFound,
+    UnexpectedResponse,
+)
+from mobilemoney_async.testing import run_virtual
+from tests.support.fakes import (
+    B2C,
+    C2B,
+    NOON,
+    PHONE_NUMBER,
+    CountingSource,
+    FakeTransport,
+    Hang,
+    Step,
+    acknowledgement,
+    make_client,
+    refusal,
+    replies,
+    script,
+)
+from tests.support.server import Close, Cut, NeverAnswer, Raw, Reply, Response, Trickle, serve
+
+pytestmark = pytest.mark.anyio
+
+Call = Callable[[AsyncClient], Coroutine[Any, Any, object]]
+
+
+async def collect(client: AsyncClient) -> object:
+    return await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="order-1")
+
+
+async def disburse(client: AsyncClient) -> object:
+    return await client.disbursements.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="order-1")
+
+
+async def look_up(client: AsyncClient) -> object:
+    return await client.transactions.get("tx-1")
+
+
+async def verify(client: AsyncClient) -> object:
+    return await client.users.verify_otp(PHONE_NUMBER, "123456")
+
+
+CREATES = [pytest.param(collect, id="c2b"), pytest.param(disburse, id="b2c")]
+
+ACCEPTED = acknowledgement()
+HALF = len(ACCEPTED.to_bytes()) - 20
+
+# Sent, but no usable answer: the money may or may not have moved.
+SILENCES: dict[str, tuple[Reply, type[MobileMoneyError]]] = {
+    "reset before the body is read": (Close(read=False, reset=True), ConnectionFailed),
+    "closed before the body is read": (Close(read=False), ConnectionFailed),
+    "reset": (Close(reset=True), ConnectionFailed),
+    "closed without an answer": (Close(), ConnectionFailed),
+    "reset in mid-answer": (Cut(ACCEPTED, after=HALF, reset=True), ConnectionFailed),
+    "closed in mid-answer": (Cut(ACCEPTED, after=HALF), ConnectionFailed),
+    "closed in mid-head": (Cut(ACCEPTED, after=20), ConnectionFailed),
+    "no HTTP": (Raw(b"SSH-2.0-OpenSSH\r\n"), ConnectionFailed),
+    "truncated": (Response(200, ACCEPTED.body[:-20], ACCEPTED.headers), UnexpectedResponse),
+    "empty": (Response(200), UnexpectedResponse),
+    "wrong shape": (Response.json({"status": "success"}), UnexpectedResponse),
+    "a list": (Response.json([]), UnexpectedResponse),
+    "HTML under 200": (Response.html(200), UnexpectedResponse),
+    "HTML under 502": (Response.html(502), ServerError),
+    "500": (Response.json({"status": "error", "message": "oops"}, 500), ServerError),
+    "503 empty": (Response(503), ServerError),
+    "504 HTML": (Response.html(504), ServerError),
+    "500 with a code of its own": (refusal("DATABASE_DOWN", 500), ServerError),
+    "301": (Response(301, b"", {"location": "/v1/elsewhere"}), UnexpectedResponse),
+    "307": (Response(307, b"", {"location": "/v1/elsewhere"}), UnexpectedResponse),
+    "never answers": (NeverAnswer(), RequestTimeout),
+    "too slow an answer": (Trickle(ACCEPTED, pause=1), RequestTimeout),
+}
+silences = pytest.mark.parametrize(("reply", "kind"), SILENCES.values(), ids=SILENCES)
+# The contract shows no body for the answers of the session calls, so that these two are no silence there.
+SESSION_SILENCES = {name: row for name, row in SILENCES.items() if name not in {"empty", "wrong shape"}}
+
+
+# -- over real sockets -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("create", CREATES)
+@silences
+async def test_money_that_may_have_arrived_is_sent_once(create: Call, reply: Reply, kind: type[Exception]) -> None:
+    """A create without a usable answer ends in OutcomeUnknown, and the service has seen it at most once."""
+    async with serve(replies(reply)) as server, make_client(base_url=server.base_url) as client:
+        with pytest.raises(OutcomeUnknown) as caught:
+            await create(client)
+    assert [request.method for request in server.requests] == ["POST"]
+    assert isinstance(caught.value.__cause__, kind)
+    assert caught.value.outcome == "unknown"
+    assert caught.value.idempotency_key == "order-1"
+    assert caught.value.sent_at == NOON
+
+
+@silences
+async def test_a_lookup_without_an_answer_is_made_again(reply: Reply, kind: type[Exception]) -> None:
+    """A read goes on until the answer comes, and its caller does not notice."""
+    async with serve(replies(reply, reply)) as server, make_client(base_url=server.base_url) as client:
+        await look_up(client)
+    assert len(server.requests) == 3
+
+
+@silences
+async def test_a_lookup_gives_up_after_its_attempts(reply: Reply, kind: type[MobileMoneyError]) -> None:
+    """A read that never has an answer raises what went wrong, after `max_attempts` requests."""
+    handler = replies(*[reply] * 10)
+    retry = RetryPolicy(max_attempts=3)
+    async with serve(handler) as server, make_client(base_url=server.base_url, retry=retry) as client:
+        with pytest.raises(kind) as caught:
+            await look_up(client)
+    assert len(server.requests) == 3
+    assert caught.value.outcome == "unknown"
+
+
+@pytest.mark.parametrize(("reply", "kind"), SESSION_SILENCES.values(), ids=SESSION_SILENCES)
+async def test_a_session_call_without_an_answer_raises_at_once(reply: Reply, kind: type[MobileMoneyError]) -> None:
+    """Verifying a one-time password is not repeated: it may have been used up."""
+    async with serve(replies(reply)) as server, make_client(base_url=server.base_url) as client:
+        with pytest.raises(kind):
+            await verify(client)
+    assert len(server.requests) == 1
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port on which nothing listens, and on which nothing will for the length of the test."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]
+
+
+@pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup"), pytest.param(verify, id="session")])
+async def test_whatever_was_refused_a_connection_was_not_sent(call: Call, closed_port: int) -> None:
+    """A service that is down is asked `max_attempts` times; then a create says that no money moved."""
+    start = anyio.current_time()
+    async with make_client(base_url=f"http://127.0.0.1:{closed_port}/v1") as client:
+        with pytest.raises(ConnectionFailed) as caught:
+            await call(client)
+    assert caught.value.outcome == "not_sent"
+    assert 1.75 <= anyio.current_time() - start <= 3.5  # three pauses
+
+
+@pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup"), pytest.param(verify, id="session")])
+async def test_a_call_goes_through_once_the_service_is_back(call: Call) -> None:
+    """Connections that are refused at first cost pauses and nothing else."""
+    transport = FakeTransport(refuse=3)
+    await call(make_client(transport))
+    assert len(transport.sent) == 1
+
+
+# -- rejected before processing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup"), pytest.param(verify, id="session")])
+@pytest.mark.parametrize("status", [200, 400, 429, 503])
+async def test_a_rate_limited_call_waits_as_long_as_it_is_told_and_goes_again(call: Call, status: int) -> None:
+    """`retry_after` is obeyed to the second, whatever the HTTP status, for money too: nothing was processed."""
+    transport = FakeTransport(script(refusal("RATE_LIMIT_EXCEEDED", status, retry_after=7)))
+    await call(make_client(transport))
+    first, second = (sent.at for sent in transport.sent)
+    assert second - first == pytest.approx(7)
+
+
+@pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup")])
+async def test_a_rejection_holds_every_other_call(call: Call) -> None:
+    """Nobody on the limiter sends anything before the service is ready again; then they go one a second."""
+    transport = FakeTransport(script(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=20)))
+    client = make_client(transport)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, client)
+        await anyio.sleep(1)
+        for _ in range(4):
+            tasks.start_soon(client.users.profile)
+    start = transport.sent[0].at
+    assert [sent.at - start for sent in transport.sent[1:]] == pytest.approx([20, 21, 22, 23, 24])
+
+
+async def test_a_rejection_without_retry_after_waits_a_growing_while() -> None:
+    transport = FakeTransport(script(*[refusal("RATE_LIMIT_EXCEEDED", 429)] * 3))
+    await look_up(make_client(transport))
+    times = [sent.at for sent in transport.sent]
+    pauses = [later - sooner for sooner, later in itertools.pairwise(times)]
+    # The limiter's steady rate after a rejection comes on top.
+    assert 0.25 <= pauses[0] <= 1.1
+    assert 0.5 <= pauses[1] <= 1.1
+    assert 1.0 <= pauses[2] <= 2.1
+
+
+async def test_a_rate_limited_call_gives_up_after_its_attempts() -> None:
+    """A create that is rejected each time says so, and that no money moved."""
+    transport = FakeTransport(lambda sent: refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=1))
+    with pytest.raises(RateLimitExceeded) as caught:
+        await collect(make_client(transport))
+    assert len(transport.sent) == 4
+    assert caught.value.outcome == "refused"
+    assert caught.value.retry_after == 1
+    assert caught.value.idempotency_key == "order-1"
+
+
+async def test_too_long_a_retry_after_raises_at_once() -> None:
+    """Beyond `max_retry_after` the caller is told now, and decides; the limiter keeps quiet meanwhile."""
+    transport = FakeTransport(script(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=121)))
+    client = make_client(transport)
+    start = anyio.current_time()
+    with pytest.raises(RateLimitExceeded) as caught:
+        await collect(client)
+    assert anyio.current_time() == start
+    assert caught.value.retry_after == 121
+    await look_up(client)
+    assert anyio.current_time() - start == pytest.approx(120)
+
+
+@pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup"), pytest.param(verify, id="session")])
+@pytest.mark.parametrize("code", ["invalid_token", "token_expired"])
+@pytest.mark.parametrize("status", [200, 400, 401, 403, 500])
+async def test_a_refused_token_is_renewed_and_the_call_replayed(call: Call, code: str, status: int) -> None:
+    """Once, whatever the HTTP status, for money too, and even where no retries are allowed."""
+    source = CountingSource()
+    transport = FakeTransport(script(refusal(code, status)))
+    await call(make_client(transport, auth=source, retry=RetryPolicy(max_attempts=1)))
+    assert [sent.token for sent in transport.sent] == ["token-1", "token-2"]
+    assert source.refused == [("token-1", False)]
+
+
+@pytest.mark.parametrize("code", ["invalid_token", "token_expired"])
+async def test_a_renewal_does_not_count_as_an_attempt(code: str) -> None:
+    """After a renewal the call still has all its attempts."""
+    transport = FakeTransport(script(refusal(code, 401), *[Response(503)] * 3))
+    await look_up(make_client(transport, auth=CountingSource()))
+    assert len(transport.sent) == 5
+
+
+@pytest.mark.parametrize("code", ["invalid_token", "token_expired"])
+async def test_a_token_that_is_never_accepted_ends_in_invalid_token(code: str) -> None:
+    """A second refusal is final, and says that the token is not accepted rather than that it ran out."""
+    source = CountingSource()
+    transport = FakeTransport(lambda sent: refusal(code, 401))
+    with pytest.raises(InvalidToken) as caught:
+        await collect(make_client(transport, auth=source))
+    assert len(transport.sent) == 2
+    assert source.refused == [("token-1", False), ("token-2", True)]
+    assert caught.value.outcome == "refused"
+    assert caught.value.code == code
+
+
+async def test_an_issued_token_cannot_be_renewed() -> None:
+    """A client with an issued token says that it ran out, after one request."""
+    transport = FakeTransport(lambda sent: refusal("token_expired", 401))
+    with pytest.raises(TokenExpired):
+        await look_up(make_client(transport))
+    assert len(transport.sent) == 1
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 400, 403, 404, 422])
+@pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup"), pytest.param(verify, id="session")])
+async def test_a_refusal_is_raised_at_once_under_any_status(call: Call, status: int) -> None:
+    """A body that says error is an error under HTTP 200 too; a refused create moved no money."""
+    transport = FakeTransport(lambda sent: refusal("insufficient_permissions", status))
+    with pytest.raises(PermissionDenied) as caught:
+        await call(make_client(transport))
+    assert len(transport.sent) == 1
+    assert caught.value.outcome == "refused"
+
+
+@pytest.mark.parametrize("create", CREATES)
+@pytest.mark.parametrize("status", [200, 400, 409])
+async def test_a_code_that_the_contract_does_not_list_is_a_refusal(create: Call, status: int) -> None:
+    transport = FakeTransport(lambda sent: refusal("DAILY_LIMIT", status))
+    with pytest.raises(APIError) as caught:
+        await create(make_client(transport))
+    assert (caught.value.code, caught.value.outcome) == ("DAILY_LIMIT", "refused")
+    assert len(transport.sent) == 1
+
+
+async def test_not_found_is_not_repeated() -> None:
+    transport = FakeTransport(lambda sent: refusal("TRANSACTION_NOT_FOUND", 404))
+    with pytest.raises(TransactionNotFound):
+        await look_up(make_client(transport))
+    assert len(transport.sent) == 1
+
+
+# -- pauses, budgets, laws ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+async def test_pauses_between_attempts_grow_and_are_jittered(chance: float) -> None:
+    """Half a second, doubled each time, less up to half of it by chance."""
+    transport = FakeTransport(script(*[Response(503)] * 5))
+    client = make_client(transport, retry=RetryPolicy(max_attempts=6))
+    client._pipeline.random = lambda: chance
+    await look_up(client)
+    times = [sent.at for sent in transport.sent]
+    pauses = [later - sooner for sooner, later in itertools.pairwise(times)]
+    assert pauses == pytest.approx([(1 - chance / 2) * pause for pause in (0.5, 1, 2, 4, 8)])
+
+
+async def test_every_attempt_takes_its_place_under_the_limit() -> None:
+    """Retries are requests too: they wait for their turn."""
+    transport = FakeTransport(script(*[Response(503)] * 3))
+    client = make_client(transport, rate_limiter=RateLimiter(per_minute=6, burst=1, jitter=0))
+    await look_up(client)
+    start = transport.sent[0].at
+    assert [sent.at - start for sent in transport.sent] == pytest.approx([0, 10, 20, 30])
+
+
+faults: st.SearchStrategy[Step] = st.sampled_from(
+    [
+        httpx.ConnectError("x"),
+        httpx.ReadError("x"),
+        httpx.RemoteProtocolError("x"),
+        httpx.PoolTimeout("x"),
+        OSError("x"),
+        ZeroDivisionError("x"),
+        Hang(),
+        Response(200),
+        Response.html(502),
+        Response.html(401),
+        Response.html(429),
+        Response(302),
+        Response.json({"status": "error"}, 500),
+        refusal("RATE_LIMIT_EXCEEDED", 200, retry_after=1),
+        refusal("RATE_LIMIT_EXCEEDED", 503, retry_after=1000),
+        refusal("invalid_token", 401),
+        refusal("token_expired", 200),
+        refusal("DAILY_LIMIT", 400),
+        refusal("DATABASE_DOWN", 503),
+        acknowledgement(),
+    ]
+)
+policies = st.builds(
+    RetryPolicy,
+    max_attempts=st.integers(1, 12),
+    first_delay=st.floats(0, 5),
+    factor=st.floats(1, 5),
+    max_delay=st.floats(0, 20),
+    max_retry_after=st.floats(0, 2000),
+)
+
+
+def is_documented_rejection(step: Step) -> bool:
+    codes = (b"RATE_LIMIT_EXCEEDED", b"invalid_token", b"token_expired")
+    return isinstance(step, Response) and any(code in step.body for code in codes)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@given(
+    steps=st.lists(faults, max_size=12),
+    policy=policies,
+    timeout=st.floats(0.1, 100),
+    deadline=st.one_of(st.none(), st.floats(0.1, 1000)),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_settings_and_no_faults_send_money_twice(
+    backend: Any, steps: list[Step], policy: RetryPolicy, timeout: float, deadline: float | None
+) -> None:
+    """Whatever goes wrong in whatever order, a create goes again only after a documented rejection.
+
+    A transport that took the whole request proves nothing by the name of its error.
+    """
+
+    async def main() -> None:
+        transport = FakeTransport(script(*steps))
+        client = make_client(transport, auth=CountingSource(), retry=policy, timeout=timeout, deadline=deadline)
+        error: MobileMoneyError | None = None
+        try:
+            await collect(client)
+        except MobileMoneyError as exc:
+            error = exc
+        seen = steps[: len(transport.sent)]
+        assert all(is_documented_rejection(step) for step in seen[:-1])
+        if isinstance(error, OutcomeUnknown):
+            assert not is_documented_rejection(seen[-1])
+        elif error is None:
+            assert len(transport.sent) > len(steps) or seen[-1] == acknowledgement()
+        else:
+            assert error.outcome in {"not_sent", "refused"}
+            assert all(is_documented_rejection(step) or b"DAILY" in getattr(step, "body", b"") for step in seen)
+
+    run_virtual(main, backend=backend)
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_sent_for_an_argument_that_is_refused() -> None:
+    transport = FakeTransport()
+    client = make_client(transport)
+    with pytest.raises(InvalidRequest):
+        await client.transactions.get("..")
+    with pytest.raises(InvalidRequest):
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=1, extra={"note": object()})
+    assert transport.sent == []
+    assert client._pipeline.limiter.has_capacity()
+
+
+@pytest.mark.parametrize(("path", "create"), [(C2B, collect), (B2C, disburse)])
+async def test_a_create_goes_out_once_when_all_is_well(path: str, create: Call) -> None:
+    transport = FakeTransport()
+    await create(make_client(transport))
+    (sent,) = transport.sent
+    assert (sent.method, sent.path) == ("POST", path)
+    assert sent.body == b'{"phone_number":"+255780000789","amount":"1000"}'
+    assert sent.headers["content-type"] == "application/json"
+    assert sent.headers["content-length"] == str(len(sent.body))
+
+
+async def test_an_undocumented_call_moves_money_unless_it_says_otherwise() -> None:
+    """`client.request` is careful: what is not known to be harmless is not sent twice."""
+    transport = FakeTransport(lambda sent: Response(503))
+    client = make_client(transport)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await client.request("POST", "/payment-service/refund", json={"id": "1"})
+    assert len(caught.value.idempotency_key) == 32
+    assert len(transport.sent) == 1
+    with pytest.raises(ServerError):
+        await client.request("POST", "/search", json={}, effect=Effect.READ)
+    assert len(transport.sent) == 5
+
+
+async def test_a_session_call_may_be_answered_with_nothing() -> None:
+    """The contract shows no body for the one-time password's answers; an empty one is a success."""
+    transport = FakeTransport(lambda sent: Response(200))
+    assert await verify(make_client(transport)) == {}

@@ -1,0 +1,200 @@
+"""What may be sent again: the whole table, and no policy that bends it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async import (
+    APIError,
+    AuthenticationError,
+    ConnectionFailed,
+    Effect,
+    InvalidCredentials,
+    InvalidRequest,
+    InvalidToken,
+    InvalidTransactionId,
+    MobileMoneyError,
+    PermissionDenied,
+    RateLimitExceeded,
+    RequestTimeout,
+    RetryPolicy,
+    ServerError,
+    TokenExpired,
+    TransactionNotFound,
+    UnexpectedResponse,
+)
+from mobilemoney_async.calls.retry import ACTIONS, Action, Failure, classify, decide
+
+READ, SESSION, MONEY = Effect
+
+ERRORS: dict[Failure, list[MobileMoneyError]] = {
+    Failure.NOT_SENT: [ConnectionFailed("x", outcome="not_sent"), RequestTimeout("x", outcome="not_sent")],
+    Failure.RATE_LIMITED: [RateLimitExceeded("x", status_code=429, retry_after=3.0)],
+    Failure.TOKEN: [InvalidToken("x", status_code=401), TokenExpired("x", status_code=401)],
+    Failure.NO_ANSWER: [
+        ConnectionFailed("x"),
+        RequestTimeout("x"),
+        UnexpectedResponse("x", status_code=200),
+        ServerError("x", status_code=500),
+    ],
+    Failure.REFUSED: [
+        APIError("x", status_code=400),
+        AuthenticationError("x", status_code=401),
+        InvalidCredentials("x", status_code=401),
+        PermissionDenied("x", status_code=403),
+        TransactionNotFound("x", status_code=404),
+        InvalidTransactionId("x", status_code=400),
+        InvalidRequest("x", argument="x"),
+    ],
+}
+
+# The table of the house, a second time.
+TABLE = {
+    Failure.NOT_SENT: (Action.RETRY, Action.RETRY, Action.RETRY),
+    Failure.RATE_LIMITED: (Action.HOLD_AND_RETRY,) * 3,
+    Failure.TOKEN: (Action.RENEW_AND_REPLAY,) * 3,
+    Failure.NO_ANSWER: (Action.RETRY, Action.RAISE, Action.RAISE_UNKNOWN),
+    Failure.REFUSED: (Action.RAISE,) * 3,
+}
+
+
+def decide_on(error: MobileMoneyError, effect: Effect = READ, **given: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "bearer": True,
+        "policy": RetryPolicy(),
+        "attempt": 1,
+        "renewed": False,
+        "chance": 0.0,
+        **given,
+    }
+    return decide(error, effect=effect, **arguments)
+
+
+@pytest.mark.parametrize("failure", Failure)
+@pytest.mark.parametrize("effect", Effect)
+def test_every_failure_of_every_kind_of_call_has_one_answer(failure: Failure, effect: Effect) -> None:
+    """What is done about a failure follows from where it struck and what the call does, and from nothing else."""
+    expected = dict(zip(Effect, TABLE[failure], strict=True))[effect]
+    assert ACTIONS[failure, effect] is expected
+    for error in ERRORS[failure]:
+        assert classify(error, bearer=True) is failure
+        assert decide_on(error, effect).action is expected
+
+
+def test_the_table_has_no_other_rows() -> None:
+    assert len(ACTIONS) == len(Failure) * len(Effect)
+
+
+@pytest.mark.parametrize("error", ERRORS[Failure.TOKEN])
+def test_a_token_error_without_a_token_is_a_refusal(error: MobileMoneyError) -> None:
+    """A login that is told "invalid token" is refused; there is no token to renew."""
+    assert classify(error, bearer=False) is Failure.REFUSED
+
+
+policies = st.builds(
+    RetryPolicy,
+    max_attempts=st.integers(1, 10**6),
+    first_delay=st.floats(0, 1e9),
+    factor=st.floats(1, 1e9),
+    max_delay=st.floats(0, 1e9),
+    max_retry_after=st.floats(0, 1e9),
+)
+chances = st.floats(0, 1)
+errors = st.sampled_from([error for group in ERRORS.values() for error in group])
+
+
+@settings(deadline=None)
+@given(error=errors, policy=policies, attempt=st.integers(1, 10**6), renewed=st.booleans(), chance=chances)
+def test_no_policy_sends_money_again_that_may_have_arrived(error: MobileMoneyError, **given: Any) -> None:
+    """Whatever the settings, a create is only repeated after a failure that proves it was not processed."""
+    action = decide_on(error, MONEY, **given).action
+    if action in {Action.RETRY, Action.HOLD_AND_RETRY, Action.RENEW_AND_REPLAY}:
+        assert error.outcome in {"not_sent", "refused"}
+        assert classify(error, bearer=True) in {Failure.NOT_SENT, Failure.RATE_LIMITED, Failure.TOKEN}
+
+
+@pytest.mark.parametrize("failure", [Failure.NOT_SENT, Failure.NO_ANSWER, Failure.RATE_LIMITED])
+def test_the_last_attempt_is_the_last(failure: Failure) -> None:
+    """`max_attempts` counts attempts, not repetitions."""
+    for error in ERRORS[failure]:
+        assert decide_on(error, attempt=3).action is not Action.RAISE
+        assert decide_on(error, attempt=4).action is Action.RAISE
+        assert decide_on(error, attempt=1, policy=RetryPolicy(max_attempts=1)).action is Action.RAISE
+
+
+@pytest.mark.parametrize("error", ERRORS[Failure.TOKEN])
+def test_a_renewal_is_outside_the_retry_budget_and_happens_once(error: MobileMoneyError) -> None:
+    """Even without any retries, a token that ran out is renewed once; a second refusal is final."""
+    policy = RetryPolicy(max_attempts=1)
+    assert decide_on(error, policy=policy).action is Action.RENEW_AND_REPLAY
+    assert decide_on(error, policy=policy, renewed=True).action is Action.RAISE
+
+
+@settings(deadline=None)
+@given(policy=policies, attempt=st.integers(1, 10**6), chance=chances)
+def test_pauses_grow_up_to_the_longest_and_are_shortened_by_half_at_most(
+    policy: RetryPolicy, attempt: int, chance: float
+) -> None:
+    """A pause is never longer than `max_delay` and never less than half of what it would be without jitter."""
+    full = policy.delay(attempt, 0.0)
+    assert 0 <= full <= policy.max_delay
+    assert policy.delay(attempt + 1, 0.0) >= full
+    assert full / 2 <= policy.delay(attempt, chance) <= full
+
+
+def test_the_default_pauses() -> None:
+    """Half a second, doubled each time, 8 s at most."""
+    assert [RetryPolicy().delay(attempt, 0.0) for attempt in range(1, 8)] == [0.5, 1, 2, 4, 8, 8, 8]
+    assert RetryPolicy().delay(1, 1.0) == 0.25
+
+
+def test_a_retry_pauses_and_a_replay_does_not() -> None:
+    assert decide_on(ERRORS[Failure.NO_ANSWER][0], attempt=2).pause == 1.0
+    assert decide_on(ERRORS[Failure.TOKEN][0]).pause == 0.0
+    assert decide_on(ERRORS[Failure.NO_ANSWER][0], MONEY).pause == 0.0
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "hold"),
+    [(None, 0.5), (0.0, 0.5), (3.0, 3.0), (120.0, 120.0)],
+)
+def test_retry_after_is_obeyed_by_the_whole_limiter(retry_after: float | None, hold: float) -> None:
+    """The service's word, but never less than our own pause, since a service that says 0 would be asked in a circle."""
+    decision = decide_on(RateLimitExceeded("x", status_code=429, retry_after=retry_after), MONEY)
+    assert (decision.action, decision.hold) == (Action.HOLD_AND_RETRY, hold)
+
+
+def test_a_retry_after_beyond_patience_ends_the_call_at_once_and_still_holds_the_others() -> None:
+    """The caller is told now; its other calls do not run into the same wall meanwhile."""
+    decision = decide_on(RateLimitExceeded("x", status_code=429, retry_after=121.0))
+    assert (decision.action, decision.hold) == (Action.RAISE, 120.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_attempts": 0},
+        {"max_attempts": 1.5},
+        {"max_attempts": True},
+        {"first_delay": -1},
+        {"first_delay": "1"},
+        {"factor": 0.5},
+        {"factor": float("nan")},
+        {"factor": True},
+        {"max_delay": float("inf")},
+        {"max_retry_after": float("nan")},
+    ],
+)
+def test_a_policy_of_nonsense_is_refused(options: dict[str, Any]) -> None:
+    """A policy says at once what it cannot keep, and names the argument."""
+    with pytest.raises(InvalidRequest) as caught:
+        RetryPolicy(**options)
+    assert caught.value.argument in options
+
+
+def test_a_policy_is_a_value() -> None:
+    """Policies can be compared, shared and kept in settings."""
+    assert RetryPolicy(max_attempts=2) == RetryPolicy(max_attempts=2)
+    assert hash(RetryPolicy()) == hash(RetryPolicy())

@@ -1,0 +1,639 @@
+"""Where the bearer token comes from: one login for everybody, ahead of time, and never hammered."""
+
+import itertools
+import logging
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    AsyncClient,
+    AuthenticationError,
+    ConnectionFailed,
+    InvalidCredentials,
+    InvalidRequest,
+    InvalidToken,
+    LoginAuth,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PermissionDenied,
+    RateLimiter,
+    RequestTimeout,
+    RetryPolicy,
+    Secret,
+    ServerError,
+    TokenAuth,
+    UnexpectedResponse,
+)
+from tests.support.fakes import (
+    EMAIL,
+    LOGIN,
+    PASSWORD,
+    PHONE_NUMBER,
+    CountingSource,
+    FakeTransport,
+    Hang,
+    Sent,
+    Step,
+    logged_in,
+    make_client,
+    refusal,
+    service,
+    settle,
+)
+from tests.support.server import Response
+
+pytestmark = pytest.mark.anyio
+
+WIDE = {"per_minute": 600_000, "burst": 10_000}
+
+
+class LoginService(FakeTransport):
+    """A service whose logins give ``login-1``, ``login-2`` …, and which accepts every token that is not revoked.
+
+    Attributes:
+        faults: What happens to the next logins, instead of an answer.
+        delay: How long a login takes, seconds.
+        expires_in: What a login says of its token.
+        revoked: Tokens that are refused.
+        accepts_nothing: Whether every token is.
+    """
+
+    def __init__(self, *faults: Step, delay: float = 0.0, expires_in: int = 3600) -> None:
+        super().__init__(self._answer)
+        self.faults = list(faults)
+        self.delay = delay
+        self.expires_in = expires_in
+        self.revoked: set[str] = set()
+        self.accepts_nothing = False
+
+    @property
+    def logins(self) -> int:
+        return self.paths.count(LOGIN)
+
+    @property
+    def calls(self) -> list[Sent]:
+        return [sent for sent in self.sent if sent.path != LOGIN]
+
+    async def _answer(self, sent: Sent) -> Step:
+        if sent.path == LOGIN:
+            number = self.logins
+            await anyio.sleep(self.delay)
+            return self.faults.pop(0) if self.faults else logged_in(f"login-{number}", self.expires_in)
+        if self.accepts_nothing or sent.token is None or sent.token in self.revoked:
+            return refusal("invalid_token", 401)
+        return service(sent.path)
+
+
+def log_in(transport: LoginService, **options: Any) -> AsyncClient:
+    options.setdefault("rate_limiter", RateLimiter(**WIDE))
+    return make_client(transport, auth=LoginAuth(EMAIL, PASSWORD), **options)
+
+
+async def look_up(client: AsyncClient) -> None:
+    await client.transactions.get("tx-1")
+
+
+async def pay(client: AsyncClient) -> None:
+    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+
+
+async def gather(calls: int, client: AsyncClient) -> list[MobileMoneyError | None]:
+    """Make calls side by side and return their errors, None for a success."""
+    results: list[MobileMoneyError | None] = []
+
+    async def one() -> None:
+        try:
+            await look_up(client)
+        except MobileMoneyError as exc:
+            results.append(exc)
+        else:
+            results.append(None)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(calls):
+            tasks.start_soon(one)
+    return results
+
+
+# -- one login for everybody -------------------------------------------------------------------------------------------
+
+
+async def test_fifty_calls_at_once_share_one_login() -> None:
+    transport = LoginService(delay=2)
+    assert await gather(50, log_in(transport)) == [None] * 50
+    assert transport.logins == 1
+    assert {sent.token for sent in transport.calls} == {"login-1"}
+
+
+async def test_clients_that_share_a_login_share_its_token() -> None:
+    """One LoginAuth may serve several clients."""
+    transport = LoginService(delay=2)
+    auth = LoginAuth(EMAIL, PASSWORD)
+    clients = [make_client(transport, auth=auth) for _ in range(3)]
+    async with anyio.create_task_group() as tasks:
+        for client in clients:
+            tasks.start_soon(look_up, client)
+    assert transport.logins == 1
+
+
+async def test_a_login_says_who_we_are_and_carries_no_token() -> None:
+    transport = LoginService()
+    await look_up(log_in(transport))
+    login = transport.sent[0]
+    assert (login.method, login.path) == ("POST", LOGIN)
+    assert login.body == b'{"email":"merchant@example.com","password":"correct horse battery"}'
+    assert "authorization" not in login.headers
+
+
+@pytest.mark.parametrize(
+    ("fault", "logins"), [(Response(503), 4), (httpx.ReadError("x"), 4), (refusal("invalid_credentials", 401), 1)]
+)
+async def test_the_failure_of_a_login_is_shared_by_all_who_waited_for_it(fault: Step, logins: int) -> None:
+    """Fifty calls that wait for one login learn its failure; they do not log in one after the other.
+
+    Where the login had no usable answer they try again by their retry policy, together: nothing of theirs was sent.
+    """
+    transport = LoginService(*[fault] * 50, delay=2)
+    results = await gather(50, log_in(transport))
+    assert transport.logins == logins
+    assert transport.calls == []
+    assert len({type(error) for error in results}) == 1
+    assert {error.outcome for error in results if error} == {"not_sent"}
+    assert len({id(error) for error in results}) == 50
+
+
+@pytest.mark.parametrize("fault", [Response(503), httpx.ReadError("x"), Response.html(200)])
+async def test_a_login_that_fails_in_passing_costs_a_pause(fault: Step) -> None:
+    """Calls survive a login service that is away for a moment, creates too."""
+    transport = LoginService(fault, fault, fault, delay=2)
+    client = log_in(transport)
+    assert await gather(50, client) == [None] * 50
+    assert transport.logins == 4
+    await pay(client)
+
+
+async def test_a_cancelled_leader_does_not_fail_its_followers() -> None:
+    """The call that happens to log in may be cancelled; those who wait for the token get one."""
+    transport = LoginService(delay=2)
+    client = log_in(transport)
+    async with anyio.create_task_group() as tasks:
+        with anyio.move_on_after(1):
+            async with anyio.create_task_group() as doomed:
+                doomed.start_soon(look_up, client)
+                await settle()
+                for _ in range(5):
+                    tasks.start_soon(look_up, client)
+                await anyio.sleep_forever()
+    assert transport.logins == 2
+    assert len(transport.calls) == 5
+
+
+async def test_followers_may_be_cancelled_too() -> None:
+    transport = LoginService(delay=2)
+    client = log_in(transport)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look_up, client)
+        await settle()
+        with anyio.move_on_after(1) as scope:
+            await look_up(client)
+        assert scope.cancelled_caught
+    assert (transport.logins, len(transport.calls)) == (1, 1)
+
+
+# -- renewal -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_is_renewed_ahead_of_its_end() -> None:
+    """A token of an hour is used for 59 minutes, then a new one is fetched before anything is refused."""
+    transport = LoginService()
+    client = log_in(transport)
+    await look_up(client)
+    await anyio.sleep(3600 - 61)
+    await look_up(client)
+    assert transport.logins == 1
+    await anyio.sleep(2)
+    await look_up(client)
+    assert transport.logins == 2
+    assert transport.calls[-1].token == "login-2"
+
+
+async def test_during_a_renewal_ahead_of_time_the_old_token_goes_on() -> None:
+    """Nobody but the one call that renews waits for the renewal."""
+    transport = LoginService()
+    client = log_in(transport)
+    await look_up(client)
+    await anyio.sleep(3600 - 30)
+    transport.delay = 5
+    start = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look_up, client)
+        await settle()
+        await gather(20, client)
+        assert anyio.current_time() == start
+    assert [sent.token for sent in transport.calls[1:]] == ["login-1"] * 20 + ["login-2"]
+
+
+@pytest.mark.parametrize("fault", [Response(503), httpx.ReadError("x"), refusal("invalid_credentials", 401)])
+async def test_a_renewal_that_fails_falls_back_on_the_token_that_still_holds(
+    fault: Step, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A login that fails ahead of time is a warning, not a failed payment; it is tried again after a while."""
+    transport = LoginService()
+    client = log_in(transport)
+    await look_up(client)
+    await anyio.sleep(3600 - 30)
+    transport.faults.append(fault)
+    await gather(10, client)
+    assert transport.logins == 2
+    assert [sent.token for sent in transport.calls] == ["login-1"] * 11
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    await anyio.sleep(10)
+    await look_up(client)
+    assert transport.logins == 3
+    assert transport.calls[-1].token == "login-3"
+
+
+async def test_refused_credentials_end_the_token_at_its_end() -> None:
+    """If every renewal is refused, the old token serves to its last second, and then calls fail at once."""
+    transport = LoginService()
+    client = log_in(transport)
+    await look_up(client)
+    await anyio.sleep(3600 - 59)
+    transport.faults = [refusal("invalid_credentials", 401)] * 100
+    for _ in range(58):
+        await look_up(client)
+        await anyio.sleep(1)
+    await anyio.sleep(2)
+    with pytest.raises(InvalidCredentials):
+        await look_up(client)
+    assert transport.logins <= 4
+
+
+@pytest.mark.parametrize("expires_in", [0, -1, 1, 5, 10**400])
+async def test_a_strange_lifetime_neither_breaks_a_call_nor_hammers_the_login(expires_in: int) -> None:
+    """A service that says 0 or 1 second is not asked for a token with every call: logins are limited."""
+    transport = LoginService(expires_in=expires_in, delay=3)
+    client = log_in(transport)
+    assert await gather(20, client) == [None] * 20
+    await look_up(client)
+    assert transport.logins == 1
+
+
+async def test_a_short_lifetime_is_obeyed() -> None:
+    transport = LoginService(expires_in=100)
+    client = log_in(transport)
+    await look_up(client)
+    await anyio.sleep(89)
+    await look_up(client)
+    assert transport.logins == 1
+    await anyio.sleep(2)
+    await look_up(client)
+    assert transport.logins == 2
+
+
+# -- refused tokens ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_revoked_token_costs_one_login_for_all_calls() -> None:
+    """Fifty calls that find their token revoked renew it once and all succeed."""
+    transport = LoginService(delay=1)
+    client = log_in(transport)
+    await look_up(client)
+    transport.revoked.add("login-1")
+    assert await gather(50, client) == [None] * 50
+    assert transport.logins == 2
+
+
+async def test_a_late_refusal_of_an_old_token_does_not_throw_the_new_one_away() -> None:
+    """A slow 401 for yesterday's token makes its call go again with today's; nobody logs in for it."""
+    transport = LoginService()
+    client = log_in(transport)
+    await look_up(client)
+    answer = anyio.Event()
+    normal = transport._answer
+
+    async def slow_once(sent: Sent) -> Step:
+        transport._handler = normal
+        await answer.wait()
+        return refusal("token_expired", 401)
+
+    async with anyio.create_task_group() as tasks:
+        transport._handler = slow_once
+        tasks.start_soon(look_up, client)
+        await settle()
+        transport.revoked.add("login-1")
+        await look_up(client)
+        assert transport.logins == 2
+        answer.set()
+    assert transport.logins == 2
+    assert [sent.token for sent in transport.calls][-1] == "login-2"
+
+
+async def test_a_token_that_is_never_accepted_costs_two_logins_a_call_at_most() -> None:
+    """A call whose tokens are all refused ends in InvalidToken; soon nobody logs in any more for a while."""
+    transport = LoginService()
+    transport.accepts_nothing = True
+    client = log_in(transport)
+    with pytest.raises(InvalidToken):
+        await look_up(client)
+    assert transport.logins == 2
+    start = anyio.current_time()
+    while anyio.current_time() < start + 3600:
+        with pytest.raises(InvalidToken):
+            await look_up(client)
+        await anyio.sleep(1)
+    assert transport.logins <= 40
+
+
+async def test_a_revoked_token_of_money_is_renewed_too() -> None:
+    """A create that is refused for its token was not processed: it goes again."""
+    transport = LoginService()
+    client = log_in(transport)
+    await look_up(client)
+    transport.revoked.add("login-1")
+    await pay(client)
+    assert [sent.token for sent in transport.calls] == ["login-1", "login-1", "login-2"]
+
+
+async def test_a_create_whose_renewal_fails_was_refused_and_moved_no_money() -> None:
+    transport = LoginService()
+    client = log_in(transport)
+    await look_up(client)
+    transport.revoked.add("login-1")
+    transport.faults.append(Response(503))
+    with pytest.raises(ServerError) as caught:
+        await pay(client)
+    assert caught.value.outcome == "not_sent"
+
+
+# -- refused logins ----------------------------------------------------------------------------------------------------
+
+
+async def test_refused_credentials_are_not_hammered() -> None:
+    """A wrong password, and a call each second for an hour: a dozen logins, and every call fails at once."""
+    transport = LoginService(*[refusal("invalid_credentials", 401)] * 1000)
+    client = log_in(transport)
+    start = anyio.current_time()
+    logins: list[float] = []
+    while anyio.current_time() < start + 3600:
+        before, now = transport.logins, anyio.current_time()
+        with pytest.raises(InvalidCredentials) as caught:
+            await look_up(client)
+        assert anyio.current_time() == now
+        assert caught.value.outcome == "not_sent"
+        if transport.logins > before:
+            logins.append(now - start)
+        await anyio.sleep(1)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(logins)]
+    assert pauses == pytest.approx([10, 20, 40, 80, 160, 320, 640, 900, 900], abs=1)
+    assert transport.logins == len(logins)
+
+
+async def test_credentials_that_work_again_are_used_again() -> None:
+    transport = LoginService(refusal("invalid_credentials", 401))
+    client = log_in(transport)
+    with pytest.raises(InvalidCredentials):
+        await look_up(client)
+    with pytest.raises(InvalidCredentials):
+        await look_up(client)
+    await anyio.sleep(10)
+    await look_up(client)
+    assert transport.logins == 2
+
+
+async def test_an_old_refusal_does_not_lengthen_a_new_pause() -> None:
+    """Who is refused once a day waits ten seconds each day."""
+    transport = LoginService()
+    client = log_in(transport)
+    for _ in range(3):
+        transport.faults.append(refusal("invalid_credentials", 401))
+        transport.revoked |= {f"login-{number}" for number in range(100)}
+        with pytest.raises(InvalidCredentials):
+            await look_up(client)
+        await anyio.sleep(10)
+        transport.revoked.clear()
+        await look_up(client)
+        await anyio.sleep(86_400)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (refusal("insufficient_permissions", 403), PermissionDenied),
+        (refusal("account_locked", 401), AuthenticationError),
+        (refusal("invalid_token", 401), InvalidToken),
+    ],
+)
+async def test_any_refusal_of_a_login_begins_a_pause(fault: Response, kind: type[MobileMoneyError]) -> None:
+    transport = LoginService(*[fault] * 10)
+    client = log_in(transport)
+    for _ in range(5):
+        with pytest.raises(kind):
+            await look_up(client)
+    assert transport.logins == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "logins"),
+    [
+        (httpx.ConnectError("x"), ConnectionFailed, 1),
+        (httpx.ReadError("x"), ConnectionFailed, 1),
+        (Hang(), RequestTimeout, 1),
+        (Response(500), ServerError, 1),
+        (Response(200), UnexpectedResponse, 1),
+        (Response(302), UnexpectedResponse, 1),
+        (Response.html(200), UnexpectedResponse, 1),
+        (Response.json({"success": True, "expires_in": 3600}), UnexpectedResponse, 1),
+        (refusal("invalid_credentials", 200), InvalidCredentials, 1),
+        (refusal("invalid_credentials", 403), InvalidCredentials, 1),
+    ],
+)
+async def test_a_create_that_could_not_log_in_was_not_sent(fault: Step, kind: type[Exception], logins: int) -> None:
+    """Whatever becomes of the login, the create behind it never left: no OutcomeUnknown, no money moved."""
+    transport = LoginService(fault)
+    with pytest.raises(kind) as caught:
+        await pay(log_in(transport, retry=RetryPolicy(max_attempts=1)))
+    assert isinstance(caught.value, MobileMoneyError)
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert caught.value.outcome == "not_sent"
+    assert caught.value.idempotency_key is not None
+    assert transport.logins == logins
+    assert transport.calls == []
+
+
+async def test_a_login_that_provably_was_not_sent_is_made_again() -> None:
+    transport = LoginService()
+    transport._refuse = 2
+    await look_up(log_in(transport))
+    assert transport.logins == 1
+
+
+async def test_a_rate_limited_login_waits_and_goes_again() -> None:
+    """RATE_LIMIT_EXCEEDED is no refusal of the credentials: `retry_after` is obeyed, and no pause begins."""
+    transport = LoginService(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=5))
+    await look_up(log_in(transport))
+    assert transport.logins == 2
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "nul\x00", "spa ce", "", "naïve"])
+async def test_a_token_that_would_break_the_header_is_refused(token: str) -> None:
+    """A login that answers with a token unfit for a header sends nothing on, and does not show the token."""
+    transport = LoginService(logged_in(token))
+    with pytest.raises(MobileMoneyError) as caught:
+        await pay(log_in(transport))
+    assert transport.calls == []
+    assert caught.value.outcome == "not_sent"
+    assert token == "" or token not in str(caught.value)
+
+
+# -- a long queue ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_login_does_not_queue_behind_the_payments_that_wait_for_it() -> None:
+    """When the token runs out in the middle of a long run, the run goes on within seconds and within the limit."""
+    transport = LoginService(delay=2)
+    client = log_in(transport, rate_limiter=RateLimiter())
+    await look_up(client)
+    await anyio.sleep(3600 - 100)
+    start = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(400):
+            tasks.start_soon(pay, client)
+    times = [sent.at - start for sent in transport.sent[2:]]
+    assert len(times) == 401
+    assert max(times) <= 402 / 0.98
+    assert max(later - sooner for sooner, later in zip(times, times[10:], strict=False)) <= 21.5
+    assert min(later - sooner for sooner, later in zip(times, times[60:], strict=False)) >= 60
+
+
+async def test_places_that_waited_for_a_login_are_not_used_in_a_heap() -> None:
+    """A token that is revoked in the middle of a run, and a slow login: what was held up goes at the steady rate."""
+    transport = LoginService(delay=25)
+    client = log_in(transport, rate_limiter=RateLimiter())
+    await look_up(client)
+    await anyio.sleep(120)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(100):
+            tasks.start_soon(pay, client)
+        await anyio.sleep(5.2)
+        transport.revoked.add("login-1")
+    times = [sent.at for sent in transport.sent]
+    assert min(later - sooner for sooner, later in zip(times, times[11:], strict=False)) >= 1 - 0.5
+    assert transport.logins == 2
+
+
+# -- other sources -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_source_of_ones_own_gives_the_token() -> None:
+    """Any object with `token` and `rejected` will do; it is told of refusals and asked again."""
+    source = CountingSource()
+    transport = FakeTransport()
+    client = make_client(transport, auth=source)
+    await look_up(client)
+    assert transport.sent[0].token == "token-1"
+    assert source.refused == []
+
+
+async def test_an_error_of_a_source_of_ones_own_leaves_the_call() -> None:
+    """What a vault raises reaches the caller as it is, and nothing was sent."""
+
+    class Vault(CountingSource):
+        async def token(self, login: object) -> str:
+            raise LookupError("sealed")
+
+    transport = FakeTransport()
+    with pytest.raises(LookupError, match="sealed"):
+        await pay(make_client(transport, auth=Vault()))
+    assert transport.sent == []
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "", None, 7, b"bytes"])
+async def test_a_source_that_gives_no_token_is_refused(token: Any) -> None:
+    class Broken(CountingSource):
+        async def token(self, login: object) -> str:
+            return token  # type: ignore[no-any-return]
+
+    transport = FakeTransport()
+    with pytest.raises(InvalidRequest) as caught:
+        await pay(make_client(transport, auth=Broken()))
+    assert caught.value.outcome == "not_sent"
+    assert transport.sent == []
+
+
+async def test_a_source_that_repeats_a_refused_token_ends_the_call() -> None:
+    """A source without another token is not asked in a circle."""
+
+    class Stubborn(CountingSource):
+        def rejected(self, token: Secret, *, replacement: bool) -> None:
+            self.refused.append((token.reveal(), replacement))
+
+    source = Stubborn()
+    transport = FakeTransport(lambda sent: refusal("invalid_token", 401))
+    with pytest.raises(InvalidToken):
+        await look_up(make_client(transport, auth=source))
+    assert len(transport.sent) == 1
+    assert source.refused == [("token-1", False)]
+
+
+@pytest.mark.parametrize("secret", ["an-issued-token", Secret("an-issued-token")])
+async def test_an_issued_token_is_sent_as_it_is(secret: str | Secret) -> None:
+    for auth in (secret, TokenAuth(secret)):
+        transport = FakeTransport()
+        await look_up(make_client(transport, auth=auth))
+        assert transport.sent[0].headers["authorization"] == "Bearer an-issued-token"
+
+
+@pytest.mark.parametrize("token", ["", "two\nlines", "a b", "\x7f", "ü", None, 7, b"x"])
+async def test_an_issued_token_that_is_none_is_refused(token: Any) -> None:
+    """A token pasted with a line break is refused at once, without showing it."""
+    with pytest.raises(InvalidRequest) as caught:
+        TokenAuth(token)
+    assert not token or str(token) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("email", "password"), [("", "x"), (" ", "x"), ("a@b", ""), ("a@b", " "), (None, "x"), ("a@b", 7)]
+)
+async def test_credentials_that_are_none_are_refused(email: Any, password: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        LoginAuth(email, password)
+
+
+async def test_an_empty_secret_is_no_password() -> None:
+    with pytest.raises(InvalidRequest):
+        LoginAuth(EMAIL, Secret(""))
+
+
+async def test_a_password_may_come_as_a_secret() -> None:
+    transport = LoginService()
+    await look_up(make_client(transport, auth=LoginAuth(EMAIL, Secret(PASSWORD))))
+    assert PASSWORD.encode() in transport.sent[0].body
+
+
+# -- no token where none belongs ---------------------------------------------------------------------------------------
+
+
+async def test_login_and_password_calls_carry_no_token() -> None:
+    """The calls that the contract lists as without Authorization go without, and ask for no token."""
+    source = CountingSource()
+    transport = FakeTransport()
+    client = make_client(transport, auth=source)
+    await client.users.login(EMAIL, PASSWORD)
+    await client.users.forgot_password(EMAIL)
+    await client.users.reset_password(EMAIL, "reset-token", "new password")
+    assert [sent.token for sent in transport.sent] == [None, None, None]
+    assert source.asked == 0
+
+
+async def test_a_login_of_the_users_own_is_not_the_clients() -> None:
+    """`client.users.login` returns a result and leaves the client's own token alone."""
+    transport = FakeTransport()
+    client = make_client(transport)
+    result = await client.users.login(EMAIL, PASSWORD)
+    assert result.access_token == "login-token-1"
+    await look_up(client)
+    assert transport.sent[-1].token != "login-token-1"

@@ -1,0 +1,728 @@
+"""The wire: whatever a library raises becomes ours, and "provably not sent" is never said of what may have arrived."""
+
+import asyncio
+import builtins
+import errno
+import gc
+import gzip
+import inspect
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
+from typing import Any
+
+import aiohttp
+import anyio
+import httpcore
+import httpcore2
+import httpx
+import httpx2
+import httpx_aiohttp
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async import (
+    AsyncClient,
+    ConnectionFailed,
+    InvalidRequest,
+    MobileMoneyError,
+    OutcomeUnknown,
+    RequestTimeout,
+    RetryPolicy,
+    TransportError,
+    UnexpectedResponse,
+)
+from mobilemoney_async.calls import transport as wire
+from mobilemoney_async.calls.transport import Flight, Wire
+from mobilemoney_async.testing import run_virtual
+from tests.support.fakes import (
+    BASE_URL,
+    PHONE_NUMBER,
+    TOKEN,
+    FakeTransport,
+    acknowledgement,
+    make_client,
+    replies,
+    service,
+)
+from tests.support.server import Close, NeverAnswer, Request, Response, serve
+
+pytestmark = pytest.mark.anyio
+
+ONCE = RetryPolicy(max_attempts=1)
+asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+# httpx leaves its generators in the middle when it cannot decode a body or the body is given up; trio complains.
+abandoned_generators = pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
+
+
+async def pay(client: AsyncClient) -> None:
+    await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+
+
+async def look_up(client: AsyncClient) -> None:
+    await client.transactions.get("tx-1")
+
+
+async def failure(exc: Exception, *, after_reading: bool = False) -> TransportError:
+    """Return what an exception of a transport becomes."""
+
+    class Raising(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if after_reading:
+                assert isinstance(request.stream, httpx.AsyncByteStream)
+                assert [chunk async for chunk in request.stream] == [b"{}"]
+            raise exc
+
+    with pytest.raises(TransportError) as caught:
+        await send(Wire(BASE_URL, Raising()))
+    assert caught.value.__cause__ is exc
+    return caught.value
+
+
+async def send(sender: Wire, content: bytes | None = b"{}") -> Any:
+    return await sender.send("POST", "/x", headers={}, content=content, timeout=1.0, flight=Flight())
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+NOT_SENT = {
+    "httpx": {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL"},
+    "httpcore": {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"},
+    "aiohttp": {
+        "ClientConnectorCertificateError",
+        "ClientConnectorDNSError",
+        "ClientConnectorError",
+        "ClientConnectorSSLError",
+        "ClientHttpProxyError",
+        "ClientProxyConnectionError",
+        "ClientSSLError",
+        "ConnectionTimeoutError",
+        "UnixClientConnectorError",
+        "InvalidURL",
+        "InvalidUrlClientError",
+        "InvalidUrlRedirectClientError",
+    },
+    "builtins": {"ConnectionRefusedError"},
+    "socket": {"gaierror"},
+}
+NOT_SENT |= {"httpx2": NOT_SENT["httpx"], "httpcore2": NOT_SENT["httpcore"]}
+
+
+def exceptions_of(module: ModuleType) -> Iterator[Any]:
+    """Return an instance of every exception class that a library exports."""
+    for name, cls in sorted(vars(module).items()):
+        if not (inspect.isclass(cls) and issubclass(cls, Exception)) or name.startswith("_"):
+            continue
+        if issubclass(cls, Warning | ExceptionGroup | UnicodeError):
+            continue
+        # Constructors differ from class to class; what matters is what an instance is.
+        yield pytest.param(cls.__new__(cls), id=f"{module.__name__}.{name}")
+
+
+LIBRARIES = [httpx, httpx2, httpcore, httpcore2, aiohttp, anyio, ssl, socket]
+ALL = [param for module in LIBRARIES for param in exceptions_of(module)]
+# Without StopIteration, which a coroutine cannot raise.
+ALL += [param for param in exceptions_of(builtins) if not isinstance(param.values[0], StopIteration)]
+
+
+def is_documented_as_not_sent(exc: Exception) -> bool:
+    cls = type(exc)
+    library = cls.__module__.partition(".")[0]
+    if cls is socket.gaierror or cls is ConnectionRefusedError:
+        return True
+    return cls.__name__ in NOT_SENT.get(library, set())
+
+
+@pytest.mark.parametrize("exc", ALL)
+async def test_every_exception_of_every_library_becomes_ours(exc: Exception) -> None:
+    """Only what the table lists was provably not sent; every other failure may have reached the service."""
+    error = await failure(exc)
+    assert error.outcome == ("not_sent" if is_documented_as_not_sent(exc) else "unknown")
+    assert isinstance(error, RequestTimeout) == ("Timeout" in type(exc).__name__)
+    assert str(error).startswith(type(exc).__name__)
+
+
+@pytest.mark.parametrize("exc", ALL)
+async def test_no_exception_proves_anything_once_the_body_was_read(exc: Exception) -> None:
+    """A harmless name after the body was read is no proof: the service may have it."""
+    assert (await failure(exc, after_reading=True)).outcome == "unknown"
+
+
+@pytest.mark.parametrize("cls", httpx_aiohttp.transport.AIOHTTP_EXC_MAP, ids=lambda cls: cls.__name__)
+async def test_what_httpx_aiohttp_maps_is_judged_by_its_cause(cls: type[Exception]) -> None:
+    """httpx-aiohttp calls a lost answer a ConnectTimeout: the cause decides, and it says "may have arrived"."""
+    cause = cls.__new__(cls)
+    mapped = httpx_aiohttp.transport.AIOHTTP_EXC_MAP[cls]("x")
+    mapped.__cause__ = cause
+    assert (await failure(mapped)).outcome == ("not_sent" if is_documented_as_not_sent(cause) else "unknown")
+
+
+@pytest.mark.parametrize("cls", [aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionError])
+async def test_a_lost_connection_of_aiohttp_may_have_arrived(cls: type[Exception]) -> None:
+    """The three that httpx-aiohttp turns into ConnectTimeout, with the mapping itself."""
+
+    class Lost(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            with httpx_aiohttp.transport.map_aiohttp_exceptions():
+                raise cls
+
+    with pytest.raises(TransportError) as caught:
+        await send(Wire(BASE_URL, Lost()))
+    assert isinstance(caught.value.__cause__, httpx.ConnectTimeout)
+    assert caught.value.outcome == "unknown"
+
+
+async def test_the_whole_chain_of_a_refused_connection_is_proof() -> None:
+    """httpx from httpcore from the operating system: each says the same, so it was not sent."""
+    middle = httpcore.ConnectError("x")
+    middle.__cause__ = ConnectionRefusedError(errno.ECONNREFUSED, "x")
+    outer = httpx.ConnectError("x")
+    outer.__cause__ = middle
+    assert (await failure(outer)).outcome == "not_sent"
+
+
+async def test_a_name_from_elsewhere_proves_nothing() -> None:
+    """A class that happens to be called ConnectError is nobody's word."""
+
+    class ConnectError(Exception):
+        pass
+
+    assert (await failure(ConnectError("x"))).outcome == "unknown"
+
+
+@pytest.mark.parametrize("cls", [trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError])
+async def test_what_trio_raises_becomes_ours(cls: type[Exception]) -> None:
+    assert (await failure(cls())).outcome == "unknown"
+
+
+async def test_an_error_of_ours_stays_what_it_is() -> None:
+    """A transport that speaks our language is believed."""
+
+    class Speaking(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            raise ConnectionFailed("the sidecar is down", outcome="not_sent")
+
+    with pytest.raises(ConnectionFailed, match="the sidecar is down"):
+        await pay(make_client(Speaking(), retry=ONCE))
+
+
+any_exception = st.sampled_from([param.values[0] for param in ALL])
+
+
+moments = st.sampled_from(["before the body is read", "after", "in mid-answer"])
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@given(exc=any_exception, cause=any_exception, moment=moments, call=st.sampled_from([pay, look_up]))
+@settings(max_examples=100, deadline=None)
+def test_nothing_else_escapes_a_call(backend: Any, exc: Any, cause: Any, moment: str, call: Any) -> None:
+    """Whatever a transport raises, before or while it answers, the caller sees one of our errors."""
+
+    class Body(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"{"
+            raise exc from cause
+
+    class Raising(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if moment != "before the body is read":
+                await request.aread()
+            if moment == "in mid-answer":
+                return httpx.Response(200, stream=Body())
+            raise exc from cause
+
+    async def main() -> None:
+        with pytest.raises(MobileMoneyError):
+            await call(make_client(Raising(), retry=ONCE))
+
+    run_virtual(main, backend=backend)
+
+
+@pytest.mark.parametrize("answer", [None, "text", httpx.Response(200, stream=httpx.AsyncByteStream())])
+async def test_a_transport_that_answers_nonsense_breaks_nothing(answer: Any) -> None:
+    class Odd(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return answer  # type: ignore[no-any-return]
+
+    with pytest.raises(OutcomeUnknown):
+        await pay(make_client(Odd()))
+
+
+# -- a caller's transport ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["content", "stream", "aread", "twice"])
+async def test_a_transport_may_read_the_body_as_it_likes(way: str) -> None:
+    """`request.content`, `request.stream` and `aread()` all give the body, as often as they are asked."""
+    bodies: list[bytes] = []
+
+    class Reading(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            stream = request.stream
+            assert isinstance(stream, httpx.AsyncByteStream)
+            for _ in range(2 if way == "twice" else 1):
+                if way == "content":
+                    bodies.append(request.content)
+                elif way == "aread":
+                    bodies.append(await request.aread())
+                else:
+                    bodies.append(b"".join([chunk async for chunk in stream]))
+            response = service(request.url.path)
+            return httpx.Response(200, content=response.body)
+
+    await pay(make_client(Reading()))
+    assert set(bodies) == {b'{"phone_number":"+255780000789","amount":"1000"}'}
+
+
+async def test_a_callers_transport_stays_open() -> None:
+    """Who makes it closes it."""
+    transport = FakeTransport()
+    async with make_client(transport) as client:
+        await look_up(client)
+    assert not transport.closed
+
+
+async def test_an_answer_that_cannot_be_closed_either_tells_of_the_first_error() -> None:
+    class Body(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"{"
+            raise httpx.ReadError("first")
+
+        async def aclose(self) -> None:
+            raise RuntimeError("second")
+
+    class Breaking(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=Body())
+
+    with pytest.raises(OutcomeUnknown) as caught:
+        await pay(make_client(Breaking()))
+    assert isinstance(caught.value.__cause__, ConnectionFailed)
+    assert isinstance(caught.value.__cause__.__cause__, httpx.ReadError)
+
+
+async def test_a_whole_body_is_read_before_the_answer_counts() -> None:
+    """An answer in pieces is put together."""
+
+    class Pieces(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for byte in acknowledgement().body:
+                yield bytes([byte])
+
+    class Slow(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=Pieces())
+
+    await pay(make_client(Slow()))
+
+
+# -- a caller's client -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+async def test_a_callers_client_is_used_and_stays_open(library: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """httpx's or httpx2's: our calls go through it without its INFO line; the caller's own keep theirs."""
+    caplog.set_level(logging.INFO)
+    async with serve(replies()) as server, library.AsyncClient(headers={"x-trace": "1"}) as http_client:
+        async with make_client(base_url=server.base_url, http_client=http_client) as client:
+            await pay(client)
+            await look_up(client)
+            assert caplog.records == []
+        assert not http_client.is_closed
+        await http_client.get(f"{server.base_url}/of-my-own")
+        assert [record.name for record in caplog.records] == [library.__name__]
+    assert [request.header("x-trace") for request in server.requests] == ["1"] * 3
+    assert server.requests[0].header("authorization") == f"Bearer {TOKEN}"
+    assert server.requests[0].body == b'{"phone_number":"+255780000789","amount":"1000"}'
+    assert server.requests[2].header("authorization") is None
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+@pytest.mark.parametrize(
+    ("reply", "cause"),
+    [
+        (Close(), ConnectionFailed),
+        (Close(reset=True), ConnectionFailed),
+        (NeverAnswer(), RequestTimeout),
+        (Response(307, b"", {"location": "/v1/elsewhere"}), UnexpectedResponse),
+    ],
+)
+async def test_through_a_callers_client_money_is_sent_once_too(
+    library: Any, reply: Any, cause: type[Exception]
+) -> None:
+    """Even a client that follows redirects by default does not follow ours."""
+    async with serve(replies(reply)) as server, library.AsyncClient(follow_redirects=True) as http_client:
+        with pytest.raises(OutcomeUnknown) as caught:
+            await pay(make_client(base_url=server.base_url, http_client=http_client))
+    assert isinstance(caught.value.__cause__, cause)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+async def test_a_callers_client_that_cannot_connect_sent_nothing(library: Any) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        base_url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+        async with library.AsyncClient() as http_client:
+            with pytest.raises(ConnectionFailed) as caught:
+                await pay(make_client(base_url=base_url, http_client=http_client, retry=ONCE))
+    assert caught.value.outcome == "not_sent"
+
+
+async def test_a_callers_login_and_cookies_do_not_replace_the_token() -> None:
+    """`auth=` of a caller's client is for other services."""
+    async with serve(replies()) as server, httpx.AsyncClient(auth=("user", "word")) as http_client:
+        await look_up(make_client(base_url=server.base_url, http_client=http_client))
+    assert server.requests[0].header("authorization") == f"Bearer {TOKEN}"
+
+
+async def test_a_callers_closed_client_is_an_error_of_ours() -> None:
+    http_client = httpx.AsyncClient()
+    await http_client.aclose()
+    with pytest.raises(ConnectionFailed):
+        await look_up(make_client(http_client=http_client, retry=ONCE))
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"transport": object()}, "transport"),
+        ({"transport": "urllib3"}, "transport"),
+        ({"http_client": object()}, "http_client"),
+        ({"http_client": httpx.AsyncClient(), "transport": FakeTransport()}, "http_client"),
+    ],
+)
+def test_what_cannot_send_is_refused(options: Any, argument: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Wire(BASE_URL, **options)
+    assert caught.value.argument == argument
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without httpx-aiohttp the error says what to install."""
+    monkeypatch.setitem(__import__("sys").modules, "httpx_aiohttp", None)
+    with pytest.raises(InvalidRequest, match=r"mobilemoney-async\[aiohttp\]"):
+        Wire(BASE_URL, "aiohttp")
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://payments.example/v1",
+        "https://payments.example:8443/api/v1/",
+        "http://127.0.0.1:8765/v1",
+        "http://127.1.2.3/v1",
+        "http://localhost/v1",
+        "http://LOCALHOST:80/v1",
+        "http://[::1]:8765/v1",
+    ],
+)
+def test_https_and_loopback_are_taken(base_url: str) -> None:
+    assert Wire(base_url).base_url == base_url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "http://payments.example/v1",
+        "http://10.0.0.1/v1",
+        "http://localhost.example/v1",
+        "http://127.0.0.1.example/v1",
+        "http://0.0.0.0/v1",
+        "http://127.0.0.1@payments.example/v1",
+        "ftp://localhost/v1",
+        "//payments.example/v1",
+        "payments.example/v1",
+        "https:///v1",
+        "https://",
+        "https://user@payments.example/v1",
+        "https://user:word@payments.example/v1",
+        "https://@payments.example/v1",
+        "https://payments.example/v1?key=1",
+        "https://payments.example/v1#top",
+        "https://payments.example:99999/v1",
+        "https://payments.example:x/v1",
+        "https://[::1/v1",
+        "https://pay ments.example/v1",
+        "https://payments.example/v1\n",
+        "https://pâyments.example/v1",
+        "",
+        None,
+        7,
+        b"https://payments.example/v1",
+    ],
+)
+def test_an_address_that_would_leak_the_token_is_refused(base_url: Any) -> None:
+    """Tokens travel over https, or stay on this machine; an address with a user or a query is a mistake."""
+    with pytest.raises(InvalidRequest) as caught:
+        Wire(base_url)
+    assert caught.value.argument == "base_url"
+    assert "word" not in str(caught.value)
+
+
+# -- our own pool ------------------------------------------------------------------------------------------------------
+
+
+async def test_redirects_are_not_followed() -> None:
+    """A redirect could carry the token elsewhere, and a create a second time."""
+    async with serve(replies(Response(307, b"", {"location": "/v1/elsewhere"}))) as server:
+        async with make_client(base_url=server.base_url) as client:
+            with pytest.raises(OutcomeUnknown):
+                await pay(client)
+    assert len(server.requests) == 1
+
+
+async def test_connections_are_used_again() -> None:
+    async with serve(replies()) as server, make_client(base_url=server.base_url) as client:
+        for _ in range(5):
+            await look_up(client)
+    assert (len(server.requests), server.connections) == (5, 1)
+
+
+async def test_the_request_is_framed_once() -> None:
+    """One Host and one Content-Length, and no chunks: old servers understand our creates."""
+    async with serve(replies()) as server, make_client(base_url=server.base_url) as client:
+        await pay(client)
+    names = [name for name, _ in server.requests[0].headers]
+    assert sorted(names) == [
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "content-length",
+        "content-type",
+        "host",
+        "user-agent",
+    ]
+    assert server.requests[0].header("host") == f"127.0.0.1:{server.port}"
+
+
+async def test_a_compressed_answer_is_unpacked() -> None:
+    answer = acknowledgement()
+    packed = Response(200, gzip.compress(answer.body), {**answer.headers, "content-encoding": "gzip"})
+    async with serve(replies(packed)) as server, make_client(base_url=server.base_url) as client:
+        await pay(client)
+
+
+@abandoned_generators
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_an_answer_that_cannot_be_unpacked_is_no_answer(encoding: str) -> None:
+    broken = Response(200, b"no gzip at all", {"content-encoding": encoding})
+    async with serve(replies(broken)) as server, make_client(base_url=server.base_url) as client:
+        with pytest.raises(OutcomeUnknown):
+            await pay(client)
+        await look_up(client)
+
+
+@abandoned_generators
+@pytest.mark.parametrize("packed", [False, True])
+async def test_an_endless_answer_is_cut_off(packed: bool) -> None:
+    """More than 16 MiB is no answer of the contract, unpacked or not; it does not fill our memory."""
+    body = bytes(16 * 1024 * 1024 + 1)
+    reply = Response(200, gzip.compress(body), {"content-encoding": "gzip"}) if packed else Response(200, body)
+    async with serve(replies(reply)) as server, make_client(base_url=server.base_url, retry=ONCE) as client:
+        with pytest.raises(ConnectionFailed, match="larger"):
+            await look_up(client)
+        await look_up(client)
+
+
+async def test_a_closed_client_refuses_and_sends_nothing() -> None:
+    async with serve(replies()) as server:
+        client = make_client(base_url=server.base_url)
+        await look_up(client)
+        await client.aclose()
+        await client.aclose()
+        with pytest.raises(InvalidRequest, match="closed") as caught:
+            await pay(client)
+        assert caught.value.outcome == "not_sent"
+        with pytest.raises(InvalidRequest, match="closed"):
+            async with client:
+                pytest.fail("entered")
+    assert len(server.requests) == 1
+
+
+async def test_a_client_that_is_closed_while_a_call_waits_sends_nothing_more() -> None:
+    """A call that is still waiting for its turn when the client is closed is refused, not sent."""
+    transport = FakeTransport()
+    client = make_client(transport)
+    client._pipeline.limiter.hold(10)
+    async with anyio.create_task_group() as tasks:
+
+        async def late() -> None:
+            with pytest.raises(InvalidRequest, match="closed"):
+                await pay(client)
+
+        tasks.start_soon(late)
+        await anyio.sleep(1)
+        await client.aclose()
+    assert transport.sent == []
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the first loop's connection, which nobody could close
+@pytest.mark.parametrize("transport", [None, "aiohttp"])
+def test_a_client_may_go_on_in_another_loop(transport: Any) -> None:
+    """`asyncio.run` twice with one client works, and so does closing it in a third loop."""
+    clients: list[AsyncClient] = []
+
+    async def main() -> None:
+        async with serve(replies()) as server:
+            if not clients:
+                clients.append(make_client(transport, base_url=server.base_url))
+            clients[0]._pipeline.wire.base_url = server.base_url
+            await look_up(clients[0])
+            await pay(clients[0])
+            assert len(server.requests) == 2
+
+    asyncio.run(main())
+    asyncio.run(main())
+    asyncio.run(clients[0].aclose())
+    clients.clear()
+    gc.collect()  # so that the warning about it falls here
+
+
+# -- proxies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("variable", "scheme"),
+    [("HTTPS_PROXY", "http://"), ("https_proxy", "http://"), ("ALL_PROXY", ""), ("HTTPS_PROXY", "")],
+)
+async def test_the_environments_proxy_is_honoured(
+    variable: str, scheme: str, clean_environment: pytest.MonkeyPatch
+) -> None:
+    """As every HTTP client does; a proxy that will not connect has sent nothing on."""
+
+    async def proxy(request: Request) -> Response:
+        return Response(403)
+
+    async with serve(proxy) as server:
+        clean_environment.setenv(variable, f"{scheme}127.0.0.1:{server.port}")
+        async with make_client(retry=ONCE) as client:
+            with pytest.raises(ConnectionFailed) as caught:
+                await pay(client)
+    assert caught.value.outcome == "not_sent"
+    (request,) = server.requests
+    assert (request.method, request.target) == ("CONNECT", "payments.example:443")
+    assert request.header("authorization") is None
+
+
+async def test_without_a_proxy_in_the_environment_there_is_none(clean_environment: pytest.MonkeyPatch) -> None:
+    assert wire._proxy("https", "payments.example") is None
+
+
+async def test_there_is_no_proxy_on_loopback_nor_where_the_environment_says_none(
+    clean_environment: pytest.MonkeyPatch,
+) -> None:
+    clean_environment.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    clean_environment.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    async with serve(replies()) as server, make_client(base_url=server.base_url) as client:
+        await look_up(client)
+    clean_environment.setenv("NO_PROXY", ".example")
+    assert wire._proxy("https", "payments.example") is None
+    assert wire._proxy("https", "payments.test") is not None
+
+
+@pytest.mark.parametrize("proxy", ["socks9://127.0.0.1:9", "http://[::1"])
+async def test_a_proxy_that_makes_no_sense_sends_nothing(proxy: str, clean_environment: pytest.MonkeyPatch) -> None:
+    """A mistake in the environment is a connection that failed, not a payment in doubt."""
+    clean_environment.setenv("HTTPS_PROXY", proxy)
+    with pytest.raises(ConnectionFailed) as caught:
+        await pay(make_client(retry=ONCE))
+    assert caught.value.outcome == "not_sent"
+
+
+# -- aiohttp -----------------------------------------------------------------------------------------------------------
+
+
+@asyncio_only
+async def test_aiohttp_carries_calls() -> None:
+    async with serve(replies()) as server, make_client("aiohttp", base_url=server.base_url) as client:
+        for _ in range(3):
+            await pay(client)
+            await look_up(client)
+    assert server.connections == 1
+    assert server.requests[0].body == b'{"phone_number":"+255780000789","amount":"1000"}'
+    assert server.requests[0].header("transfer-encoding") is None
+
+
+@asyncio_only
+@pytest.mark.parametrize(
+    "reply", [Close(), Close(reset=True), Close(read=False), Close(read=False, reset=True), NeverAnswer()]
+)
+@pytest.mark.parametrize("warm", [False, True])
+async def test_through_aiohttp_money_is_sent_once_too(reply: Any, warm: bool) -> None:
+    """On a new connection and on one that was used before."""
+    async with serve(replies(*[service("")] * warm, reply)) as server:
+        async with make_client("aiohttp", base_url=server.base_url) as client:
+            for _ in range(warm):
+                await client.users.profile()
+            with pytest.raises(OutcomeUnknown):
+                await pay(client)
+    assert len(server.requests) == 1 + warm
+
+
+@asyncio_only
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "POST"])
+@pytest.mark.parametrize("body", [None, {"amount": "1000"}])
+async def test_aiohttp_repeats_nothing_on_its_own(method: str, body: dict[str, str] | None) -> None:
+    """aiohttp sends what it takes for idempotent again on a used connection; money must not go twice."""
+    async with serve(replies(service(""), Close())) as server:
+        async with make_client("aiohttp", base_url=server.base_url) as client:
+            await client.users.profile()
+            with pytest.raises(OutcomeUnknown):
+                await client.request(method, "/refunds/1", json=body, effect="money")
+    assert [request.method for request in server.requests] == ["GET", method]
+
+
+@asyncio_only
+async def test_aiohttp_keeps_no_cookies() -> None:
+    """No cookie of a load balancer ties one call to another, as with httpx's pool."""
+    reply = Response.json({}, headers={"set-cookie": "session=1; Path=/"})
+    async with serve(replies(reply)) as server:
+        async with make_client("aiohttp", base_url=server.base_url) as client:
+            await client.users.profile()
+            await client.users.profile()
+    assert [request.header("cookie") for request in server.requests] == [None, None]
+
+
+@asyncio_only
+async def test_through_aiohttp_a_refused_connection_was_not_sent() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        base_url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+        async with make_client("aiohttp", base_url=base_url, retry=ONCE) as client:
+            with pytest.raises(ConnectionFailed) as caught:
+                await pay(client)
+    assert caught.value.outcome == "not_sent"
+
+
+@asyncio_only
+async def test_aiohttp_honours_the_proxy_and_the_shared_certificates(clean_environment: pytest.MonkeyPatch) -> None:
+    async def proxy(request: Request) -> Response:
+        return Response(403)
+
+    async with serve(proxy) as server:
+        clean_environment.setenv("HTTPS_PROXY", f"http://127.0.0.1:{server.port}")
+        async with make_client("aiohttp", retry=ONCE) as client:
+            with pytest.raises(ConnectionFailed):
+                await pay(client)
+    assert server.requests[0].method == "CONNECT"
+
+
+def test_all_clients_of_a_process_share_their_certificates() -> None:
+    """Loading them takes longer than a whole call."""
+    assert wire._ssl_context() is wire._ssl_context()
