@@ -1,0 +1,93 @@
+"""The asyncio and trio client of a mobile-money payments service: collections, disbursements, lookups, history."""
+
+from mobilemoney_async._version import __version__
+from mobilemoney_async.calls.limiter import RateLimiter
+from mobilemoney_async.calls.retry import RetryPolicy
+from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
+from mobilemoney_async.client import AsyncClient
+from mobilemoney_async.contract.endpoints import Effect, Priority
+from mobilemoney_async.contract.limits import Schedule
+from mobilemoney_async.contract.models import (
+    Acknowledgement,
+    Fees,
+    LoginResult,
+    Pagination,
+    Settlement,
+    Transaction,
+    TransactionPage,
+    User,
+)
+from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType
+from mobilemoney_async.errors import (
+    APIError,
+    AuthenticationError,
+    ConnectionFailed,
+    InvalidCredentials,
+    InvalidRequest,
+    InvalidToken,
+    InvalidTransactionId,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PermissionDenied,
+    RateLimitExceeded,
+    RequestTimeout,
+    ServerError,
+    TokenExpired,
+    TransactionNotFound,
+    TransportError,
+    UnexpectedResponse,
+    WaitTimeout,
+)
+from mobilemoney_async.polling.outcomes import Outcome
+from mobilemoney_async.polling.poller import Poller, PollerStats
+from mobilemoney_async.resources.lookups import Lookup
+from mobilemoney_async.resources.paging import TransactionPager
+from mobilemoney_async.values import Secret
+
+__all__ = [
+    "APIError",
+    "Acknowledgement",
+    "AsyncClient",
+    "AuthenticationError",
+    "ConnectionFailed",
+    "Effect",
+    "Fees",
+    "InvalidCredentials",
+    "InvalidRequest",
+    "InvalidToken",
+    "InvalidTransactionId",
+    "LoginAuth",
+    "LoginResult",
+    "Lookup",
+    "MobileMoneyError",
+    "Network",
+    "Outcome",
+    "OutcomeUnknown",
+    "Pagination",
+    "PermissionDenied",
+    "Poller",
+    "PollerStats",
+    "Priority",
+    "RateLimitExceeded",
+    "RateLimiter",
+    "RequestTimeout",
+    "RetryPolicy",
+    "Schedule",
+    "Secret",
+    "ServerError",
+    "Settlement",
+    "TokenAuth",
+    "TokenExpired",
+    "TokenSource",
+    "Transaction",
+    "TransactionNotFound",
+    "TransactionPage",
+    "TransactionPager",
+    "TransactionStatus",
+    "TransactionType",
+    "TransportError",
+    "UnexpectedResponse",
+    "User",
+    "WaitTimeout",
+    "__version__",
+]

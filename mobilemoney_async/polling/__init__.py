@@ -1,0 +1,1 @@
+"""Following many payments at once on one merchant's request limit."""

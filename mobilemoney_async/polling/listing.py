@@ -1,0 +1,101 @@
+"""What the pages so far say about the transaction list: its order, its length, how fast it grows. Pure.
+
+The contract documents neither order nor freshness (section 4.4). What stays the same in either order is a row's
+*ordinal*, its number counted from the oldest: rows are added, and none is taken away. So a row that was shown once can
+be found again, and a new payment's ordinal can be told in advance from the length of the list.
+
+Nothing here is relied on: a payment that is not where it should be is asked for by its id.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
+from mobilemoney_async.contract.models import PageAnswer
+
+# Seconds over which the growth of the list is averaged.
+_MEMORY = 20.0
+
+
+class Listing:
+    """The list as it is known.
+
+    Attributes:
+        is_known: Whether any page has been seen.
+        newest_first: The order; newest first until shown otherwise.
+        page_size: Rows on a full page.
+    """
+
+    __slots__ = ("_counted_at", "_own", "_strangers", "_total", "is_known", "newest_first", "page_size")
+
+    def __init__(self) -> None:
+        self.is_known = False
+        self.newest_first = True
+        self.page_size = PAGE_SIZE_MAX
+        self._total = 0
+        self._counted_at = 0.0
+        self._own = 0
+        self._strangers = 0.0  # rows a second that others add
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether others add rows, so that places can be told only roughly."""
+        return self._strangers > 0.05  # rows a second
+
+    def add_own(self, now: float) -> float:
+        """Count a payment that was just created, and return its ordinal."""
+        self._own += 1
+        return self.length(now)
+
+    def length(self, now: float) -> float:
+        """Return the number of rows there should be now."""
+        return self._total + self._own + self._strangers * max(0.0, now - self._counted_at)
+
+    def page_of(self, ordinal: float, now: float) -> int:
+        """Return the number of the page that should show an ordinal."""
+        if self.newest_first:
+            return int(max(0.0, self.length(now) - ordinal) // self.page_size) + 1
+        return max(1, math.ceil(ordinal / self.page_size))
+
+    def window(self, page: int, now: float) -> tuple[float, float]:
+        """Return the ordinals that a page should show: from above the first to the second."""
+        if not self.newest_first:
+            return (page - 1) * self.page_size, page * self.page_size
+        length = self.length(now)
+        return length - page * self.page_size, math.inf if page == 1 else length - (page - 1) * self.page_size
+
+    def pages(self, now: float) -> int:
+        """Return the number of pages there should be now, at least 1."""
+        return max(1, math.ceil(self.length(now) / self.page_size))
+
+    def head(self, depth: int, now: float) -> int:
+        """Return the number of the page so many pages away from the newest rows, 0 for theirs."""
+        return depth + 1 if self.newest_first else max(1, self.pages(now) - depth)
+
+    def observe(self, page: int, answer: PageAnswer, now: float) -> list[float]:
+        """Learn from a page, and return the ordinals of its rows.
+
+        Args:
+            page: Its number.
+            answer: What the service showed.
+            now: When, monotonic seconds.
+        """
+        rows = answer.transactions
+        if 0 < answer.pagination.per_page <= PAGE_SIZE_MAX:
+            self.page_size = max(len(rows), answer.pagination.per_page)
+        first, last = (rows[0].created_at, rows[-1].created_at) if rows else (None, None)
+        if first is not None and last is not None and first != last:
+            self.newest_first = first > last
+        before = (page - 1) * self.page_size
+        total = max(answer.pagination.total_count, before + len(rows) if rows else 0)
+        if self.is_known:
+            elapsed = now - self._counted_at
+            if elapsed > 0:
+                rate = max(0.0, (total - self._total - self._own) / elapsed)
+                self._strangers += (rate - self._strangers) * -math.expm1(-elapsed / _MEMORY)
+        self.is_known = True
+        self._total, self._own, self._counted_at = total, 0, now
+        if self.newest_first:
+            return [float(total - before - index) for index in range(len(rows))]
+        return [float(before + index + 1) for index in range(len(rows))]

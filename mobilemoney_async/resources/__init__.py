@@ -1,0 +1,1 @@
+"""What a merchant does with the service."""

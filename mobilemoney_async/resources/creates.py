@@ -1,0 +1,103 @@
+"""Collections and disbursements: the two calls that move money (contract, sections 4.1 and 4.2)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import attrs
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.codec import encode
+from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT, Endpoint
+from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_text
+
+
+class _Creates:
+    _endpoint: Endpoint[Acknowledgement]
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def create(
+        self,
+        *,
+        phone_number: str,
+        amount: int | Decimal | str,
+        idempotency_key: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Acknowledgement:
+        """Ask the service to move money (contract, sections 4.1 and 4.2).
+
+        The answer says that the request was accepted, not that the payment was made: follow it to its final state
+        with ``client.transactions.wait(acknowledgement.transaction_id)``.
+
+        The request is sent again only where it provably never reached the service, or was rejected before it was
+        processed (rate limit, token). Cancelling this call while the request is on its way leaves it unknown whether
+        the payment exists, as a crash would.
+
+        Args:
+            phone_number: The customer's or recipient's number: ``+`` and 8 to 15 digits; spaces and hyphens are
+                dropped.
+            amount: Whole TZS, more than 0, as ``int``, integral ``Decimal`` or ``str`` of digits; never ``float``.
+            idempotency_key: Your name for this payment, at most 200 characters; one is made where you give none. It
+                is on the answer and on every error, and is never sent: the service takes no such key, so a second
+                call with the same key is a second payment.
+            extra: More fields for the request body, which the contract does not show (such as a merchant reference).
+
+        Returns:
+            The acknowledgement, with the new transaction's id.
+
+        Raises:
+            InvalidRequest: An argument is not what it accepts; nothing was sent.
+            OutcomeUnknown: The request may have reached the service and has no usable answer. Not a failure: look
+                before you pay again.
+            APIError: The service refused; no money moved. See its subclasses.
+            TransportError: The request was provably not sent, however often it was tried; no money moved.
+        """
+        key = uuid.uuid4().hex if idempotency_key is None else _check_key(idempotency_key)
+        try:
+            body: dict[str, Any] = {
+                "phone_number": normalise_phone_number(phone_number),
+                "amount": normalise_amount(amount),
+            }
+            if extra is not None:
+                body.update(_check_extra(extra))
+            answer = await self._pipeline.call(self._endpoint, body=body, idempotency_key=key)
+        except MobileMoneyError as exc:
+            exc.idempotency_key = key
+            raise
+        return attrs.evolve(answer, idempotency_key=key)
+
+
+class Collections(_Creates):
+    """Payments asked from customers, who are prompted on their phones."""
+
+    _endpoint = CREATE_COLLECTION
+
+
+class Disbursements(_Creates):
+    """Money sent to recipients' wallets."""
+
+    _endpoint = CREATE_DISBURSEMENT
+
+
+def _check_key(key: object) -> str:
+    text = require_text("idempotency_key", key)
+    if len(text) > 200:
+        raise refuse("idempotency_key", "a str of at most 200 characters")
+    return text
+
+
+def _check_extra(extra: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(extra, Mapping) or not all(isinstance(name, str) for name in extra):
+        raise refuse("extra", "a mapping with str keys")
+    if not extra.keys().isdisjoint({"phone_number", "amount"}):
+        raise refuse("extra", "fields other than phone_number and amount")
+    fields = dict(extra)
+    encode("extra", fields)
+    return fields

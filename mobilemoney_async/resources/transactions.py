@@ -1,0 +1,255 @@
+"""Looking at transactions: one, many, all, or one until it is final (contract, sections 4.3, 4.4 and 6)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from datetime import date
+from functools import partial
+
+import anyio
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.endpoints import FIND_TRANSACTION, GET_TRANSACTION, LIST_TRANSACTIONS, Priority
+from mobilemoney_async.contract.limits import PAGE_SIZE_MAX, UNSEEN_GRACE, Schedule
+from mobilemoney_async.contract.models import Transaction, TransactionPage
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.errors import (
+    MobileMoneyError,
+    RateLimitExceeded,
+    ServerError,
+    TransactionNotFound,
+    TransportError,
+    UnexpectedResponse,
+    WaitTimeout,
+)
+from mobilemoney_async.resources.lookups import Lookup, Lookups
+from mobilemoney_async.resources.paging import TransactionPager
+from mobilemoney_async.resources.swept import SweptLookups
+from mobilemoney_async.values import (
+    refuse,
+    require_date,
+    require_identifier,
+    require_integer,
+    require_seconds,
+    require_text,
+)
+
+logger = logging.getLogger("mobilemoney_async")
+
+_PASSING = (TransportError, UnexpectedResponse, ServerError, RateLimitExceeded)
+
+
+class Transactions:
+    """Lookups and history. Nothing here moves money; every call may be cancelled and made again."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def get(self, transaction_id: str) -> Transaction:
+        """Look up a transaction by its id (contract, section 4.3).
+
+        Args:
+            transaction_id: The acknowledgement's ``transaction_id``, the transaction's ``id``.
+
+        Raises:
+            InvalidRequest: The id is blank, ``.`` or ``..``; nothing was sent.
+            TransactionNotFound: No transaction has this id. One created a moment ago may not be shown yet.
+            InvalidTransactionId: The service calls the id malformed.
+            MobileMoneyError: The call failed otherwise; see `mobilemoney_async.errors`.
+        """
+        return await self._get(transaction_id, Priority.LOOKUP)
+
+    async def get_by_reference(self, reference: str) -> Transaction:
+        """Look up a transaction by the service's reference (contract, section 4.3).
+
+        Raises:
+            InvalidRequest: The reference is blank; nothing was sent.
+            TransactionNotFound: No transaction has this reference.
+            MobileMoneyError: The call failed otherwise.
+        """
+        query = {"reference": require_text("reference", reference)}
+        return (await self._pipeline.call(FIND_TRANSACTION, query=query)).transaction
+
+    async def get_by_external_id(self, external_id: str) -> Transaction:
+        """Look up a transaction by the merchant's reference (contract, section 4.3).
+
+        The contract does not show how a transaction gets one; see `extra` of ``create``.
+
+        Raises:
+            InvalidRequest: The external id is blank; nothing was sent.
+            TransactionNotFound: No transaction has this external id.
+            MobileMoneyError: The call failed otherwise.
+        """
+        query = {"external_id": require_text("external_id", external_id)}
+        return (await self._pipeline.call(FIND_TRANSACTION, query=query)).transaction
+
+    def get_many(self, ids: Iterable[str], *, since: date | None = None) -> AsyncIterator[Lookup]:
+        """Look up many transactions side by side.
+
+        Yields a `Lookup` for each distinct id as it arrives, in no particular order; an error is a value too. The
+        lookups go in the lane for bulk work, so that they wait behind payments and single lookups.
+
+        Args:
+            ids: Transaction ids; all of them are checked before the first is sent.
+            since: A day, as `from_date` of `page`, on or after which most of them were created. Pages of the history
+                since that day are then read first, as long as they show more than lookups would, and only what they
+                do not show is looked up: 600 transactions of today for some ten requests.
+
+        Raises:
+            InvalidRequest: `ids` is a single str, an id is blank, ``.`` or ``..``, or `since` is no plain date;
+                nothing was sent.
+        """
+        if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+            raise refuse("ids", "an iterable of ids, not a single one")
+        distinct = dict.fromkeys(require_identifier("ids", each) for each in ids)
+        get = partial(self._get, lane=Priority.BULK)
+        if since is None:
+            return Lookups(distinct, get)
+        filters = _check_filters(status=None, type=None, from_date=since, to_date=None, limit=PAGE_SIZE_MAX)
+        return SweptLookups(distinct, partial(self._page, filters=filters, lane=Priority.BULK), get)
+
+    async def page(
+        self,
+        page: int = 1,
+        *,
+        status: TransactionStatus | str | None = None,
+        type: TransactionType | str | None = None,
+        from_date: date | None = None,
+        to_date: date | None = None,
+        limit: int = PAGE_SIZE_MAX,
+    ) -> TransactionPage:
+        """Return one page of the history (contract, section 4.4).
+
+        Args:
+            page: From 1.
+            status: Only transactions in this state; any text, since states may be added.
+            type: Only collections or disbursements.
+            from_date: The first day, a ``date``; a ``datetime`` is refused rather than cut. Whose day is not
+                documented; timestamps are UTC.
+            to_date: The last day.
+            limit: Transactions on a page, 1 to 100.
+
+        Raises:
+            InvalidRequest: An argument is not what it accepts; nothing was sent.
+            MobileMoneyError: The call failed; see `mobilemoney_async.errors`.
+        """
+        filters = _check_filters(status=status, type=type, from_date=from_date, to_date=to_date, limit=limit)
+        return await self._page(require_integer("page", page, 1), filters, Priority.LOOKUP)
+
+    def list(
+        self,
+        *,
+        status: TransactionStatus | str | None = None,
+        type: TransactionType | str | None = None,
+        from_date: date | None = None,
+        to_date: date | None = None,
+        limit: int = PAGE_SIZE_MAX,
+        max_items: int | None = None,
+    ) -> TransactionPager:
+        """Return the history as one walk over its pages (contract, section 4.4).
+
+        ``async for transaction in client.transactions.list(): ...``
+
+        Args:
+            status: As for `page`.
+            type: As for `page`.
+            from_date: As for `page`.
+            to_date: As for `page`.
+            limit: Transactions asked for at a time, 1 to 100.
+            max_items: Stop after so many, at least 0.
+
+        Raises:
+            InvalidRequest: An argument is not what it accepts; nothing was sent.
+        """
+        filters = _check_filters(status=status, type=type, from_date=from_date, to_date=to_date, limit=limit)
+        if max_items is not None:
+            require_integer("max_items", max_items, 0)
+        return TransactionPager(
+            partial(self._page, filters=filters, lane=Priority.BULK),
+            max_items=max_items,
+            has_room=self._pipeline.limiter.has_capacity,
+        )
+
+    async def wait(
+        self, transaction_id: str, *, timeout: float | None = None, schedule: Schedule | None = None
+    ) -> Transaction:
+        """Look at a transaction until it is final (contract, section 6).
+
+        The first look is at once, the next after 1 s, then after pauses that grow by 1.5 up to 30 s. Passing faults
+        (connection, 5xx, rate limit) are logged and waited out, and so is "not found" for the first two minutes, since
+        the contract does not say how soon a new transaction can be looked up.
+
+        Args:
+            transaction_id: The acknowledgement's ``transaction_id``.
+            timeout: How long to wait in all, seconds, more than 0; None waits for as long as it takes.
+            schedule: Other pauses.
+
+        Returns:
+            The transaction in its final state, whichever that is: look at ``succeeded``.
+
+        Raises:
+            InvalidRequest: An argument is not what it accepts; nothing was sent.
+            WaitTimeout: Not final in time; it may still become so. Carries the transaction as last seen.
+            TransactionNotFound: Still not found after two minutes.
+            APIError: The service refused otherwise.
+        """
+        require_identifier("transaction_id", transaction_id)
+        patience = float("inf") if timeout is None else require_seconds("timeout", timeout)
+        pauses = Schedule() if schedule is None else schedule
+        if not isinstance(pauses, Schedule):
+            raise refuse("schedule", "a Schedule")
+        seen: Transaction | None = None
+        trouble: MobileMoneyError | None = None
+        unseen_until = anyio.current_time() + UNSEEN_GRACE
+        look = 0
+        with anyio.move_on_after(patience):
+            while True:
+                try:
+                    seen = await self._get(transaction_id, Priority.POLL)
+                    if seen.is_final:
+                        return seen
+                    trouble = None
+                except TransactionNotFound as exc:
+                    if seen is None and anyio.current_time() >= unseen_until:
+                        raise
+                    trouble = exc
+                except _PASSING as exc:
+                    logger.warning("waiting for a transaction goes on after: %s", exc)
+                    trouble = exc
+                await anyio.sleep(pauses.delay(look))
+                look += 1
+        state = "not seen" if seen is None else str(seen.status)
+        raise WaitTimeout(
+            f"not final after {patience:g} s: {state}", transaction_id=transaction_id, transaction=seen
+        ) from trouble
+
+    async def _get(self, transaction_id: str, lane: Priority) -> Transaction:
+        identifiers = {"transaction_id": transaction_id}
+        return (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=lane)).transaction
+
+    async def _page(self, page: int, filters: dict[str, str | int], lane: Priority) -> TransactionPage:
+        answer = await self._pipeline.call(LIST_TRANSACTIONS, query={"page": page, **filters}, lane=lane)
+        return TransactionPage(transactions=answer.transactions, pagination=answer.pagination)
+
+
+def _check_filters(
+    *,
+    status: TransactionStatus | str | None,
+    type: TransactionType | str | None,
+    from_date: date | None,
+    to_date: date | None,
+    limit: int,
+) -> dict[str, str | int]:
+    filters: dict[str, str | int] = {"limit": require_integer("limit", limit, 1, PAGE_SIZE_MAX)}
+    if status is not None:
+        filters["status"] = str(TransactionStatus(require_text("status", status)))
+    if type is not None:
+        filters["type"] = str(TransactionType(require_text("type", type)))
+    if from_date is not None:
+        filters["from"] = require_date("from_date", from_date).isoformat()
+    if to_date is not None:
+        filters["to"] = require_date("to_date", to_date).isoformat()
+    if from_date is not None and to_date is not None and from_date > to_date:
+        raise refuse("from_date", "a day no later than to_date")
+    return filters

@@ -1,0 +1,220 @@
+"""The small rules that the plan is made of."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async.calls.bucket import Usage
+from mobilemoney_async.polling.hazard import Hazard
+from mobilemoney_async.polling.hints import HintAllowance
+from mobilemoney_async.polling.listing import Listing
+from mobilemoney_async.polling.pace import Pace
+from mobilemoney_async.polling.pending import Book, Pending
+from mobilemoney_async.polling.rest import Rest
+from mobilemoney_async.polling.trust import Trust
+from mobilemoney_async.resources.sweep import Sweep
+from tests.support.paper import Paper, PaperService
+
+# When payments end
+
+
+def test_before_anything_is_learned_older_payments_are_likelier_to_stay() -> None:
+    """The same ten seconds tell less about an old payment than about a young one."""
+    hazard = Hazard()
+    assert 1 > hazard.chance(1, 11) > hazard.chance(100, 110) > hazard.chance(10_000, 10_010) > 0
+    assert hazard.chance(5, 5) == hazard.chance(5, 4) == 0
+
+
+def test_the_moment_at_which_prompts_expire_is_learned() -> None:
+    """From looks half a minute apart, all around the same age, that age is found out."""
+    hazard = Hazard()
+    for number in range(300):
+        earliest = 91 + number % 28
+        hazard.lived(0, earliest)
+        hazard.ended(earliest, earliest + 30)
+    assert hazard.chance(60, 85) < 0.05
+    assert hazard.chance(100, 112) < 0.5
+    assert hazard.chance(105, 130) > 0.8
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e5)), max_size=20), st.floats(0, 1e7), st.floats(0, 1e6))
+def test_a_chance_is_a_chance(endings: list[tuple[float, float]], start: float, length: float) -> None:
+    """Whatever is learned, at any age, chances lie between 0 and 1 and grow with the time."""
+    hazard = Hazard()
+    for age, more in endings:
+        hazard.lived(0, age)
+        hazard.ended(age, age + more)
+    half, whole = hazard.chance(start, start + length / 2), hazard.chance(start, start + length)
+    assert 0 <= half <= whole + 1e-9 <= 1 + 1e-9
+
+
+# Where payments are in the list
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 200),
+    st.integers(1, 100),
+    st.booleans(),
+    st.integers(0, 20),
+    st.lists(st.integers(0, 9), max_size=3),
+)
+def test_every_row_is_found_on_its_page(
+    rows: int, page_size: int, newest_first: bool, more: int, asked: list[int]
+) -> None:
+    """A row that was shown is expected where it is, in either order, also after the list has grown."""
+    service = PaperService(order="newest-first" if newest_first else "oldest-first", page_size=page_size)
+    for number in range(rows):
+        service.add(Paper(id=str(number), created_at=float(number - rows)))
+    listing = Listing()
+    for number in [1, *asked]:
+        answer = service.page(number + 1 if number else 1, 0.0)
+        ordinals = listing.observe(number + 1 if number else 1, answer, 0.0)
+        for row, ordinal in zip(answer.transactions, ordinals, strict=True):
+            if listing.newest_first == newest_first:
+                assert ordinal == int(row.id) + 1
+    if listing.newest_first != newest_first:
+        return
+    for number in range(more):
+        service.add(Paper(id=f"new-{number}", created_at=number / 100))
+        assert listing.add_own(0.5) == rows + number + 1
+    for name, ordinal in [(str(number), float(number + 1)) for number in range(rows)]:
+        page = listing.page_of(ordinal, 0.5)
+        low, high = listing.window(page, 0.5)
+        assert low < ordinal <= high
+        assert name in {row.id for row in service.page(page, 0.5).transactions}
+
+
+def test_growth_by_others_is_learned() -> None:
+    """Rows that somebody else adds at a steady rate are expected to go on coming."""
+    service, listing = PaperService(), Listing()
+    for second in range(120):
+        service.add(Paper(id=str(second), created_at=float(second)))
+        if second % 5 == 0:
+            listing.observe(1, service.page(1, float(second)), float(second))
+    assert listing.has_strangers
+    assert listing.length(130.0) == pytest.approx(131, abs=3)
+
+
+def test_an_empty_list_has_one_page() -> None:
+    """Before the first payment there is nothing to divide by."""
+    listing = Listing()
+    assert listing.observe(1, PaperService().page(1, 0.0), 0.0) == []
+    assert (listing.pages(0.0), listing.head(0, 0.0)) == (1, 1)
+
+
+# The payments that are followed
+
+
+def pending(name: str, due: float = 0.0, deadline: float = math.inf) -> Pending:
+    return Pending(name, now=0.0, created_at=0.0, due=due, deadline=deadline, is_new=True)
+
+
+def test_the_book_forgets_what_it_removes() -> None:
+    """Timers of removed payments do not fire, and do not pile up."""
+    book = Book()
+    for number in range(5000):
+        payment = pending(str(number), due=number, deadline=1e6)
+        book.add(payment)
+        book.place(payment, float(number))
+        if number % 10:
+            book.remove(payment)
+    assert len(book) == 500
+    assert len(book._deadlines._heap) <= 2 * len(book) + 1000
+    assert [payment.id for payment in book.longest_due(25.0, 10)] == ["0", "10", "20"]
+    assert [payment.id for payment in book.between(10.0, 40.0)] == ["20", "30", "40"]
+    assert len(book.past_deadline(1e6)) == 500
+
+
+# When to ask
+
+
+def usage(granted: int, history: float = 60.0) -> Usage:
+    return Usage(granted=granted, limit=60, window=60.0, history=history)
+
+
+def test_the_pace_is_what_others_leave() -> None:
+    """Thirty requests a minute by others leave one in two seconds; fifty, one in seven."""
+    for others, interval in ((0, 1.0), (30, 2.07), (50, 6.7), (54, 10.0), (60, 10.0)):
+        pace = Pace(1.0)
+        pace.sent(100.0, 0.0)
+        assert pace.queue_at(100.0, usage(others + 1), is_urgent=False) == pytest.approx(100 + interval, abs=0.05)
+        assert pace.queue_at(100.0, usage(others + 1), is_urgent=True) == 101.0
+
+
+def test_who_waits_long_gets_in_line_early() -> None:
+    """The wait in line is part of the interval; after a long one, the line is joined at once."""
+    pace = Pace(1.0)
+    pace.sent(100.0, 2.0)
+    assert pace.queue_at(100.0, usage(51), is_urgent=False) == pytest.approx(104.7, abs=0.05)
+    pace.sent(110.0, 9.0)
+    assert pace.queue_at(110.0, usage(55), is_urgent=False) == 110.0
+    assert not pace.may_send(110.9)
+    pace.came_early()
+    assert pace.queue_at(110.9, usage(10), is_urgent=False) >= 111.0
+
+
+def test_a_little_history_is_not_a_minute() -> None:
+    """Ten creates in the first ten seconds are sixty a minute to come."""
+    pace = Pace(1.0)
+    pace.sent(10.0, 0.0)
+    assert pace.queue_at(10.0, usage(11, history=10.0), is_urgent=False) == 20.0
+
+
+def test_hints_are_five_at_once_and_one_a_second() -> None:
+    """The allowance refills, up to its size."""
+    hints = HintAllowance()
+    assert [hints.take(100.0) for _ in range(7)] == [True] * 5 + [False] * 2
+    assert hints.take(101.0)
+    assert not hints.take(101.5)
+    assert sum(hints.take(1000.0) for _ in range(7)) == 5
+
+
+def test_rests_double_up_to_their_longest() -> None:
+    """And begin anew after an answer."""
+    rest = Rest(longest=5.0)
+    pauses = []
+    for _ in range(5):
+        now = max(0.0, rest.until)
+        rest.extend(now, now)
+        pauses.append(rest.until - now)
+    assert pauses == [1, 2, 4, 5, 5]
+    rest.clear()
+    rest.extend(100.0, 100.0)
+    assert rest.until == 101.0
+
+
+def test_a_list_that_shows_no_endings_is_checked() -> None:
+    """After twenty pages without one, a lookup is worth it, and again for as long as it finds endings."""
+    trust = Trust()
+    checks = []
+    for _ in range(20):
+        checks.append(trust.wants_check)
+        trust.saw_page(ended=0)
+    checks.append(trust.wants_check)
+    for has_ended in (True, False):
+        trust.checked(has_ended=has_ended)
+        checks.append(trust.wants_check)
+    assert checks == [False] * 20 + [True, True, False]
+    trust.saw_end(1.0)
+    assert trust.delay == 0
+    trust.saw_end(50.0)
+    assert trust.delay == 10
+
+
+def test_a_sweep_ends_where_it_is_not_worth_it() -> None:
+    """It goes on while pages show more than lookups would, and for as far as there are pages."""
+    sweep = Sweep()
+    assert sweep.worth(1, None) == 0
+    assert sweep.worth(1000, None) == 100
+    sweep.took(1000, 0, 100)
+    assert sweep.worth(1000, 1000) == 50
+    for _ in range(7):
+        sweep.took(1000, 0, 100)
+    assert sweep.worth(1000, 10_000) == 0
+    assert sweep.worth(1000, 20) > 50, "all of them must be somewhere"
+    assert sweep.worth(1000, 8) == 0
+    sweep.took(1000, 0, 0)
+    assert sweep.worth(1000, 20) == 0

@@ -1,0 +1,403 @@
+"""What the plan asks, and what it makes of the answers: against a service on paper, in no time."""
+
+import math
+from datetime import timedelta
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async import Schedule, TransactionNotFound, TransactionStatus, WaitTimeout
+from mobilemoney_async.errors import InvalidTransactionId, ServerError
+from mobilemoney_async.polling.asking import ById, Page
+from mobilemoney_async.polling.plan import Plan
+from tests.support.paper import START, ListOrder, Paper, PaperService, drive
+
+ADVISED = Schedule()
+LOOKS = [sum(ADVISED.delay(look) for look in range(number + 1)) for number in range(60)]
+
+
+def stuck(number: int, created_at: float = 0.0) -> Paper:
+    return Paper(id=f"txn-{number}", created_at=created_at)
+
+
+def test_a_plan_without_payments_asks_nothing() -> None:
+    """When nothing is pending, nothing is asked."""
+    plan = Plan(ADVISED)
+    assert len(plan) == 0
+    assert plan.ready_at() == math.inf
+    assert plan.choose(0.0) is None
+    assert plan.give_up(1e9) == []
+
+
+def test_a_payment_alone_is_asked_about_as_advised() -> None:
+    """One payment costs what the contract's schedule costs: looks after 1 s, 2.5 s, 4.75 s, …, then every 30 s."""
+    service = PaperService()
+    service.add(stuck(1))
+    asked = drive(Plan(ADVISED), service, until=300.0, interval=0.0).asked
+    assert [at for at, _ in asked] == pytest.approx([look for look in LOOKS if look <= 300], abs=0.01)
+
+
+def test_a_page_answers_for_all_that_it_shows() -> None:
+    """Thirty payments created together cost hardly more than one."""
+    service = PaperService()
+    for number in range(30):
+        service.add(attrs.evolve(stuck(number), ends_at=20.0))
+    done = drive(Plan(ADVISED), service, until=60.0)
+    assert len(done.endings) == 30
+    assert len(done.asked) <= len([look for look in LOOKS if look <= 60])
+
+
+def test_after_the_last_ending_nothing_is_asked() -> None:
+    """Requests end with the last pending payment."""
+    service = PaperService()
+    service.add(Paper(id="txn-1", created_at=0.0, ends_at=5.0))
+    done = drive(Plan(ADVISED), service, until=1000.0)
+    assert done.asked[-1][0] == done.endings["txn-1"][0] < 10
+
+
+def test_tracking_twice_is_once() -> None:
+    """A payment that is followed already is not followed again."""
+    plan = Plan(ADVISED)
+    assert plan.track("txn-1", 0.0, is_new=True, deadline=math.inf)
+    assert not plan.track("txn-1", 0.5, is_new=False, deadline=1.0)
+    assert len(plan) == 1
+    assert plan.give_up_at() == math.inf
+
+
+@pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
+def test_the_order_of_the_list_is_noticed(order: ListOrder) -> None:
+    """In either order, payments at the end of a long list cost pages, not a lookup each."""
+    service = PaperService(order=order)
+    for number in range(950):
+        service.add(Paper(id=f"old-{number}", created_at=-10_000.0 + number, ends_at=-9_000.0))
+    for number in range(40):
+        service.add(Paper(id=f"txn-{number}", created_at=float(number), ends_at=number + 15.0))
+    track = {f"txn-{number}": float(number) for number in range(40)}
+    done = drive(Plan(ADVISED), service, until=120.0, track=track)
+    assert len(done.endings) == 40
+    assert max(at - service.payments[name].ends_at for name, (at, _) in done.endings.items()) < 12
+    assert len(done.lookups()) <= 5
+
+
+def test_a_shuffled_list_loses_nothing() -> None:
+    """A list in no order at all is no help, and no harm."""
+    service = PaperService(order="none", page_size=10)
+    for number in range(50):
+        service.add(Paper(id=f"txn-{number}", created_at=float(number), ends_at=number + 15.0))
+    done = drive(Plan(ADVISED), service, until=300.0)
+    assert len(done.endings) == 50
+
+
+def test_a_list_that_lags_is_passed_over() -> None:
+    """Payments that the list does not show yet are asked for by their ids."""
+    service = PaperService(list_lag=60.0)
+    for number in range(20):
+        service.add(Paper(id=f"txn-{number}", created_at=3.0 * number, ends_at=3.0 * number + 15))
+    done = drive(Plan(ADVISED), service, until=300.0)
+    lags = [at - service.payments[name].ends_at for name, (at, _) in done.endings.items()]
+    assert len(lags) == 20
+    assert sum(lags) / len(lags) < 10
+
+
+@pytest.mark.parametrize(("stale", "bearable"), [(60.0, 45.0), (1e9, 150.0)])
+def test_a_list_with_old_states_is_found_out(stale: float, bearable: float) -> None:
+    """That a page shows a payment as open may be old news: lookups tell, also where pages never show an ending."""
+    service = PaperService(stale=stale)
+    for number in range(40):
+        service.add(Paper(id=f"txn-{number}", created_at=5.0 * number, ends_at=5.0 * number + 15))
+    done = drive(Plan(ADVISED), service, until=900.0)
+    assert len(done.endings) == 40
+    late = [done.endings[f"txn-{number}"][0] - service.payments[f"txn-{number}"].ends_at for number in range(20, 40)]
+    assert sum(late) / len(late) < bearable
+
+
+def test_what_only_an_id_is_known_of_is_swept_up() -> None:
+    """After a restart, a thousand ids in a list of two thousand cost twenty pages."""
+    service = PaperService()
+    for number in range(2000):
+        service.add(Paper(id=f"txn-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
+    wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
+    done = drive(Plan(ADVISED), service, until=1000.0, track=wanted, is_new=False)
+    assert len(done.endings) == 1000
+    assert len(done.asked) == 20
+
+
+def test_a_few_ids_in_a_long_list_are_looked_up() -> None:
+    """Where pages would show little, the sweep ends, and each id costs one lookup."""
+    service = PaperService()
+    for number in range(5000):
+        service.add(Paper(id=f"txn-{number}", created_at=-9000.0 + number, ends_at=-1000.0))
+    wanted = {f"txn-{number}": 0.0 for number in range(0, 1000, 100)}
+    done = drive(Plan(ADVISED), service, until=1000.0, track=wanted, is_new=False)
+    assert len(done.endings) == 10
+    assert len(done.asked) <= 15
+
+
+def test_an_old_payment_has_the_pauses_of_its_age() -> None:
+    """An id that turns out to be an hour old is asked about every half minute, not after a second."""
+    service = PaperService()
+    service.add(stuck(1, created_at=-3600.0))
+    done = drive(Plan(ADVISED), service, until=125.0, track={"txn-1": 0.0}, is_new=False)
+    assert [at for at, _ in done.asked] == pytest.approx([0, 30, 60, 90, 120], abs=0.5)
+
+
+def test_not_found_is_doubted_at_first() -> None:
+    """A payment that lookups do not show for a minute is not reported as not found."""
+    service = PaperService(list_lag=60.0, lookup_lag=60.0)
+    service.add(Paper(id="txn-1", created_at=0.0, ends_at=70.0))
+    done = drive(Plan(ADVISED), service, until=300.0)
+    assert done.endings["txn-1"][1].transaction is not None
+
+
+def test_what_is_never_found_ends_as_not_found() -> None:
+    """After two minutes the service is believed."""
+    done = drive(Plan(ADVISED), PaperService(), until=300.0, track={"txn-1": 0.0})
+    at, ending = done.endings["txn-1"]
+    assert isinstance(ending.error, TransactionNotFound)
+    assert 120 <= at <= 160
+
+
+def test_a_payment_that_was_shown_is_never_not_found() -> None:
+    """A lookup that denies what a page has shown is not believed."""
+    plan = Plan(ADVISED)
+    service = PaperService()
+    service.add(stuck(1))
+    drive(plan, service, until=10.0)
+    asked = plan.ask(ById("txn-1"), 500.0)
+    assert plan.refuse(asked, TransactionNotFound("no", status_code=404), 500.0) == []
+    assert plan.refuse(asked, InvalidTransactionId("no", status_code=400), 500.0) == []
+    assert "txn-1" in plan
+
+
+def test_a_malformed_id_ends_at_once() -> None:
+    """An id that the service calls malformed is an ending with that error."""
+    plan = Plan(ADVISED)
+    plan.track("???", 0.0, is_new=False, deadline=math.inf)
+    error = InvalidTransactionId("malformed", status_code=400)
+    (ending,) = plan.refuse(plan.ask(ById("???"), 0.0), error, 0.1)
+    assert ending.error is error
+    assert len(plan) == 0
+
+
+def test_a_row_with_another_id_is_not_believed() -> None:
+    """A lookup that shows somebody else's payment ends nothing."""
+    plan = Plan(ADVISED)
+    for number in (1, 2):
+        plan.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
+    other = Paper(id="txn-2", created_at=0.0, ends_at=1.0).row(2.0)
+    assert plan.take_transaction(plan.ask(ById("txn-1"), 2.0), other, 2.0, START) == []
+    assert len(plan) == 2
+
+
+def test_an_unknown_status_is_never_final() -> None:
+    """A state that the contract does not list keeps the payment pending."""
+    plan = Plan(ADVISED)
+    plan.track("txn-1", 0.0, is_new=True, deadline=math.inf)
+    row = Paper(id="txn-1", created_at=0.0, ends_at=1.0, status=TransactionStatus("UNDER_REVIEW")).row(2.0)
+    assert plan.take_transaction(plan.ask(ById("txn-1"), 2.0), row, 2.0, START + timedelta(seconds=2)) == []
+    assert len(plan) == 1
+
+
+def test_giving_up_tells_what_was_seen() -> None:
+    """At its deadline a payment ends as a time-out, with the transaction as last seen."""
+    plan = Plan(ADVISED)
+    plan.track("txn-1", 0.0, is_new=True, deadline=50.0)
+    plan.track("txn-2", 0.0, is_new=True, deadline=60.0)
+    row = stuck(1).row(2.0)
+    plan.take_transaction(plan.ask(ById("txn-1"), 2.0), row, 2.0, START + timedelta(seconds=2))
+    assert plan.give_up_at() == 50.0
+    assert plan.give_up(49.9) == []
+    (ending,) = plan.give_up(50.0)
+    assert isinstance(ending.error, WaitTimeout)
+    assert ending.error.transaction == row
+    (ending,) = plan.give_up(60.0)
+    assert isinstance(ending.error, WaitTimeout)
+    assert ending.error.transaction is None
+    assert len(plan) == 0
+    assert plan.choose(1000.0) is None
+
+
+def test_a_payment_that_was_given_up_may_be_tracked_again() -> None:
+    """An answer that was on its way for the first following does not harm the second."""
+    plan = Plan(ADVISED)
+    plan.track("txn-1", 0.0, is_new=True, deadline=2.0)
+    asked = plan.ask(Page(1), 1.5)
+    plan.give_up(2.0)
+    plan.track("txn-1", 2.0, is_new=False, deadline=math.inf)
+    service = PaperService()
+    service.add(stuck(1))
+    assert plan.take_page(asked, service.page(1, 1.5), 2.1, START) == []
+    assert "txn-1" in plan
+    plan.fail(plan.ask(Page(1), 3.0), 4.0, is_unreadable=False)
+    assert plan.ready_at() == 5.0
+
+
+def test_faults_are_followed_by_growing_pauses() -> None:
+    """A service in trouble is asked less and less, and at full speed again once it answers."""
+    plan = Plan(ADVISED)
+    plan.track("txn-1", 0.0, is_new=True, deadline=math.inf)
+    now, pauses = 1.0, []
+    for _ in range(8):
+        request = plan.choose(now)
+        assert request is not None
+        plan.fail(plan.ask(request, now), now, is_unreadable=False)
+        pauses.append(plan.ready_at() - now)
+        now = plan.ready_at()
+    assert pauses[:3] == pytest.approx([1, 2.25, 4], rel=0.5)
+    assert max(pauses) <= 60
+    service = PaperService()
+    service.add(Paper(id="txn-1", created_at=0.0, ends_at=2.0))
+    assert len(drive(plan, service, until=now + 60, start=now).endings) == 1
+
+
+def test_four_requests_that_fail_together_are_one_fault() -> None:
+    """What was on its way when the trouble began does not lengthen the pause."""
+    plan = Plan(ADVISED)
+    for number in range(4):
+        plan.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
+    for asked in [plan.ask(ById(f"txn-{number}"), 1.0) for number in range(4)]:
+        plan.fail(asked, 2.0, is_unreadable=False)
+    assert plan.ready_at() == 3.0
+
+
+def test_without_a_list_ids_do() -> None:
+    """Where the list always fails, payments are followed by their ids, and the list is tried less and less."""
+    plan = Plan(ADVISED)
+    service = PaperService()
+    now, pages, endings = 0.0, 0, 0
+    while now < 600:
+        if now % 10 == 0 and now < 300:
+            service.add(Paper(id=f"txn-{now}", created_at=now, ends_at=now + 20))
+            plan.track(f"txn-{now}", now, is_new=True, deadline=math.inf)
+        request = plan.choose(now)
+        if isinstance(request, Page):
+            pages += 1
+            plan.fail(plan.ask(request, now), now, is_unreadable=False)
+        elif request is not None:
+            asked = plan.ask(request, now)
+            row = service.get(request.transaction_id, now)
+            endings += len(plan.take_transaction(asked, row, now, START + timedelta(seconds=now)))
+        now += 1
+    assert endings == 30
+    assert pages <= 15
+
+
+def test_a_page_that_cannot_be_read_does_not_hold_up_its_payments() -> None:
+    """One malformed row spoils a page for good: what stands on it is looked up."""
+    plan = Plan(ADVISED)
+    service = PaperService()
+    for number in range(5):
+        service.add(Paper(id=f"txn-{number}", created_at=0.0, ends_at=30.0))
+    drive(plan, service, until=5.0)
+    now, ended = 6.0, 0
+    while now < 200 and len(plan):
+        request = plan.choose(now)
+        if isinstance(request, Page):
+            plan.fail(plan.ask(request, now), now, is_unreadable=True)
+        elif request is not None:
+            asked = plan.ask(request, now)
+            row = service.get(request.transaction_id, now)
+            ended += len(plan.take_transaction(asked, row, now, START + timedelta(seconds=now)))
+        now += 1
+    assert ended == 5
+    assert now < 90
+
+
+def test_a_hint_is_followed_soon() -> None:
+    """A callback makes its payment due at once, between the looks of its schedule."""
+    plan = Plan(ADVISED)
+    service = PaperService()
+    service.add(Paper(id="txn-1", created_at=0.0, ends_at=40.0))
+    drive(plan, service, until=39.0)
+    assert plan.ready_at() > 42
+    assert plan.hint("txn-1", 40.5)
+    assert plan.is_urgent
+    assert not plan.hint("txn-1", 40.6), "it is on the list already"
+    done = drive(plan, service, until=41.5, start=40.5)
+    assert done.endings["txn-1"][0] < 41.5
+    assert not plan.is_urgent
+
+
+def test_forged_hints_cost_little() -> None:
+    """A thousand hints in ten seconds cost fifteen requests at most, and unknown ids none."""
+    plan = Plan(ADVISED)
+    service = PaperService(page_size=1)  # the worst case: no page shows two of them
+    for number in range(1000):
+        service.add(stuck(number, created_at=float(number) / 100))
+    drive(plan, service, until=20.0, interval=0.005)
+    believed = 0
+    for tick in range(1000):
+        assert not plan.hint(f"forged-{tick}", 30 + tick / 100)
+        believed += plan.hint(f"txn-{tick}", 30 + tick / 100)
+    assert believed <= 15
+
+
+def test_requests_on_their_way_are_not_made_again() -> None:
+    """While an answer is awaited, another request asks for something else."""
+    plan = Plan(ADVISED)
+    for number in range(3):
+        plan.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
+    assert plan.choose(1.0) == Page(1)
+    asked = plan.ask(Page(1), 1.0)
+    assert plan.ready_at() == math.inf, "the first page of an unknown list"
+    service = PaperService()
+    for number in range(3):
+        service.add(stuck(number))
+    plan.take_page(asked, service.page(1, 1.0), 1.1, START)
+    assert plan.choose(2.5) == Page(1)
+    plan.ask(Page(1), 2.5)
+    assert plan.choose(2.6) is None
+
+
+def test_a_service_error_about_one_lookup_is_no_ending() -> None:
+    """Refusals other than for the id itself end nothing."""
+    plan = Plan(ADVISED)
+    plan.track("txn-1", 0.0, is_new=False, deadline=math.inf)
+    assert plan.refuse(plan.ask(ById("txn-1"), 0.0), ServerError("broken", status_code=500), 500.0) == []
+    assert len(plan) == 1
+
+
+@st.composite
+def services(draw: st.DrawFn) -> PaperService:
+    service = PaperService(
+        order=draw(st.sampled_from(["newest-first", "oldest-first", "none"])),
+        list_lag=draw(st.sampled_from([0.0, 0.0, 5.0, 60.0])),
+        stale=draw(st.sampled_from([0.0, 0.0, 20.0])),
+        page_size=draw(st.sampled_from([100, 10, 3])),
+    )
+    for number in range(draw(st.integers(1, 25))):
+        created_at = draw(st.floats(0.0, 60.0))
+        ends_at = created_at + draw(st.floats(0.0, 200.0))
+        status = draw(st.sampled_from(list(TransactionStatus)[2:5]))
+        service.add(Paper(id=f"txn-{number}", created_at=created_at, ends_at=ends_at, status=status))
+    for number in range(draw(st.integers(0, 40))):
+        service.add(Paper(id=f"stranger-{number}", created_at=draw(st.floats(-100.0, 100.0))))
+    return service
+
+
+@settings(max_examples=60, deadline=None)
+@given(services(), st.booleans(), st.sampled_from([0.1, 1.0, 10.0]))
+def test_nothing_is_lost_and_nothing_asked_too_often(service: PaperService, is_new: bool, interval: float) -> None:
+    """Whatever the list is like, every payment ends once, truly, in bounded time, at no more than the advised rate."""
+    followed = {name: each for name, each in service.payments.items() if name.startswith("txn")}
+    track = {name: each.created_at for name, each in followed.items()}
+    until = 400.0 + 60 * interval * len(followed)
+    done = drive(Plan(ADVISED), service, until=until, track=track, is_new=is_new, interval=interval)
+
+    assert done.endings.keys() == followed.keys()
+    for name, (at, ending) in done.endings.items():
+        assert ending.transaction is not None
+        assert ending.transaction.status == followed[name].status
+        assert at >= followed[name].ends_at
+    for name, each in followed.items():
+        lookups = done.lookups(name)
+        first = 0.0 if is_new else -LOOKS[0]
+        for look, at in enumerate(lookups):
+            assert at >= each.created_at + first + LOOKS[look] - 0.5, "asked for by id ahead of its schedule"
+    last = max(at for at, _ in done.endings.values())
+    assert all(at <= last for at, _ in done.asked), "asked although nothing was pending"
+    # Each request is somebody's look; a look may cost two: a page that did not show it, then its id.
+    looks = sum(1 + sum(at >= each.created_at + look for look in LOOKS) for each in followed.values() for at in [last])
+    assert len(done.asked) <= 2 * looks + len(followed)

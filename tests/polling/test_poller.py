@@ -1,0 +1,527 @@
+"""The poller against the sandbox, in virtual time on both loops: what it promises to those who use it."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from mobilemoney_async import (
+    Acknowledgement,
+    AsyncClient,
+    InvalidRequest,
+    InvalidTransactionId,
+    LoginAuth,
+    Outcome,
+    Priority,
+    RateLimiter,
+    Schedule,
+    TransactionNotFound,
+    TransactionStatus,
+    WaitTimeout,
+)
+from mobilemoney_async.polling.granted import granted
+from mobilemoney_async.polling.poller import Poller
+from mobilemoney_async.sandbox import Sandbox, faults
+from mobilemoney_async.sandbox.choices import Choices
+
+pytestmark = pytest.mark.anyio
+
+ORDINARY = "+255681234501"
+SUCCEEDS = "+255780000789"
+STUCK = "+255780000129"
+EXPIRES = "+255780000408"
+HIDDEN = "+255780000304"
+
+
+async def pay(client: AsyncClient, phone_number: str = SUCCEEDS) -> Acknowledgement:
+    return await client.collections.create(phone_number=phone_number, amount=1000)
+
+
+def asked(sandbox: Sandbox) -> int:
+    return sandbox.requests.count("transactions") + sandbox.requests.count("transaction")
+
+
+async def test_many_payments_end_each_once() -> None:
+    """Collections and disbursements that are tracked come out as outcomes in their final states, each once."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        for phone_number in (SUCCEEDS, "+255780000029", EXPIRES, ORDINARY):
+            poller.track(await pay(client, phone_number))
+        for phone_number in (SUCCEEDS, "+255780000089"):
+            poller.track(await client.disbursements.create(phone_number=phone_number, amount=500))
+        poller.track(await client.disbursements.create(phone_number=ORDINARY, amount=999_999_999))
+        assert poller.pending == 7
+        outcomes = [outcome async for outcome in poller.outcomes()]
+        assert poller.pending == 0
+        stats = poller.stats
+    assert sorted(str(each.transaction.status) for each in outcomes if each.transaction) == [
+        "FAILED",
+        "FAILED",
+        "INSUFFICIENT_FUNDS",
+        "SUCCESS",
+        "SUCCESS",
+        "SUCCESS",
+        "TIMEOUT",
+    ]
+    assert {each.transaction_id for each in outcomes} == set(sandbox.transactions)
+    assert (stats.tracked, stats.final, stats.unresolved, stats.pending, stats.faults) == (7, 7, 0, 0, 0)
+    assert stats.requests == stats.pages + stats.lookups == asked(sandbox) < 45
+    assert stats.mean_lag is not None
+    assert stats.mean_lag < 15
+    assert stats.next_request_in is None
+
+
+async def test_any_number_may_wait_for_one_payment() -> None:
+    """Several tasks wait for a payment; those who come later get the same at once; a cancelled one harms nobody."""
+    sandbox = Sandbox()
+    got: list[str] = []
+
+    async def wait(poller: Poller, transaction_id: str) -> None:
+        got.append(str((await poller.wait(transaction_id)).status))
+
+    async with sandbox.client() as client, client.poller() as poller:
+        acknowledgement = await pay(client)
+        poller.track(acknowledgement)
+        with anyio.move_on_after(1) as impatient:
+            await poller.wait(acknowledgement.transaction_id)
+        assert impatient.cancelled_caught
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(wait, poller, acknowledgement.transaction_id)
+        assert got == ["SUCCESS"] * 5
+        before = asked(sandbox)
+        assert (await poller.wait(acknowledgement.transaction_id)).succeeded
+        assert asked(sandbox) == before
+
+
+async def test_waiting_for_an_unknown_payment_tracks_it() -> None:
+    """An id is enough to wait for."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        acknowledgement = await pay(client)
+        assert (await poller.wait(acknowledgement.transaction_id)).succeeded
+        assert poller.stats.tracked == 1
+
+
+async def test_several_readers_get_every_outcome_each() -> None:
+    """Each consumer of outcomes has its own; a later one begins where nobody has read yet."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        first, second = poller.outcomes(), poller.outcomes()
+        poller.track(await pay(client))
+        poller.track(await pay(client))
+        a = [outcome.transaction_id async for outcome in first]
+        b = [outcome.transaction_id async for outcome in second]
+        assert a == b
+        assert len(a) == 2
+        assert [outcome async for outcome in poller.outcomes()] == []
+        poller.track(await pay(client))
+        await anyio.sleep(60)
+        assert len([outcome async for outcome in poller.outcomes()]) == 1
+
+
+async def test_outcomes_run_on_for_a_service() -> None:
+    """With forever=True the iterator waits for payments to come, and ends when the poller is closed."""
+    sandbox = Sandbox()
+    got: list[Outcome] = []
+
+    async def read(poller: Poller) -> None:
+        got.extend([outcome async for outcome in poller.outcomes(forever=True)])
+
+    async with sandbox.client() as client, anyio.create_task_group() as group:
+        async with client.poller() as poller:
+            group.start_soon(read, poller)
+            await anyio.sleep(100)
+            poller.track(await pay(client))
+            await anyio.sleep(100)
+            poller.track(await pay(client))
+            await anyio.sleep(100)
+    assert len(got) == 2
+
+
+async def test_nothing_pending_nothing_asked() -> None:
+    """An idle poller makes no request, before the first payment and after the last."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        await anyio.sleep(1000)
+        assert asked(sandbox) == 0
+        await poller.wait((await pay(client)).transaction_id)
+        before = asked(sandbox)
+        await anyio.sleep(1000)
+        assert asked(sandbox) == before
+
+
+async def test_twice_is_once_and_ended_is_ended() -> None:
+    """Tracking a payment again neither doubles its outcome nor asks about it again."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        acknowledgement = await pay(client)
+        poller.track(acknowledgement)
+        poller.track(acknowledgement.transaction_id)
+        assert len([outcome async for outcome in poller.outcomes()]) == 1
+        poller.track(acknowledgement)
+        assert poller.pending == 0
+        assert [outcome async for outcome in poller.outcomes()] == []
+
+
+async def test_a_payment_is_given_up_on_time_and_may_be_tracked_again() -> None:
+    """At its timeout a payment ends as a WaitTimeout with what was last seen; tracked again, its late end comes."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller(timeout=30) as poller:
+        acknowledgement = await pay(client, STUCK)
+        number = acknowledgement.transaction_id
+        started = anyio.current_time()
+        poller.track(acknowledgement)
+        with pytest.raises(WaitTimeout) as caught:
+            await poller.wait(number)
+        assert anyio.current_time() - started == pytest.approx(30)
+        assert caught.value.transaction.status == TransactionStatus.PENDING
+        (outcome,) = [outcome async for outcome in poller.outcomes()]
+        assert isinstance(outcome.error, WaitTimeout)
+        assert outcome.transaction is None
+        poller.track(number, timeout=1000)
+        sandbox.approve(number)
+        assert (await poller.wait(number)).succeeded
+        stats = poller.stats
+        assert (stats.tracked, stats.final, stats.unresolved) == (2, 1, 1)
+
+
+async def test_what_the_service_does_not_know_ends_as_a_value() -> None:
+    """An unknown id is not found after two minutes, a malformed one at once; neither ends the poller."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        poller.track("txn_unknown")
+        poller.track("no such id!")
+        started = anyio.current_time()
+        ended = {outcome.transaction_id: outcome.error async for outcome in poller.outcomes()}
+        assert isinstance(ended["txn_unknown"], TransactionNotFound)
+        assert isinstance(ended["no such id!"], InvalidTransactionId)
+        assert 120 <= anyio.current_time() - started < 160
+        with pytest.raises(TransactionNotFound):
+            await poller.wait("txn_unknown")
+
+
+async def test_a_payment_that_is_hidden_at_first_is_not_lost() -> None:
+    """Missing from lookups and list for 90 s, it still comes out in its final state."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        acknowledgement = await pay(client, HIDDEN)
+        poller.track(acknowledgement)
+        assert (await poller.wait(acknowledgement.transaction_id)).is_final
+
+
+async def test_a_hint_is_asked_about_within_a_second() -> None:
+    """After a callback, the state is there within a second; hints for unknown ids cost nothing."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        acknowledgement = await pay(client, STUCK)
+        poller.track(acknowledgement)
+        await anyio.sleep(200)
+        sandbox.approve(acknowledgement.transaction_id)
+        poller.hint("somebody else's")
+        poller.hint(acknowledgement.transaction_id)
+        with anyio.fail_after(1):
+            assert (await poller.wait(acknowledgement.transaction_id)).succeeded
+
+
+async def test_forged_hints_cost_little() -> None:
+    """A thousand hints in ten seconds cost fifteen requests at most."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        ids = [(await pay(client, STUCK)).transaction_id for _ in range(20)]
+        for each in ids:
+            poller.track(each)
+        await anyio.sleep(200)
+        before = asked(sandbox)
+        for number in range(1000):
+            poller.hint(ids[number % 20])
+            poller.hint(f"forged-{number}")
+            await anyio.sleep(0.01)
+        assert asked(sandbox) - before <= 15
+
+
+async def test_the_merchant_chooses_the_interval() -> None:
+    """With min_interval=10, the contract's recommended rate, no two requests are closer than ten seconds."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller(min_interval=10) as poller:
+        for _ in range(10):
+            poller.track(await pay(client, ORDINARY))
+        assert len([outcome async for outcome in poller.outcomes()]) == 10
+    times = [entry.at for entry in sandbox.requests if entry.endpoint in {"transactions", "transaction"}]
+    assert all(later - earlier >= 10 - 1e-6 for earlier, later in itertools.pairwise(times))
+
+
+async def test_other_pauses_may_be_given() -> None:
+    """A schedule of one's own stands in place of the advised one."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller(schedule=Schedule(first=20, factor=1, cap=20)) as poller:
+        poller.track(await pay(client, STUCK))
+        await anyio.sleep(101)
+    assert asked(sandbox) == 5
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "refused": faults.refused,
+    "closed": lambda: faults.drop(processed=True),
+    "reset": lambda: faults.drop(processed=True, reset=True),
+    "lost": lambda: faults.lost(processed=True),
+    "5xx": lambda: faults.server_error(processed=False),
+    "html": faults.html_page,
+    "empty": faults.empty_body,
+    "truncated": faults.truncated,
+    "rate limit": lambda: faults.rate_limited(retry_after=3),
+    "token": faults.token_expired,
+    "unknown status": faults.unknown_status,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_delays_and_loses_nothing(fault: str) -> None:
+    """Whatever strikes half of the requests, every payment comes out in its true final state."""
+    sandbox = Sandbox()
+    async with sandbox.client(timeout=5.0) as client, client.poller() as poller:
+        for _ in range(5):
+            poller.track(await pay(client, ORDINARY))
+        sandbox.script(FAULTS[fault](), on="GET *", probability=0.5)
+        with anyio.fail_after(600):
+            outcomes = [outcome async for outcome in poller.outcomes()]
+    assert len(outcomes) == 5
+    for outcome in outcomes:
+        assert outcome.transaction is not None
+        assert outcome.transaction.status == str(sandbox.transactions[outcome.transaction_id].status)
+
+
+async def test_an_outage_is_outlasted() -> None:
+    """After an hour in which nothing works, few requests have been wasted, and the payments come out."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        for _ in range(3):
+            poller.track(await pay(client))
+        outage = sandbox.script(faults.refused(), probability=1.0)
+        await anyio.sleep(3600)
+        assert outage.fired < 150
+        assert poller.stats.faults == outage.fired
+        outage.cancel()
+        with anyio.fail_after(40):
+            assert len([outcome async for outcome in poller.outcomes()]) == 3
+
+
+async def test_a_failing_list_leaves_lookups() -> None:
+    """Where the list does not work, payments are followed one by one."""
+    sandbox = Sandbox()
+    sandbox.script(faults.server_error(processed=False), on="transactions", probability=1.0)
+    async with sandbox.client() as client, client.poller() as poller:
+        for _ in range(3):
+            poller.track(await pay(client, ORDINARY))
+        with anyio.fail_after(120):
+            assert len([outcome async for outcome in poller.outcomes()]) == 3
+        assert poller.stats.lookups > 0
+
+
+async def test_one_lost_answer_does_not_hold_up_the_others() -> None:
+    """While one request waits for its time-out, further ones go out."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        first = await pay(client)
+        poller.track(first)
+        await anyio.sleep(4)
+        sandbox.script(faults.lost(processed=True), on="GET *", times=1)
+        poller.track(await pay(client))
+        with anyio.fail_after(15):
+            await poller.wait(first.transaction_id)
+
+
+async def test_a_token_source_that_breaks_is_a_fault() -> None:
+    """Somebody else's exception in the caller's own token source delays the poller and does not end it."""
+    sandbox = Sandbox()
+
+    class Vault:
+        is_broken = False
+
+        async def token(self, login: object) -> str:
+            if self.is_broken:
+                raise KeyError("no such secret")
+            return sandbox.token
+
+        def rejected(self, token: object, *, replacement: bool) -> None:
+            raise AssertionError
+
+    vault = Vault()
+    async with sandbox.client(auth=vault) as client, client.poller() as poller:
+        poller.track(await pay(client))
+        vault.is_broken = True
+        await anyio.sleep(60)
+        assert poller.stats.faults > 1
+        vault.is_broken = False
+        with anyio.fail_after(60):
+            assert len([outcome async for outcome in poller.outcomes()]) == 1
+
+
+async def test_a_token_that_runs_out_is_renewed() -> None:
+    """A renewal and its replay are neither a fault nor past the limit."""
+    sandbox = Sandbox()
+    auth = LoginAuth(sandbox.email, sandbox.password)
+    async with sandbox.client(auth=auth) as client, client.poller() as poller:
+        poller.track(await pay(client))
+        sandbox.script(faults.token_expired(), on="GET *", times=1)
+        assert len([outcome async for outcome in poller.outcomes()]) == 1
+        assert poller.stats.faults == 0
+    assert sandbox.requests.logins == 2
+    assert sandbox.requests.rejections == 0
+
+
+async def test_a_place_that_was_taken_before_counts_once() -> None:
+    """What stands in for the limiter of one call gives that one place, and is the limiter in everything else."""
+    limiter = RateLimiter(burst=2)
+    await limiter.acquire(Priority.POLL)
+    once = granted(limiter)
+    await once.acquire(Priority.POLL)
+    assert limiter.usage().granted == once.usage().granted == 1
+    await once.acquire(Priority.POLL)
+    assert limiter.usage().granted == 2
+    assert once.has_capacity() is limiter.has_capacity() is False
+    await anyio.sleep(100)
+    once.hold(5)
+    assert once.has_capacity() is limiter.has_capacity() is False
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), ExceptionGroup("mine", [ValueError("one")]), KeyboardInterrupt()])
+async def test_the_callers_own_exception_leaves_as_itself(error: BaseException) -> None:
+    """What the block raises comes out of it unwrapped, the very same."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client:
+        caught: BaseException | None = None
+        try:
+            async with client.poller() as poller:
+                poller.track(await pay(client))
+                await anyio.sleep(2)
+                raise error
+        except BaseException as exc:  # noqa: BLE001 (KeyboardInterrupt among them)
+            caught = exc
+        assert caught is error
+
+
+async def test_closing_ends_waiters_and_readers() -> None:
+    """Whoever waits when the block is left is told so; afterwards the poller takes nothing more."""
+    sandbox = Sandbox()
+    ended: list[str] = []
+
+    async def wait(poller: Poller, transaction_id: str) -> None:
+        with pytest.raises(InvalidRequest, match="poller"):
+            await poller.wait(transaction_id)
+        ended.append("waiter")
+
+    async def read(poller: Poller) -> None:
+        async for _ in poller.outcomes():
+            raise AssertionError
+        ended.append("reader")
+
+    async with sandbox.client() as client, anyio.create_task_group() as group:
+        async with client.poller() as poller:
+            acknowledgement = await pay(client, STUCK)
+            poller.track(acknowledgement)
+            group.start_soon(wait, poller, acknowledgement.transaction_id)
+            group.start_soon(read, poller)
+            await anyio.sleep(5)
+    assert sorted(ended) == ["reader", "waiter"]
+    for use in (poller.track, poller.hint):
+        with pytest.raises(InvalidRequest):
+            use(acknowledgement.transaction_id)
+    with pytest.raises(InvalidRequest):
+        poller.outcomes()
+    with pytest.raises(InvalidRequest):
+        async with poller:
+            raise AssertionError
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.5, 1.0, 1.2, 1.5, 2.6, 3.7, 7.0])
+async def test_cancelling_anywhere_leaves_a_working_client(moment: float) -> None:
+    """Cancelled while it sleeps, is in line or awaits an answer, the poller is gone at once, and the client works."""
+    sandbox = Sandbox(choices=Choices(latency=0.8))
+    async with sandbox.client() as client:
+        acknowledgement = await pay(client)
+        started = anyio.current_time()
+        with anyio.move_on_after(moment) as scope:
+            async with client.poller() as poller:
+                poller.track(acknowledgement)
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        assert anyio.current_time() - started == pytest.approx(moment)
+        before = asked(sandbox)
+        await anyio.sleep(60)
+        assert asked(sandbox) == before
+        assert (await client.transactions.get(acknowledgement.transaction_id)).succeeded
+
+
+async def test_a_client_that_is_closed_under_the_poller_ends_it() -> None:
+    """What waiting cannot mend is an error, the plain one."""
+    sandbox = Sandbox()
+    client = sandbox.client()
+    acknowledgement = await pay(client)
+    with pytest.raises(InvalidRequest, match="closed"):
+        async with client.poller() as poller:
+            poller.track(acknowledgement)
+            await client.aclose()
+            await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"min_interval": -1}, {"schedule": 3}, {"min_interval": "1"}])
+async def test_arguments_are_checked(options: dict[str, Any]) -> None:
+    """What the poller cannot use is refused when it is made."""
+    async with Sandbox().client() as client:
+        with pytest.raises(InvalidRequest):
+            client.poller(**options)
+
+
+async def test_payments_are_checked() -> None:
+    """A blank id or a timeout of nothing is refused at once."""
+    async with Sandbox().client() as client, client.poller() as poller:
+        for payment in ("", " ", "..", 3):
+            with pytest.raises(InvalidRequest):
+                poller.track(payment)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            poller.track("txn-1", timeout=0)
+        assert poller.pending == 0
+        assert repr(poller) == "<Poller: 0 pending>"
+
+
+async def test_payments_go_first() -> None:
+    """Under creates without end the poller takes one request in ten seconds or so, and the creates the rest."""
+    sandbox = Sandbox()
+
+    async def create_for_ever(client: AsyncClient) -> None:
+        while True:
+            await pay(client, STUCK)
+
+    async with sandbox.client() as client, client.poller() as poller, anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(create_for_ever, client)
+        for _ in range(40):
+            poller.track(await pay(client, STUCK))
+        await anyio.sleep(600)
+        group.cancel_scope.cancel()
+    assert sandbox.requests.rejections == 0
+    assert sandbox.requests.count("c2b") > 500
+    times = [entry.at for entry in sandbox.requests if entry.endpoint in {"transactions", "transaction"}]
+    assert len(times) >= 55
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 25
+
+
+async def test_every_coroutine_is_a_checkpoint() -> None:
+    """Waiting for what has ended still lets other tasks run."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        number = (await pay(client)).transaction_id
+        await poller.wait(number)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await poller.wait(number)
+        assert scope.cancelled_caught
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anext(poller.outcomes())
+        assert scope.cancelled_caught
+        assert len([outcome async for outcome in poller.outcomes()]) == 1

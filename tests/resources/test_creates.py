@@ -1,0 +1,207 @@
+"""Collections and disbursements: checked before anything is sent, and told apart by their keys."""
+
+import re
+import types
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    Acknowledgement,
+    APIError,
+    AsyncClient,
+    ConnectionFailed,
+    InvalidRequest,
+    InvalidToken,
+    MobileMoneyError,
+    OutcomeUnknown,
+    RateLimitExceeded,
+    RequestTimeout,
+    RetryPolicy,
+    Secret,
+    ServerError,
+    TransactionStatus,
+    UnexpectedResponse,
+)
+from mobilemoney_async.resources.creates import Collections, Disbursements
+from tests.contract import samples
+from tests.resources.service import always, connect, error, in_turn
+
+pytestmark = pytest.mark.anyio
+
+NUMBER = "+255680000001"
+
+Pick = Callable[[AsyncClient], Collections | Disbursements]
+both = pytest.mark.parametrize(
+    "pick", [lambda c: c.collections, lambda c: c.disbursements], ids=["collections", "disbursements"]
+)
+
+
+class TestKeys:
+    @both
+    async def test_a_key_is_made(self, pick: Pick) -> None:
+        """Every payment has a name of its own, to find it by in your own records."""
+        async with connect(always(samples.acknowledgement())) as (client, service):
+            answers = [await pick(client).create(phone_number=NUMBER, amount=5) for _ in range(3)]
+        keys = {answer.idempotency_key for answer in answers}
+        assert len(keys) == 3
+        assert all(key and re.fullmatch("[0-9a-f]{32}", key) for key in keys)
+        assert not any(b"idempotency" in request.content.lower() for request in service.requests)
+        assert not any("idempotency" in name for request in service.requests for name in request.headers)
+
+    @both
+    async def test_a_given_key_is_kept(self, pick: Pick) -> None:
+        """Your key is on the answer, whatever the service says in that place."""
+        async with connect(always(samples.acknowledgement(idempotency_key="theirs"))) as (client, _):
+            answer = await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key="order-7")
+        assert answer.idempotency_key == "order-7"
+
+    @both
+    @pytest.mark.parametrize("key", ["", " ", "k" * 201, "\ud800", 7, b"key", Secret("key")])
+    async def test_an_unfit_key_is_refused(self, pick: Pick, key: Any) -> None:
+        async with connect(always(samples.acknowledgement())) as (client, service):
+            with pytest.raises(InvalidRequest, match=r"^idempotency_key: ") as caught:
+                await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key=key)
+        assert caught.value.argument == "idempotency_key"
+        assert service.requests == []
+
+    async def test_the_longest_key(self) -> None:
+        async with connect(always(samples.acknowledgement())) as (client, _):
+            answer = await client.collections.create(phone_number=NUMBER, amount=5, idempotency_key="k" * 200)
+        assert answer.idempotency_key == "k" * 200
+
+
+FAILURES: dict[str, tuple[Any, type[MobileMoneyError]]] = {
+    "refused": ((error("NO_BALANCE"), 400), APIError),
+    "rate": ((error("RATE_LIMIT_EXCEEDED", retry_after=999), 429), RateLimitExceeded),
+    "token": ((error("invalid_token"), 401), InvalidToken),
+    "5xx": (({}, 502), OutcomeUnknown),
+    "wrong shape": ({"status": "success"}, OutcomeUnknown),
+    "reset": (httpx.ReadError("reset"), OutcomeUnknown),
+    "read time-out": (httpx.ReadTimeout("late"), OutcomeUnknown),
+    "not sent": (httpx.ConnectError("refused"), ConnectionFailed),
+    "connect time-out": (httpx.ConnectTimeout("late"), RequestTimeout),
+}
+
+
+class TestErrors:
+    @both
+    @pytest.mark.parametrize("failure", FAILURES)
+    async def test_the_key_is_on_every_error(self, pick: Pick, failure: str) -> None:
+        """Whatever goes wrong, the error says which payment it is about, given key or made one."""
+        answer, kind = FAILURES[failure]
+        async with connect(in_turn(answer), retry=RetryPolicy(max_attempts=2)) as (client, _):
+            for key in ("order-7", None):
+                with pytest.raises(MobileMoneyError) as caught:
+                    await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key=key)
+                assert type(caught.value) is kind
+                assert caught.value.idempotency_key
+                if key is not None:
+                    assert caught.value.idempotency_key == key
+
+    @both
+    async def test_also_on_a_refused_argument_and_a_closed_client(self, pick: Pick) -> None:
+        async with connect(always(samples.acknowledgement())) as (client, service):
+            with pytest.raises(InvalidRequest) as caught:
+                await pick(client).create(phone_number=NUMBER, amount=0, idempotency_key="order-7")
+            assert (caught.value.idempotency_key, caught.value.outcome) == ("order-7", "not_sent")
+        with pytest.raises(InvalidRequest, match="closed") as caught:
+            await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key="order-8")
+        assert caught.value.idempotency_key == "order-8"
+        assert service.requests == []
+
+    async def test_an_unknown_outcome_says_when_it_was_sent_and_why(self) -> None:
+        """With key, time and cause somebody can look before anybody pays again."""
+        async with connect(always({}, 502)) as (client, service):
+            with pytest.raises(OutcomeUnknown) as caught:
+                await client.disbursements.create(phone_number=NUMBER, amount=5, idempotency_key="order-7")
+        assert isinstance(caught.value.__cause__, ServerError)
+        assert caught.value.sent_at.tzinfo is not None
+        assert NUMBER not in str(caught.value)
+        assert len(service.requests) == 1
+
+    async def test_an_answer_of_the_wrong_shape_names_the_place(self) -> None:
+        async with connect(always(samples.acknowledgement(amount=None))) as (client, _):
+            with pytest.raises(OutcomeUnknown) as caught:
+                await client.collections.create(phone_number=NUMBER, amount=5)
+        assert isinstance(caught.value.__cause__, UnexpectedResponse)
+        assert caught.value.__cause__.path == "$.amount"
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("amount", {"amount": 10.0}),
+    ("amount", {"amount": True}),
+    ("amount", {"amount": 0}),
+    ("amount", {"amount": "-5"}),
+    ("amount", {"amount": "10.50"}),
+    ("amount", {"amount": Decimal("NaN")}),
+    ("phone_number", {"phone_number": "0680000001"}),
+    ("phone_number", {"phone_number": None}),
+    ("extra", {"extra": {"fee": 1.5}}),
+    ("extra", {"extra": {"a": [{"b": float("nan")}]}}),
+    ("extra", {"extra": {"a": {1.5}}}),
+    ("extra", {"extra": {"phone_number": "+255680000002"}}),
+    ("extra", {"extra": {"amount": "1"}}),
+    ("extra", {"extra": {1: "a"}}),
+    ("extra", {"extra": {"a": {1: "a"}}}),
+    ("extra", {"extra": [("a", 1)]}),
+    ("extra", {"extra": "a=1"}),
+    ("extra", {"extra": {"a": object()}}),
+    ("extra", {"extra": {"a": "\ud800"}}),
+]
+
+
+class TestArguments:
+    @both
+    @pytest.mark.parametrize(("argument", "change"), REFUSED, ids=repr)
+    async def test_a_wrong_argument_is_refused_before_anything_is_sent(
+        self, pick: Pick, argument: str, change: dict[str, Any]
+    ) -> None:
+        """A float is never money, and `extra` never another recipient or amount."""
+        arguments: dict[str, Any] = {"phone_number": NUMBER, "amount": 5} | change
+        async with connect(always(samples.acknowledgement())) as (client, service):
+            with pytest.raises(InvalidRequest) as caught:
+                await pick(client).create(**arguments)
+        assert caught.value.argument == argument
+        assert service.requests == []
+
+    @pytest.mark.parametrize("amount", [1000, "1000", "1000.00", Decimal(1000), Decimal("1E+3")])
+    async def test_an_amount_in_any_form_is_the_same_digits(self, amount: Any) -> None:
+        async with connect(always(samples.acknowledgement())) as (client, service):
+            await client.collections.create(phone_number="+255 680 000-001", amount=amount)
+        assert service.body() == {"phone_number": NUMBER, "amount": "1000"}
+
+    @pytest.mark.parametrize("extra", [{}, types.MappingProxyType({})])
+    async def test_no_extra_fields(self, extra: Any) -> None:
+        async with connect(always(samples.acknowledgement())) as (client, service):
+            await client.collections.create(phone_number=NUMBER, amount=1, extra=extra)
+        assert service.body() == {"phone_number": NUMBER, "amount": "1"}
+
+    async def test_extra_fields_are_added(self) -> None:
+        """A field that the contract does not show goes out beside those that it does; a Decimal as its digits."""
+        extra = types.MappingProxyType({"external_id": "order-7", "tip": Decimal("1.50"), "pin": Secret("0000")})
+        async with connect(always(samples.acknowledgement())) as (client, service):
+            await client.collections.create(phone_number=NUMBER, amount=1, extra=extra)
+        assert service.body() == {
+            "phone_number": NUMBER,
+            "amount": "1",
+            "external_id": "order-7",
+            "tip": "1.50",
+            "pin": "0000",
+        }
+
+
+async def test_an_acknowledgement_leads_to_its_transaction() -> None:
+    """`transaction_id` of the acknowledgement is the `id` of the transaction; `status_code` is its first state."""
+    handler = in_turn(samples.acknowledgement(status_code="PROCESSING"), samples.found(status="SUCCESS"))
+    async with connect(handler) as (client, service):
+        accepted = await client.disbursements.create(phone_number=NUMBER, amount=1000)
+        paid = await client.transactions.wait(accepted.transaction_id)
+    assert isinstance(accepted, Acknowledgement)
+    assert accepted.status_code is TransactionStatus.PROCESSING
+    assert accepted.status == "success"
+    assert paid.id == accepted.transaction_id == service.ids[-1]
+    assert NUMBER not in repr(accepted)

@@ -1,0 +1,226 @@
+"""Many lookups side by side: values as they arrive, errors among them, and nothing sent for a reader who has left."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    ConnectionFailed,
+    InvalidRequest,
+    Lookup,
+    RateLimiter,
+    RetryPolicy,
+    Secret,
+    ServerError,
+    TransactionNotFound,
+)
+from tests.contract import samples
+from tests.resources.service import always, connect, error, found
+
+pytestmark = pytest.mark.anyio
+
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def ids(count: int) -> list[str]:
+    return [f"t-{number}" for number in range(count)]
+
+
+async def slowly(request: httpx.Request) -> httpx.Response:
+    """Answer the lookup of `t-<n>` after n seconds."""
+    await anyio.sleep(float(request.url.path.rpartition("-")[2]))
+    return await found(request)
+
+
+async def test_each_id_is_looked_up_and_named() -> None:
+    """Every lookup holds the id that it is for, and its transaction."""
+    async with connect(found) as (client, service):
+        lookups = [lookup async for lookup in client.transactions.get_many(ids(25))]
+    assert sorted(lookup.transaction_id for lookup in lookups) == sorted(ids(25))
+    for lookup in lookups:
+        assert lookup.transaction is not None
+        assert lookup.transaction.id == lookup.transaction_id
+        assert lookup.error is None
+    assert len(service.requests) == 25
+
+
+async def test_they_come_in_order_of_arrival() -> None:
+    """A slow lookup holds nobody up."""
+    async with connect(slowly) as (client, _):
+        start = anyio.current_time()
+        arrived = [
+            (lookup.transaction_id, anyio.current_time() - start)
+            async for lookup in client.transactions.get_many(["t-5", "t-1", "t-3"])
+        ]
+    assert [name for name, _ in arrived] == ["t-1", "t-3", "t-5"]
+    assert [at for _, at in arrived] == pytest.approx([1, 3, 5])
+
+
+async def test_errors_are_values() -> None:
+    """One lookup that fails does not end the others."""
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        match request.url.path.rpartition("/")[2]:
+            case "missing":
+                return httpx.Response(404, json=error("TRANSACTION_NOT_FOUND"))
+            case "broken":
+                return httpx.Response(502, text="<html>")
+            case "lost":
+                raise httpx.ConnectError("refused")
+            case _:
+                return await found(request)
+
+    async with connect(handler, retry=ONCE) as (client, _):
+        wanted = ["missing", "t-1", "broken", "lost", "t-2"]
+        lookups = {lookup.transaction_id: lookup async for lookup in client.transactions.get_many(wanted)}
+    assert {name: type(lookup.error) for name, lookup in lookups.items()} == {
+        "missing": TransactionNotFound,
+        "broken": ServerError,
+        "lost": ConnectionFailed,
+        "t-1": type(None),
+        "t-2": type(None),
+    }
+    assert all((lookup.transaction is None) is (lookup.error is not None) for lookup in lookups.values())
+
+
+async def test_an_id_that_is_given_twice_is_looked_up_once() -> None:
+    async with connect(found) as (client, service):
+        lookups = [lookup async for lookup in client.transactions.get_many(["t-1", "t-2", "t-1"] * 3)]
+    assert sorted(lookup.transaction_id for lookup in lookups) == ["t-1", "t-2"]
+    assert len(service.requests) == 2
+
+
+async def test_no_ids_are_no_lookups() -> None:
+    async with connect(found) as (client, service):
+        assert [lookup async for lookup in client.transactions.get_many([])] == []
+    assert service.requests == []
+
+
+async def test_at_most_ten_are_on_their_way() -> None:
+    """As many as the contract's burst: more would only queue in the limiter."""
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(1)
+        return await found(request)
+
+    async with connect(handler) as (client, service):
+        start = anyio.current_time()
+        count = len([lookup async for lookup in client.transactions.get_many(ids(35))])
+        assert anyio.current_time() - start == pytest.approx(4)
+    assert count == 35
+    assert service.most == 10
+
+
+async def test_the_contract_s_limit_is_kept() -> None:
+    """Under the default limiter 100 lookups are never rejected, and go at the full rate."""
+    async with connect(found, rate_limiter=RateLimiter()) as (client, service):
+        assert len([lookup async for lookup in client.transactions.get_many(ids(100))]) == 100
+    for first, second in zip(service.at, service.at[60:], strict=False):
+        assert second - first >= 60
+    assert service.at[-1] - service.at[0] < 105
+
+
+async def test_nothing_is_sent_before_somebody_reads() -> None:
+    async with connect(found) as (client, service):
+        lookups = client.transactions.get_many(ids(5))
+        await anyio.sleep(10)
+        assert service.requests == []
+        assert isinstance(await anext(lookups), Lookup)
+
+
+async def test_a_reader_that_stops_stops_the_sending() -> None:
+    """After a `break` what is on its way ends by itself, and the rest is never sent."""
+    async with connect(slowly) as (client, service):
+        async for lookup in client.transactions.get_many(ids(50)):
+            if lookup.transaction_id == "t-3":
+                break
+        sent = len(service.requests)
+        assert sent <= 13
+        await anyio.sleep(100)
+        assert len(service.requests) == sent
+        assert service.flying == 0
+        assert (await client.transactions.get("t-0")).id == "t-0"
+
+
+async def test_it_may_be_closed() -> None:
+    """`contextlib.aclosing` works, and sends nothing more."""
+    async with connect(slowly) as (client, service):
+        lookups: Any = client.transactions.get_many(ids(50))
+        await anext(lookups)
+        await lookups.aclose()
+        assert len([lookup async for lookup in lookups]) == 9  # what was on its way
+    assert len(service.requests) == 10
+
+
+async def test_a_cancelled_reader_may_go_on() -> None:
+    """A lookup that arrives after its reader was cancelled waits for the next one who asks."""
+    async with connect(slowly) as (client, service):
+        lookups = client.transactions.get_many(["t-2", "t-4"])
+        with anyio.move_on_after(1) as scope:
+            await anext(lookups)
+        assert scope.cancelled_caught
+        await anyio.sleep(10)
+        rest = [lookup.transaction_id async for lookup in lookups]
+    assert sorted(rest) == ["t-2", "t-4"]
+    assert len(service.requests) == 2
+
+
+class Vault:
+    """A caller's own token source, which fails on its second call."""
+
+    def __init__(self, failures: Iterator[Exception | None]) -> None:
+        self.failures = failures
+
+    async def token(self, login: object) -> str:
+        if failure := next(self.failures):
+            raise failure
+        return "token"
+
+    def rejected(self, token: Secret, *, replacement: bool) -> None: ...
+
+
+async def test_an_exception_of_the_caller_s_own_token_source_leaves_the_loop() -> None:
+    """It is the caller's own, so it is raised as it is; the rest can still be read."""
+    failures: list[Exception | None] = [None, None, OSError("the vault is sealed")]
+    source = Vault(iter(failures + [None] * 100))
+    async with connect(found, auth=source) as (client, service):
+        lookups = client.transactions.get_many(ids(3))
+        arrived: list[str] = []
+        with pytest.raises(OSError, match="sealed"):
+            async for lookup in lookups:
+                arrived.append(lookup.transaction_id)  # noqa: PERF401 (what came before the error is kept)
+        arrived += [lookup.transaction_id async for lookup in lookups]
+    assert len(arrived) == len(service.requests) == 2
+
+
+@pytest.mark.parametrize("wanted", ["t-1", b"t-1", None, 5, ["t-1", ""], ["t-1", ".."], ["t-1", None], [["t-1"]]])
+async def test_all_ids_are_checked_before_the_first_is_sent(wanted: Any) -> None:
+    """A single str is not an iterable of ids, and one blank id sends nothing at all."""
+    async with connect(found) as (client, service):
+        with pytest.raises(InvalidRequest) as caught:
+            client.transactions.get_many(wanted)
+        assert caught.value.argument == "ids"
+        await anyio.sleep(1)
+    assert service.requests == []
+
+
+async def test_a_generator_of_ids_will_do() -> None:
+    async with connect(found) as (client, _):
+        lookups = client.transactions.get_many(f"t-{number}" for number in range(3))
+        assert len([lookup async for lookup in lookups]) == 3
+
+
+async def test_a_client_closed_meanwhile_gives_errors_as_values() -> None:
+    """Who closes the client under a running loop gets an end, not a hang."""
+    async with connect(always(samples.found())) as (client, service):
+        outcomes: list[Lookup] = []
+        async for lookup in client.transactions.get_many(ids(30)):
+            outcomes.append(lookup)
+            await client.aclose()
+    assert len(outcomes) == 30
+    closed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert all(isinstance(each, InvalidRequest) for each in closed)
+    assert len(closed) == 30 - len(service.requests)

@@ -1,0 +1,312 @@
+"""The history as a walk: items, pages, `collect`, and a next page that is on its way while the caller works."""
+
+import datetime as dt
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    ConnectionFailed,
+    InvalidRequest,
+    RateLimiter,
+    RetryPolicy,
+    ServerError,
+    Transaction,
+    TransactionPage,
+)
+from tests.contract import samples
+from tests.resources.service import Handler, connect
+
+pytestmark = pytest.mark.anyio
+
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def listing(length: int, *, takes: float = 0.0, at_most: int = 100) -> Handler:
+    """Return a handler that serves a list at rest, newest first.
+
+    Args:
+        length: How many transactions there are.
+        takes: How long an answer takes, seconds.
+        at_most: The service's own greatest page size.
+    """
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(takes)
+        page = int(request.url.params["page"])
+        limit = min(at_most, int(request.url.params["limit"]))
+        rows = [samples.transaction(id=f"t-{number}") for number in range(length)][(page - 1) * limit : page * limit]
+        body = samples.page(
+            *rows, current_page=page, total_pages=-(-length // limit), total_count=length, per_page=limit
+        )
+        return httpx.Response(200, json=body)
+
+    return handler
+
+
+def ids(rows: Any) -> list[str]:
+    return [row.id for row in rows]
+
+
+def expected(length: int) -> list[str]:
+    return [f"t-{number}" for number in range(length)]
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "requests"), [(0, 100, 1), (1, 100, 1), (100, 100, 1), (101, 100, 2), (250, 100, 3), (5, 1, 5)]
+)
+@pytest.mark.parametrize("way", ["items", "pages", "collect"])
+async def test_every_way_shows_all_with_as_many_requests_as_pages(
+    way: str, length: int, limit: int, requests: int
+) -> None:
+    """Items, pages and `collect` are the same walk, and none asks for a page that it does not need."""
+    async with connect(listing(length)) as (client, service):
+        pager = client.transactions.list(limit=limit)
+        if way == "items":
+            shown = ids([row async for row in pager])
+        elif way == "pages":
+            shown = [row.id async for page in pager.pages() for row in page.transactions]
+        else:
+            shown = ids(await pager.collect())
+    assert shown == expected(length)
+    assert service.pages == [*range(1, requests + 1)]
+
+
+async def test_each_loop_is_a_new_walk() -> None:
+    """A pager may be iterated again, and then looks again."""
+    async with connect(listing(3)) as (client, service):
+        pager = client.transactions.list()
+        assert ids([row async for row in pager]) == ids([row async for row in pager]) == expected(3)
+        assert service.pages == [1, 1]
+
+
+async def test_pages_are_whole_and_never_empty() -> None:
+    """A page holds rows and pagination as the service gave them."""
+    async with connect(listing(5)) as (client, _):
+        pages = [page async for page in client.transactions.list(limit=2).pages()]
+    assert all(isinstance(page, TransactionPage) for page in pages)
+    assert [ids(page.transactions) for page in pages] == [["t-0", "t-1"], ["t-2", "t-3"], ["t-4"]]
+    assert [page.pagination.current_page for page in pages] == [1, 2, 3]
+
+
+async def test_an_ended_walk_stays_ended() -> None:
+    async with connect(listing(1)) as (client, service):
+        rows = aiter(client.transactions.list())
+        await anext(rows)
+        for _ in range(3):
+            with pytest.raises(StopAsyncIteration):
+                await anext(rows)
+    assert service.pages == [1]
+
+
+async def test_a_limit_that_the_service_lowers() -> None:
+    """Asked for 100, a service that gives 20 is walked to the end."""
+    async with connect(listing(90, at_most=20)) as (client, service):
+        assert ids(await client.transactions.list().collect()) == expected(90)
+    assert service.pages == [1, 2, 3, 4, 5]
+
+
+class TestMaxItems:
+    @pytest.mark.parametrize(("most", "requests"), [(0, 0), (1, 1), (10, 1), (11, 2), (20, 2), (25, 3), (999, 3)])
+    @pytest.mark.parametrize("way", ["items", "pages", "collect"])
+    async def test_it_stops_there_and_asks_for_no_more(self, way: str, most: int, requests: int) -> None:
+        """No page is fetched for rows that are not wanted."""
+        async with connect(listing(25)) as (client, service):
+            pager = client.transactions.list(limit=10, max_items=most)
+            if way == "items":
+                shown = ids([row async for row in pager])
+            elif way == "pages":
+                shown = [row.id async for page in pager.pages() for row in page.transactions]
+            else:
+                shown = ids(await pager.collect())
+            await anyio.sleep(10)
+        assert shown == expected(min(most, 25))
+        assert len(service.pages) == requests
+
+    @pytest.mark.parametrize("most", [-1, 1.5, True, "5"])
+    async def test_an_odd_number_is_refused(self, most: Any) -> None:
+        async with connect(listing(5)) as (client, _):
+            with pytest.raises(InvalidRequest, match=r"^max_items: an int of at least 0$"):
+                client.transactions.list(max_items=most)
+
+
+class TestAhead:
+    async def test_the_next_page_is_fetched_while_the_caller_works(self) -> None:
+        """Fetching takes 1 s, working on a page 1 s: together they take no longer than one of them."""
+        async with connect(listing(50, takes=1)) as (client, service):
+            start = anyio.current_time()
+            async for _ in client.transactions.list(limit=10).pages():
+                await anyio.sleep(1)
+            assert anyio.current_time() - start == pytest.approx(1 + 5)
+        assert service.most == 1
+
+    async def test_so_it_is_for_items(self) -> None:
+        """The next page is on its way once the second row was asked for."""
+        async with connect(listing(50, takes=1)) as (client, service):
+            start = anyio.current_time()
+            async for _ in client.transactions.list(limit=10):
+                await anyio.sleep(0.2)
+            assert anyio.current_time() - start == pytest.approx(1 + 5 * 2)
+        assert service.pages == [1, 2, 3, 4, 5]
+
+    async def test_the_first_row_costs_one_request(self) -> None:
+        """Who wants the newest transaction only pays for one page."""
+        async with connect(listing(50)) as (client, service):
+            async for row in client.transactions.list(limit=10):
+                assert row.id == "t-0"
+                break
+            await anyio.sleep(10)
+        assert service.pages == [1]
+
+    async def test_not_where_the_limiter_has_no_room(self) -> None:
+        """Reading ahead never takes the place of a payment: it waits until it is asked for."""
+        async with connect(listing(50), rate_limiter=RateLimiter(burst=1, jitter=0)) as (client, service):
+            pages = aiter(client.transactions.list(limit=10).pages())
+            await anext(pages)
+            await anyio.sleep(30)
+            assert service.pages == [1]
+            await anext(pages)
+        assert service.pages == [1, 2]
+
+    async def test_breaking_out_leaves_a_client_that_works(self) -> None:
+        """The page on its way ends by itself; nothing is left behind."""
+        async with connect(listing(50, takes=1)) as (client, service):
+            async for page in client.transactions.list(limit=10).pages():
+                assert page.transactions
+                break
+            assert len(await client.transactions.list(limit=50).collect()) == 50
+            await anyio.sleep(10)
+            assert service.flying == 0
+        assert sorted(service.pages) == [1, 1, 2]
+
+    async def test_an_exception_in_the_loop_is_the_caller_s(self) -> None:
+        """No exception group, no scope left open."""
+        async with connect(listing(50, takes=1)) as (client, _):
+            with pytest.raises(KeyError):
+                async for _ in client.transactions.list(limit=10):
+                    raise KeyError
+            with anyio.fail_after(5):
+                await client.transactions.page()
+
+    async def test_a_failed_page_ahead_fails_when_it_is_asked_for(self) -> None:
+        """The error comes where the page would have come, and the page may be asked for again."""
+        fail = True
+
+        async def handler(request: httpx.Request) -> httpx.Response:
+            if fail and request.url.params["page"] == "2":
+                return httpx.Response(502)
+            return await listing(25)(request)
+
+        async with connect(handler, retry=ONCE) as (client, service):
+            rows = aiter(client.transactions.list(limit=10))
+            shown = [(await anext(rows)).id for _ in range(10)]
+            with pytest.raises(ServerError):
+                await anext(rows)
+            fail = False
+            shown += [row.id async for row in rows]
+        assert shown == expected(25)
+        assert service.pages == [1, 2, 2, 3]
+
+    async def test_a_page_ahead_that_nobody_asks_for_fails_in_silence(self) -> None:
+        async def handler(request: httpx.Request) -> httpx.Response:
+            if request.url.params["page"] == "2":
+                raise httpx.ConnectError("refused")
+            return await listing(25)(request)
+
+        async with connect(handler, retry=ONCE) as (client, service):
+            await anext(aiter(client.transactions.list(limit=10).pages()))
+            await anyio.sleep(10)
+        assert service.pages == [1, 2]
+
+
+class TestAgain:
+    @pytest.mark.parametrize("way", ["items", "pages"])
+    async def test_a_cancelled_page_may_be_asked_for_again(self, way: str) -> None:
+        """A time-out around one step of the walk loses no row and shows none twice."""
+        async with connect(listing(25, takes=3)) as (client, _):
+            pager = client.transactions.list(limit=10)
+            steps: AsyncIterator[Any] = aiter(pager) if way == "items" else pager.pages()
+            shown: list[str] = []
+            patience = [1.0, 2.0, 60.0] * 20  # each step is cancelled twice, then allowed to end
+            ended = False
+            while not ended:
+                with anyio.move_on_after(patience.pop(0)):
+                    try:
+                        step = await anext(steps)
+                        shown += [step.id] if isinstance(step, Transaction) else ids(step.transactions)
+                    except StopAsyncIteration:
+                        ended = True
+        assert shown == expected(25)
+
+    async def test_a_failed_page_may_be_asked_for_again(self) -> None:
+        answers = [httpx.ConnectError("refused"), None, httpx.ConnectError("refused"), None, None]
+
+        async def handler(request: httpx.Request) -> httpx.Response:
+            if error := answers.pop(0):
+                raise error
+            return await listing(25)(request)
+
+        async with connect(handler, retry=ONCE) as (client, _):
+            pages = aiter(client.transactions.list(limit=10).pages())
+            shown: list[str] = []
+            failed = 0
+            while len(shown) < 25:
+                try:
+                    shown += ids((await anext(pages)).transactions)
+                except ConnectionFailed:
+                    failed += 1
+        assert shown == expected(25)
+        assert failed == 2
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("limit", {"limit": 0}),
+    ("limit", {"limit": 101}),
+    ("limit", {"limit": True}),
+    ("limit", {"limit": "10"}),
+    ("from_date", {"from_date": dt.datetime(2025, 1, 1, tzinfo=dt.UTC)}),
+    ("from_date", {"from_date": "2025-01-01"}),
+    ("to_date", {"to_date": dt.datetime(2025, 1, 1, tzinfo=dt.UTC)}),
+    ("to_date", {"to_date": 20250101}),
+    ("from_date", {"from_date": dt.date(2025, 1, 2), "to_date": dt.date(2025, 1, 1)}),
+    ("status", {"status": ""}),
+    ("status", {"status": 5}),
+    ("status", {"status": "\ud800"}),
+    ("type", {"type": " "}),
+    ("type", {"type": b"collection"}),
+]
+
+
+class TestFilters:
+    @pytest.mark.parametrize(("argument", "filters"), REFUSED, ids=repr)
+    async def test_an_odd_filter_is_refused_before_anything_is_sent(
+        self, argument: str, filters: dict[str, Any]
+    ) -> None:
+        """A filter that the service would ignore or misread is refused here, already by `list` itself."""
+        async with connect(listing(5)) as (client, service):
+            with pytest.raises(InvalidRequest) as caught:
+                client.transactions.list(**filters)
+            assert caught.value.argument == argument
+            with pytest.raises(InvalidRequest) as caught:
+                await client.transactions.page(**filters)
+            assert caught.value.argument == argument
+        assert service.requests == []
+
+    @pytest.mark.parametrize("page", [0, -1, 1.0, True, "1"])
+    async def test_pages_count_from_one(self, page: Any) -> None:
+        async with connect(listing(5)) as (client, service):
+            with pytest.raises(InvalidRequest, match=r"^page: an int of at least 1$"):
+                await client.transactions.page(page)
+        assert service.requests == []
+
+    async def test_they_go_with_every_page(self) -> None:
+        """A walk is one question, asked a page at a time."""
+        async with connect(listing(25)) as (client, service):
+            await client.transactions.list(limit=10, status="PENDING", from_date=dt.date(2025, 1, 1)).collect()
+        asked = [dict(request.url.params) for request in service.requests]
+        assert asked == [
+            {"page": str(page), "limit": "10", "status": "PENDING", "from": "2025-01-01"} for page in (1, 2, 3)
+        ]

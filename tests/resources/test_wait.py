@@ -1,0 +1,258 @@
+"""Waiting for a final state: by the contract's schedule, to the second, and through passing faults."""
+
+import logging
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    ConnectionFailed,
+    InvalidRequest,
+    InvalidTransactionId,
+    PermissionDenied,
+    RateLimitExceeded,
+    RetryPolicy,
+    Schedule,
+    ServerError,
+    TransactionNotFound,
+    UnexpectedResponse,
+    WaitTimeout,
+)
+from tests.contract import samples
+from tests.resources.service import Handler, always, connect, error, in_turn
+
+pytestmark = pytest.mark.anyio
+
+PENDING = samples.found()
+PAID = samples.found(status="SUCCESS")
+ONCE = RetryPolicy(max_attempts=1)
+MISSING = (error("TRANSACTION_NOT_FOUND"), 404)
+
+
+def finally_after(looks: int, last: Any = PAID, before: Any = PENDING) -> Handler:
+    return in_turn(*[before] * looks, last)
+
+
+async def hang(request: httpx.Request) -> httpx.Response:
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+class TestSchedule:
+    async def test_the_looks_follow_the_contract_s_advice(self) -> None:
+        """At once, then after 1 s, 1.5 s, 2.25 s, … and never more than 30 s apart."""
+        async with connect(finally_after(14)) as (client, service):
+            start = anyio.current_time()
+            paid = await client.transactions.wait("t-1")
+        assert paid.succeeded
+        pauses = [min(30.0, 1.5**look) for look in range(14)]
+        expected = [sum(pauses[:look]) for look in range(15)]
+        assert expected[:4] == [0, 1, 2.5, 4.75]
+        assert [at - start for at in service.at] == pytest.approx(expected)
+
+    async def test_a_schedule_of_one_s_own(self) -> None:
+        async with connect(finally_after(5)) as (client, service):
+            start = anyio.current_time()
+            await client.transactions.wait("t-1", schedule=Schedule(first=2, factor=2, cap=5))
+        assert [at - start for at in service.at] == pytest.approx([0, 2, 6, 11, 16, 21])
+
+    async def test_a_final_payment_takes_one_look_and_no_time(self) -> None:
+        async with connect(always(PAID)) as (client, service):
+            start = anyio.current_time()
+            await client.transactions.wait("t-1")
+            assert anyio.current_time() == start
+        assert len(service.requests) == 1
+
+    @pytest.mark.parametrize("schedule", [5, "fast", Schedule])
+    async def test_what_is_no_schedule_is_refused_before_the_first_look(self, schedule: Any) -> None:
+        async with connect(always(PENDING)) as (client, service):
+            with pytest.raises(InvalidRequest, match=r"^schedule: a Schedule$"):
+                await client.transactions.wait("t-1", schedule=schedule)
+        assert service.requests == []
+
+    @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "5"])
+    async def test_an_odd_timeout_is_refused(self, timeout: Any) -> None:
+        async with connect(always(PENDING)) as (client, service):
+            with pytest.raises(InvalidRequest, match=r"^timeout: "):
+                await client.transactions.wait("t-1", timeout=timeout)
+        assert service.requests == []
+
+    @pytest.mark.parametrize("transaction_id", ["", ".", "..", None])
+    async def test_an_unfit_id_is_refused(self, transaction_id: Any) -> None:
+        async with connect(always(PENDING)) as (client, service):
+            with pytest.raises(InvalidRequest, match=r"^transaction_id: "):
+                await client.transactions.wait(transaction_id)
+        assert service.requests == []
+
+
+class TestStates:
+    @pytest.mark.parametrize(
+        ("kind", "status"),
+        [
+            ("collection", "SUCCESS"),
+            ("collection", "FAILED"),
+            ("collection", "TIMEOUT"),
+            ("disbursement", "SUCCESS"),
+            ("disbursement", "FAILED"),
+            ("disbursement", "INSUFFICIENT_FUNDS"),
+        ],
+    )
+    async def test_every_final_state_ends_the_wait(self, kind: str, status: str) -> None:
+        """A failed payment is a result, not an exception: look at `succeeded`."""
+        async with connect(finally_after(1, samples.found(type=kind, status=status))) as (client, _):
+            row = await client.transactions.wait("t-1")
+        assert (row.status, row.succeeded) == (status, status == "SUCCESS")
+
+    async def test_an_unknown_state_is_never_final(self) -> None:
+        """A state that the contract does not list is waited out, and is on the error if time runs out."""
+        async with connect(always(samples.found(status="REVERSED"))) as (client, service):
+            with pytest.raises(WaitTimeout, match="REVERSED") as caught:
+                await client.transactions.wait("t-1", timeout=100)
+        assert caught.value.transaction.status == "REVERSED"
+        assert len(service.requests) > 5
+
+
+class TestTimeout:
+    async def test_it_is_exact_and_carries_what_was_seen_last(self) -> None:
+        """Time runs out to the second, and the error holds the last state."""
+        rows = [samples.found(status="PENDING", reference=f"r-{look}") for look in range(4)]
+        async with connect(in_turn(*rows)) as (client, service):
+            start = anyio.current_time()
+            with pytest.raises(WaitTimeout) as caught:
+                await client.transactions.wait("t-1", timeout=5)
+            assert anyio.current_time() - start == pytest.approx(5)
+        assert caught.value.transaction.reference == "r-3"
+        assert caught.value.transaction_id == "t-1"
+        assert str(caught.value) == "not final after 5 s: PENDING"
+        assert caught.value.__cause__ is None
+        assert [at - start for at in service.at] == pytest.approx([0, 1, 2.5, 4.75])
+
+    async def test_it_is_exact_while_a_lookup_hangs(self) -> None:
+        """A service that does not answer cannot keep the caller longer than agreed."""
+        async with connect(hang) as (client, _):
+            start = anyio.current_time()
+            with pytest.raises(WaitTimeout, match="not seen") as caught:
+                await client.transactions.wait("t-1", timeout=7)
+            assert anyio.current_time() - start == pytest.approx(7)
+        assert caught.value.transaction is None
+
+    async def test_it_is_exact_while_the_limiter_holds(self) -> None:
+        async with connect(always(PENDING)) as (client, service):
+            client._pipeline.limiter.hold(60)
+            start = anyio.current_time()
+            with pytest.raises(WaitTimeout):
+                await client.transactions.wait("t-1", timeout=3)
+            assert anyio.current_time() - start == pytest.approx(3)
+        assert service.requests == []
+
+    async def test_the_last_fault_is_its_cause(self) -> None:
+        """If the service could not be reached to the end, the error says so."""
+        async with connect(in_turn(httpx.ConnectError("refused")), retry=ONCE) as (client, _):
+            with pytest.raises(WaitTimeout) as caught:
+                await client.transactions.wait("t-1", timeout=5)
+        assert isinstance(caught.value.__cause__, ConnectionFailed)
+
+    async def test_a_fault_that_passed_is_not(self) -> None:
+        """A fault early on is not blamed for a payment that was seen to be pending since."""
+        async with connect(in_turn(({}, 502), PENDING), retry=ONCE) as (client, _):
+            with pytest.raises(WaitTimeout) as caught:
+                await client.transactions.wait("t-1", timeout=5)
+        assert caught.value.__cause__ is None
+
+    async def test_a_cancelled_wait_may_be_made_again(self) -> None:
+        async with connect(finally_after(3)) as (client, _):
+            with anyio.move_on_after(0.5):
+                await client.transactions.wait("t-1")
+            assert (await client.transactions.wait("t-1")).succeeded
+
+
+FAULTS: dict[str, tuple[Any, type[Exception]]] = {
+    "no connection": (httpx.ConnectError("refused"), ConnectionFailed),
+    "reset": (httpx.ReadError("reset"), ConnectionFailed),
+    "5xx": (({}, 503), ServerError),
+    "wrong shape": ({"status": "success"}, UnexpectedResponse),
+    "rate limit": ((error("RATE_LIMIT_EXCEEDED", retry_after=999), 429), RateLimitExceeded),
+}
+
+
+class TestFaults:
+    @pytest.mark.parametrize("fault", FAULTS)
+    async def test_a_passing_fault_is_waited_out_and_logged(self, fault: str, caplog: pytest.LogCaptureFixture) -> None:
+        """A network that comes and goes does not end the wait."""
+        answer, kind = FAULTS[fault]
+        async with connect(in_turn(PENDING, answer, answer, PAID), retry=ONCE) as (client, service):
+            with caplog.at_level(logging.WARNING, "mobilemoney_async"):
+                assert (await client.transactions.wait("t-1")).succeeded
+            with pytest.raises(kind):
+                service.handler = in_turn(answer)
+                await client.transactions.get("t-1")
+        warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warnings) == 2
+        assert warnings[0].startswith("waiting for a transaction goes on after: ")
+        assert len(service.requests) == 5
+
+    @pytest.mark.parametrize(
+        ("answer", "kind"),
+        [
+            ((error("INVALID_TRANSACTION_ID"), 400), InvalidTransactionId),
+            ((error("insufficient_permissions"), 403), PermissionDenied),
+        ],
+    )
+    async def test_a_refusal_ends_the_wait(self, answer: Any, kind: type[Exception]) -> None:
+        """What asking again cannot mend is raised at once."""
+        async with connect(in_turn(PENDING, answer)) as (client, service):
+            with pytest.raises(kind):
+                await client.transactions.wait("t-1")
+        assert len(service.requests) == 2
+
+
+class TestNotFound:
+    async def test_it_is_doubted_for_two_minutes(self) -> None:
+        """A payment created a moment ago may not be shown yet."""
+        start = anyio.current_time()
+
+        async def handler(request: httpx.Request) -> httpx.Response:
+            shown = anyio.current_time() - start >= 90
+            return httpx.Response(200, json=PAID) if shown else httpx.Response(404, json=MISSING[0])
+
+        async with connect(handler) as (client, _):
+            assert (await client.transactions.wait("t-1")).succeeded
+        assert anyio.current_time() - start < 120
+
+    async def test_it_is_raised_by_the_first_look_after_that(self) -> None:
+        async with connect(in_turn(MISSING)) as (client, service):
+            start = anyio.current_time()
+            with pytest.raises(TransactionNotFound):
+                await client.transactions.wait("t-1")
+            waited = anyio.current_time() - start
+        assert 120 <= waited <= 150
+        assert [at - start for at in service.at][-2] < 120
+
+    async def test_a_timeout_before_that_has_it_as_its_cause(self) -> None:
+        async with connect(in_turn(MISSING)) as (client, _):
+            with pytest.raises(WaitTimeout, match="not seen") as caught:
+                await client.transactions.wait("t-1", timeout=60)
+        assert isinstance(caught.value.__cause__, TransactionNotFound)
+
+    async def test_a_payment_that_was_seen_does_not_vanish(self) -> None:
+        """Once seen, "not found" is a passing fault: another replica has not caught up."""
+        handler = in_turn(PENDING, *[MISSING] * 20, PAID)
+        async with connect(handler) as (client, _):
+            assert (await client.transactions.wait("t-1")).succeeded
+
+
+async def test_many_waits_at_once_share_the_limit() -> None:
+    """Waiting for several payments side by side needs nothing but a task group."""
+    paid: list[str] = []
+
+    async with connect(finally_after(20)) as (client, _), anyio.create_task_group() as tasks:
+
+        async def follow(transaction_id: str) -> None:
+            await client.transactions.wait(transaction_id)
+            paid.append(transaction_id)
+
+        for number in range(10):
+            tasks.start_soon(follow, f"t-{number}")
+    assert len(paid) == 10

@@ -1,0 +1,458 @@
+"""The client itself: how it is made, shared, configured, used for other endpoints, and closed."""
+
+import datetime as dt
+import gc
+import inspect
+import warnings
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    AsyncClient,
+    Effect,
+    InvalidRequest,
+    LoginAuth,
+    MobileMoneyError,
+    OutcomeUnknown,
+    RateLimiter,
+    RetryPolicy,
+    Secret,
+    ServerError,
+    TokenAuth,
+)
+from tests.contract import samples
+from tests.resources.service import BASE_URL, Service, always, connect, in_turn
+
+NUMBER = "+255680000001"
+VARIABLES = ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(f"MOBILEMONEY_{name}", raising=False)
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("base_url", {"base_url": ""}),
+    ("base_url", {"base_url": None}),
+    ("base_url", {"base_url": "pay.example/v1"}),
+    ("base_url", {"base_url": "http://pay.example/v1"}),
+    ("base_url", {"base_url": "ftp://pay.example/v1"}),
+    ("base_url", {"base_url": "https://user:secret@pay.example/v1"}),
+    ("base_url", {"base_url": "https://pay.example/v1?x=1"}),
+    ("base_url", {"base_url": "https://pay.example:port/v1"}),
+    ("base_url", {"base_url": "https://"}),
+    ("auth", {"auth": ""}),
+    ("auth", {"auth": "two words"}),
+    ("auth", {"auth": "line\nbreak"}),
+    ("auth", {"auth": None}),
+    ("auth", {"auth": ("a@b.example", "secret")}),
+    ("timeout", {"timeout": 0}),
+    ("timeout", {"timeout": None}),
+    ("timeout", {"timeout": float("inf")}),
+    ("deadline", {"deadline": 0}),
+    ("deadline", {"deadline": True}),
+    ("retry", {"retry": 3}),
+    ("retry", {"retry": None}),
+    ("rate_limiter", {"rate_limiter": 60}),
+    ("transport", {"transport": "httpx"}),
+    ("transport", {"transport": object()}),
+    ("http_client", {"http_client": object()}),
+    ("http_client", {"http_client": object(), "transport": "aiohttp"}),
+]
+
+
+class TestMaking:
+    @pytest.mark.parametrize(("argument", "change"), REFUSED, ids=repr)
+    def test_an_odd_argument_is_refused_by_name(self, argument: str, change: dict[str, Any]) -> None:
+        """A mistake in the configuration is told at once, by name and without its value."""
+        arguments: dict[str, Any] = {"base_url": BASE_URL, "auth": "token"} | change
+        with pytest.raises(InvalidRequest) as caught:
+            AsyncClient(**arguments)
+        assert caught.value.argument == argument
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "base_url", ["https://pay.example/v1", "http://localhost:8765/v1", "http://127.0.0.1/v1/", "http://[::1]:80/v1"]
+    )
+    def test_http_is_for_loopback_only(self, base_url: str) -> None:
+        """A token never travels in the clear."""
+        client = AsyncClient(base_url, auth="token")
+        assert repr(client) == f"<AsyncClient {base_url.rstrip('/')}>"
+
+    def test_it_needs_no_event_loop_and_leaves_nothing_behind(self) -> None:
+        """A client may be made at import time, and one that was never used need not be closed."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            AsyncClient(BASE_URL, auth=LoginAuth("a@b.example", "secret"))
+            gc.collect()
+
+    def test_its_signature_reads_well(self) -> None:
+        """An option that was not given is not None, and `help()` says so."""
+        assert "timeout: 'float | _Unset' = <unset>" in str(inspect.signature(AsyncClient.with_options))
+
+    def test_its_repr_shows_no_secret(self) -> None:
+        client = AsyncClient(BASE_URL, auth=TokenAuth("hunter2"))
+        assert "hunter2" not in f"{client!r} {vars(client)!r} {client._pipeline!r}"
+
+
+@pytest.mark.anyio
+class TestTheCallersOwn:
+    async def test_a_transport_stays_open(self) -> None:
+        """What you made, you close."""
+        service = Service(always({}))
+        async with AsyncClient(BASE_URL, auth="token", transport=service) as client:
+            await client.users.profile()
+        assert not service.closed
+        assert len(service.requests) == 1
+
+    async def test_a_client_stays_open(self) -> None:
+        service = Service(always({}))
+        async with httpx.AsyncClient(transport=service) as http_client:
+            async with AsyncClient(BASE_URL, auth="token", http_client=http_client) as client:
+                await client.users.profile()
+            assert not http_client.is_closed
+        assert service.requests[0].headers["authorization"] == "Bearer token"
+
+    async def test_both_together_are_refused(self) -> None:
+        service = Service(always({}))
+        async with httpx.AsyncClient() as http_client:
+            with pytest.raises(InvalidRequest, match="either a client or a transport, not both"):
+                AsyncClient(BASE_URL, auth="token", transport=service, http_client=http_client)
+
+    async def test_a_limiter_may_be_shared(self) -> None:
+        """Two clients of one merchant keep one limit."""
+        limiter = RateLimiter(burst=1, jitter=0)
+        service = Service(always({}))
+        async with (
+            AsyncClient(BASE_URL, auth="token", transport=service, rate_limiter=limiter) as one,
+            AsyncClient(BASE_URL, auth="token", transport=service, rate_limiter=limiter) as other,
+        ):
+            await one.users.profile()
+            await other.users.profile()
+        assert service.at[1] - service.at[0] == pytest.approx(1, abs=1e-3)
+
+    async def test_the_wall_clock_is_the_caller_s(self) -> None:
+        """`sent_at` comes from the clock that you gave."""
+        noon = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
+        async with connect(always({}, 502), utcnow=lambda: noon) as (client, _):
+            with pytest.raises(OutcomeUnknown) as caught:
+                await client.collections.create(phone_number=NUMBER, amount=1)
+        assert caught.value.sent_at == noon
+
+
+class TestFromEnv:
+    @pytest.mark.parametrize(
+        ("variables", "argument"),
+        [
+            ({}, "MOBILEMONEY_TOKEN"),
+            ({"BASE_URL": BASE_URL}, "MOBILEMONEY_TOKEN"),
+            ({"TOKEN": "token"}, "MOBILEMONEY_BASE_URL"),
+            ({"BASE_URL": " ", "TOKEN": "token"}, "MOBILEMONEY_BASE_URL"),
+            ({"BASE_URL": "http://pay.example/v1", "TOKEN": "token"}, "base_url"),
+            ({"BASE_URL": BASE_URL, "TOKEN": "to ken"}, "auth"),
+            ({"BASE_URL": BASE_URL, "TOKEN": "token", "EMAIL": "a@b.example"}, "MOBILEMONEY_TOKEN"),
+            ({"BASE_URL": BASE_URL, "EMAIL": "a@b.example"}, "MOBILEMONEY_PASSWORD"),
+            ({"BASE_URL": BASE_URL, "EMAIL": "a@b.example", "PASSWORD": ""}, "MOBILEMONEY_PASSWORD"),
+            ({"BASE_URL": BASE_URL, "PASSWORD": "secret"}, "MOBILEMONEY_TOKEN"),
+            ({"BASE_URL": BASE_URL, "TOKEN": "token", "STORE": "sqlite:///p.db"}, "MOBILEMONEY_STORE"),
+        ],
+        ids=repr,
+    )
+    def test_what_is_missing_or_contradicts_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], argument: str
+    ) -> None:
+        """A half-configured deployment does not start."""
+        for name, value in variables.items():
+            monkeypatch.setenv(f"MOBILEMONEY_{name}", value)
+        with pytest.raises(InvalidRequest) as caught:
+            AsyncClient.from_env()
+        assert caught.value.argument == argument
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.anyio
+    async def test_a_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Blanks around a value, such as a line break from a file, do not count."""
+        monkeypatch.setenv("MOBILEMONEY_BASE_URL", f"{BASE_URL}\n")
+        monkeypatch.setenv("MOBILEMONEY_TOKEN", " token ")
+        service = Service(always({}))
+        async with AsyncClient.from_env(transport=service) as client:
+            await client.users.profile()
+        assert str(service.requests[0].url) == f"{BASE_URL}/user-service/profile"
+        assert service.requests[0].headers["authorization"] == "Bearer token"
+
+    @pytest.mark.anyio
+    async def test_an_e_mail_and_a_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The password is taken as it is, blanks included."""
+        monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
+        monkeypatch.setenv("MOBILEMONEY_EMAIL", "a@b.example")
+        monkeypatch.setenv("MOBILEMONEY_PASSWORD", " pass word ")
+        service = Service(in_turn(samples.login(), {}))
+        async with AsyncClient.from_env(transport=service) as client:
+            await client.users.profile()
+        assert service.requests[0].content == b'{"email":"a@b.example","password":" pass word "}'
+        assert service.requests[1].headers["authorization"] == "Bearer header.payload.signature"
+
+    @pytest.mark.anyio
+    async def test_arguments_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MOBILEMONEY_BASE_URL", "https://other.example/v1")
+        monkeypatch.setenv("MOBILEMONEY_TOKEN", "other")
+        service = Service(always({}))
+        async with AsyncClient.from_env(base_url=BASE_URL, auth=Secret("mine"), transport=service) as client:
+            await client.users.profile()
+        assert service.requests[0].url.host == "pay.example"
+        assert service.requests[0].headers["authorization"] == "Bearer mine"
+
+    def test_a_subclass_makes_its_own_kind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Mine(AsyncClient):
+            pass
+
+        monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
+        monkeypatch.setenv("MOBILEMONEY_TOKEN", "token")
+        client = Mine.from_env()
+        assert type(client) is Mine
+        assert type(client.with_options(timeout=1)) is Mine
+
+
+@pytest.mark.anyio
+class TestWithOptions:
+    async def test_what_is_not_given_stays(self) -> None:
+        """Options add up over several steps; the first client keeps its own."""
+        policy = RetryPolicy(max_attempts=1)
+        async with connect(always({}), timeout=9, deadline=99, retry=policy) as (client, _):
+            options = client._pipeline.options
+            same = client.with_options()
+            assert same._pipeline.options == options
+            other = client.with_options(timeout=1).with_options(deadline=None)._pipeline.options
+            assert (other.timeout, other.deadline, other.retry) == (1, None, policy)
+            assert client._pipeline.options == options
+
+    async def test_the_deadline_may_be_taken_away_or_set(self) -> None:
+        async with connect(always({})) as (client, _):
+            assert client.with_options(deadline=5)._pipeline.options.deadline == 5
+            assert client.with_options(deadline=5).with_options(deadline=None)._pipeline.options.deadline is None
+
+    async def test_it_works_for_every_resource(self) -> None:
+        """Fewer attempts on a variant are fewer attempts there, and there only."""
+        async with connect(always({}, 502)) as (client, service):
+            hasty = client.with_options(retry=RetryPolicy(max_attempts=1))
+            for act in (hasty.users.profile, lambda: hasty.transactions.get("t-1"), lambda: hasty.request("GET", "/x")):
+                with pytest.raises(ServerError):
+                    await act()
+            assert len(service.requests) == 3
+            with pytest.raises(ServerError):
+                await client.users.profile()
+            assert len(service.requests) == 7
+
+    async def test_it_shares_limiter_and_token(self) -> None:
+        """One login and one limit serve all variants."""
+        handler = in_turn(samples.login(), {})
+        auth = LoginAuth("a@b.example", "secret")
+        async with connect(handler, auth=auth, rate_limiter=RateLimiter(burst=1, jitter=0)) as (client, service):
+            await client.users.profile()
+            await client.with_options(timeout=1).users.profile()
+        assert len(service.requests) == 3
+        assert service.at[2] - service.at[1] == pytest.approx(1, abs=1e-3)
+
+    async def test_closing_it_closes_nothing(self) -> None:
+        """A variant may be made and left anywhere; closing the first client closes all."""
+        async with connect(always({"id": 7})) as (client, _):
+            async with client.with_options(timeout=1) as variant:
+                assert await variant.users.profile() == {"id": 7}
+            assert await variant.users.profile() == {"id": 7}
+            assert await client.users.profile() == {"id": 7}
+        with pytest.raises(InvalidRequest, match="closed"):
+            await variant.users.profile()
+
+    @pytest.mark.parametrize(
+        ("argument", "options"),
+        [
+            ("timeout", {"timeout": 0}),
+            ("timeout", {"timeout": None}),
+            ("deadline", {"deadline": -1}),
+            ("retry", {"retry": None}),
+            ("extra_headers", {"extra_headers": [("X-Trace", "1")]}),
+            ("extra_headers", {"extra_headers": {"X-Trace": 1}}),
+            ("extra_headers", {"extra_headers": {"X Trace": "1"}}),
+            ("extra_headers", {"extra_headers": {"": "1"}}),
+            ("extra_headers", {"extra_headers": {5: "1"}}),
+            ("extra_headers", {"extra_headers": {"X-Trace": "a\r\nAuthorization: Bearer x"}}),
+            ("extra_headers", {"extra_headers": {"X-Trace": "é"}}),
+            *(
+                ("extra_headers", {"extra_headers": {name: "1"}})
+                for name in (
+                    "Authorization",
+                    "authorization",
+                    "HOST",
+                    "Content-Type",
+                    "content-length",
+                    "Transfer-Encoding",
+                )
+            ),
+        ],
+        ids=repr,
+    )
+    async def test_an_odd_option_is_refused(self, argument: str, options: dict[str, Any]) -> None:
+        """Headers that are ours to set, and line breaks in a value, are refused."""
+        async with connect(always({})) as (client, _):
+            with pytest.raises(InvalidRequest) as caught:
+                client.with_options(**options)
+        assert caught.value.argument == argument
+
+    async def test_extra_headers_are_sent_and_add_up(self) -> None:
+        """A later header replaces an earlier one, however it is spelt; none is sent twice."""
+        async with connect(always({})) as (client, service):
+            variant = client.with_options(extra_headers={"X-Trace": "1", "X-Team": "a"})
+            variant = variant.with_options(extra_headers={"x-trace": "2", "user-agent": "shop/1.0"})
+            await variant.users.profile()
+            await client.users.profile()
+        sent, plain = (request.headers for request in service.requests)
+        assert sent.get_list("x-trace") == ["2"]
+        assert sent["x-team"] == "a"
+        assert sent.get_list("user-agent") == ["shop/1.0"]
+        assert "x-trace" not in plain
+        assert plain["user-agent"].startswith("mobilemoney-async/")
+
+    async def test_extra_headers_are_hidden_in_tracebacks(self) -> None:
+        """A header may hold a key of yours."""
+        async with connect(always({})) as (client, _):
+            variant = client.with_options(extra_headers={"X-Key": "hunter2"})
+            assert "hunter2" not in repr(variant._pipeline)
+
+
+@pytest.mark.anyio
+class TestRequest:
+    @pytest.mark.parametrize(
+        ("argument", "call"),
+        [
+            ("method", {"method": ""}),
+            ("method", {"method": "GET /x"}),
+            ("method", {"method": None}),
+            ("path", {"path": ""}),
+            ("path", {"path": "x"}),
+            ("path", {"path": "/x?y=1"}),
+            ("path", {"path": "/x#y"}),
+            ("path", {"path": "/x y"}),
+            ("path", {"path": "/é"}),
+            ("path", {"path": "/{id}"}),
+            ("path", {"path": "/x\n"}),
+            ("path", {"path": "/../x"}),
+            ("path", {"path": "/x/.."}),
+            ("path", {"path": "/x/%2E%2e/y"}),
+            ("path", {"path": "/./x"}),
+            ("path", {"path": None}),
+            ("params", {"params": {"a": 1.5}}),
+            ("params", {"params": {"a": True}}),
+            ("params", {"params": {"a": None}}),
+            ("params", {"params": {1: "a"}}),
+            ("params", {"params": {"a": "\ud800"}}),
+            ("params", {"params": {"\ud800": "a"}}),
+            ("params", {"params": [("a", "b")]}),
+            ("params", {"params": "a=b"}),
+            ("json", {"json": [1]}),
+            ("json", {"json": "text"}),
+            ("json", {"json": {"amount": 1.5}}),
+            ("json", {"json": {"a": {1: 2}}}),
+            ("json", {"json": {"a": object()}}),
+            ("effect", {"effect": "write"}),
+            ("effect", {"effect": 5}),
+        ],
+        ids=repr,
+    )
+    async def test_an_odd_argument_is_refused_before_anything_is_sent(
+        self, argument: str, call: dict[str, Any]
+    ) -> None:
+        """No path climbs out of the base URL, and no float goes out."""
+        arguments: dict[str, Any] = {"method": "POST", "path": "/x"} | call
+        async with connect(always({})) as (client, service):
+            with pytest.raises(InvalidRequest) as caught:
+                await client.request(**arguments)
+        assert caught.value.argument == argument
+        assert service.requests == []
+
+    @pytest.mark.parametrize("method", ["POST", "put", "PATCH", "DELETE"])
+    async def test_what_is_not_a_read_moves_money_unless_you_say_otherwise(self, method: str) -> None:
+        """An unknown endpoint is never called twice by accident, and its error has a key."""
+        async with connect(always({}, 502)) as (client, service):
+            with pytest.raises(OutcomeUnknown) as caught:
+                await client.request(method, "/payment-service/bulk", json={"amount": "5"})
+        assert caught.value.idempotency_key
+        assert [request.method for request in service.requests] == [method.upper()]
+
+    @pytest.mark.parametrize("method", ["GET", "get", "OPTIONS"])
+    async def test_a_read_is_tried_again(self, method: str) -> None:
+        async with connect(in_turn(({}, 502), {"fee": 1})) as (client, service):
+            assert await client.request(method, "/fees") == {"fee": 1}
+        assert len(service.requests) == 2
+
+    @pytest.mark.parametrize(
+        ("effect", "requests", "kind"),
+        [
+            (Effect.READ, 4, ServerError),
+            ("read", 4, ServerError),
+            (Effect.SESSION, 1, ServerError),
+            ("session", 1, ServerError),
+            (Effect.MONEY, 1, OutcomeUnknown),
+            ("money", 1, OutcomeUnknown),
+        ],
+    )
+    async def test_the_effect_decides_what_is_repeated(
+        self, effect: Any, requests: int, kind: type[MobileMoneyError]
+    ) -> None:
+        """A search by POST may be repeated once you say that it reads."""
+        async with connect(always({}, 502)) as (client, service):
+            with pytest.raises(kind):
+                await client.request("POST", "/search", json={}, effect=effect)
+        assert len(service.requests) == requests
+
+    async def test_the_answer_is_the_json_object(self) -> None:
+        async def handler(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, content=b'{"balance": 10.10, "rows": [1, null]}')
+
+        async with connect(handler) as (client, _):
+            assert await client.request("GET", "/balance", {"on": "2025-06-01", "n": 5}) == {
+                "balance": Decimal("10.10"),
+                "rows": [1, None],
+            }
+
+    async def test_an_error_body_is_its_error(self) -> None:
+        async with connect(always({"status": "error", "error_code": "CLOSED"})) as (client, _):
+            with pytest.raises(MobileMoneyError, match=r"^CLOSED \(HTTP 200\)$"):
+                await client.request("GET", "/balance")
+
+
+@pytest.mark.anyio
+class TestClosing:
+    async def test_twice_is_once(self) -> None:
+        client = AsyncClient(BASE_URL, auth="token")
+        await client.aclose()
+        await client.aclose()
+
+    async def test_a_closed_client_refuses_calls(self) -> None:
+        """A use after the end is told as such, with nothing sent."""
+        async with connect(always({})) as (client, service):
+            pager = client.transactions.list()
+        for act in (
+            client.users.profile,
+            pager.collect,
+            lambda: client.request("POST", "/x"),
+            lambda: client.transactions.get("t-1"),
+            lambda: client.transactions.wait("t-1"),
+        ):
+            with pytest.raises(InvalidRequest, match=r"^the client is closed$") as caught:
+                await act()
+            assert caught.value.argument == "client"
+        with pytest.raises(InvalidRequest, match="closed"):
+            async with client:
+                raise AssertionError
+        assert service.requests == []
+
+    async def test_an_error_in_the_block_is_the_caller_s(self) -> None:
+        """The caller's exception leaves the block as it is, not in a group."""
+        with pytest.raises(KeyError):
+            async with connect(always({})):
+                raise KeyError
