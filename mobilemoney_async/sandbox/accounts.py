@@ -1,0 +1,166 @@
+"""Merchants' accounts, and the two kinds of access token that open them (`contract.md` section 5)."""
+
+import enum
+import hmac
+import random
+from collections.abc import Iterable
+from datetime import datetime
+
+import attrs
+
+from mobilemoney_async.sandbox import jwt
+
+TOKEN_LIFETIME = 3600
+"""Seconds, whatever the sandbox's speed: the contract documents this number and `expires_in` reports it."""
+
+
+class Permission(enum.StrEnum):
+    """What an issued token may allow. A login token allows everything."""
+
+    READ = "read"
+    COLLECT = "collect"
+    DISBURSE = "disburse"
+
+
+class InvalidTokenError(Exception):
+    """The token is malformed or unknown."""
+
+
+class ExpiredTokenError(Exception):
+    """The token was ours, and has expired."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Account:
+    """One merchant and its only user.
+
+    Attributes:
+        user_id: The `id` of the user.
+        merchant_id: Owns transactions, a balance and a request limit.
+        email: Logs in with this and `password`.
+        password: Changes when it is reset.
+        token: An issued token that allows everything and never expires.
+        failed_logins: Refused logins since the last accepted one.
+        locked_until: Seconds since the sandbox's start; logins are refused before.
+    """
+
+    user_id: int
+    merchant_id: str
+    email: str
+    password: str = attrs.field(repr=False)
+    token: str = attrs.field(repr=False)
+    first_name: str = "Asha"
+    last_name: str = "Mushi"
+    failed_logins: int = 0
+    locked_until: float = 0.0
+
+    def user(self) -> dict[str, object]:
+        """The `user` object of the login result (section 2.3)."""
+        return {
+            "id": self.user_id,
+            "email": self.email,
+            "first_name": self.first_name,
+            "last_name": self.last_name,
+            "user_type": "Merchant",
+            "kyc_status": "approved",
+        }
+
+
+@attrs.frozen
+class Principal:
+    """Who sends a request, and what its token allows."""
+
+    account: Account
+    permissions: frozenset[Permission]
+
+
+class Accounts:
+    """All accounts and their tokens.
+
+    Args:
+        dice: Makes passwords and tokens, so that a seed gives the same ones again.
+    """
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._key = dice.randbytes(32)
+        self._by_email: dict[str, Account] = {}
+        self._issued: dict[str, Principal] = {}
+
+    def open(self, email: str) -> Account:
+        """Open an account with a password and a token of its own.
+
+        Raises:
+            ValueError: There is one with this e-mail already.
+        """
+        if email in self._by_email:
+            raise ValueError("there is an account with this e-mail already")
+        number = len(self._by_email) + 1
+        password = self.secret("pw")
+        account = Account(
+            user_id=number, merchant_id=f"mer_{number:04d}", email=email, password=password, token=self.secret("sbx")
+        )
+        self._by_email[email] = account
+        self._issued[account.token] = Principal(account, frozenset(Permission))
+        return account
+
+    def find(self, email: str) -> Account | None:
+        """Give the account with this e-mail, if there is one."""
+        return self._by_email.get(email)
+
+    def secret(self, prefix: str) -> str:
+        """Make a new unguessable text."""
+        return f"{prefix}_{self._dice.randbytes(18).hex()}"
+
+    def issue(self, account: Account, permissions: Iterable[Permission | str]) -> str:
+        """Issue a token that never expires and allows only this.
+
+        Raises:
+            ValueError: There is no such permission.
+        """
+        token = self.secret("sbx")
+        self._issued[token] = Principal(account, frozenset(map(Permission, permissions)))
+        return token
+
+    def log_in(self, account: Account, at: datetime) -> str:
+        """Make a JWT that expires `TOKEN_LIFETIME` seconds after the whole second before `at`."""
+        issued_at = int(at.timestamp())
+        claims = {
+            "sub": str(account.user_id),
+            "email": account.email,
+            "merchant_id": account.merchant_id,
+            "iat": issued_at,
+            "exp": issued_at + TOKEN_LIFETIME,
+            "jti": self._dice.randbytes(8).hex(),
+        }
+        return jwt.encode(claims, self._key)
+
+    def authenticate(self, authorization: str, at: datetime) -> Principal:
+        """Give the sender of a request.
+
+        Args:
+            authorization: The header's value, empty if there is none.
+            at: Now.
+
+        Raises:
+            InvalidTokenError: It is no bearer token of ours.
+            ExpiredTokenError: It was one.
+        """
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise InvalidTokenError
+        issued = self._issued.get(token)
+        if issued is not None:
+            return issued
+        try:
+            claims = jwt.decode(token, self._key)
+        except jwt.NotOurTokenError as exc:
+            raise InvalidTokenError from exc
+        if at.timestamp() >= claims["exp"]:
+            raise ExpiredTokenError
+        return Principal(self._by_email[claims["email"]], frozenset(Permission))
+
+    @staticmethod
+    def password_fits(account: Account, password: str) -> bool:
+        """Compare in constant time."""
+        return hmac.compare_digest(account.password.encode(), password.encode())

@@ -1,0 +1,123 @@
+"""The ASGI front (extra `sandbox`): the engine behind any ASGI server, or behind httpx's ASGITransport."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Protocol
+
+import anyio
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from mobilemoney_async.sandbox import access_log
+from mobilemoney_async.sandbox.messages import Reply, Request, Wire
+
+CONNECTION = "mobilemoney_async.sandbox.connection"
+"""Where in the ASGI scope's `state` a server that can end connections without an answer puts a `Connection`."""
+
+
+class Connection(Protocol):
+    """What ASGI itself has no words for: ending a connection without an answer."""
+
+    def end(self, *, reset: bool) -> None:
+        """Close it after what was written, or tear it down (`reset`)."""
+        ...
+
+
+class CannotDropError(RuntimeError):
+    """The fault ends the connection without a whole answer, and this ASGI server offers no way to do that."""
+
+
+class SandboxApp:
+    """The sandbox as an ASGI application.
+
+    Args:
+        handle: Gives the reply to a request.
+    """
+
+    def __init__(self, handle: Callable[[Request], Reply]) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection scope.
+
+        Raises:
+            CannotDropError: See there. Under `Sandbox.serve()` it does not happen.
+        """
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(HTTPRequest(scope, receive), send)
+        else:
+            raise RuntimeError(f"the sandbox serves HTTP, not {scope['type']}")
+
+    async def _answer(self, http: HTTPRequest, send: Send) -> None:
+        came = anyio.current_time()
+        request = Request(method=http.method, path=_raw_path(http.scope), query=http.query_params, headers=http.headers)
+        try:
+            body = await http.body()
+        except ClientDisconnect:
+            access_log.log_gone(request, seconds=anyio.current_time() - came)
+            return
+        request = Request(
+            method=request.method, path=request.path, query=request.query, headers=request.headers, body=body
+        )
+        reply = self._handle(request)
+        silence = inf if reply.wire is Wire.LOST else reply.delay
+        if silence and await _client_left_within(silence, http.receive):
+            access_log.log_gone(request, seconds=anyio.current_time() - came)
+            return
+        access_log.log(request, reply, seconds=anyio.current_time() - came)
+        if reply.wire is Wire.ANSWERED:
+            await Response(reply.body, reply.status, dict(reply.headers))(http.scope, http.receive, send)
+        else:
+            await _break_off(reply, http, send)
+
+
+async def _break_off(reply: Reply, http: HTTPRequest, send: Send) -> None:
+    connection: Connection | None = http.scope.get("state", {}).get(CONNECTION)
+    if connection is None:
+        raise CannotDropError(f"the connection should be {reply.wire.value} here")
+    if reply.wire is Wire.TRUNCATED:
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.sent_body, "more_body": True})
+    connection.end(reset=reply.wire in (Wire.RESET, Wire.REFUSED))
+    await _until_left(http.receive)
+
+
+async def _client_left_within(seconds: float, receive: Receive) -> bool:
+    """Wait, but no longer than the client does; tell whether it left."""
+    left = False
+
+    async def watch(scope: anyio.CancelScope) -> None:
+        nonlocal left
+        await _until_left(receive)
+        left = True
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch, tasks.cancel_scope)
+        await anyio.sleep(seconds)
+        tasks.cancel_scope.cancel()
+    return left
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Follow the lifespan protocol: there is nothing to start or stop."""
+    message: Message = {"type": ""}
+    while message["type"] != "lifespan.shutdown":
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+
+
+def _raw_path(scope: Scope) -> str:
+    """Give the path as on the wire; ASGI servers need not tell it, and then the decoded one must do."""
+    raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw_path.decode("latin-1")

@@ -1,0 +1,203 @@
+"""The service itself: pure and synchronous. One call takes a request and the time, and gives the reply.
+
+Nothing here waits, reads a clock or rolls dice without a seed, so every front (in process, ASGI, sockets) shows the
+same service, and a test can put any question at any time.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from math import ceil
+
+import attrs
+
+from mobilemoney_async.sandbox import magic
+from mobilemoney_async.sandbox.accounts import Account, Accounts, ExpiredTokenError, InvalidTokenError, Principal
+from mobilemoney_async.sandbox.calls import Call, read_body
+from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply, token_expired_reply
+from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error
+from mobilemoney_async.sandbox.payment_service import PaymentService
+from mobilemoney_async.sandbox.payments import PaymentBook
+from mobilemoney_async.sandbox.rate_limit import RateLimit
+from mobilemoney_async.sandbox.request_log import LoggedRequest, RequestLog
+from mobilemoney_async.sandbox.routes import Match, Name, match
+from mobilemoney_async.sandbox.script import Script
+from mobilemoney_async.sandbox.states import Kind
+from mobilemoney_async.sandbox.user_service import UserService
+
+_KINDS = {"c2b": Kind.COLLECTION, "b2c": Kind.DISBURSEMENT}
+
+
+class Engine:
+    """The whole service and its state.
+
+    Args:
+        start: Aware UTC time at second 0.
+        speed: Divides durations and multiplies the rate limit.
+        seed: The same seed and the same requests at the same times give the same replies.
+        balance: What a merchant starts with, TZS.
+        choices: What the contract leaves open.
+    """
+
+    def __init__(self, *, start: datetime, speed: float, seed: int, balance: Decimal, choices: Choices) -> None:
+        self.accounts = Accounts(_dice(seed, "secrets"))
+        self.book = PaymentBook(start=start, speed=speed, choices=choices, dice=_dice(seed, "payments"))
+        self.users = UserService(self.accounts, self.book, _dice(seed, "one-time passwords"))
+        self.script = Script(_dice(seed, "script"))
+        self.requests = RequestLog()
+        self._payments = PaymentService(self.book, speed=speed)
+        self._speed = speed
+        self._balance = balance
+        self._choices = choices
+        self._limits: dict[str, RateLimit] = {}
+        self._struck: set[tuple[str, ...]] = set()
+        self._handlers: Mapping[Name, Callable[[Call], Reply]] = {
+            "c2b": self._payments.collect,
+            "b2c": self._payments.disburse,
+            "transaction": self._payments.by_id,
+            "lookup": self._payments.lookup,
+            "transactions": self._payments.list,
+            "profile": self.users.profile,
+            "users-profile": self.users.profile,
+            "login": self.users.log_in,
+            "request-otp": self.users.request_otp,
+            "verify-otp": self.users.verify_otp,
+            "forgot-password": self.users.forgot_password,
+            "reset-password": self.users.reset_password,
+        }
+
+    def open_account(self, email: str) -> Account:
+        """Open a merchant's account.
+
+        Raises:
+            ValueError: There is one with this e-mail already.
+        """
+        account = self.accounts.open(email)
+        self.book.ledger.open(account.merchant_id, self._balance)
+        self._limits[account.merchant_id] = RateLimit(self._speed)
+        return account
+
+    def handle(self, request: Request, now: float) -> Reply:
+        """Answer one request. Total: every request gets a reply.
+
+        Args:
+            request: What came.
+            now: When, seconds since the start; never less than in an earlier call.
+        """
+        self.book.settle(now)
+        try:
+            found: Match | RefusedError = match(request.method, request.path)
+        except RefusedError as refusal:
+            found = refusal
+        endpoint = found.route.name if isinstance(found, Match) else None
+        faults = self.script.pick(request.method, endpoint)
+        choices = self._choices
+        for fault in faults:
+            choices = attrs.evolve(choices, **fault.choices)
+        reply = _instead(faults, choices)
+        if reply is None:
+            try:
+                if isinstance(found, RefusedError):
+                    raise found
+                reply = self._process(request, found, choices, now)
+            except RefusedError as refusal:
+                reply = refusal.reply
+            reply = _changed(faults, reply)
+        reply = self._delayed(reply, choices.latency + sum(fault.latency for fault in faults), choices)
+        self._log(request, endpoint, reply, now)
+        return reply
+
+    def _process(self, request: Request, found: Match, choices: Choices, now: float) -> Reply:
+        """Check a request in the order sender, body, magic, limit, permission; then let it take effect."""
+        route = found.route
+        principal = self._authenticate(request, now) if route.bearer else None
+        body = read_body(request)
+        kind = _KINDS.get(route.name)
+        faults = self._magic_faults(kind, body, principal) if kind and principal else ()
+        reply = _instead(faults, choices)
+        if reply is not None:
+            return reply
+        account = principal.account if principal else self.accounts.find(str(body.get("email")))
+        if account:
+            self._count(account, choices, now)
+        if principal and route.permission and route.permission not in principal.permissions:
+            status = choices.status_insufficient_permissions
+            raise RefusedError(auth_error(status, "insufficient_permissions", "The token does not allow this"))
+        call = Call(
+            parameters=found.parameters,
+            query=request.query,
+            body=body,
+            account=principal.account if principal else None,
+            now=now,
+            choices=choices,
+        )
+        return _changed(faults, self._handlers[route.name](call))
+
+    def _authenticate(self, request: Request, now: float) -> Principal:
+        try:
+            return self.accounts.authenticate(request.headers.get("authorization", ""), self.book.datetime_at(now))
+        except InvalidTokenError as exc:
+            raise RefusedError(auth_error(401, "invalid_token", "The access token is missing or malformed")) from exc
+        except ExpiredTokenError as exc:
+            raise RefusedError(token_expired_reply()) from exc
+
+    def _count(self, account: Account, choices: Choices, now: float) -> None:
+        """Let a request through the merchant's limit, and count it; a rejected one does not count."""
+        limit = self._limits[account.merchant_id]
+        wait = limit.wait(choices.rate_limit, now)
+        if wait:
+            raise RefusedError(rate_limit_reply(choices, max(1, ceil(wait))))
+        limit.use(now)
+
+    def _magic_faults(self, kind: Kind, body: Mapping[str, object], sender: Principal) -> tuple[Fault, ...]:
+        row = magic.find(str(body.get("phone_number")), kind)
+        if row is None or row.fault is None:
+            return ()
+        if row.alternates:
+            payment = (sender.account.merchant_id, kind, row.suffix, str(body.get("amount")))
+            if payment in self._struck:
+                self._struck.remove(payment)
+                return ()
+            self._struck.add(payment)
+        return (row.fault,)
+
+    def _delayed(self, reply: Reply, latency: float, choices: Choices) -> Reply:
+        if latency > choices.gateway_timeout and reply.wire is Wire.ANSWERED:
+            reply = attrs.evolve(html_reply(504), fault="latency")
+        return attrs.evolve(reply, delay=min(latency, choices.gateway_timeout) / self._speed)
+
+    def _log(self, request: Request, endpoint: str | None, reply: Reply, now: float) -> None:
+        unanswered = reply.wire not in (Wire.ANSWERED, Wire.TRUNCATED)
+        self.requests.add(
+            LoggedRequest(
+                method=request.method,
+                path=request.path,
+                endpoint=endpoint,
+                status=None if unanswered else reply.status,
+                code=None if unanswered else reply.code,
+                fault=reply.fault,
+                authorized="authorization" in request.headers,
+                at=now,
+            )
+        )
+
+
+def _dice(seed: int, purpose: str) -> random.Random:
+    """Make dice of their own for each purpose, so that one more throw for one does not change the others."""
+    return random.Random(f"{seed}/{purpose}")  # noqa: S311 - simulated secrets must repeat with the seed
+
+
+def _instead(faults: tuple[Fault, ...], choices: Choices) -> Reply | None:
+    for fault in faults:
+        if fault.instead is not None:
+            return attrs.evolve(fault.instead(choices), fault=fault.name)
+    return None
+
+
+def _changed(faults: tuple[Fault, ...], reply: Reply) -> Reply:
+    for fault in faults:
+        changed = reply if fault.change is None else fault.change(reply)
+        reply = attrs.evolve(changed, fault=fault.name)
+    return reply

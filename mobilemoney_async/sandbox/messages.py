@@ -1,0 +1,122 @@
+"""What goes into the engine and what comes out: requests, replies, the two error shapes (`contract.md` section 7)."""
+
+import enum
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+
+class Wire(enum.Enum):
+    """How a reply reaches the client: whole, or damaged in one of the ways a real connection damages it."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    """Nobody listens: the connection is never made."""
+    CLOSED = "closed"
+    """The connection is closed in good order, without an answer."""
+    RESET = "reset"
+    """The connection is torn down, without an answer."""
+    LOST = "lost"
+    """Silence: the connection stays open and nothing ever comes."""
+    TRUNCATED = "truncated"
+    """The head and half of the body come, then the connection is closed."""
+
+
+def _lower_keys(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """One HTTP request, read whole.
+
+    Args:
+        method: In capitals, for example `"POST"`.
+        path: As on the wire, percent-encoded and with the version prefix; the segments are decoded when it is routed.
+        query: Decoded; of a parameter given twice, the last value.
+        headers: By name; upper and lower case are alike.
+        body: The bytes, empty if there are none.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=dict, converter=_lower_keys, repr=False)
+    body: bytes = attrs.field(default=b"", repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """One answer, and how it travels.
+
+    Args:
+        status: HTTP status.
+        body: The whole body; a front sends half of it if `wire` says `TRUNCATED`.
+        content_type: The media type of the body.
+        code: The error code in the body, None if the answer is not an error.
+        fault: The name of the scripted or magic fault that shaped this reply, None if there was none.
+        delay: Seconds between the arrival of the request and the answer.
+        wire: How the answer reaches the client.
+    """
+
+    status: int = 200
+    body: bytes = attrs.field(default=b"", repr=False)
+    content_type: str = "application/json"
+    code: str | None = None
+    fault: str | None = None
+    delay: float = 0.0
+    wire: Wire = Wire.ANSWERED
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The headers as sent; the declared length is that of the whole body, even if the body is cut on its way."""
+        return [("content-type", self.content_type), ("content-length", str(len(self.body)))]
+
+    @property
+    def sent_body(self) -> bytes:
+        """The part of the body that reaches the client."""
+        return self.body[: len(self.body) // 2] if self.wire is Wire.TRUNCATED else self.body
+
+
+def answer(status: int = 200, /, **fields: Any) -> Reply:
+    """Give a JSON answer with these fields."""
+    return Reply(status=status, body=encode(fields))
+
+
+def payment_error(status: int, code: str, message: str, *, retry_after: int | None = None) -> Reply:
+    """Give an error in the payment-service shape.
+
+    Args:
+        status: HTTP status.
+        code: The `error_code`.
+        message: Text for people; never a phone number or a secret.
+        retry_after: Whole seconds, only on rate-limit errors.
+    """
+    fields: dict[str, Any] = {"status": "error", "message": message, "error_code": code}
+    if retry_after is not None:
+        fields["retry_after"] = retry_after
+    return Reply(status=status, body=encode(fields), code=code)
+
+
+def auth_error(status: int, code: str, message: str) -> Reply:
+    """Give an error in the authentication shape: its code travels as `error`."""
+    return Reply(status=status, body=encode({"success": False, "error": code, "message": message}), code=code)
+
+
+def encode(fields: Mapping[str, Any]) -> bytes:
+    """Write a JSON object, compact."""
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+class RefusedError(Exception):
+    """Ends the handling of a request with an error reply.
+
+    Args:
+        reply: What to answer.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply)
+        self.reply = reply

@@ -1,0 +1,237 @@
+"""Transactions: their records, and what becomes of them as time passes."""
+
+import heapq
+import random
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.ledger import Ledger, LedgerEntry
+from mobilemoney_async.sandbox.magic import Plan
+from mobilemoney_async.sandbox.states import INITIAL, Event, Kind, Status, after
+
+_CENT = Decimal("0.01")
+_SPREAD = 0.5
+"""Of the logarithm of an ordinary payment's delay: two thirds of them end between 9 and 25 seconds."""
+
+
+@attrs.frozen(kw_only=True)
+class Payment:
+    """The true record of a transaction. Immutable: a change of state makes a new one.
+
+    Times are seconds since the sandbox's start.
+
+    Args:
+        id: The contract's transaction id.
+        ended_at: When it reached its final state, None while it is open.
+        visible_at: When it can first be looked up.
+        listed_at: When it can first be listed, if the list does not lag further.
+    """
+
+    id: str
+    reference: str
+    external_id: str | None
+    kind: Kind
+    amount: str
+    phone_number: str = attrs.field(repr=False)
+    status: Status
+    merchant_id: str
+    created_at: float
+    visible_at: float
+    ended_at: float | None = None
+    failure_reason: str | None = None
+    fees: Mapping[str, str] | None = None
+    settlement: Mapping[str, str] | None = None
+
+
+class PaymentBook:
+    """All transactions, the events still to come, and the ledger.
+
+    Time only enters as an argument: `settle(now)` lets everything happen that is due by then, in the order in which it
+    is due, so the outcome does not depend on when anybody looked.
+
+    Args:
+        start: Aware UTC time at second 0.
+        speed: Divides all durations.
+        choices: Durations and fees.
+        dice: Makes ids and delays.
+    """
+
+    def __init__(self, *, start: datetime, speed: float, choices: Choices, dice: random.Random) -> None:
+        self.ledger = Ledger()
+        self._start = start
+        self._speed = speed
+        self._choices = choices
+        self._dice = dice
+        self._payments: dict[str, Payment] = {}
+        self._by_reference: dict[str, str] = {}
+        self._by_external_id: dict[tuple[str, str], str] = {}
+        self._due: list[tuple[float, int, str, Event, str | None]] = []
+
+    @property
+    def payments(self) -> Mapping[str, Payment]:
+        """A live, read-only view of all transactions by id, in the order in which they were created."""
+        return MappingProxyType(self._payments)
+
+    def create(
+        self,
+        kind: Kind,
+        *,
+        merchant_id: str,
+        phone_number: str,
+        amount: str,
+        external_id: str | None,
+        plan: Plan,
+        now: float,
+    ) -> Payment:
+        """Accept a payment, and plan its end."""
+        hidden = self._choices.hidden_for if plan.hidden else 0.0
+        payment = Payment(
+            id=f"txn_{self._dice.getrandbits(80):020x}",
+            reference=f"REF{self._dice.getrandbits(48):012X}",
+            external_id=external_id,
+            kind=kind,
+            amount=amount,
+            phone_number=phone_number,
+            status=INITIAL[kind],
+            merchant_id=merchant_id,
+            created_at=now,
+            visible_at=now + hidden / self._speed,
+        )
+        self._payments[payment.id] = payment
+        self._by_reference[payment.reference] = payment.id
+        if external_id is not None:
+            self._by_external_id[merchant_id, external_id] = payment.id
+        # Drawn for every payment, so that a magic number does not shift the fate of the ordinary ones after it.
+        ordinary = self._dice.lognormvariate(0, _SPREAD) * self._choices.median_delay
+        if plan.event is not None:
+            delays = {
+                "ordinary": min(ordinary, self._choices.longest_delay),
+                "decided": self._choices.decided_delay,
+                "late": self._choices.late_delay,
+                "expiry": self._choices.prompt_lifetime,
+            }
+            due_at = now + delays[plan.pace] / self._speed
+            heapq.heappush(self._due, (due_at, len(self._payments), payment.id, plan.event, plan.reason))
+        return payment
+
+    def by_reference(self, reference: str) -> Payment | None:
+        """Find by the service's reference."""
+        return self._payments.get(self._by_reference.get(reference, ""))
+
+    def by_external_id(self, merchant_id: str, external_id: str) -> Payment | None:
+        """Find by the merchant's reference: the newest, if it was used more than once."""
+        return self._payments.get(self._by_external_id.get((merchant_id, external_id), ""))
+
+    def owned_by(self, merchant_id: str) -> Iterator[Payment]:
+        """A merchant's transactions, oldest first."""
+        return (payment for payment in self._payments.values() if payment.merchant_id == merchant_id)
+
+    def settle(self, now: float) -> None:
+        """Let everything happen that is due by now."""
+        while self._due and self._due[0][0] <= now:
+            due_at, _, transaction_id, event, reason = heapq.heappop(self._due)
+            # Somebody may have decided earlier: a final state does not change any more.
+            if self._payments[transaction_id].ended_at is None:
+                self.apply(transaction_id, event, at=due_at, reason=reason)
+
+    def apply(self, transaction_id: str, event: Event, *, at: float, reason: str | None = None) -> Payment:
+        """Let an event happen to a transaction.
+
+        Args:
+            transaction_id: Which.
+            event: A payout that the balance does not cover runs short instead of being approved.
+            at: When, seconds since the sandbox's start.
+            reason: `failure_reason`, for one that fails.
+
+        Raises:
+            KeyError: There is no such transaction.
+            IllegalTransitionError: The event cannot happen to it, for example because its state is final.
+        """
+        payment = self._payments[transaction_id]
+        covered = Decimal(payment.amount) <= self.ledger.balance(payment.merchant_id)
+        if event is Event.APPROVE and payment.kind is Kind.DISBURSEMENT and not covered:
+            event = Event.RUN_SHORT
+        status = after(payment.kind, payment.status, event)
+        payment = attrs.evolve(payment, status=status, ended_at=at)
+        if status is Status.FAILED:
+            payment = attrs.evolve(payment, failure_reason=reason)
+        elif status is Status.SUCCESS:
+            payment = self._move_money(payment, at)
+        self._payments[transaction_id] = payment
+        return payment
+
+    def record(self, payment: Payment) -> dict[str, Any]:
+        """Write a transaction as the contract shows it (section 2.1); what does not apply is absent."""
+        fields: dict[str, Any] = {
+            "id": payment.id,
+            "reference": payment.reference,
+            "external_id": payment.external_id,
+            "type": payment.kind,
+            "amount": payment.amount,
+            "currency": "TZS",
+            "phone_number": payment.phone_number,
+            "network": "airtel_money",
+            "status": payment.status,
+            "created_at": self.timestamp(payment.created_at),
+            "completed_at": self._ended(payment, Status.SUCCESS),
+            "failed_at": self._ended(payment, Status.FAILED),
+            "failure_reason": payment.failure_reason,
+            "merchant_id": payment.merchant_id,
+            "fees": payment.fees,
+            "settlement": payment.settlement,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def datetime_at(self, at: float) -> datetime:
+        """Turn seconds since the sandbox's start into aware UTC time."""
+        return self._start + timedelta(seconds=at)
+
+    def timestamp(self, at: float) -> str:
+        """Turn seconds since the sandbox's start into ISO 8601, UTC, to the millisecond."""
+        return self.datetime_at(at).astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def _ended(self, payment: Payment, status: Status) -> str | None:
+        return self.timestamp(payment.ended_at) if payment.ended_at is not None and payment.status is status else None
+
+    def _move_money(self, payment: Payment, at: float) -> Payment:
+        amount = Decimal(payment.amount)
+        change = -amount
+        if payment.kind is Kind.COLLECTION:
+            merchant_fee = _percent(self._choices.merchant_fee_percent, amount)
+            customer_fee = _percent(self._choices.customer_fee_percent, amount)
+            change = amount - merchant_fee
+            payment = attrs.evolve(
+                payment,
+                fees={
+                    "merchant_fee": f"{merchant_fee:.2f}",
+                    "customer_fee": f"{customer_fee:.2f}",
+                    "total_fee": f"{merchant_fee + customer_fee:.2f}",
+                },
+                settlement={
+                    "net_amount": f"{change:.2f}",
+                    "settled_at": self.timestamp(at),
+                    "settlement_batch": f"BATCH-{self.datetime_at(at):%Y%m%d}",
+                },
+            )
+        self.ledger.record(
+            LedgerEntry(
+                transaction_id=payment.id,
+                kind=payment.kind,
+                phone_number=payment.phone_number,
+                amount=amount,
+                change=change,
+                merchant_id=payment.merchant_id,
+                at=at,
+            )
+        )
+        return payment
+
+
+def _percent(rate: Decimal, amount: Decimal) -> Decimal:
+    return (amount * rate / 100).quantize(_CENT, rounding=ROUND_HALF_UP)

@@ -1,0 +1,104 @@
+"""Scripted faults: which request meets which fault."""
+
+import fnmatch
+import random
+
+import attrs
+
+from mobilemoney_async.sandbox.faults import Fault
+from mobilemoney_async.sandbox.routes import METHODS, ROUTES
+
+
+@attrs.define(eq=False)
+class Rule:
+    """Faults that strike matching requests together; `Script.add` makes it.
+
+    Attributes:
+        fired: How often it struck.
+    """
+
+    faults: tuple[Fault, ...]
+    _method: str
+    _endpoint: str
+    _times: int | None
+    _probability: float
+    fired: int = attrs.field(default=0, init=False)
+
+    @property
+    def spent(self) -> bool:
+        """Whether it will never strike again."""
+        return self._times is not None and self.fired >= self._times
+
+    def cancel(self) -> None:
+        """Let it never strike again."""
+        self._times = self.fired
+
+    def strikes(self, method: str, endpoint: str | None, dice: random.Random) -> bool:
+        """Decide whether it strikes this request, and count it if so; dice are thrown only for a match."""
+        if self.spent or self._method not in ("*", method):
+            return False
+        if self._endpoint != "*" and not fnmatch.fnmatchcase(endpoint or "", self._endpoint):
+            return False
+        if self._probability < 1 and dice.random() >= self._probability:
+            return False
+        self.fired += 1
+        return True
+
+
+class Script:
+    """Rules in the order in which they were added; a request meets the first that strikes, so rules form a sequence.
+
+    Args:
+        dice: Decides rules with a probability.
+    """
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._rules: list[Rule] = []
+
+    def add(self, faults: tuple[Fault, ...], *, on: str | None, times: int | None, probability: float) -> Rule:
+        """Add a rule; see `Sandbox.script`.
+
+        Raises:
+            ValueError: No fault, an `on` that no request can match, `times` below 1 or a probability outside 0 to 1.
+        """
+        if not faults:
+            raise ValueError("script() needs at least one fault")
+        if times is not None and times < 1:
+            raise ValueError("times must be at least 1")
+        if not 0 <= probability <= 1:
+            raise ValueError("probability must be between 0 and 1")
+        method, endpoint = _pattern(on)
+        rule = Rule(faults, method, endpoint, times, probability)
+        self._rules.append(rule)
+        return rule
+
+    def clear(self) -> None:
+        """Forget all rules."""
+        self._rules.clear()
+
+    def pick(self, method: str, endpoint: str | None) -> tuple[Fault, ...]:
+        """Give the faults that this request meets, and count them as used.
+
+        Args:
+            method: HTTP method.
+            endpoint: Name of the endpoint, None if there is no such endpoint.
+        """
+        for rule in self._rules:
+            if rule.strikes(method, endpoint, self._dice):
+                if rule.spent:
+                    self._rules.remove(rule)
+                return rule.faults
+        return ()
+
+
+def _pattern(on: str | None) -> tuple[str, str]:
+    """Split `on` into a method and a pattern for the endpoint's name, and refuse what nothing can match."""
+    words = (on or "").split()
+    method = words.pop(0) if words and words[0] in METHODS else "*"
+    endpoint = words.pop(0) if words else "*"
+    known = any(method in ("*", route.method) and fnmatch.fnmatchcase(route.name, endpoint) for route in ROUTES)
+    if words or not known:
+        names = ", ".join(sorted({route.name for route in ROUTES}))
+        raise ValueError(f"no request can match on={on!r}; give a method, an endpoint or both, of: {names}")
+    return method, endpoint

@@ -1,0 +1,93 @@
+"""The socket front (extra `sandbox`): the ASGI application under uvicorn's HTTP/1.1 protocol, in the running loop.
+
+uvicorn's own `Server` is not used: it takes over the signal handlers, wakes ten times a second and ends the process
+when it cannot start. Its protocol class does all that a sandbox needs, and a subclass can drop connections.
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from mobilemoney_async.sandbox.asgi import CONNECTION, SandboxApp
+
+_SHUTDOWN_TIMEOUT = 5.0
+
+# Seconds. Longer than clients keep idle connections (httpx: 5), so that the server is never the one that closes a
+# connection just as a payment is being sent on it.
+_KEEP_ALIVE = 75
+
+_LINGER_NOT_AT_ALL = struct.pack("ii", 1, 0)
+
+
+class _Connection:
+    """Ends one connection, as `asgi.Connection` asks."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def end(self, *, reset: bool) -> None:
+        if not reset:
+            self._transport.close()
+            return
+        # With no time to linger, closing sends RST in place of FIN.
+        sock: socket.socket = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT_AT_ALL)
+        self._transport.abort()
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's protocol, which also tells the application how to end the connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, CONNECTION: _Connection(transport)}
+
+
+@asynccontextmanager
+async def serve(app: SandboxApp, *, host: str, port: int) -> AsyncIterator[str]:
+    """Serve until the context is left; then connections are cut, whatever they wait for.
+
+    Args:
+        app: The application.
+        host: Address to listen on.
+        port: TCP port; 0 takes a free one.
+
+    Yields:
+        Scheme, host and port of the server, without a path.
+
+    Raises:
+        RuntimeError: The running loop is not asyncio's.
+        OSError: The address cannot be listened on, for example because the port is in use.
+    """
+    config = uvicorn.Config(
+        app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=_KEEP_ALIVE
+    )
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(
+        lambda: _Protocol(config=config, server_state=state, app_state={}, _loop=loop), host, port, reuse_address=True
+    )
+    bound_to, bound_port = listener.sockets[0].getsockname()[:2]
+    try:
+        yield origin(bound_to, bound_port)
+    finally:
+        listener.close()
+        for connection in list(state.connections):
+            assert isinstance(connection, _Protocol), "every connection was made above"
+            connection.transport.abort()
+        with anyio.move_on_after(_SHUTDOWN_TIMEOUT, shield=True):
+            # Each task sees its client leave, and ends.
+            await asyncio.gather(*state.tasks, return_exceptions=True)
+
+
+def origin(address: str, port: int) -> str:
+    """Give the start of the URLs of an IP address and port."""
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

@@ -1,0 +1,107 @@
+"""The user and authentication endpoints (`contract.md` section 4.5)."""
+
+import math
+import random
+
+from mobilemoney_async.sandbox.accounts import TOKEN_LIFETIME, Accounts
+from mobilemoney_async.sandbox.calls import Call
+from mobilemoney_async.sandbox.faults import rate_limit_reply
+from mobilemoney_async.sandbox.messages import RefusedError, Reply, answer, auth_error
+from mobilemoney_async.sandbox.one_time import OneTimeSecrets
+from mobilemoney_async.sandbox.payments import PaymentBook
+
+
+class UserService:
+    """Answers the user endpoints.
+
+    Args:
+        accounts: Who exists.
+        book: Its clock turns seconds into dates.
+        dice: Makes one-time passwords.
+    """
+
+    def __init__(self, accounts: Accounts, book: PaymentBook, dice: random.Random) -> None:
+        self.otps = OneTimeSecrets()
+        self.reset_tokens = OneTimeSecrets()
+        self._accounts = accounts
+        self._book = book
+        self._dice = dice
+
+    def profile(self, call: Call) -> Reply:
+        """GET /user-service/profile and /user-service/users/profile: the same answer."""
+        return answer(success=True, user={**call.owner.user(), "merchant_id": call.owner.merchant_id})
+
+    def log_in(self, call: Call) -> Reply:
+        """POST /user-service/login.
+
+        Raises:
+            RefusedError: invalid_credentials, or RATE_LIMIT_EXCEEDED while the account is locked.
+        """
+        email, password = call.text("email", auth_error), call.text("password", auth_error)
+        account = self._accounts.find(email)
+        if account is None:
+            raise _invalid_credentials(call)
+        if call.now < account.locked_until:
+            # The contract limits login attempts without saying how; its only documented code for a limit is this one.
+            raise RefusedError(rate_limit_reply(call.choices, max(1, math.ceil(account.locked_until - call.now))))
+        if not self._accounts.password_fits(account, password):
+            account.failed_logins += 1
+            if account.failed_logins == call.choices.failed_logins_before_lock:
+                account.failed_logins = 0
+                account.locked_until = call.now + call.choices.lock_seconds
+            raise _invalid_credentials(call)
+        account.failed_logins = 0
+        return answer(
+            success=True,
+            access_token=self._accounts.log_in(account, self._book.datetime_at(call.now)),
+            token_type="Bearer",  # noqa: S106 - no password
+            expires_in=TOKEN_LIFETIME,
+            user=account.user(),
+        )
+
+    def request_otp(self, call: Call) -> Reply:
+        """POST /user-service/request-otp: replaces the phone's earlier code."""
+        phone_number = call.phone_number(auth_error)
+        call.text("purpose", auth_error)
+        code = f"{self._dice.randrange(10**6):06d}"
+        self.otps.issue(phone_number, code, expires_at=call.now + call.choices.otp_lifetime)
+        return answer(success=True, message="One-time password sent")
+
+    def verify_otp(self, call: Call) -> Reply:
+        """POST /user-service/verify-otp: a code is good once.
+
+        Raises:
+            RefusedError: invalid_otp with HTTP 400, a code that the contract does not list.
+        """
+        phone_number, code = call.phone_number(auth_error), call.text("otp_code", auth_error)
+        if not self.otps.redeem(phone_number, code, now=call.now):
+            raise RefusedError(auth_error(400, "invalid_otp", "The one-time password is wrong or has expired"))
+        return answer(success=True, message="One-time password verified")
+
+    def forgot_password(self, call: Call) -> Reply:
+        """POST /user-service/forgot-password: the answer does not tell whether there is such an account."""
+        email = call.text("email", auth_error)
+        if self._accounts.find(email) is not None:
+            expires_at = call.now + call.choices.reset_token_lifetime
+            self.reset_tokens.issue(email, self._accounts.secret("rst"), expires_at=expires_at)
+        return answer(success=True, message="If there is such an account, a reset token was sent to it")
+
+    def reset_password(self, call: Call) -> Reply:
+        """POST /user-service/reset-password: a reset token is good once; access tokens stay valid.
+
+        Raises:
+            RefusedError: invalid_reset_token with HTTP 400, a code that the contract does not list.
+        """
+        email, token = call.text("email", auth_error), call.text("reset_token", auth_error)
+        new_password = call.text("new_password", auth_error)
+        account = self._accounts.find(email)
+        if account is None or not self.reset_tokens.redeem(email, token, now=call.now):
+            raise RefusedError(auth_error(400, "invalid_reset_token", "The reset token is wrong or has expired"))
+        account.password = new_password
+        account.failed_logins, account.locked_until = 0, 0.0
+        return answer(success=True, message="Password changed")
+
+
+def _invalid_credentials(call: Call) -> RefusedError:
+    status = call.choices.status_invalid_credentials
+    return RefusedError(auth_error(status, "invalid_credentials", "Wrong e-mail or password"))

@@ -1,0 +1,123 @@
+"""The command line as its user runs it: in a process of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mobilemoney_async import AsyncClient, LoginAuth, __version__
+from mobilemoney_async.sandbox import MAGIC_NUMBERS
+
+PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100"}
+
+
+def run(
+    *arguments: str, code: str = "from mobilemoney_async.cli import main; main()"
+) -> subprocess.CompletedProcess[str]:
+    """Run `mobilemoney` with these arguments."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, env=PLAIN, check=False
+    )
+
+
+def test_demo_shows_every_kind_of_ending() -> None:
+    """The demonstration exits 0 with the counts by final state, the money moved and no rate-limit rejection."""
+    ran = run("demo", "--speed", "40")
+    assert ran.returncode == 0, ran.stderr
+    figures = dict(re.findall(r"^ *(\S.*?)  +([\d,.]+|yes|NO)\b", ran.stdout, re.MULTILINE))
+    assert {state: figures[state] for state in ("SUCCESS", "FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS")} == {
+        "SUCCESS": "22",
+        "FAILED": "6",
+        "TIMEOUT": "1",
+        "INSUFFICIENT_FUNDS": "1",
+    }
+    assert figures["rate-limit rejections"] == "0"
+    assert figures["logins"] == "1"
+    assert figures["agrees with the service's ledger"] == "yes"
+    for reason in ("PAYER_NOT_FOUND", "PAYMENT_NOT_APPROVED", "INSUFFICIENT_BALANCE", "RECIPIENT_NOT_FOUND"):
+        assert reason in ran.stdout
+    assert not re.search(r"\+\d{8}", ran.stdout), "a whole phone number was shown"
+
+
+def test_numbers_prints_the_whole_table() -> None:
+    """`mobilemoney sandbox numbers` prints every magic number with its meaning."""
+    ran = run("sandbox", "numbers")
+    assert ran.returncode == 0
+    for number, row in MAGIC_NUMBERS.items():
+        assert re.search(rf"^{re.escape(number)} .*{re.escape(row.meaning)}$", ran.stdout, re.MULTILINE)
+
+
+def test_version() -> None:
+    """`mobilemoney --version` prints the version, and so does `python -m mobilemoney_async`."""
+    assert run("--version").stdout == f"mobilemoney-async {__version__}\n"
+    module = [sys.executable, "-m", "mobilemoney_async", "--version"]
+    assert subprocess.run(module, capture_output=True, text=True, check=True).stdout.endswith(f"{__version__}\n")
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_the_command_says_which_to_install(missing: str) -> None:
+    """Without the extra `cli` the command names it in one line and exits 2."""
+    block = f"import sys; sys.modules[{missing!r}] = None; from mobilemoney_async.cli import main; main()"
+    ran = run("demo", code=block)
+    assert ran.returncode == 2
+    assert ran.stderr == 'mobilemoney: the command line needs an extra: pip install "mobilemoney-async[cli]"\n'
+
+
+@pytest.mark.parametrize("command", [["demo"], ["sandbox", "--port", "0"]])
+def test_without_the_sandbox_extra_the_command_says_so(command: list[str]) -> None:
+    """Without the extra `sandbox` the commands that serve it name it in one line."""
+    block = "import sys; sys.modules['uvicorn'] = None; from mobilemoney_async.cli import main; main()"
+    ran = run(*command, code=block)
+    assert ran.returncode == 1
+    assert 'pip install "mobilemoney-async[sandbox]"' in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("speed", ["0", "-1", "abc"])
+def test_a_speed_out_of_range_is_refused(speed: str) -> None:
+    """A speed that is no positive number is refused before anything starts."""
+    ran = run("demo", "--speed", speed)
+    assert ran.returncode == 2
+    assert "--speed" in ran.stderr
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """`mobilemoney sandbox` on a free port, and what it printed of itself."""
+    command = [sys.executable, "-m", "mobilemoney_async", "sandbox", "--port", "0", "--speed", "50"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PLAIN) as process:
+        assert process.stdout is not None
+        printed: dict[str, str] = {}
+        for line in process.stdout:
+            if not line.strip():
+                break
+            name, _, value = line.strip().partition(": ")
+            printed[name] = value
+        try:
+            yield process, printed
+        finally:
+            process.kill()
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_the_served_sandbox_takes_payments_and_stops_on_ctrl_c(
+    served: tuple[subprocess.Popen[str], dict[str, str]],
+) -> None:
+    """A program that knows only what the command printed can log in, collect and see the final state."""
+    process, printed = served
+    assert set(printed) == {"base url", "token", "email", "password"}
+    for auth in (printed["token"], LoginAuth(printed["email"], printed["password"])):
+        async with AsyncClient(printed["base url"], auth=auth) as client:
+            prompt = await client.collections.create(phone_number="+255780000789", amount=100)
+            assert (await client.transactions.wait(prompt.transaction_id)).succeeded
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "POST /v1/payment-service/airtel/c2b" in log
+    assert "Traceback" not in log
+    assert not any(secret in log for secret in (printed["token"], printed["password"]))

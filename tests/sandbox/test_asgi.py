@@ -1,0 +1,147 @@
+"""The ASGI front, without sockets."""
+
+import logging
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+
+from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from mobilemoney_async.sandbox.access_log import target
+from mobilemoney_async.sandbox.asgi import CONNECTION, CannotDropError
+from mobilemoney_async.sandbox.messages import Request
+from tests.sandbox.desk import ORDINARY, START
+
+pytestmark = pytest.mark.anyio
+
+Messages = list[dict[str, Any]]
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(now=START, choices=Choices(rate_limit=None))
+
+
+def http(sandbox: Sandbox) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {sandbox.token}"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(sandbox.app), base_url=sandbox.base_url, headers=headers)
+
+
+def http_scope(**more: Any) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": "GET",
+        "path": "/v1/user-service/profile",
+        "query_string": b"",
+        "headers": [],
+        **more,
+    }
+
+
+async def test_it_answers_as_the_other_fronts_do(sandbox: Sandbox) -> None:
+    async with http(sandbox) as client:
+        body = {"phone_number": ORDINARY, "amount": "5", "external_id": "a/b c+d"}
+        created = (await client.post("/payment-service/airtel/c2b", json=body)).json()
+        found = await client.get("/payment-service/transaction", params={"external_id": "a/b c+d"})
+        assert found.json()["transaction"]["id"] == created["transaction_id"]
+        assert found.headers["content-type"] == "application/json"
+        malformed = await client.get("/payment-service/transaction/a%2Fb")
+        assert malformed.json()["error_code"] == "INVALID_TRANSACTION_ID"
+
+
+async def test_latency_is_waited_for(sandbox: Sandbox) -> None:
+    sandbox.script(faults.latency(4))
+    async with http(sandbox) as client:
+        start = anyio.current_time()
+        assert (await client.get("/user-service/profile")).status_code == 200
+        assert anyio.current_time() - start == 4
+
+
+async def test_each_request_is_logged_in_one_line_without_phone_numbers(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mobilemoney_async.sandbox")
+    sandbox.script(faults.latency(0.25))
+    async with http(sandbox) as client:
+        await client.get("/payment-service/transaction", params={"external_id": ORDINARY})
+        await client.post("/payment-service/airtel/c2b", json={"phone_number": ORDINARY, "amount": "5"})
+    lines = [record.getMessage() for record in caplog.records if record.name == "mobilemoney_async.sandbox"]
+    assert lines == [
+        "GET /v1/payment-service/transaction?external_id=+25568…001 404 250 ms",
+        "POST /v1/payment-service/airtel/c2b 200 0 ms",
+    ]
+
+
+def test_phone_numbers_are_masked_wherever_they_stand() -> None:
+    request = Request(method="GET", path="/v1/%2B255681000001/x", query={"a": " 255681000001", "b": "12"})
+    assert target(request) == "/v1/+25568…001/x?a=255681…001&b=12"
+
+
+async def test_a_server_that_cannot_drop_connections_is_told_so(sandbox: Sandbox) -> None:
+    sandbox.script(faults.drop(processed=True))
+    async with http(sandbox) as client:
+        with pytest.raises(CannotDropError, match="closed"):
+            await client.get("/user-service/profile")
+
+
+class Line:
+    """Both ends of one ASGI connection."""
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        self.incoming = list(messages)
+        self.sent: Messages = []
+        self.ended: list[bool] = []
+
+    async def receive(self) -> dict[str, Any]:
+        await anyio.sleep(1)
+        return self.incoming.pop(0)
+
+    async def send(self, message: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.sent.append(message)
+
+    def end(self, *, reset: bool) -> None:
+        self.ended.append(reset)
+
+
+REQUEST = {"type": "http.request", "body": b"", "more_body": False}
+GONE = {"type": "http.disconnect"}
+
+
+async def test_a_client_that_leaves_before_its_request_is_whole_reaches_nobody(sandbox: Sandbox) -> None:
+    line = Line({**REQUEST, "more_body": True}, GONE)
+    await sandbox.app(http_scope(), line.receive, line.send)
+    assert line.sent == []
+    assert not sandbox.requests.total
+
+
+async def test_a_client_that_leaves_early_is_not_waited_for(sandbox: Sandbox) -> None:
+    sandbox.script(faults.lost(processed=True))
+    line = Line(REQUEST, REQUEST, GONE)
+    await sandbox.app(http_scope(), line.receive, line.send)
+    assert line.sent == []
+    assert anyio.current_time() >= 3
+
+
+async def test_broken_off_answers_end_the_connection(sandbox: Sandbox) -> None:
+    sandbox.script(faults.truncated())
+    sandbox.script(faults.refused())
+    for reset, sent in ((False, ["http.response.start", "http.response.body"]), (True, [])):
+        line = Line(REQUEST, GONE)
+        await sandbox.app(http_scope(state={CONNECTION: line}), line.receive, line.send)
+        assert line.ended == [reset]
+        assert [message["type"] for message in line.sent] == sent
+
+
+async def test_it_follows_the_lifespan_protocol(sandbox: Sandbox) -> None:
+    line = Line({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
+    await sandbox.app({"type": "lifespan"}, line.receive, line.send)
+    assert line.sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]
+
+
+async def test_it_serves_http_only(sandbox: Sandbox) -> None:
+    line = Line()
+    with pytest.raises(RuntimeError, match="websocket"):
+        await sandbox.app({"type": "websocket"}, line.receive, line.send)

@@ -1,0 +1,98 @@
+"""`mobilemoney sandbox` and the table of magic numbers, as functions."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from mobilemoney_async.cli import sandbox_command
+from mobilemoney_async.cli.sandbox_command import print_numbers, run_sandbox
+from mobilemoney_async.sandbox import MAGIC_NUMBERS
+from tests.sandbox.desk import SUCCEEDS
+
+RUN = "from mobilemoney_async.cli.sandbox_command import run_sandbox; run_sandbox(port=0, speed=20)"
+
+
+@pytest.fixture(autouse=True)
+def logger() -> Iterator[logging.Logger]:
+    """Undo what the command does to its logger."""
+    logger = logging.getLogger("mobilemoney_async.sandbox")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield logger
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def test_the_table_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    print_numbers()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(MAGIC_NUMBERS)
+    assert f"{SUCCEEDS}  both          succeeds" in lines
+
+
+def test_the_sandbox_prints_how_to_reach_it_and_stops_on_ctrl_c() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+    assert process.stdout
+    assert process.stderr
+    with process:
+        facts = dict(process.stdout.readline().strip().split(": ") for _ in range(4))
+        assert list(facts) == ["base url", "token", "email", "password"]
+        httpx.get(
+            f"{facts['base url']}/payment-service/transaction",
+            params={"reference": SUCCEEDS},
+            headers={"Authorization": f"Bearer {facts['token']}"},
+            trust_env=False,
+        )
+        process.send_signal(signal.SIGINT)
+        out, log = process.stdout.read(), process.stderr.read()
+    assert process.returncode == 0
+    assert len([line for line in out.splitlines() if line.startswith("+255")]) == len(MAGIC_NUMBERS)
+    assert out.endswith("stopped\n")
+    assert len(log.splitlines()) == 1
+    assert "GET /v1/payment-service/transaction?reference=+25578…789 404" in log
+    assert facts["token"] not in log
+
+
+def test_signals_end_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The numbers are printed last, so that is when to send the signal."""
+
+    def print_and_signal() -> None:
+        print_numbers()
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(sandbox_command, "print_numbers", print_and_signal)
+    run_sandbox(port=0)
+    assert capsys.readouterr().out.endswith("stopped\n")
+
+
+def test_an_interrupt_that_is_no_signal_ends_it_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sandbox_command, "_until_stopped", interrupted)
+    run_sandbox(port=0)
+    assert capsys.readouterr().out.endswith("stopped\n")
+
+
+def test_what_prevents_it_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="speed"):
+        run_sandbox(port=0, speed=0)
+    in_use = pytest.raises(SystemExit, match="cannot listen on")
+    with socket.create_server(("127.0.0.1", 0)) as taken, in_use:
+        run_sandbox(port=taken.getsockname()[1])
+    monkeypatch.delitem(sys.modules, "mobilemoney_async.sandbox.asgi", raising=False)
+    monkeypatch.delitem(sys.modules, "mobilemoney_async.sandbox.server", raising=False)
+    monkeypatch.delattr("mobilemoney_async.sandbox.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SystemExit, match=r"mobilemoney-async\[sandbox\]"):
+        run_sandbox(port=0)

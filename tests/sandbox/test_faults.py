@@ -1,0 +1,262 @@
+"""Scripted faults, through the pure engine."""
+
+import json
+from typing import Any
+
+import attrs
+import pytest
+
+from mobilemoney_async.sandbox import faults
+from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.faults import Fault
+from mobilemoney_async.sandbox.messages import Reply, Wire
+from mobilemoney_async.sandbox.request_log import LoggedRequest
+from mobilemoney_async.sandbox.script import Rule
+from tests.sandbox.desk import SUCCEEDS, Desk
+
+PROFILE = "/user-service/profile"
+
+
+def script(
+    desk: Desk, *scripted: Fault, on: str | None = None, times: int | None = 1, probability: float = 1.0
+) -> Rule:
+    return desk.engine.script.add(scripted, on=on, times=times, probability=probability)
+
+
+@pytest.mark.parametrize(
+    ("fault", "wire", "processed"),
+    [
+        (faults.refused(), Wire.REFUSED, False),
+        (faults.drop(processed=False), Wire.CLOSED, False),
+        (faults.drop(processed=True), Wire.CLOSED, True),
+        (faults.drop(processed=False, reset=True), Wire.RESET, False),
+        (faults.drop(processed=True, reset=True), Wire.RESET, True),
+        (faults.lost(processed=False), Wire.LOST, False),
+        (faults.lost(processed=True), Wire.LOST, True),
+        (faults.truncated(), Wire.TRUNCATED, True),
+    ],
+)
+def test_answers_that_do_not_arrive(fault: Fault, wire: Wire, processed: bool) -> None:
+    desk = Desk()
+    script(desk, fault)
+    reply = desk.collect().reply
+    assert (reply.wire, reply.fault) == (wire, fault.name)
+    assert len(desk.engine.book.payments) == processed
+    assert desk.collect().reply.wire is Wire.ANSWERED
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "content_type", "processed"),
+    [
+        (faults.server_error(processed=True), 500, "application/json", True),
+        (faults.server_error(503, processed=False), 503, "application/json", False),
+        (faults.html_page(), 502, "text/html", False),
+        (faults.html_page(599, processed=True), 599, "text/html", True),
+        (faults.empty_body(), 200, "application/json", True),
+        (faults.empty_body(202, processed=False), 202, "application/json", False),
+    ],
+)
+def test_answers_that_are_none(fault: Fault, status: int, content_type: str, processed: bool) -> None:
+    desk = Desk()
+    script(desk, fault)
+    reply = desk.collect().reply
+    assert (reply.status, reply.content_type) == (status, content_type)
+    assert len(desk.engine.book.payments) == processed
+
+
+def test_a_truncated_body_declares_its_whole_length() -> None:
+    reply = Reply(body=b"0123456789", wire=Wire.TRUNCATED)
+    assert dict(reply.headers)["content-length"] == "10"
+    assert reply.sent_body == b"01234"
+    assert attrs.evolve(reply, wire=Wire.ANSWERED).sent_body == reply.body
+
+
+def test_documented_rejections_on_demand() -> None:
+    desk = Desk(choices=Choices(status_rate_limit_exceeded=403))
+    script(desk, faults.rate_limited(retry_after=7))
+    script(desk, faults.token_expired())
+    rejected = desk.collect()
+    assert rejected.error == (403, "RATE_LIMIT_EXCEEDED")
+    assert rejected.json["retry_after"] == 7
+    assert desk.collect().error == (401, "token_expired")
+    assert desk.engine.requests.rejections == 0
+
+
+def paid(desk: Desk) -> str:
+    transaction_id = desk.collect(SUCCEEDS).json["transaction_id"]
+    desk.now += 5
+    return str(transaction_id)
+
+
+def test_unknown_fields_are_added_everywhere() -> None:
+    desk = Desk()
+    transaction_id = paid(desk)
+    script(desk, faults.unknown_fields(), times=3)
+    for fields in (
+        desk.collect().json,
+        desk.get(transaction_id).json,
+        desk.get(transaction_id).json["transaction"],
+    ):
+        assert fields["x_note"]
+    script(desk, faults.unknown_fields())
+    assert all("x_sandbox" in record for record in desk.list().json["transactions"])
+
+
+def test_unknown_statuses_replace_the_state_and_nothing_else() -> None:
+    desk = Desk()
+    transaction_id = paid(desk)
+    script(desk, faults.unknown_status("ODD"), times=3)
+    acknowledgement = desk.collect().json
+    assert (acknowledgement["status"], acknowledgement["status_code"]) == ("success", "ODD")
+    found = desk.get(transaction_id).json
+    assert (found["status"], found["transaction"]["status"]) == ("success", "ODD")
+    assert {record["status"] for record in desk.list().json["transactions"]} == {"ODD"}
+    assert desk.engine.book.payments[transaction_id].status == "SUCCESS"
+
+
+def test_absent_fields_become_null() -> None:
+    desk = Desk()
+    transaction_id = desk.collect().json["transaction_id"]
+    script(desk, faults.nulls(), times=2)
+    record = desk.get(transaction_id).json["transaction"]
+    absent = ("completed_at", "failed_at", "failure_reason", "fees", "settlement", "external_id")
+    assert [record[name] for name in absent] == [None] * 6
+    assert "id" not in desk.collect().json
+
+
+def test_edits_leave_alone_what_is_no_json_object() -> None:
+    desk = Desk()
+    script(desk, faults.empty_body(), faults.nulls())
+    assert desk.send("GET", PROFILE).reply.body == b""
+    script(desk, faults.html_page(processed=True), faults.nulls())
+    assert b"Bad Gateway" in desk.send("GET", PROFILE).reply.body
+
+
+def test_the_order_and_lag_of_the_list_can_be_switched_for_a_while() -> None:
+    desk = Desk()
+    for amount in ("1", "2"):
+        desk.collect(amount=amount)
+    normal = desk.list().json["transactions"]
+    script(desk, faults.list_order("oldest-first"))
+    script(desk, faults.list_lag(10))
+    assert desk.list().json["transactions"] == normal[::-1]
+    assert desk.list().json["transactions"] == []
+    assert desk.list().json["transactions"] == normal
+
+
+def test_latency_adds_up_and_shrinks_with_speed() -> None:
+    desk = Desk(speed=2.0, choices=Choices(latency=1.0))
+    assert desk.send("GET", PROFILE).reply.delay == 0.5
+    script(desk, faults.latency(3.0), faults.latency(2.0))
+    assert desk.send("GET", PROFILE).reply.delay == 3.0
+
+
+def test_a_slow_answer_becomes_a_504_although_it_was_processed() -> None:
+    desk = Desk(choices=Choices(gateway_timeout=30.0))
+    script(desk, faults.latency(31.0))
+    reply = desk.collect().reply
+    assert (reply.status, reply.delay, reply.fault) == (504, 30.0, "latency")
+    assert len(desk.engine.book.payments) == 1
+    script(desk, faults.latency(31.0), faults.drop(processed=True))
+    assert desk.collect().reply.wire is Wire.CLOSED
+
+
+def test_rules_are_a_sequence() -> None:
+    desk = Desk()
+    script(desk, faults.server_error(500, processed=False), times=2)
+    script(desk, faults.server_error(503, processed=False))
+    assert [desk.send("GET", PROFILE).status for _ in range(4)] == [500, 500, 503, 200]
+
+
+def test_rules_choose_their_requests() -> None:
+    desk = Desk()
+    script(desk, faults.server_error(501, processed=False), on="POST c2b")
+    script(desk, faults.server_error(502, processed=False), on="GET")
+    script(desk, faults.server_error(503, processed=False), on="p*", times=None)
+    script(desk, faults.server_error(504, processed=False), on="*b*")
+    assert desk.send("GET", "/nowhere").status == 502
+    assert desk.send("GET", "/nowhere").status == 404
+    assert [desk.collect().status for _ in range(3)] == [501, 504, 200]
+
+
+def test_rules_can_be_cancelled_and_forgotten() -> None:
+    desk = Desk()
+    always = script(desk, faults.server_error(processed=False), times=None)
+    assert [desk.send("GET", PROFILE).status for _ in range(2)] == [500, 500]
+    assert always.fired == 2
+    always.cancel()
+    assert always.spent
+    assert desk.send("GET", PROFILE).status == 200
+    script(desk, faults.server_error(processed=False), times=None)
+    desk.engine.script.clear()
+    assert desk.send("GET", PROFILE).status == 200
+
+
+def test_probable_faults_follow_the_seed() -> None:
+    def outcomes(seed: int) -> list[int]:
+        desk = Desk(seed=seed)
+        script(desk, faults.server_error(processed=False), times=None, probability=0.3)
+        return [desk.send("GET", PROFILE).status for _ in range(300)]
+
+    assert outcomes(1) == outcomes(1) != outcomes(2)
+    assert 60 < outcomes(1).count(500) < 120
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"on": "c3b"}, "c2b"),
+        ({"on": "GET c2b"}, "GET c2b"),
+        ({"on": "POST c2b now"}, "POST c2b now"),
+        ({"times": 0}, "times"),
+        ({"probability": 1.5}, "probability"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        script(Desk(), faults.refused(), **arguments)
+
+
+def test_a_rule_needs_a_fault() -> None:
+    with pytest.raises(ValueError, match="fault"):
+        script(Desk())
+
+
+def test_the_request_log_says_what_was_asked() -> None:
+    desk = Desk()
+    desk.login()
+    desk.now = 2.0
+    script(desk, faults.lost(processed=True))
+    desk.collect()
+    desk.send("GET", "/nowhere", query={"secret": "x"})
+    log = desk.engine.requests
+    assert (len(log), log.total, log.logins, log.count("c2b"), log.count(None)) == (3, 3, 1, 1, 1)
+    assert log[1] == LoggedRequest(
+        method="POST",
+        path="/v1/payment-service/airtel/c2b",
+        endpoint="c2b",
+        status=None,
+        code=None,
+        fault="lost",
+        authorized=True,
+        at=2.0,
+    )
+    assert [entry.code for entry in log] == [None, None, "NOT_FOUND"]
+    assert log[-1:] == [log[2]]
+
+
+def test_the_same_seed_gives_the_same_service() -> None:
+    def history(seed: int) -> str:
+        desk = Desk(seed=seed)
+        for number in range(10):
+            desk.collect(f"+25568100{number:04d}")
+        desk.now = 20.0
+        return json.dumps([desk.list().json, desk.login().json])
+
+    assert history(3) == history(3) != history(4)
+
+
+@pytest.mark.parametrize("field", ["default_page_size", "median_delay", "status_rate_limit_exceeded", "list_lag"])
+def test_choices_refuse_what_is_out_of_range(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        Choices(**{field: -1})  # type: ignore[arg-type]

@@ -1,0 +1,236 @@
+"""The sandbox as a test uses it: what it shows, what a person can decide, and its clock."""
+
+import sys
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async.sandbox import Choices, IllegalTransitionError, Sandbox, faults
+from mobilemoney_async.sandbox.clock import Clock
+from mobilemoney_async.testing import run_virtual
+from tests.sandbox.desk import ORDINARY, START, STUCK, SUCCEEDS
+
+C2B, B2C = "/payment-service/airtel/c2b", "/payment-service/airtel/b2c"
+
+
+def http(sandbox: Sandbox, **options: Any) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {sandbox.token}"}
+    return httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url, headers=headers, **options)
+
+
+async def create(client: httpx.AsyncClient, path: str, phone_number: str = STUCK, amount: str = "1000") -> str:
+    answer = await client.post(path, json={"phone_number": phone_number, "amount": amount})
+    return str(answer.json()["transaction_id"])
+
+
+@pytest.mark.anyio
+async def test_a_payment_in_virtual_time() -> None:
+    """`created_at` and the final state follow the event loop's clock."""
+    sandbox = Sandbox(now=START)
+    async with http(sandbox) as client:
+        await anyio.sleep(10)
+        transaction_id = await create(client, C2B, SUCCEEDS)
+        assert (await client.get("/user-service/profile")).status_code == 200
+        assert not list(sandbox.ledger)
+        await anyio.sleep(5)
+        record = (await client.get(f"/payment-service/transaction/{transaction_id}")).json()["transaction"]
+    assert record["created_at"] == "2025-03-31T23:59:10.000Z"
+    assert record["completed_at"] == "2025-03-31T23:59:15.000Z"
+    assert sandbox.balance == 10_000_000 + 985
+    assert sandbox.transactions[transaction_id].status == record["status"] == "SUCCESS"
+    assert sandbox.now == START + timedelta(seconds=15)
+    assert [entry.endpoint for entry in sandbox.requests] == ["c2b", "profile", "transaction"]
+
+
+@pytest.mark.anyio
+async def test_a_person_can_decide() -> None:
+    sandbox = Sandbox(now=START, balance="1500.50", choices=Choices(rate_limit=None))
+    async with http(sandbox) as client:
+        approved, declined, expired, failed = [await create(client, C2B) for _ in range(4)]
+        paid, refused, too_much = [await create(client, B2C) for _ in range(3)]
+    await anyio.sleep(1)
+    assert sandbox.approve(paid).status == "SUCCESS"
+    assert sandbox.approve(too_much).status == "INSUFFICIENT_FUNDS"
+    assert sandbox.approve(approved).ended_at == 1.0
+    assert sandbox.decline(declined).failure_reason == "PAYMENT_NOT_APPROVED"
+    assert sandbox.decline(refused).failure_reason == "UNSPECIFIED_FAILURE"
+    assert sandbox.decline(failed, "LINE_BUSY").failure_reason == "LINE_BUSY"
+    assert sandbox.expire(expired).status == "TIMEOUT"
+    assert sandbox.balance == Decimal("1485.50")
+    for decide in (sandbox.approve, sandbox.decline, sandbox.expire):
+        with pytest.raises(IllegalTransitionError):
+            decide(approved)
+    with pytest.raises(KeyError):
+        sandbox.approve("txn_unknown")
+
+
+@pytest.mark.anyio
+async def test_a_disbursement_cannot_expire() -> None:
+    sandbox = Sandbox()
+    async with http(sandbox) as client:
+        transaction_id = await create(client, B2C)
+    with pytest.raises(IllegalTransitionError, match="disbursement"):
+        sandbox.expire(transaction_id)
+
+
+@pytest.mark.anyio
+async def test_secrets_can_be_read_where_a_person_would() -> None:
+    sandbox = Sandbox()
+    async with http(sandbox) as client:
+        ask = {"phone_number": ORDINARY, "purpose": "transaction_verification"}
+        await client.post("/user-service/request-otp", json=ask)
+        verify = {"phone_number": ORDINARY, "otp_code": sandbox.last_otp(ORDINARY)}
+        assert (await client.post("/user-service/verify-otp", json=verify)).status_code == 200
+        await client.post("/user-service/forgot-password", json={"email": sandbox.email})
+        reset = {
+            "email": sandbox.email,
+            "reset_token": sandbox.last_reset_token(sandbox.email),
+            "new_password": "another",
+        }
+        assert (await client.post("/user-service/reset-password", json=reset)).status_code == 200
+    assert sandbox.password == "another"
+
+
+@pytest.mark.anyio
+async def test_accounts_and_tokens_of_a_test() -> None:
+    sandbox = Sandbox()
+    other = sandbox.add_account("other@example.com")
+    read_only = sandbox.issue_token(["read"])
+    async with http(sandbox) as client:
+        await create(client, C2B)
+        for token, status, count in ((sandbox.issue_token(), 200, 1), (read_only, 200, 1), (other.token, 200, 0)):
+            listed = await client.get("/payment-service/transactions", headers={"Authorization": f"Bearer {token}"})
+            assert (listed.status_code, len(listed.json()["transactions"])) == (status, count)
+    assert sandbox.token not in repr(sandbox)
+    assert other.token not in repr(other)
+    assert other.password not in repr(other)
+    assert repr(sandbox) == "Sandbox(speed=1.0, transactions=1)"
+
+
+@pytest.mark.anyio
+async def test_scripts_strike_once_unless_told_otherwise() -> None:
+    sandbox = Sandbox(choices=Choices(rate_limit=None))
+    async with http(sandbox) as client:
+
+        async def statuses(count: int) -> list[int]:
+            return [(await client.get("/user-service/profile")).status_code for _ in range(count)]
+
+        sandbox.script(faults.html_page())
+        assert await statuses(2) == [502, 200]
+        sandbox.script(faults.html_page(), on="profile", times=2)
+        assert await statuses(3) == [502, 502, 200]
+        rule = sandbox.script(faults.html_page(), probability=0.5)
+        assert set(await statuses(50)) == {200, 502}
+        assert 10 < rule.fired < 40
+        sandbox.clear_script()
+        assert await statuses(1) == [200]
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
+def test_speed_must_be_positive(speed: float) -> None:
+    with pytest.raises(ValueError, match="speed"):
+        Sandbox(speed=speed)
+
+
+@pytest.mark.parametrize("balance", ["much", "NaN", -1])
+def test_the_balance_must_be_an_amount(balance: Any) -> None:
+    with pytest.raises(ValueError, match="balance"):
+        Sandbox(balance=balance)
+
+
+@pytest.mark.parametrize("balance", [1.5, True])
+def test_money_is_never_a_float(balance: Any) -> None:
+    with pytest.raises(TypeError, match="balance"):
+        Sandbox(balance=balance)
+
+
+def test_the_start_must_be_aware() -> None:
+    with pytest.raises(ValueError, match="aware"):
+        Sandbox(now=datetime(2025, 1, 1))  # noqa: DTZ001 - that is the point
+    east = timezone(timedelta(hours=3))
+    assert Sandbox(now=datetime(2025, 1, 1, tzinfo=east)).now == datetime(2024, 12, 31, 21, tzinfo=UTC)
+
+
+def test_the_clock_can_be_moved_ahead_only() -> None:
+    sandbox = Sandbox(now=START)
+    sandbox.advance(90)
+    assert sandbox.now == START + timedelta(seconds=90)
+    with pytest.raises(ValueError, match="back"):
+        sandbox.advance(-1)
+
+
+def test_the_clock_stands_still_outside_a_loop_and_goes_on_in_the_next() -> None:
+    clock = Clock(START)
+    assert clock.seconds() == 0.0
+
+    async def live(seconds: float) -> float:
+        clock.seconds()
+        await anyio.sleep(seconds)
+        clock.advance(100)
+        return clock.seconds()
+
+    assert run_virtual(live, 5) == 105.0
+    assert clock.seconds() == 105.0
+    assert run_virtual(live, 2, backend="trio") == 207.0
+    assert clock.seconds() == 207.0
+
+
+def test_by_default_the_clock_agrees_with_the_computer() -> None:
+    clock = Clock()
+    before = datetime.now(UTC)
+
+    async def read() -> datetime:
+        return clock.start + timedelta(seconds=clock.seconds())
+
+    first, second = run_virtual(read), run_virtual(read)
+    assert before <= first <= second <= datetime.now(UTC)
+    clock.advance(1000)
+    assert run_virtual(read) >= second + timedelta(seconds=1000)
+
+
+def test_importing_the_sandbox_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without starlette and uvicorn the in-process front works, and the others say what to install."""
+    for module in ("asgi", "server"):
+        monkeypatch.delitem(sys.modules, f"mobilemoney_async.sandbox.{module}", raising=False)
+        monkeypatch.delattr(f"mobilemoney_async.sandbox.{module}", raising=False)
+    for missing in ("starlette", "starlette.requests", "uvicorn"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    sandbox = Sandbox()
+    sandbox.transport()
+    with pytest.raises(ImportError, match=r'pip install "mobilemoney-async\[sandbox\]"'):
+        sandbox.app  # noqa: B018 - the property raises
+
+    async def serve() -> None:
+        async with sandbox.serve():
+            pytest.fail("it cannot be served")
+
+    with pytest.raises(ImportError, match=r'pip install "mobilemoney-async\[sandbox\]"'):
+        run_virtual(serve)
+
+
+@pytest.mark.anyio
+async def test_its_client_is_ready() -> None:
+    sandbox = Sandbox(speed=20)
+    async with sandbox.client() as client:
+        acknowledgement = await client.collections.create(phone_number=SUCCEEDS, amount=1000)
+        transaction = await client.transactions.wait(acknowledgement.transaction_id)
+        assert transaction.succeeded
+    assert sandbox.ledger.collected == 1000
+
+
+@pytest.mark.anyio
+async def test_options_of_its_client_take_precedence() -> None:
+    sandbox = Sandbox()
+    from mobilemoney_async import LoginAuth, RateLimiter
+
+    async with http(sandbox) as own:
+        client = sandbox.client(
+            http_client=own, auth=LoginAuth(sandbox.email, sandbox.password), rate_limiter=RateLimiter()
+        )
+        async with client:
+            await client.users.profile()
+    assert sandbox.requests.logins == 1

@@ -1,0 +1,140 @@
+"""The socket front, over real loopback sockets in real time; no test depends on how long anything takes."""
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from mobilemoney_async.sandbox.faults import Fault
+from mobilemoney_async.sandbox.server import origin
+from mobilemoney_async.testing import run_virtual
+from tests.sandbox.desk import ORDINARY, SUCCEEDS
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(choices=Choices(rate_limit=None))
+
+
+def http(sandbox: Sandbox, base_url: str, timeout: httpx.Timeout | float | None = 30.0) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {sandbox.token}"}
+    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
+
+
+@pytest.mark.asyncio
+async def test_a_payment_over_a_socket(sandbox: Sandbox) -> None:
+    async with sandbox.serve() as base_url, http(sandbox, base_url) as client:
+        assert base_url.startswith("http://127.0.0.1:")
+        assert base_url.endswith("/v1")
+        login = await client.post("/user-service/login", json={"email": sandbox.email, "password": sandbox.password})
+        assert login.status_code == 200
+        created = await client.post("/payment-service/airtel/c2b", json={"phone_number": SUCCEEDS, "amount": "1000"})
+        sandbox.advance(5)
+        found = await client.get(f"/payment-service/transaction/{created.json()['transaction_id']}")
+        assert found.json()["transaction"]["status"] == "SUCCESS"
+        malformed = await client.get("/payment-service/transaction/a%2Fb")
+        assert malformed.json()["error_code"] == "INVALID_TRANSACTION_ID"
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "processed"),
+    [
+        (faults.refused(), httpx.ReadError, False),
+        (faults.drop(processed=False), httpx.RemoteProtocolError, False),
+        (faults.drop(processed=True), httpx.RemoteProtocolError, True),
+        (faults.drop(processed=True, reset=True), httpx.ReadError, True),
+        (faults.truncated(), httpx.RemoteProtocolError, True),
+    ],
+)
+@pytest.mark.asyncio
+async def test_broken_connections(
+    sandbox: Sandbox, fault: Fault, error: type[httpx.HTTPError], processed: bool
+) -> None:
+    body = {"phone_number": ORDINARY, "amount": "1"}
+    sandbox.script(fault)
+    async with sandbox.serve() as base_url, http(sandbox, base_url) as client:
+        with pytest.raises(error):
+            await client.post("/payment-service/airtel/c2b", json=body)
+        assert len(sandbox.transactions) == processed
+        assert (await client.post("/payment-service/airtel/c2b", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "body"),
+    [
+        (faults.server_error(503, processed=True), 503, b'{"status":"error"'),
+        (faults.html_page(), 502, b"<html>"),
+        (faults.empty_body(), 200, b""),
+        (faults.latency(0.001), 200, b'{"success":true'),
+    ],
+)
+@pytest.mark.asyncio
+async def test_odd_answers(sandbox: Sandbox, fault: Fault, status: int, body: bytes) -> None:
+    sandbox.script(fault)
+    async with sandbox.serve() as base_url, http(sandbox, base_url) as client:
+        answer = await client.get("/user-service/profile")
+    assert answer.status_code == status
+    assert answer.content.startswith(body)
+
+
+@pytest.mark.asyncio
+async def test_a_lost_answer_meets_the_read_timeout(sandbox: Sandbox) -> None:
+    sandbox.script(faults.lost(processed=True))
+    async with sandbox.serve() as base_url, http(sandbox, base_url, timeout=httpx.Timeout(60, read=0.05)) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get("/user-service/profile")
+
+
+@pytest.mark.asyncio
+async def test_leaving_cuts_the_connections_that_wait(sandbox: Sandbox) -> None:
+    """A server with a request that will never be answered stops all the same."""
+    sandbox.script(faults.lost(processed=True))
+    async with http(sandbox, "", timeout=None) as client:
+        async with sandbox.serve() as base_url:
+            waiting = asyncio.create_task(client.get(f"{base_url}/user-service/profile"))
+            while not sandbox.requests.total:
+                await asyncio.sleep(0)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await waiting
+        with pytest.raises(httpx.ConnectError):
+            await client.get(f"{base_url}/user-service/profile")
+
+
+@pytest.mark.asyncio
+async def test_an_error_of_the_caller_comes_out_as_itself(sandbox: Sandbox) -> None:
+    with pytest.raises(KeyError, match="mine"):
+        async with sandbox.serve():
+            raise KeyError("mine")
+
+
+@pytest.mark.asyncio
+async def test_a_port_in_use_is_the_callers_error(sandbox: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        async with sandbox.serve(port=taken.getsockname()[1]):
+            pytest.fail("the port is taken")
+
+
+def test_an_ipv6_address_is_bracketed() -> None:
+    assert origin("::1", 80) == "http://[::1]:80"
+    assert origin("127.0.0.1", 80) == "http://127.0.0.1:80"
+
+
+def served_in_virtual_time(sandbox: Sandbox) -> list[str]:
+    async def main() -> list[str]:
+        async with sandbox.serve() as base_url, http(sandbox, base_url) as client:
+            body = {"phone_number": SUCCEEDS, "amount": "1"}
+            created = (await client.post("/payment-service/airtel/c2b", json=body)).json()
+            states = []
+            for _ in range(3):
+                await asyncio.sleep(2.5)
+                found = await client.get(f"/payment-service/transaction/{created['transaction_id']}")
+                states.append(found.json()["transaction"]["status"])
+            return states
+
+    return run_virtual(main)
+
+
+def test_it_runs_in_virtual_time_too(sandbox: Sandbox) -> None:
+    assert served_in_virtual_time(sandbox) == ["PENDING", "SUCCESS", "SUCCESS"]
