@@ -1,0 +1,150 @@
+"""Measuring fairly on a shared machine: contestants take turns, and are compared within each turn.
+
+A round measures every contestant once. A ratio is the median of the rounds' own ratios, so that whatever slows the
+machine down for a while slows both sides of it. Every cost is in seconds for one operation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+MICRO = 1e6
+
+Contestant = Callable[[], float]
+"""Does its work once and returns what one operation cost."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        what: What was measured.
+        against: What it was compared with.
+        target: The figure to reach; empty for a line that only informs.
+        measured: The figure.
+        reached: Whether it was reached; None without a target.
+    """
+
+    what: str
+    against: str
+    target: str
+    measured: str
+    reached: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The costs of some contestants, by name, each a list over the same rounds."""
+
+    rounds: Mapping[str, list[float]]
+
+    def cost(self, name: str) -> float:
+        """Return the median cost."""
+        return statistics.median(self.rounds[name])
+
+    def ratio(self, name: str, other: str) -> float:
+        """Return how many times the cost of another a contestant has."""
+        pairs = zip(self.rounds[name], self.rounds[other], strict=True)
+        return statistics.median(mine / theirs for mine, theirs in pairs)
+
+    def difference(self, name: str, other: str) -> float:
+        """Return how much more than another a contestant costs, seconds."""
+        pairs = zip(self.rounds[name], self.rounds[other], strict=True)
+        return statistics.median(mine - theirs for mine, theirs in pairs)
+
+
+def interleave(contestants: Mapping[str, Contestant], rounds: int) -> Figures:
+    """Measure the contestants in turn: A B C, C B A, A B C, …; a first round warms up and is not counted.
+
+    Args:
+        contestants: By name.
+        rounds: How many to count.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    # What the imports left behind is nobody's cost: keep it out of the collector's passes.
+    gc.collect()
+    gc.freeze()
+    try:
+        for number in range(rounds + 1):
+            for name in list(contestants)[:: 1 if number % 2 else -1]:
+                gc.collect()
+                cost = contestants[name]()
+                if number:
+                    figures[name].append(cost)
+    finally:
+        gc.unfreeze()
+    return Figures(figures)
+
+
+def repeated(work: Callable[[], object], number: int, clock: Clock = time.process_time) -> Contestant:
+    """Return a contestant that does something so many times."""
+
+    def measure() -> float:
+        started = clock()
+        for _ in repeat(None, number):
+            work()
+        return (clock() - started) / number
+
+    return measure
+
+
+def repeated_async(
+    runner: asyncio.Runner,
+    work: Callable[[], Awaitable[Any]],
+    number: int,
+    *,
+    at_once: int = 1,
+    clock: Clock = time.process_time,
+) -> Contestant:
+    """Return a contestant that awaits something so many times, some of them at once.
+
+    Args:
+        runner: The event loop that all contestants of a benchmark share.
+        work: One operation.
+        number: How many of them, a multiple of `at_once`.
+        at_once: How many side by side.
+        clock: The CPU time of this process, or the time of day.
+    """
+
+    async def one_after_another() -> None:
+        for _ in repeat(None, number // at_once):
+            await work()
+
+    async def measure() -> float:
+        started = clock()
+        await asyncio.gather(*(one_after_another() for _ in range(at_once)))
+        return (clock() - started) / number
+
+    return lambda: runner.run(measure())
+
+
+@contextmanager
+def event_loop() -> Iterator[tuple[asyncio.Runner, AsyncExitStack]]:
+    """Give an event loop for all contestants of a benchmark, and what closes their clients in it at the end."""
+    with asyncio.Runner() as runner:
+        closing = AsyncExitStack()
+        try:
+            yield runner, closing
+        finally:
+            runner.run(closing.aclose())
+
+
+def at_most(ratio: float, limit: float) -> tuple[str, bool]:
+    """Return a ratio as it stands in the table, and whether it is small enough."""
+    return f"{ratio:.{2 if ratio >= 0.1 else 3}f}x", ratio <= limit
+
+
+def at_least(ratio: float, limit: float) -> tuple[str, bool]:
+    """Return a ratio as it stands in the table, and whether it is large enough."""
+    return f"{ratio:.{2 if ratio < 10 else 1}f}x", ratio >= limit

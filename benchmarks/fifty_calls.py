@@ -1,0 +1,43 @@
+"""Calls per second with 50 at once, over loopback, with the `aiohttp` extra and the limiter wide open."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks import peers
+from benchmarks.common import Row, at_least, event_loop, interleave, repeated_async
+from benchmarks.loopback import serving
+
+_ROUNDS = 25
+_CALLS = 500
+_AT_ONCE = 50
+
+
+def run() -> list[Row]:
+    """Compare 50 lookups at once through our client with bare httpx-aiohttp and with openai's client."""
+    with serving(peers.BODIES) as addresses, event_loop() as (runner, closing):
+        calls = {
+            "ours": peers.ours(addresses, closing, aiohttp=True),
+            "bare": peers.bare(addresses, closing, aiohttp=True),
+            "openai": peers.openai_(addresses, closing),
+            "openai's aiohttp client": peers.openai_(addresses, closing, aiohttp=True),
+        }
+        contestants = {
+            name: repeated_async(runner, call, _CALLS, at_once=_AT_ONCE, clock=time.perf_counter)
+            for name, call in calls.items()
+        }
+        figures = interleave(contestants, _ROUNDS)
+
+    def rate(name: str) -> str:
+        return f"{1 / figures.cost(name):,.0f}/s"
+
+    what = f"calls with 50 at once, `aiohttp` extra: {rate('ours')}"
+    with_aiohttp = "openai's aiohttp client"
+    ratio = figures.ratio(with_aiohttp, "ours")
+    return [
+        Row(
+            what, f"bare httpx-aiohttp, {rate('bare')}", "at least 0.8x", *at_least(figures.ratio("bare", "ours"), 0.8)
+        ),
+        Row(what, f"openai, {rate('openai')}", "at least 2.5x", *at_least(figures.ratio("openai", "ours"), 2.5)),
+        Row(what, f"{with_aiohttp}, {rate(with_aiohttp)}", "", f"{ratio:.2f}x"),
+    ]

@@ -1,0 +1,68 @@
+"""What the import adds to a bare interpreter, CPU time of fresh processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import mobilemoney_async
+from benchmarks.common import Figures, Row, at_most, interleave
+
+_ROUNDS = 25
+
+# httpx brings a command line, with click, rich and pygments, wherever these are installed: no cost of ours or its own.
+_NO_COMMAND_LINE = "import sys; sys.modules['click'] = None"
+_STATEMENTS = {
+    "bare": _NO_COMMAND_LINE,
+    "ours": f"{_NO_COMMAND_LINE}; import mobilemoney_async",
+    "httpx": f"{_NO_COMMAND_LINE}; import httpx",
+    "stripe": f"{_NO_COMMAND_LINE}; import stripe",
+    "openai": f"{_NO_COMMAND_LINE}; import openai",
+}
+
+
+def run() -> list[Row]:
+    """Compare the import of the library with that of httpx, both over a bare interpreter."""
+    figures = _measure()
+    added = {name: 1000 * figures.difference(name, "bare") for name in _STATEMENTS}
+    what = f"import, over bare Python: {added['ours']:.0f} ms"
+    of_httpx = at_most(added["ours"] / added["httpx"], 1.6)
+    return [
+        Row(what, f"httpx's own, {added['httpx']:.0f} ms", "at most 1.6x", *of_httpx),
+        *(
+            Row(what, f"{name}, {added[name]:.0f} ms", "", f"{added['ours'] / added[name]:.2f}x")
+            for name in ("stripe", "openai")
+        ),
+    ]
+
+
+def _measure() -> Figures:
+    with TemporaryDirectory() as bytecode:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(mobilemoney_async.__file__).parents[1]),
+            # Compiled once, by the round that warms up, whatever the installation holds and the environment says.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": bytecode,
+            "PYTHONSAFEPATH": "1",
+        }
+        return interleave(
+            {name: partial(_fresh_process, text, environment) for name, text in _STATEMENTS.items()}, _ROUNDS
+        )
+
+
+def _fresh_process(statements: str, environment: Mapping[str, str]) -> float:
+    started = _children()
+    subprocess.run([sys.executable, "-c", statements], check=True, env=environment)
+    return _children() - started
+
+
+def _children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

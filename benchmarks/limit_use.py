@@ -1,0 +1,92 @@
+"""How much of the limit is used under saturation, and what a service would reject of it, in virtual time."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+
+import anyio
+import anyio.lowlevel
+from aiolimiter import AsyncLimiter
+
+from benchmarks.common import Row
+from benchmarks.readings import bucket, fixed_minutes, sliding_window
+from mobilemoney_async import RateLimiter
+from mobilemoney_async.testing import run_virtual
+
+_DURATION = 600.0
+_HOUR = 3600.0
+_WORKERS = 100
+_JITTER = 0.25
+_JITTERED_RUNS = 20
+
+# What no limiter can exceed without a rejection by the sliding window: 60 in each of the ten minutes.
+_ALLOWED = 600
+
+_READINGS = {"bucket": bucket, "sliding window": sliding_window, "fixed minutes": fixed_minutes}
+
+Limiter = RateLimiter | AsyncLimiter
+
+
+async def _saturate(make: Callable[[], Limiter]) -> list[float]:
+    """Return when requests were let go in an hour, seconds, while a hundred workers always wanted to send."""
+    limiter = make()
+    started = anyio.current_time()
+    grants: list[float] = []
+
+    async def work() -> None:
+        while True:
+            await limiter.acquire()
+            grants.append(anyio.current_time() - started)
+            await anyio.lowlevel.checkpoint()
+
+    with anyio.move_on_after(_HOUR):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(_WORKERS):
+                tasks.start_soon(work)
+    return [at for at in grants if at < _HOUR]
+
+
+def _arrivals(grants: Sequence[float], seed: int) -> list[float]:
+    """Return when requests reach the service, each after a time of its own on the way."""
+    chance = random.Random(seed)
+    return sorted(at + chance.uniform(0, _JITTER) for at in grants)
+
+
+def _rejections(grants: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return what each reading rejects without jitter, and on average over many runs with jitter."""
+    exact = [float(reading(grants)) for reading in _READINGS.values()]
+    jittered = [[reading(_arrivals(grants, seed)) for reading in _READINGS.values()] for seed in range(_JITTERED_RUNS)]
+    return exact, [statistics.mean(column) for column in zip(*jittered, strict=True)]
+
+
+def _in_words(rejected: Sequence[float], digits: int) -> str:
+    return ", ".join(f"{reading} {count:.{digits}f}" for reading, count in zip(_READINGS, rejected, strict=True))
+
+
+def run() -> list[Row]:
+    """Count grants and rejections, ours and aiolimiter's."""
+    hour = run_virtual(_saturate, RateLimiter)
+    grants = [at for at in hour if at < _DURATION]
+    use, steady = len(grants) / _ALLOWED, len(hour) / _ALLOWED * _DURATION / _HOUR
+    exact, shaken = _rejections(hour)
+    return [
+        Row("use of the limit, 10 min of saturation", "60 a minute", "at least 99 %", f"{use:.1%}", use >= 0.99),
+        Row("the same over an hour", "60 a minute", "at least 99 %", f"{steady:.1%}", steady >= 0.99),
+        Row("rejected in that hour", "every reading", "0", _in_words(exact, 0), not any(exact)),
+        Row("the same with 0 to 250 ms of jitter", "every reading", "0", _in_words(shaken, 1), not any(shaken)),
+        *_theirs(10, 10),
+        *_theirs(60, 60),
+    ]
+
+
+def _theirs(burst: int, period: float) -> list[Row]:
+    name = f"aiolimiter({burst}, {period:g})"
+    grants = [at for at in run_virtual(_saturate, lambda: AsyncLimiter(burst, period)) if at < _DURATION]
+    exact, shaken = _rejections(grants)
+    return [
+        Row(f"10 min of {name}", "60 a minute", "", f"{len(grants) / _ALLOWED:.1%}"),
+        Row(f"rejected of {name}", "every reading", "", _in_words(exact, 0)),
+        Row(f"rejected of {name} with jitter", "every reading", "", _in_words(shaken, 1)),
+    ]
