@@ -32,7 +32,7 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.values import HiddenText, Secret, require_bearer
 
-logger = logging.getLogger("mobilemoney_async")
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 T = TypeVar("T")
 

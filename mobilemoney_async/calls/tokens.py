@@ -20,7 +20,7 @@ from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.errors import APIError, InvalidToken, MobileMoneyError, RateLimitExceeded, ServerError
 from mobilemoney_async.values import Secret, refuse, require_bearer, require_text
 
-logger = logging.getLogger("mobilemoney_async")
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 _RENEW_AHEAD = 60.0
 # The first and the longest pause, seconds: after a refusal, and after a login that got no usable answer. The latter is

@@ -1,8 +1,9 @@
 """The wire: the only file that imports httpx.
 
 It sends one request and maps whatever goes wrong to our errors. Whether a request was *provably not sent* is decided
-here, in one table, and is vetoed by what was seen on the way: once a transport has begun to read the body, the
-service may have it. On transports of our own making the converse holds too: what never began to be read was not sent.
+here, in one table, and is vetoed by what was seen on the way: once a transport other than httpx's own pool has begun
+to read the body, the service may have it. On transports of our own making the converse holds too: what never began to
+be read was not sent.
 
 Invariant: nothing but a `TransportError` leaves `Wire.send`, cancellation aside.
 """
@@ -71,13 +72,17 @@ class Flight:
     Attributes:
         begun: Whether the transport has begun to read the body, after which the service may have it.
         proves_unsent: Whether `begun` being False proves that nothing was sent.
+        is_direct: Whether httpx's own pool sends it. Its connection errors say all: no layer in between may have sent
+            the request before, as a retrying transport of a caller's may, and one that mocks the pool in a test reads
+            the body of what it then does not send.
     """
 
-    __slots__ = ("begun", "proves_unsent")
+    __slots__ = ("begun", "is_direct", "proves_unsent")
 
     def __init__(self) -> None:
-        self.begun = False
-        self.proves_unsent = False
+        self.begun: bool = False
+        self.proves_unsent: bool = False
+        self.is_direct: bool = False
 
     @property
     def may_have_arrived(self) -> bool:
@@ -138,6 +143,7 @@ class _TransportSender:
         self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
     ) -> Answer:
         flight.proves_unsent = self._owned and content is not None
+        flight.is_direct = self._owned and not self._aiohttp
         transport = self._open() if self._owned else self._transport
         assert transport is not None
         # A deadline of its own for each phase lets the pool name the phase; the attempt's own scope ends the whole.
@@ -212,7 +218,7 @@ class Wire:
         transport: HTTPTransport | None = None,
         http_client: HTTPClient | None = None,
     ) -> None:
-        self.base_url = _check_base_url(base_url)
+        self.base_url: str = _check_base_url(base_url)
         self._closed = False
         self._sender: _Sender
         if http_client is not None:
@@ -281,7 +287,9 @@ class Wire:
 def _map_error(exc: Exception, flight: Flight) -> TransportError:
     chain = _library_errors(exc)
     origin = type(chain[-1])
-    not_sent = not flight.begun and (flight.proves_unsent or all(map(_is_not_sent, chain)))
+    not_sent = flight.proves_unsent and not flight.begun
+    if flight.is_direct or not flight.begun:
+        not_sent = not_sent or all(map(_is_not_sent, chain))
     kind = RequestTimeout if {cls.__name__ for cls in origin.__mro__} & _TIMEOUTS else ConnectionFailed
     # The texts of other libraries may hold URLs; the chained exception keeps them for whoever looks.
     text = f"{origin.__name__}: {'not sent' if not_sent else 'sent, no answer'}"

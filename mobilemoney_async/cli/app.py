@@ -13,13 +13,13 @@ from mobilemoney_async.cli.sandbox_command import print_numbers, run_sandbox
 from mobilemoney_async.errors import MobileMoneyError
 
 # Tracebacks with locals could show what must not be shown; errors are one line here anyway.
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="mobilemoney",
     help="Mobile-money payments: a sandbox of the service, and a demonstration of the client.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-sandbox_app = typer.Typer(help="The service on your own machine, with simulated money.")
+sandbox_app: typer.Typer = typer.Typer(help="The service on your own machine, with simulated money.")
 app.add_typer(sandbox_app, name="sandbox")
 
 Speed = Annotated[

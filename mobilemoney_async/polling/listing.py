@@ -30,9 +30,9 @@ class Listing:
     __slots__ = ("_counted_at", "_own", "_strangers", "_total", "is_known", "newest_first", "page_size")
 
     def __init__(self) -> None:
-        self.is_known = False
-        self.newest_first = True
-        self.page_size = PAGE_SIZE_MAX
+        self.is_known: bool = False
+        self.newest_first: bool = True
+        self.page_size: int = PAGE_SIZE_MAX
         self._total = 0
         self._counted_at = 0.0
         self._own = 0

@@ -43,7 +43,7 @@ class _Link:
     __slots__ = ("next", "number", "outcome")
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number: int = number
         self.outcome: Outcome | None = None
         self.next: _Link | None = None
 

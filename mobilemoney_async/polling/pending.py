@@ -51,19 +51,19 @@ class Pending:
     def __init__(
         self, transaction_id: str, *, now: float, created_at: float, due: float, deadline: float, is_new: bool
     ) -> None:
-        self.id = transaction_id
-        self.tracked_at = now
-        self.created_at = created_at
-        self.seen_at = created_at
-        self.due = due
-        self.looks = 0
+        self.id: str = transaction_id
+        self.tracked_at: float = now
+        self.created_at: float = created_at
+        self.seen_at: float = created_at
+        self.due: float = due
+        self.looks: int = 0
         self.ordinal: float | None = None
-        self.listed = False
-        self.misses = 0
-        self.seen = False
-        self.is_new = is_new
-        self.hinted = False
-        self.deadline = deadline
+        self.listed: bool = False
+        self.misses: int = 0
+        self.seen: bool = False
+        self.is_new: bool = is_new
+        self.hinted: bool = False
+        self.deadline: float = deadline
         self.transaction: Transaction | None = None
 
 

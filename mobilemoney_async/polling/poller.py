@@ -37,7 +37,7 @@ from mobilemoney_async.polling.pace import Pace
 from mobilemoney_async.polling.plan import Plan
 from mobilemoney_async.values import refuse, require_identifier, require_seconds
 
-logger = logging.getLogger("mobilemoney_async")
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Requests on their way at once: enough to go on while one answer is lost.
 _MOST_ON_THE_WAY = 4

@@ -18,7 +18,7 @@ class Rest:
     __slots__ = ("_began", "_longest", "_next", "until")
 
     def __init__(self, *, longest: float) -> None:
-        self.until = float("-inf")
+        self.until: float = float("-inf")
         self._began = float("-inf")
         self._longest = longest
         self._next = _FIRST

@@ -27,7 +27,7 @@ class Trust:
     __slots__ = ("_barren", "delay")
 
     def __init__(self) -> None:
-        self.delay = 0.0
+        self.delay: float = 0.0
         self._barren = 0
 
     @property

@@ -19,7 +19,7 @@ class Sweep:
     __slots__ = ("_found", "_is_past_the_end", "depth")
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.depth: int = 0
         self._found: float | None = None  # on the latest pages, on average
         self._is_past_the_end = False
 

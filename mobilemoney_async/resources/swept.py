@@ -14,7 +14,7 @@ from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.resources.lookups import Lookup, Lookups
 from mobilemoney_async.resources.sweep import Sweep
 
-logger = logging.getLogger("mobilemoney_async")
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 
 class SweptLookups:

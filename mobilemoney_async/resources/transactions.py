@@ -35,7 +35,7 @@ from mobilemoney_async.values import (
     require_text,
 )
 
-logger = logging.getLogger("mobilemoney_async")
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 _PASSING = (TransportError, UnexpectedResponse, ServerError, RateLimitExceeded)
 

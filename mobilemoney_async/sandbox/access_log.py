@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 from mobilemoney_async.sandbox.messages import Reply, Request, Wire
 
-logger = logging.getLogger("mobilemoney_async.sandbox")
+logger: logging.Logger = logging.getLogger("mobilemoney_async.sandbox")
 
 _PHONE_NUMBER = re.compile(r"[+]?[0-9]{8,15}")
 

@@ -22,7 +22,7 @@ class Clock:
     def __init__(self, start: datetime | None = None) -> None:
         if start is not None and start.tzinfo is None:
             raise ValueError("now must be an aware datetime")
-        self.start = (start or datetime.now(UTC)).astimezone(UTC)
+        self.start: datetime = (start or datetime.now(UTC)).astimezone(UTC)
         self._follows_the_computer = start is None
         self._last = 0.0
         self._advanced = 0.0

@@ -42,11 +42,11 @@ class Engine:
     """
 
     def __init__(self, *, start: datetime, speed: float, seed: int, balance: Decimal, choices: Choices) -> None:
-        self.accounts = Accounts(_dice(seed, "secrets"))
-        self.book = PaymentBook(start=start, speed=speed, choices=choices, dice=_dice(seed, "payments"))
-        self.users = UserService(self.accounts, self.book, _dice(seed, "one-time passwords"))
-        self.script = Script(_dice(seed, "script"))
-        self.requests = RequestLog()
+        self.accounts: Accounts = Accounts(_dice(seed, "secrets"))
+        self.book: PaymentBook = PaymentBook(start=start, speed=speed, choices=choices, dice=_dice(seed, "payments"))
+        self.users: UserService = UserService(self.accounts, self.book, _dice(seed, "one-time passwords"))
+        self.script: Script = Script(_dice(seed, "script"))
+        self.requests: RequestLog = RequestLog()
         self._payments = PaymentService(self.book, speed=speed)
         self._speed = speed
         self._balance = balance

@@ -63,7 +63,7 @@ class PaymentBook:
     """
 
     def __init__(self, *, start: datetime, speed: float, choices: Choices, dice: random.Random) -> None:
-        self.ledger = Ledger()
+        self.ledger: Ledger = Ledger()
         self._start = start
         self._speed = speed
         self._choices = choices

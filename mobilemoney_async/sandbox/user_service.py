@@ -21,8 +21,8 @@ class UserService:
     """
 
     def __init__(self, accounts: Accounts, book: PaymentBook, dice: random.Random) -> None:
-        self.otps = OneTimeSecrets()
-        self.reset_tokens = OneTimeSecrets()
+        self.otps: OneTimeSecrets = OneTimeSecrets()
+        self.reset_tokens: OneTimeSecrets = OneTimeSecrets()
         self._accounts = accounts
         self._book = book
         self._dice = dice

@@ -21,6 +21,7 @@ import httpx
 import httpx2
 import httpx_aiohttp
 import pytest
+import respx
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -726,3 +727,43 @@ async def test_aiohttp_honours_the_proxy_and_the_shared_certificates(clean_envir
 def test_all_clients_of_a_process_share_their_certificates() -> None:
     """Loading them takes longer than a whole call."""
     assert wire._ssl_context() is wire._ssl_context()
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout])
+async def test_a_pool_that_a_test_mocks_fails_to_connect_as_the_real_one_does(error: type[Exception]) -> None:
+    """Under respx too, which reads the body of what it does not send, a connection error is one, and is tried again."""
+    with respx.mock(base_url=BASE_URL) as routes:
+        body = acknowledgement().body
+        route = routes.post("/payment-service/airtel/c2b")
+        route.mock(side_effect=[error("scripted"), httpx.Response(200, content=body)])
+        async with AsyncClient(BASE_URL, auth=TOKEN) as client:
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+    assert route.call_count == 2
+
+
+@pytest.mark.parametrize("error", [httpx.ReadTimeout, httpx.RemoteProtocolError, httpx.WriteError])
+async def test_a_pool_that_a_test_mocks_loses_answers_as_the_real_one_does(error: type[Exception]) -> None:
+    """Under respx too, a create whose answer is lost is sent once."""
+    with respx.mock(base_url=BASE_URL) as routes:
+        route = routes.post("/payment-service/airtel/c2b").mock(side_effect=error("scripted"))
+        async with AsyncClient(BASE_URL, auth=TOKEN) as client:
+            with pytest.raises(OutcomeUnknown):
+                await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+    assert route.call_count == 1
+
+
+async def test_a_retrying_transport_of_a_callers_cannot_make_us_send_twice() -> None:
+    """Where a layer of a caller's lost an answer and then found no connection, the payment may exist."""
+    sent = 0
+
+    class Retrying(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            nonlocal sent
+            async for _ in request.stream:  # type: ignore[union-attr]
+                sent += 1
+            raise httpx.ConnectError("the second time")
+
+    async with AsyncClient(BASE_URL, auth=TOKEN, transport=Retrying()) as client:
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+    assert sent == 1
