@@ -75,6 +75,8 @@ class _Call:
     attempts: int = 0
     last_error: MobileMoneyError | None = None
     token: Secret | None = None
+    refused: Secret | None = None
+    refusal: MobileMoneyError | None = None
 
 
 @attrs.define(eq=False)
@@ -152,6 +154,8 @@ class Pipeline:
                 await self._prepare(call)
                 return await self._attempt(call)
             except MobileMoneyError as exc:
+                if exc is call.refusal:  # there is no other token
+                    raise
                 error = call.last_error = exc
                 call.flight = None
             decision = decide(
@@ -175,8 +179,9 @@ class Pipeline:
                     continue
                 case Action.RETRY:
                     await anyio.sleep(decision.pause)
-                case Action.RENEW_AND_REPLAY if await self._has_new_token(call):
-                    renewed = True
+                case Action.RENEW_AND_REPLAY:
+                    # The login itself belongs to the next attempt, so that its failure is one that is retried.
+                    renewed, call.refused, call.refusal = True, call.token, error
                     call.attempts -= 1
                 case _:
                     raise self._final(call, error, renewed=renewed)
@@ -186,7 +191,9 @@ class Pipeline:
         call.flight = None
         if call.endpoint.bearer:
             # Before the limiter: a place must be used when it is granted, not after a login.
-            await self._token()
+            token = await self._token()
+            if call.refusal is not None and token == call.refused:
+                raise call.refusal
         await self.limiter.acquire(call.lane, ahead=call.ahead)
         if call.endpoint.bearer:
             # After the limiter: it may have been a long wait.
@@ -261,10 +268,6 @@ class Pipeline:
         )
         unknown.__cause__ = error
         return unknown
-
-    async def _has_new_token(self, call: _Call) -> bool:
-        """Return whether another token than the refused one is to be had."""
-        return await self._token() != call.token
 
     async def _token(self) -> Secret:
         try:

@@ -358,12 +358,23 @@ async def test_a_revoked_token_of_money_is_renewed_too() -> None:
     assert [sent.token for sent in transport.calls] == ["login-1", "login-1", "login-2"]
 
 
-async def test_a_create_whose_renewal_fails_was_refused_and_moved_no_money() -> None:
+async def test_a_create_whose_renewal_fails_once_goes_through() -> None:
+    """A payment that meets an expired token and then a lost login is made all the same, and once."""
     transport = LoginService()
     client = log_in(transport)
     await look_up(client)
     transport.revoked.add("login-1")
     transport.faults.append(Response(503))
+    await pay(client)
+    assert transport.logins == 3
+
+
+async def test_a_create_whose_renewal_fails_was_refused_and_moved_no_money() -> None:
+    transport = LoginService()
+    client = log_in(transport)
+    await look_up(client)
+    transport.revoked.add("login-1")
+    transport.faults.extend([Response(503)] * 10)
     with pytest.raises(ServerError) as caught:
         await pay(client)
     assert caught.value.outcome == "not_sent"
