@@ -39,7 +39,6 @@ from mobilemoney_async.errors import (
     WaitTimeout,
 )
 from mobilemoney_async.polling.outcomes import Outcome
-from mobilemoney_async.polling.poller import Poller, PollerStats
 from mobilemoney_async.resources.lookups import Lookup
 from mobilemoney_async.resources.paging import TransactionPager
 from mobilemoney_async.values import Secret
@@ -65,8 +64,6 @@ __all__ = [
     "OutcomeUnknown",
     "Pagination",
     "PermissionDenied",
-    "Poller",
-    "PollerStats",
     "Priority",
     "RateLimitExceeded",
     "RateLimiter",

@@ -28,8 +28,6 @@ def test_the_public_names_are_these() -> None:
         "OutcomeUnknown",
         "Pagination",
         "PermissionDenied",
-        "Poller",
-        "PollerStats",
         "Priority",
         "RateLimitExceeded",
         "RateLimiter",

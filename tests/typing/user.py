@@ -31,8 +31,6 @@ from mobilemoney_async import (
     OutcomeUnknown,
     Pagination,
     PermissionDenied,
-    Poller,
-    PollerStats,
     Priority,
     RateLimiter,
     RateLimitExceeded,
@@ -57,6 +55,7 @@ from mobilemoney_async import (
     WaitTimeout,
     __version__,
 )
+from mobilemoney_async.polling.poller import Poller, PollerStats
 from mobilemoney_async.testing import run_virtual
 
 BASE_URL = "https://pay.example/v1"
