@@ -28,6 +28,7 @@ _LIBRARIES = (
     "openai",
     "pydantic",
     "stripe",
+    "sqlalchemy",
 )
 
 

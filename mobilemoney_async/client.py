@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-import os
 import random
-import re
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async._version import __version__
+from mobilemoney_async.arguments import (
+    auth_from_env,
+    check_headers,
+    check_json,
+    check_method,
+    check_params,
+    check_path,
+    check_retry,
+    merge_headers,
+    optional_variable,
+    variable,
+)
 from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.pipeline import Options, Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
-from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
+from mobilemoney_async.calls.tokens import TokenAuth, TokenSource
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
 from mobilemoney_async.contract.endpoints import Effect, undocumented
 from mobilemoney_async.contract.limits import Schedule
+from mobilemoney_async.events import Handler
+from mobilemoney_async.payments.store import SQLStore
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
-from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse, require_seconds
+from mobilemoney_async.values import Secret, refuse, require_seconds
 
 if TYPE_CHECKING:
+    from mobilemoney_async.payments.desk import Desk
+    from mobilemoney_async.payments.payments import Payments
     from mobilemoney_async.polling.poller import Poller
 
-_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
-_HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*", re.ASCII)
-_OUR_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "transfer-encoding"})
 _DEFAULT_HEADERS = {
     "Accept": "application/json",
     "Accept-Encoding": "gzip, deflate",
@@ -71,9 +83,14 @@ class AsyncClient:
         timeout: One attempt in all, seconds, more than 0.
         deadline: The whole call, login, waiting for the rate limit, attempts and pauses together, seconds, more than
             0; None sets no bound.
+        store: Remembers every payment, so that none is sent twice, and shares the rate limit, the login token and the
+            poller with every other process that uses it. Stays yours when the client is closed: other clients may use
+            it, then and later.
         transport: An httpx transport of yours, never closed by us; or ``"aiohttp"``, for busy platforms on asyncio:
             httpx-aiohttp's pool, at a fraction of the CPU (extra ``aiohttp``).
         http_client: An httpx client of yours (or httpx2's), never closed by us. Not together with `transport`.
+        on_event: Is called with each event of `mobilemoney_async.events`, in the event loop. What it raises is logged,
+            and harms nothing.
         utcnow: The wall clock: returns an aware UTC datetime.
 
     Raises:
@@ -94,14 +111,16 @@ class AsyncClient:
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 (frozen)
         timeout: float = 30.0,
         deadline: float | None = None,
+        store: SQLStore | None = None,
         transport: HTTPTransport | None = None,
         http_client: HTTPClient | None = None,
+        on_event: Handler | None = None,
         utcnow: Callable[[], datetime] | None = None,
     ) -> None:
         options = Options(
             timeout=require_seconds("timeout", timeout),
             deadline=None if deadline is None else require_seconds("deadline", deadline),
-            retry=_check_retry(retry),
+            retry=check_retry(retry),
             headers=_DEFAULT_HEADERS,
         )
         if isinstance(auth, str | Secret):
@@ -113,22 +132,46 @@ class AsyncClient:
             rate_limiter = RateLimiter()
         elif not isinstance(rate_limiter, RateLimiter):
             raise refuse("rate_limiter", "a RateLimiter")
+        if on_event is not None and not callable(on_event):
+            raise refuse("on_event", "a function of one event")
+        if store is not None and not isinstance(store, SQLStore):
+            raise refuse("store", "an SQLStore")
+        utcnow = _utcnow if utcnow is None else utcnow
         self._owns_wire = True
+        self._store = self._attached = store
+        wire = Wire(base_url, transport, http_client)
+        if store is not None:
+            # Here, since only who has a store has what it needs.
+            from mobilemoney_async.payments.sharing import share_limiter, share_tokens
+
+            rate_limiter, tokens = share_limiter(store, rate_limiter), share_tokens(store, tokens, utcnow)
+            store._attach()
         self._assemble(
             Pipeline(
-                wire=Wire(base_url, transport, http_client),
+                wire=wire,
                 limiter=rate_limiter,
                 tokens=tokens,
                 options=options,
-                utcnow=_utcnow if utcnow is None else utcnow,
+                utcnow=utcnow,
                 random=random.random,
+                on_event=on_event,
             )
         )
 
     def _assemble(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self.collections = Collections(pipeline)
-        self.disbursements = Disbursements(pipeline)
+        self._payments: Payments | None = None
+        self._desk: Desk | None = None
+        if self._store is not None:
+            from mobilemoney_async.payments.desk import Desk
+            from mobilemoney_async.payments.payments import Payments
+            from mobilemoney_async.payments.reconciler import Reconciler
+
+            reconciler = Reconciler(self._store, pipeline)
+            self._desk = Desk(self._store, pipeline, reconciler)
+            self._payments = Payments(self._store, pipeline, reconciler)
+        self.collections = Collections(pipeline, self._desk)
+        self.disbursements = Disbursements(pipeline, self._desk)
         self.transactions = Transactions(pipeline)
         self.users = Users(pipeline)
 
@@ -137,20 +180,21 @@ class AsyncClient:
         """Return a client configured by the environment.
 
         ``MOBILEMONEY_BASE_URL``, and either ``MOBILEMONEY_TOKEN`` or ``MOBILEMONEY_EMAIL`` and
-        ``MOBILEMONEY_PASSWORD``.
+        ``MOBILEMONEY_PASSWORD``. ``MOBILEMONEY_STORE``, where it is set, is the URL of an `SQLStore`, and
+        ``MOBILEMONEY_STORE_KEY`` its key.
 
         Args:
-            options: Any other argument of `AsyncClient`; ``base_url`` and ``auth`` win over the environment.
+            options: Any other argument of `AsyncClient`; ``base_url``, ``auth`` and ``store`` win over the environment.
 
         Raises:
             InvalidRequest: A variable is missing, contradicts another, or does not hold what it should.
         """
         if "auth" not in options:
-            options["auth"] = _auth_from_env()
-        if os.environ.get("MOBILEMONEY_STORE", "").strip():
-            # Whoever sets it counts on payments being remembered; going on without would be money sent twice.
-            raise refuse("MOBILEMONEY_STORE", "unset: this version has no store")
-        base_url = options.pop("base_url", None) or _variable("MOBILEMONEY_BASE_URL")
+            options["auth"] = auth_from_env()
+        store_url = optional_variable("MOBILEMONEY_STORE")
+        if "store" not in options and store_url is not None:
+            options["store"] = SQLStore(store_url, key=optional_variable("MOBILEMONEY_STORE_KEY"))
+        base_url = options.pop("base_url", None) or variable("MOBILEMONEY_BASE_URL")
         return cls(base_url, **options)
 
     def with_options(
@@ -180,13 +224,25 @@ class AsyncClient:
         if not isinstance(deadline, _Unset):
             changes["deadline"] = None if deadline is None else require_seconds("deadline", deadline)
         if not isinstance(retry, _Unset):
-            changes["retry"] = _check_retry(retry)
+            changes["retry"] = check_retry(retry)
         if extra_headers is not None:
-            changes["headers"] = _merge_headers(self._pipeline.options.headers, _check_headers(extra_headers))
+            changes["headers"] = merge_headers(self._pipeline.options.headers, check_headers(extra_headers))
         client = object.__new__(type(self))
         client._owns_wire = False
+        client._store, client._attached = self._store, None
         client._assemble(attrs.evolve(self._pipeline, options=attrs.evolve(self._pipeline.options, **changes)))
         return client
+
+    @property
+    def payments(self) -> Payments:
+        """What the store knows of payments.
+
+        Raises:
+            InvalidRequest: The client has no store.
+        """
+        if self._payments is None:
+            raise refuse("payments", "a client with a store: AsyncClient(..., store=SQLStore(...))")
+        return self._payments
 
     async def request(
         self,
@@ -214,11 +270,7 @@ class AsyncClient:
             OutcomeUnknown: With the effect ``money``, as for a create.
             MobileMoneyError: The call failed; see `mobilemoney_async.errors`.
         """
-        if not isinstance(method, str) or not re.fullmatch("[A-Za-z]+", method, re.ASCII):
-            raise refuse("method", "an HTTP method")
-        method = method.upper()
-        if not isinstance(path, str) or not re.fullmatch(r"/[!$&-;=@-Z_a-z~%]*", path) or _climbs(path):
-            raise refuse("path", "a path below the base URL with a leading slash, quoted, without query or '..'")
+        method, path = check_method(method), check_path(path)
         if effect is None:
             effect = Effect.READ if method in {"GET", "HEAD", "OPTIONS"} else Effect.MONEY
         try:
@@ -228,31 +280,47 @@ class AsyncClient:
         key = uuid.uuid4().hex if effect is Effect.MONEY else None
         return await self._pipeline.call(
             undocumented(method, path, effect),
-            query=_check_params(params),
-            body=None if json is None else _check_json(json),
+            query=check_params(params),
+            body=None if json is None else check_json(json),
             idempotency_key=key,
         )
 
     def poller(
-        self, *, timeout: float | None = None, min_interval: float = 1.0, schedule: Schedule | None = None
+        self,
+        *,
+        timeout: float | None = None,
+        min_interval: float = 1.0,
+        schedule: Schedule | None = None,
+        resume: bool = False,
     ) -> Poller:
         """Return a poller, which follows any number of payments at once on what is left of the rate limit.
 
         ``async with client.poller() as poller: ...``
+
+        With a store, one of the pollers of all its processes asks for all of them, another takes over within seconds
+        where that one dies, and final states are recorded.
 
         Args:
             timeout: How long to follow each payment, seconds, more than 0; None for as long as it takes.
             min_interval: The shortest time between two requests of the poller, seconds, at least 0. The contract
                 recommends 10 (section 8); the default is for merchants who want to know sooner.
             schedule: Other pauses between two looks at one payment than the advised ones (section 6).
+            resume: Whether to track every payment of the store that is not final, as after a restart.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts.
+            InvalidRequest: An argument is not what it accepts, or there is no store to resume from.
         """
         # Here, since it takes a tenth of the import, and most programs that only pay never follow.
         from mobilemoney_async.polling.poller import Poller
 
-        return Poller(self._pipeline, timeout=timeout, min_interval=min_interval, schedule=schedule)
+        fleet = None
+        if self._store is not None:
+            from mobilemoney_async.payments.sharing import join_fleet
+
+            fleet = join_fleet(self._store, self._pipeline.utcnow)
+        return Poller(
+            self._pipeline, timeout=timeout, min_interval=min_interval, schedule=schedule, fleet=fleet, resume=resume
+        )
 
     async def aclose(self) -> None:
         """Close the client and its own connections; calls made afterwards raise `InvalidRequest`.
@@ -260,8 +328,16 @@ class AsyncClient:
         A second call does nothing. A transport or client of yours stays open.
         """
         if self._owns_wire:
+            await self._leave_store()
             await self._pipeline.wire.aclose()
         await checkpoint()
+
+    async def _leave_store(self) -> None:
+        store, self._attached = self._attached, None
+        if store is not None and self._desk is not None:
+            with anyio.CancelScope(shield=True):
+                await self._desk.aclose()
+            store._detach()
 
     async def __aenter__(self) -> Self:
         self._pipeline.wire.check_open()
@@ -278,71 +354,3 @@ class AsyncClient:
 
 def _utcnow() -> datetime:
     return datetime.now(UTC)
-
-
-def _check_retry(retry: RetryPolicy) -> RetryPolicy:
-    if not isinstance(retry, RetryPolicy):
-        raise refuse("retry", "a RetryPolicy")
-    return retry
-
-
-def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    if not isinstance(headers, Mapping):
-        raise refuse("extra_headers", "a mapping of str to str")
-    for name, value in headers.items():
-        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name) or name.lower() in _OUR_HEADERS:
-            raise refuse("extra_headers", f"header names other than {', '.join(sorted(_OUR_HEADERS))}")
-        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise refuse("extra_headers", "values of visible ASCII characters")
-    return {name: HiddenText(value) for name, value in headers.items()}
-
-
-def _merge_headers(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Return both, the new ones in place of the old: a name is the same in upper and lower case."""
-    replaced = {name.lower() for name in new}
-    return {**{name: value for name, value in old.items() if name.lower() not in replaced}, **new}
-
-
-def _check_params(params: Mapping[str, str | int] | None) -> dict[str, str | int]:
-    if params is None:
-        return {}
-    accepts = "a mapping of str to str or int, all of which can be encoded"
-    if not isinstance(params, Mapping):
-        raise refuse("params", accepts)
-    for name, value in params.items():
-        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, str | int):
-            raise refuse("params", accepts)
-        if not can_encode(f"{name}{value}"):
-            raise refuse("params", accepts)
-    return dict(params)
-
-
-def _check_json(json: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(json, Mapping):
-        raise refuse("json", "a mapping")
-    return dict(json)
-
-
-def _climbs(path: str) -> bool:
-    """Return whether a path has segments that a URL resolves away."""
-    return any(segment in {".", ".."} for segment in path.lower().replace("%2e", ".").split("/"))
-
-
-def _variable(name: str) -> str:
-    value = os.environ.get(name, "").strip()
-    if not value:
-        raise refuse(name, "an environment variable that is set and not empty")
-    return value
-
-
-def _auth_from_env() -> TokenAuth | LoginAuth:
-    token = os.environ.get("MOBILEMONEY_TOKEN", "").strip()
-    email = os.environ.get("MOBILEMONEY_EMAIL", "").strip()
-    if token and email:
-        raise refuse("MOBILEMONEY_TOKEN", "a token, or e-mail and password, not both")
-    if token:
-        return TokenAuth(token)
-    if not email:
-        raise refuse("MOBILEMONEY_TOKEN", "set it, or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD")
-    _variable("MOBILEMONEY_PASSWORD")
-    return LoginAuth(email, Secret(os.environ["MOBILEMONEY_PASSWORD"]))  # to the letter: it may begin with a space

@@ -17,7 +17,10 @@
     │   ├─ RateLimitExceeded
     │   └─ ServerError
     ├─ OutcomeUnknown                      nobody knows: a create that may or may not have happened
-    └─ WaitTimeout (TimeoutError)          the payment is still not final
+    ├─ WaitTimeout (TimeoutError)          the payment is still not final
+    └─ StoreError                          the store of payments failed, or says no
+        ├─ IdempotencyConflict
+        └─ DuplicateSuspected
 
 Invariants: all of them pickle and copy; none carries a token, a password, an OTP or a whole phone number.
 """
@@ -208,7 +211,8 @@ class OutcomeUnknown(MobileMoneyError):
     """A create may have reached the service and has no usable answer: the payment may or may not exist.
 
     This is not a failure. Do not create the payment again before somebody has looked: the transaction list shows
-    whether it exists. The ``__cause__`` says what went wrong.
+    whether it exists. With a store the same key may be used again, which looks first, and ``client.payments.reconcile``
+    looks for all. The ``__cause__`` says what went wrong.
 
     Attributes:
         idempotency_key: The key of the create.
@@ -234,3 +238,30 @@ class WaitTimeout(MobileMoneyError, TimeoutError):
         super().__init__(message)
         self.transaction_id = transaction_id
         self.transaction = transaction
+
+
+class StoreError(MobileMoneyError):
+    """The store of payments failed, cannot be reached, or found that two things it was told contradict each other.
+
+    ``outcome`` says what became of the request: ``"not_sent"`` where the store failed before it.
+    """
+
+
+class IdempotencyConflict(StoreError):
+    """The key was used for another payment: other type, phone number, amount or extra fields. Nothing was sent."""
+
+    outcome: CallOutcome = "not_sent"
+
+
+class DuplicateSuspected(StoreError):
+    """A payment to the same phone number over the same amount is unresolved under another key. Nothing was sent.
+
+    Attributes:
+        other_key: The key of that payment.
+    """
+
+    outcome: CallOutcome = "not_sent"
+
+    def __init__(self, message: str, *, other_key: str) -> None:
+        super().__init__(message)
+        self.other_key = other_key

@@ -17,19 +17,50 @@ What holds in virtual time:
   a segment, loopback or not, and sends it again 0.2 real seconds later.
 - Other threads and processes live in real time and the clock does not wait for them: a time-out around them fires at
   once. This includes name look-ups, so connect to `127.0.0.1` rather than to `localhost`. Run such tests in real time.
+- The threads of a store (`AsyncClient(store=...)`) are the exception: time stands still while one of them works, for as
+  long as that takes. A database file in the test's own directory is a good companion of virtual time; other processes
+  on the same database are not.
 - If nothing can run and no timer is set, the loop waits in earnest, as any other does.
 """
 
 import asyncio
 import math
 import selectors
+import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal, TypeVar, TypeVarTuple
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
 
 import anyio
 
-__all__ = ["VirtualClockEventLoop", "run_virtual", "virtual_backend"]
+from mobilemoney_async import worker_threads
+from mobilemoney_async.testing_routes import (
+    Routes,
+    acknowledgement_answer,
+    error_answer,
+    login_answer,
+    page_answer,
+    transaction_answer,
+    transaction_record,
+)
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+__all__ = [
+    "Routes",
+    "VirtualClockEventLoop",
+    "acknowledgement_answer",
+    "error_answer",
+    "login_answer",
+    "page_answer",
+    "run_virtual",
+    "transaction_answer",
+    "transaction_record",
+    "virtual_backend",
+]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -45,18 +76,24 @@ class _JumpingSelector(selectors.DefaultSelector):
 
     Attributes:
         now: The virtual time in seconds. It starts at 0, as trio's mock clock does.
+        holds: How many are at work that the clock waits for.
     """
 
     now: float
+    holds: int
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.holds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready; if nothing is and a timer is due in `timeout` seconds, jump there."""
         if timeout is None or timeout <= 0:
             return super().select(timeout)
+        if self.holds:
+            # A thread wakes the loop when its work is done.
+            return super().select(None)
         # A loop without sockets still listens to itself, through the pair that wakes it from other threads.
         has_sockets = len(self.get_map()) > 1
         ready = super().select(0) or (super().select(_GRACE) if has_sockets else [])
@@ -83,6 +120,15 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         """Return the virtual time in seconds since the loop was made."""
         return self._clock.now
 
+    @contextmanager
+    def _hold(self) -> Iterator[None]:
+        """Let the time stand still."""
+        self._clock.holds += 1
+        try:
+            yield
+        finally:
+            self._clock.holds -= 1
+
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait for the threads for as long as they take: they live in real time, where a virtual limit means nothing.
 
@@ -90,6 +136,54 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
             timeout: Ignored.
         """
         await super().shutdown_default_executor()
+
+
+# Of clocks of trio, which is a final class: how many the clock waits for, and its threshold when nobody does.
+_held: "weakref.WeakKeyDictionary[MockClock, tuple[int, float]]" = weakref.WeakKeyDictionary()
+
+
+def _mock_clock() -> "MockClock | None":
+    """Return the clock of the running loop if it is a mock clock of trio."""
+    if "trio" not in sys.modules:
+        return None
+    import trio.lowlevel
+    from trio.testing import MockClock
+
+    try:
+        clock = trio.lowlevel.current_clock()
+    except RuntimeError:
+        return None
+    return clock if isinstance(clock, MockClock) else None
+
+
+@contextmanager
+def _time_stands_still() -> Iterator[None]:
+    """Keep the clock of the running loop from jumping, if it is a virtual one."""
+    if (clock := _mock_clock()) is not None:
+        holds, threshold = _held.get(clock, (0, clock.autojump_threshold))
+        _held[clock] = holds + 1, threshold
+        clock.autojump_threshold = math.inf
+        try:
+            yield
+        finally:
+            holds, threshold = _held.pop(clock)
+            if holds > 1:
+                _held[clock] = holds - 1, threshold
+            else:
+                clock.autojump_threshold = threshold
+        return
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = None
+    if not isinstance(loop, VirtualClockEventLoop):
+        yield
+        return
+    with loop._hold():
+        yield
+
+
+worker_threads.watch(_time_stands_still)
 
 
 def virtual_backend(backend: Literal["asyncio", "trio"]) -> tuple[str, dict[str, Any]]:

@@ -168,6 +168,18 @@ def require_text(argument: str, value: object) -> str:
     return value
 
 
+def require_name(argument: str, value: object) -> str:
+    """Return a text that any database can hold as a name, or refuse it.
+
+    Raises:
+        InvalidRequest: It is not a str, is blank, longer than 200 characters, or holds a lone surrogate or a NUL.
+    """
+    text = require_text(argument, value)
+    if len(text) > 200 or "\0" in text:
+        raise refuse(argument, "a str of at most 200 characters, not blank, without NUL")
+    return text
+
+
 def require_identifier(argument: str, value: object) -> str:
     """Return an identifier fit for a URL path, or refuse it.
 

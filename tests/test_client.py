@@ -3,8 +3,11 @@
 import datetime as dt
 import gc
 import inspect
+import subprocess
+import sys
 import warnings
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,13 +24,16 @@ from mobilemoney_async import (
     RetryPolicy,
     Secret,
     ServerError,
+    SQLStore,
+    StoreError,
     TokenAuth,
 )
 from tests.contract import samples
 from tests.resources.service import BASE_URL, Service, always, connect, in_turn
+from tests.support.databases import sqlite_url
 
 NUMBER = "+255680000001"
-VARIABLES = ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE")
+VARIABLES = ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY")
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +65,12 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("retry", {"retry": 3}),
     ("retry", {"retry": None}),
     ("rate_limiter", {"rate_limiter": 60}),
+    ("store", {"store": "sqlite:///p.db"}),
+    ("store", {"store": ...}),
     ("transport", {"transport": "httpx"}),
-    ("transport", {"transport": object()}),
-    ("http_client", {"http_client": object()}),
-    ("http_client", {"http_client": object(), "transport": "aiohttp"}),
+    ("transport", {"transport": ...}),
+    ("http_client", {"http_client": ...}),
+    ("http_client", {"http_client": ..., "transport": "aiohttp"}),
 ]
 
 
@@ -159,7 +167,9 @@ class TestFromEnv:
             ({"BASE_URL": BASE_URL, "EMAIL": "a@b.example"}, "MOBILEMONEY_PASSWORD"),
             ({"BASE_URL": BASE_URL, "EMAIL": "a@b.example", "PASSWORD": ""}, "MOBILEMONEY_PASSWORD"),
             ({"BASE_URL": BASE_URL, "PASSWORD": "secret"}, "MOBILEMONEY_TOKEN"),
-            ({"BASE_URL": BASE_URL, "TOKEN": "token", "STORE": "sqlite:///p.db"}, "MOBILEMONEY_STORE"),
+            ({"BASE_URL": BASE_URL, "TOKEN": "token", "STORE": "mysql://host/payments"}, "url"),
+            ({"BASE_URL": BASE_URL, "TOKEN": "token", "STORE": "sqlite://:memory:"}, "url"),
+            ({"BASE_URL": BASE_URL, "TOKEN": "token", "STORE": "sqlite:///p.db", "STORE_KEY": "secret"}, "key"),
         ],
         ids=repr,
     )
@@ -207,6 +217,35 @@ class TestFromEnv:
         assert service.requests[0].url.host == "pay.example"
         assert service.requests[0].headers["authorization"] == "Bearer mine"
 
+    @pytest.mark.anyio
+    @pytest.mark.real_time
+    async def test_a_store(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """With a store's URL in the environment, creates are remembered."""
+        monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
+        monkeypatch.setenv("MOBILEMONEY_TOKEN", "token")
+        monkeypatch.setenv("MOBILEMONEY_STORE", f" {sqlite_url(tmp_path)}\n")
+        monkeypatch.setenv("MOBILEMONEY_STORE_KEY", "a key of the merchant's")
+        service = Service(always(samples.acknowledgement()))
+        async with AsyncClient.from_env(transport=service) as client:
+            for _ in range(2):
+                await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
+            assert [record.key for record in await client.payments.list()] == ["order-1"]
+        assert len(service.requests) == 1
+
+    @pytest.mark.anyio
+    @pytest.mark.real_time
+    async def test_a_store_of_one_s_own_wins(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """`store=None` makes a client without one, whatever the environment says."""
+        monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
+        monkeypatch.setenv("MOBILEMONEY_TOKEN", "token")
+        monkeypatch.setenv("MOBILEMONEY_STORE", "nonsense")
+        async with AsyncClient.from_env(store=None) as client:
+            with pytest.raises(InvalidRequest, match=r"^payments: a client with a store"):
+                _ = client.payments
+        store = SQLStore(sqlite_url(tmp_path), account="shop")
+        async with AsyncClient.from_env(store=store) as client:
+            assert await client.payments.list() == []
+
     def test_a_subclass_makes_its_own_kind(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Mine(AsyncClient):
             pass
@@ -216,6 +255,130 @@ class TestFromEnv:
         client = Mine.from_env()
         assert type(client) is Mine
         assert type(client.with_options(timeout=1)) is Mine
+
+
+# What an interpreter does in which somebody has not installed an extra.
+WITHOUT = """
+import sys
+
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Blocker())
+"""
+WITHOUT_A_STORE = """
+import anyio
+from mobilemoney_async import InvalidRequest, SQLStore
+from mobilemoney_async.sandbox import Sandbox
+
+
+async def main():
+    async with Sandbox().client() as client:
+        print((await client.collections.create(phone_number="+255681234567", amount=1)).status_code)
+
+
+anyio.run(main)
+try:
+    SQLStore(URL, **OPTIONS)
+except InvalidRequest as exc:
+    print(exc)
+"""
+
+
+class TestExtras:
+    @pytest.mark.parametrize(
+        ("blocked", "url", "options", "said"),
+        [
+            (["sqlalchemy", "psycopg", "cryptography"], "sqlite:///p.db", {}, "mobilemoney-async[store]"),
+            (["psycopg"], "postgresql+psycopg://host/payments", {}, "mobilemoney-async[postgres]"),
+            (["psycopg"], "postgresql://host/payments", {}, "mobilemoney-async[postgres]"),
+            (["cryptography"], "sqlite:///p.db", {"key": "sixteen or longer"}, "mobilemoney-async[store]"),
+            (["psycopg", "cryptography"], "sqlite:///p.db", {}, ""),
+        ],
+        ids=repr,
+    )
+    def test_only_what_needs_an_extra_asks_for_it(
+        self, blocked: list[str], url: str, options: dict[str, Any], said: str
+    ) -> None:
+        """Without SQLAlchemy everything but a store works, and a store's error says which extra to install."""
+        code = f"BLOCKED, URL, OPTIONS = {blocked!r}, {url!r}, {options!r}\n{WITHOUT}{WITHOUT_A_STORE}"
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+        status, _, error = ran.stdout.partition("\n")
+        assert status == "PENDING"
+        assert f'pip install "{said}"' in error if said else not error
+
+    def test_the_import_takes_no_database_along(self) -> None:
+        """Who has no store pays nothing for it."""
+        code = "import sys, mobilemoney_async; print({*sys.modules} & {'sqlalchemy', 'psycopg', 'cryptography'})"
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        assert ran.stdout == "set()\n"
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+class TestStore:
+    async def test_without_a_store_there_are_no_payments(self) -> None:
+        """The error says what a client needs."""
+        async with connect(always({})) as (client, _):
+            with pytest.raises(InvalidRequest, match=r"^payments: a client with a store"):
+                _ = client.payments
+
+    async def test_variants_remember_in_the_same_store(self, tmp_path: Path) -> None:
+        """A key is used once, whichever variant of a client uses it."""
+        store = SQLStore(sqlite_url(tmp_path))
+        async with connect(always(samples.acknowledgement()), store=store) as (client, service):
+            first = await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
+            variant = client.with_options(timeout=5)
+            again = await variant.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
+            assert first.transaction_id == again.transaction_id
+            assert [record.key for record in await variant.payments.list()] == ["order-1"]
+            await variant.aclose()
+            assert len(await client.payments.list()) == 1
+        assert len(service.requests) == 1
+
+    async def test_a_machine_that_slept_before_the_request_does_not_send_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After a suspension others may have taken the payment for lost: it is not sent, and its key stays usable."""
+        now = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
+        store = SQLStore(sqlite_url(tmp_path))
+        write = store._database.write
+
+        async def write_and_sleep(*args: Any, **options: Any) -> Any:
+            nonlocal now
+            result = await write(*args, **options)
+            now += dt.timedelta(minutes=10)
+            return result
+
+        async with connect(always(samples.acknowledgement()), store=store, utcnow=lambda: now) as (client, service):
+            monkeypatch.setattr(store._database, "write", write_and_sleep)
+            with pytest.raises(StoreError) as caught:
+                await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
+            assert caught.value.outcome == "not_sent"
+            assert service.requests == []
+            monkeypatch.undo()
+            await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
+            assert len(service.requests) == 1
+
+    async def test_a_store_outlives_its_clients(self, tmp_path: Path) -> None:
+        """What you made stays yours: a store serves the next client, and remembers."""
+        store = SQLStore(sqlite_url(tmp_path))
+        sent = []
+        for _ in range(2):
+            async with connect(always(samples.acknowledgement()), store=store) as (client, service):
+                await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
+            sent.append(len(service.requests))
+        assert sent == [1, 0]
+        store.close()
+        async with connect(always({}), store=store) as (client, _):
+            record = await client.payments.get("order-1")
+        assert record is not None
+        assert [entry.what for entry in record.history] == ["sent", "acknowledged"]
 
 
 @pytest.mark.anyio
@@ -357,7 +520,7 @@ class TestRequest:
             ("json", {"json": "text"}),
             ("json", {"json": {"amount": 1.5}}),
             ("json", {"json": {"a": {1: 2}}}),
-            ("json", {"json": {"a": object()}}),
+            ("json", {"json": {"a": ...}}),
             ("effect", {"effect": "write"}),
             ("effect", {"effect": 5}),
         ],

@@ -14,6 +14,8 @@ from mobilemoney_async import (
     APIError,
     AuthenticationError,
     ConnectionFailed,
+    DuplicateSuspected,
+    IdempotencyConflict,
     InvalidCredentials,
     InvalidRequest,
     InvalidToken,
@@ -25,6 +27,7 @@ from mobilemoney_async import (
     RateLimitExceeded,
     RequestTimeout,
     ServerError,
+    StoreError,
     TokenExpired,
     Transaction,
     TransactionNotFound,
@@ -77,6 +80,9 @@ ERRORS: list[MobileMoneyError] = [
     ),
     OutcomeUnknown("may exist", idempotency_key="k-1", sent_at=NOON),
     WaitTimeout("not final after 5 s", transaction_id="t-1", transaction=SEEN),
+    StoreError("the store failed", outcome="not_sent"),
+    IdempotencyConflict("the key was used", idempotency_key="k-1"),
+    DuplicateSuspected("a twin is unknown", other_key="k-2"),
 ]
 
 
@@ -143,6 +149,9 @@ TREE: dict[type[MobileMoneyError], tuple[type[BaseException], ...]] = {
     ServerError: (APIError,),
     OutcomeUnknown: (MobileMoneyError,),
     WaitTimeout: (MobileMoneyError, TimeoutError),
+    StoreError: (MobileMoneyError,),
+    IdempotencyConflict: (StoreError,),
+    DuplicateSuspected: (StoreError,),
 }
 
 
@@ -160,9 +169,13 @@ def test_the_drawing_names_every_class() -> None:
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_the_outcome_follows_from_the_class(error: MobileMoneyError) -> None:
     """`refused` and `not_sent` mean that no money moved; whatever is not sure says so."""
-    expected = {InvalidRequest: "not_sent", ServerError: "unknown"}.get(
-        type(error), "refused" if isinstance(error, APIError) else "unknown"
-    )
+    exceptions = {
+        InvalidRequest: "not_sent",
+        ServerError: "unknown",
+        IdempotencyConflict: "not_sent",
+        DuplicateSuspected: "not_sent",
+    }
+    expected = exceptions.get(type(error), "refused" if isinstance(error, APIError) else "unknown")
     assert type(error).outcome == expected
 
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import builtins
+import threading
+import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import anyio
@@ -10,6 +13,7 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from mobilemoney_async.testing import VirtualClockEventLoop, run_virtual, virtual_backend
+from mobilemoney_async.worker_threads import run_in_thread
 
 DAY = 86_400.0
 
@@ -107,6 +111,104 @@ def test_without_a_timer_the_loop_waits_for_threads_in_earnest(backend: Literal[
         return await anyio.to_thread.run_sync(lambda: "from a thread")
 
     assert run_virtual(main, backend=backend) == "from a thread"
+
+
+@pytest.mark.anyio
+async def test_time_stands_still_while_a_thread_of_the_store_works() -> None:
+    """A time-out of virtual seconds around a store does not fire while the store writes, and the clock stays exact."""
+
+    def write() -> str:
+        time.sleep(0.05)
+        return "written"
+
+    start = anyio.current_time()
+    with anyio.fail_after(0.001):
+        assert await run_in_thread(write) == "written"
+    assert anyio.current_time() == start
+    await anyio.sleep(10)
+    assert anyio.current_time() == start + 10
+
+
+@pytest.mark.anyio
+async def test_time_goes_on_when_the_last_of_several_threads_is_done() -> None:
+    """A timer beside threads fires after all of them, at its time, and whatever they raise."""
+    start = anyio.current_time()
+    began = threading.Semaphore(0)
+    order: list[object] = []
+
+    def fail() -> None:
+        began.release()
+        time.sleep(0.01)
+        raise LookupError
+
+    def work() -> None:
+        began.acquire()
+        time.sleep(0.05)
+
+    async def in_thread(function: Callable[[], None]) -> None:
+        try:
+            await run_in_thread(function)
+        except LookupError as exc:
+            order.append(type(exc))
+        else:
+            order.append("worked")
+        assert anyio.current_time() == start
+
+    async def timer() -> None:
+        await anyio.sleep(10)
+        order.append(anyio.current_time() - start)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(timer)
+        tasks.start_soon(in_thread, work)
+        tasks.start_soon(in_thread, fail)
+    assert order == [LookupError, "worked", 10]
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_task_leaves_its_thread_to_its_end_and_the_clock_sound() -> None:
+    """Work that has begun is done, though nobody waits for it any more; afterwards time jumps as before."""
+    done = threading.Event()
+    began = threading.Event()
+
+    def work() -> None:
+        began.set()
+        time.sleep(0.02)
+        done.set()
+
+    start = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_in_thread, work)
+        while not began.is_set():
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert done.is_set()
+    await anyio.sleep(10)
+    assert anyio.current_time() == start + 10
+
+
+def test_a_clock_of_ones_own_is_held_and_let_go() -> None:
+    """A mock clock that a test made itself keeps its threshold."""
+    import trio
+    from trio.testing import MockClock
+
+    clock = MockClock(autojump_threshold=0.001)
+
+    async def main() -> None:
+        with trio.fail_after(1):
+            await run_in_thread(lambda: time.sleep(0.02))
+        assert clock.autojump_threshold == 0.001
+        await trio.sleep(10)
+
+    trio.run(main, clock=clock)
+    assert clock.current_time() == 10
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_in_real_time_a_thread_of_the_store_is_any_thread() -> None:
+    """Watching costs nothing where there is no virtual clock."""
+    assert await run_in_thread(lambda: 1, limiter=anyio.CapacityLimiter(1)) == 1
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -17,8 +17,13 @@ where tat[i] = max(s[i], tat[i - 1]) + T is when the service's bucket has made u
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
 import attrs
+
+from mobilemoney_async.contract.endpoints import Priority
+from mobilemoney_async.contract.limits import POLLING_INTERVAL
 
 # Seconds. A service may count both ends of its window, and its clock rounds as ours does.
 _ROUNDING = 1e-6
@@ -41,10 +46,62 @@ class Usage:
     history: float
 
 
+def patience(per_minute: float) -> dict[Priority, float]:
+    """Return for each lane the seconds without a turn after which it is served before any other.
+
+    A turn comes one interval after it fell due at the latest. On a very slow limiter a tenth of the turns is what the
+    lower lanes may take.
+    """
+    interval = 60 / per_minute
+    seconds = max(POLLING_INTERVAL, 10 * interval) - interval
+    return {
+        Priority.PAYMENT: float("inf"),
+        Priority.LOOKUP: seconds,
+        Priority.POLL: seconds,
+        Priority.BULK: 3 * seconds,
+    }
+
+
+@attrs.frozen(kw_only=True)
+class Past:
+    """What a bucket remembers, in a form that can be kept elsewhere.
+
+    Attributes:
+        grants: The last requests, oldest first.
+        made_up: For the last of them, when the service's bucket has made up for each.
+        held_until: The end of the last hold, or minus infinity.
+        taken: How many of the grants came after the bucket was last emptied, at most as many as a burst.
+    """
+
+    grants: Sequence[float]
+    made_up: Sequence[float]
+    held_until: float
+    taken: int
+
+
+class Places(Protocol):
+    """Where a limiter has its places from: a bucket of its own, or what it reserved in one that others use too."""
+
+    def ready_at(self) -> float:
+        """Return from when on the next request may go; a time in the past means now."""
+
+    def take(self, now: float) -> None:
+        """Count a request that goes now; `ready_at` must have said that it may."""
+
+    def undo(self) -> None:
+        """Take back the last `take`, for a request that did not go."""
+
+    def hold(self, until: float) -> None:
+        """Grant nothing before a time."""
+
+    def usage(self, now: float) -> Usage:
+        """Return how much of the limit has been used."""
+
+
 class Bucket:
     """When the next request may go. Times are monotonic seconds."""
 
-    __slots__ = ("_emptied", "_grants", "_held_until", "_jitter", "_made_up", "_seconds_per_token", "_window")
+    __slots__ = ("_grants", "_held_until", "_jitter", "_made_up", "_seconds_per_token", "_taken", "_window")
 
     def __init__(self, *, per_minute: float, burst: int, window: float, jitter: float) -> None:
         limit = max(1, int(per_minute * window / 60 + 1e-9))
@@ -54,7 +111,7 @@ class Bucket:
         self._grants: deque[float] = deque(maxlen=limit)
         self._made_up: deque[float] = deque(maxlen=min(burst, limit))
         self._held_until = float("-inf")
-        self._emptied = False  # since the last take
+        self._taken = 0  # since it was last emptied
 
     def ready_at(self) -> float:
         """Return from when on the next request may go; a time in the past means now."""
@@ -64,6 +121,10 @@ class Bucket:
         if len(self._grants) == self._grants.maxlen:
             ready = max(ready, self._grants[0] + self._window + self._jitter)
         return ready
+
+    def last_at(self) -> float:
+        """Return the time of the last take that counts, or minus infinity."""
+        return self._grants[-1] if self._grants else float("-inf")
 
     def usage(self, now: float) -> Usage:
         """Return how much of the limit has been used."""
@@ -81,7 +142,7 @@ class Bucket:
         made_up = now if not self._made_up or now > self._made_up[-1] else self._made_up[-1]
         self._made_up.append(made_up + self._seconds_per_token)
         self._grants.append(now)
-        self._emptied = False
+        self._taken += 1
 
     def undo(self) -> None:
         """Take back the last `take`, for a request that did not go.
@@ -89,17 +150,57 @@ class Bucket:
         What the last take pushed out of the queues is not needed back: it held already when the take was allowed.
         """
         self._grants.pop()
-        if not self._emptied:
+        if self._taken:
+            self._taken -= 1
             self._made_up.pop()
+
+    def give_back(self, at: float) -> None:
+        """Take back a `take` that others have followed, for a request that did not go; a time unknown changes nothing.
+
+        The next take must not be for an earlier time than the last one was: it is what the queues have forgotten that
+        makes this sound, as for `undo`.
+        """
+        later: list[float] = []
+        while self._grants and self._grants[-1] > at:
+            later.append(self._grants.pop())
+        if self._grants and self._grants[-1] == at:
+            self._grants.pop()
+            if len(later) < min(self._taken, len(self._made_up)):
+                self._taken -= 1
+                made_up = self._made_up[-1 - len(later)] - self._seconds_per_token  # of the one before it, at most
+                for _ in range(len(later) + 1):
+                    self._made_up.pop()
+                for each in reversed(later):
+                    made_up = max(each, made_up) + self._seconds_per_token
+                    self._made_up.append(made_up)
+        self._grants.extend(reversed(later))
 
     def hold(self, until: float) -> None:
         """Grant nothing before a time, and take the service's bucket to be empty then: it has just said so."""
         if until <= self._held_until:
             return
         self._held_until = until
-        self._emptied = True
+        self._taken = 0
         burst = self._made_up.maxlen or 1
         emptied = [until - self._jitter + self._seconds_per_token * token for token in range(burst)]
         known = [0.0] * (burst - len(self._made_up)) + list(self._made_up)
         self._made_up.clear()
         self._made_up.extend(max(pair) for pair in zip(emptied, known, strict=True))
+
+    def dump(self) -> Past:
+        """Return what a bucket of the same limit needs to go on from here."""
+        return Past(
+            grants=tuple(self._grants),
+            made_up=tuple(self._made_up),
+            held_until=self._held_until,
+            taken=min(self._taken, self._made_up.maxlen or 1),
+        )
+
+    def load(self, past: Past) -> None:
+        """Go on from where a bucket of the same limit was."""
+        self._grants.clear()
+        self._grants.extend(past.grants)
+        self._made_up.clear()
+        self._made_up.extend(past.made_up)
+        self._held_until = past.held_until
+        self._taken = past.taken

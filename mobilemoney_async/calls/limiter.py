@@ -1,8 +1,9 @@
 """Waiting for one's turn under the rate limit, by lane.
 
-Who owns what: the bucket says when the next request may go; the lanes hold who waits. There is no background task:
-exactly one waiter, the *timekeeper*, sleeps until the next grant and hands it to whoever is first in line. When it is
-its own turn, or it is cancelled, the last in line takes over, so that a queue of thousands runs on one timer.
+Who owns what: the bucket (or what a store stands in for it) says when the next request may go; the lanes hold who
+waits. There is no background task: exactly one waiter, the *timekeeper*, sleeps until the next grant and hands it to
+whoever is first in line. When it is its own turn, or it is cancelled, the last in line takes over, so that a queue of
+thousands runs on one timer.
 
 Invariant: while anybody waits, there is exactly one timekeeper, and nobody else hands out grants: a place that comes
 back goes to the bucket, since the service may have said "hold" in the meantime.
@@ -18,9 +19,9 @@ from typing import Self
 import anyio
 from anyio.lowlevel import current_token
 
-from mobilemoney_async.calls.bucket import Bucket, Usage
+from mobilemoney_async.calls.bucket import Bucket, Places, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
-from mobilemoney_async.contract.limits import BURST, POLLING_INTERVAL, REQUESTS_PER_MINUTE
+from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.values import refuse, require_integer, require_seconds
 
 # Below what clocks and floats can tell apart: a timer may ring this much early.
@@ -30,12 +31,13 @@ _TICK = 1e-9
 class _Waiter:
     """Somebody in line."""
 
-    __slots__ = ("granted", "since", "woken")
+    __slots__ = ("error", "granted", "since", "woken")
 
     def __init__(self, since: float) -> None:
         self.since = since
-        self.woken = anyio.Event()  # has a grant, or is to keep the time
+        self.woken = anyio.Event()  # has a grant or an error, or is to keep the time
         self.granted = False
+        self.error: Exception | None = None  # then it is in line no longer
 
 
 class _Lane:
@@ -63,6 +65,12 @@ class RateLimiter:
     Lanes are served in the order of `Priority`, first come first served inside a lane. No lane starves: a lookup or
     a poll gets a turn about every 10 s (the contract's recommended polling rate) under saturating payments, bulk
     work every 30 s, beyond pauses that the limit itself forces.
+
+    Attributes:
+        per_minute: As given.
+        burst: As given.
+        window: As given.
+        jitter: As given, or what was chosen.
 
     Args:
         per_minute: Requests a minute, more than 0.
@@ -93,16 +101,12 @@ class RateLimiter:
         if jitter is None:
             jitter = min(0.5, 0.05 * burst * interval)
         require_seconds("jitter", jitter, allow_zero=True)
-        self._bucket = Bucket(per_minute=per_minute, burst=burst, window=window, jitter=jitter)
-        # A turn comes one interval after it fell due at the latest. On a very slow limiter a tenth of the turns is
-        # what the lower lanes may take.
-        patience = max(POLLING_INTERVAL, 10 * interval) - interval
-        self._lanes = {
-            Priority.PAYMENT: _Lane(float("inf")),
-            Priority.LOOKUP: _Lane(patience),
-            Priority.POLL: _Lane(patience),
-            Priority.BULK: _Lane(3 * patience),
-        }
+        self.per_minute: float = per_minute
+        self.burst: int = burst
+        self.window: float = window
+        self.jitter: float = jitter
+        self._bucket: Places = Bucket(per_minute=per_minute, burst=burst, window=window, jitter=jitter)
+        self._lanes = {priority: _Lane(seconds) for priority, seconds in patience(per_minute).items()}
         self._waiting = 0
         self._places = 0
         self._timekeeper: _Waiter | None = None
@@ -173,6 +177,8 @@ class RateLimiter:
             self._timekeeper = waiter
         try:
             while not waiter.granted:
+                if waiter.error is not None:
+                    raise waiter.error
                 if waiter is self._timekeeper:
                     await self._keep_time(waiter)
                 else:
@@ -180,7 +186,7 @@ class RateLimiter:
         except BaseException:
             if waiter.granted:
                 self._give_back()
-            else:
+            elif waiter.error is None:
                 del lane.waiters[place]
                 self._waiting -= 1
             raise
@@ -197,11 +203,15 @@ class RateLimiter:
                     now = self._now()
                     ready_at = self._bucket.ready_at()
                     if ready_at > now + _TICK:
-                        await anyio.sleep(ready_at - now)
+                        await self._pause(now, ready_at)
                         continue
                     now = max(now, ready_at)
                     self._bucket.take(now)
                     self._grant_to_next(now)
+
+    async def _pause(self, now: float, ready_at: float) -> None:
+        """Let time pass, until `ready_at` at most; it is looked again then."""
+        await anyio.sleep(ready_at - now)
 
     def _grant_to_next(self, now: float) -> None:
         waiting = [lane for lane in self._lanes.values() if lane.waiters]

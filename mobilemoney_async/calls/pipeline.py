@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import attrs
 
 from mobilemoney_async.calls.limiter import RateLimiter
-from mobilemoney_async.calls.retry import Action, RetryPolicy, decide
+from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
 from mobilemoney_async.calls.tokens import TokenSource
 from mobilemoney_async.calls.transport import Flight, Wire
 from mobilemoney_async.contract.codec import Content, encode
@@ -28,7 +28,17 @@ from mobilemoney_async.errors import (
     MobileMoneyError,
     OutcomeUnknown,
     RequestTimeout,
+    StoreError,
     TokenExpired,
+)
+from mobilemoney_async.events import (
+    AttemptEnded,
+    Handler,
+    LimiterWaited,
+    PaymentUnknown,
+    RetryScheduled,
+    TokenRenewed,
+    emit,
 )
 from mobilemoney_async.values import HiddenText, Secret, require_bearer
 
@@ -59,6 +69,29 @@ class Options:
     headers: Mapping[str, str]
 
 
+class Journal(Protocol):
+    """Keeps a record of one call that moves money, on disk before the socket is touched."""
+
+    async def sending(self, lives: float) -> float:
+        """Record that an attempt is about to be sent; whatever it raises ends the call, which was then not sent.
+
+        Args:
+            lives: The longest that the attempt may take, seconds.
+
+        Returns:
+            How many seconds may pass before it is sent.
+        """
+        ...
+
+    async def answered(self, answer: Any) -> None:
+        """Record the answer. Called inside a shield; an error of it ends the call."""
+        ...
+
+    async def failed(self, outcome: CallOutcome, error: MobileMoneyError | None) -> None:
+        """Record that an attempt failed, or was cancelled (None). Called inside a shield; raises nothing."""
+        ...
+
+
 @attrs.define(eq=False)
 class _Call:
     """One call as it goes on: what to send, and how far it has come."""
@@ -68,6 +101,7 @@ class _Call:
     content: Content | None
     lane: Priority
     idempotency_key: str | None = None
+    journal: Journal | None = None
     ahead: bool = False
     retry: RetryPolicy | None = None
     flight: Flight | None = None
@@ -90,6 +124,7 @@ class Pipeline:
         options: Patience and headers.
         utcnow: The wall clock, as aware UTC.
         random: A random number from 0 to 1.
+        on_event: Is told what happens.
     """
 
     wire: Wire
@@ -98,6 +133,7 @@ class Pipeline:
     options: Options
     utcnow: Callable[[], datetime]
     random: Callable[[], float]
+    on_event: Handler | None = None
 
     async def call(
         self,
@@ -108,6 +144,7 @@ class Pipeline:
         body: dict[str, Any] | None = None,
         lane: Priority | None = None,
         idempotency_key: str | None = None,
+        journal: Journal | None = None,
     ) -> T:
         """Make one call and return its answer.
 
@@ -118,6 +155,7 @@ class Pipeline:
             body: The JSON body.
             lane: Instead of the endpoint's own.
             idempotency_key: Of a create, for its errors.
+            journal: Of a create, told of each attempt.
 
         Raises:
             MobileMoneyError: As the retry table of `calls.retry` says. If the call is cancelled, a request that was
@@ -130,6 +168,7 @@ class Pipeline:
             content=None if body is None else encode("json", body),
             lane=endpoint.lane if lane is None else lane,
             idempotency_key=idempotency_key,
+            journal=journal,
         )
         del body  # it may hold a phone number, which a traceback with locals would show
         try:
@@ -167,10 +206,7 @@ class Pipeline:
                 renewed=renewed,
                 chance=self.random(),
             )
-            if call.token is not None and isinstance(error, InvalidToken | TokenExpired):
-                self.tokens.rejected(call.token, replacement=renewed)
-            if decision.hold:
-                self.limiter.hold(decision.hold)
+            self._heed(call, error, decision, renewed=renewed)
             match decision.action:
                 case Action.HOLD_AND_RETRY if error.outcome == "not_sent":
                     # It was the login that was rejected, and a login comes before the limiter.
@@ -186,6 +222,22 @@ class Pipeline:
                 case _:
                     raise self._final(call, error, renewed=renewed)
 
+    def _heed(self, call: _Call, error: MobileMoneyError, decision: Decision, *, renewed: bool) -> None:
+        """Pass on what a failed attempt says of the token and of the limit, whatever becomes of this call."""
+        if call.token is not None and isinstance(error, InvalidToken | TokenExpired):
+            self.tokens.rejected(call.token, replacement=renewed)
+        if decision.hold:
+            self.limiter.hold(decision.hold)
+        if self.on_event is not None and decision.action is not Action.RAISE:
+            again = RetryScheduled(
+                method=call.endpoint.method,
+                path=call.endpoint.path,
+                attempt=call.attempts,
+                delay=decision.hold or decision.pause,
+                error=type(error).__name__,
+            )
+            emit(self.on_event, again)
+
     async def _prepare(self, call: _Call) -> None:
         """Wait for everything that an attempt needs, so that nothing has been sent while it waits."""
         call.flight = None
@@ -194,7 +246,10 @@ class Pipeline:
             token = await self._token()
             if call.refusal is not None and token == call.refused:
                 raise call.refusal
+        asked_at = anyio.current_time()
         await self.limiter.acquire(call.lane, ahead=call.ahead)
+        if self.on_event is not None and (waited := anyio.current_time() - asked_at) > 0:
+            emit(self.on_event, LimiterWaited(lane=call.lane.name, waited=waited))
         if call.endpoint.bearer:
             # After the limiter: it may have been a long wait.
             granted_at = anyio.current_time()
@@ -205,11 +260,34 @@ class Pipeline:
         self.wire.check_open()
 
     async def _attempt(self, call: _Call) -> Any:
+        journal = call.journal
+        if journal is None:
+            return await self._exchange(call)
+        asked_at, written_at = anyio.current_time(), self.utcnow()
+        patience = await journal.sending(self.options.timeout)
+        try:
+            # By both clocks: the monotonic one stands still while the machine sleeps.
+            took = max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())
+            if took > patience:
+                # Another process may take it for lost by now, and must not be proved wrong.
+                raise StoreError(f"the store took more than {patience:g} s", outcome="not_sent")
+            answer = await self._exchange(call)
+        except BaseException as exc:
+            error = exc if isinstance(exc, MobileMoneyError) else None
+            lost: CallOutcome = "unknown" if call.flight is not None and call.flight.may_have_arrived else "not_sent"
+            with anyio.CancelScope(shield=True):
+                await journal.failed(lost if error is None else error.outcome, error)
+            raise
+        with anyio.CancelScope(shield=True):
+            await journal.answered(answer)
+        return answer
+
+    async def _exchange(self, call: _Call) -> Any:
         endpoint, timeout = call.endpoint, self.options.timeout
         call.sent_at = self.utcnow()
         call.flight = flight = Flight()
         started = anyio.current_time()
-        status: object = "no answer"
+        status, error = None, None
         try:
             with anyio.move_on_after(timeout):
                 answer = await self.wire.send(
@@ -225,12 +303,30 @@ class Pipeline:
             raise RequestTimeout(
                 f"no answer within {timeout:g} s", outcome="unknown" if flight.may_have_arrived else "not_sent"
             )
+        except BaseException as exc:
+            error = exc
+            raise
         finally:
-            if logger.isEnabledFor(logging.DEBUG):
-                took = anyio.current_time() - started
-                logger.debug(
-                    "%s %s: %s in %.3f s, attempt %d", endpoint.method, endpoint.path, status, took, call.attempts
-                )
+            self._tell(call, status, error, anyio.current_time() - started)
+
+    def _tell(self, call: _Call, status: int | None, error: BaseException | None, took: float) -> None:
+        """Log an attempt, and hand it on as an event."""
+        method, path = call.endpoint.method, call.endpoint.path
+        if logger.isEnabledFor(logging.DEBUG):
+            shown = "no answer" if status is None else status
+            logger.debug("%s %s: %s in %.3f s, attempt %d", method, path, shown, took, call.attempts)
+        if self.on_event is not None:
+            known = error.outcome if isinstance(error, MobileMoneyError) else "cancelled"
+            ended = AttemptEnded(
+                method=method,
+                path=path,
+                attempt=call.attempts,
+                status_code=status,
+                outcome="answered" if error is None else known,
+                error=None if error is None else type(error).__name__,
+                duration=took,
+            )
+            emit(self.on_event, ended)
 
     def _headers(self, call: _Call) -> dict[str, str]:
         headers = dict(self.options.headers)
@@ -267,6 +363,8 @@ class Pipeline:
             sent_at=call.sent_at,
         )
         unknown.__cause__ = error
+        key, cause = call.idempotency_key or "", type(error).__name__
+        emit(self.on_event, PaymentUnknown(idempotency_key=key, sent_at=call.sent_at, error=cause))
         return unknown
 
     async def _token(self) -> Secret:
@@ -282,5 +380,12 @@ class Pipeline:
         # Ahead of the payments in its lane: they wait for the token, granted or not. One attempt: the calls that wait
         # for it try again, each by its own policy, and the two must not multiply.
         call = _Call(LOGIN, LOGIN.path, content, LOGIN.lane, ahead=True, retry=_ONCE)
-        result: LoginResult = await self._run(call)
+        asked_at, error = anyio.current_time(), None
+        try:
+            result: LoginResult = await self._run(call)
+        except MobileMoneyError as exc:
+            error = type(exc).__name__
+            raise
+        finally:
+            emit(self.on_event, TokenRenewed(error=error, duration=anyio.current_time() - asked_at))
         return result

@@ -15,21 +15,12 @@ from typing import Protocol, TypeAlias
 import anyio
 import attrs
 
-from mobilemoney_async.contract.limits import TOKEN_LIFETIME
+from mobilemoney_async.calls.logins import LoginState
 from mobilemoney_async.contract.models import LoginResult
-from mobilemoney_async.errors import APIError, InvalidToken, MobileMoneyError, RateLimitExceeded, ServerError
+from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.values import Secret, refuse, require_bearer, require_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
-
-_RENEW_AHEAD = 60.0
-# The first and the longest pause, seconds: after a refusal, and after a login that got no usable answer. The latter is
-# the shortest that `RetryPolicy` makes by default, so that each attempt of a call comes to a login.
-_REFUSED = (10.0, 900.0)
-_FAILED = (0.25, 30.0)
-# A token that claims to live for less is used all the same, until the service refuses it: logins are limited.
-_SHORTEST_LIFE = 10.0
-_LONGEST_LIFE = 1e9
 
 Login: TypeAlias = Callable[[str, Secret], Awaitable[LoginResult]]
 """Logs in with e-mail and password, through the calling client's limiter and connections."""
@@ -84,15 +75,6 @@ class TokenAuth:
         """Do nothing: there is no other token."""
 
 
-@attrs.define
-class _Pause:
-    """A time in which no login is made: calls that need one fail at once, with the error that began it."""
-
-    error: MobileMoneyError
-    until: float
-    length: float
-
-
 class LoginAuth:
     """Logs in with e-mail and password, and again ahead of the token's end.
 
@@ -115,11 +97,7 @@ class LoginAuth:
         if not self._password:
             raise refuse("password", "a password that is not empty")
         self._lock = anyio.Lock()
-        self._token: Secret | None = None
-        self._renew_at = float("-inf")
-        self._expires_at = float("-inf")
-        self._pause: _Pause | None = None
-        self._refused_anew_at = float("-inf")
+        self._state = LoginState()
 
     def __repr__(self) -> str:
         return "LoginAuth(…)"
@@ -131,57 +109,53 @@ class LoginAuth:
             InvalidCredentials: The service refused the credentials, now or within the pause.
             MobileMoneyError: The login failed in another way.
         """
-        now = anyio.current_time()
-        if self._token is not None and (now < self._renew_at or (now < self._expires_at and self._lock.locked())):
-            return self._token
+        now, state = anyio.current_time(), self._state
+        token = state.fresh(now) or (state.valid(now) if self._lock.locked() else None)
+        if token is not None:
+            return token
         async with self._lock:
             return await self._renew(login)
 
     async def _renew(self, login: Login) -> Secret:
         now = anyio.current_time()
-        if self._token is not None and now < self._renew_at:
-            return self._token
-        if self._pause is not None and now < self._pause.until:
+        if (token := self._state.fresh(now)) is not None:
+            return token
+        if (refusal := self._state.refusal(now)) is not None:
             # Those who waited for a login that failed come here too: its failure is shared, not repeated.
-            raise copy.copy(self._pause.error)
+            raise refusal
         try:
-            result = await login(self._email, self._password)
-            token = require_bearer("access_token", result.access_token)
+            token, lifetime = await self.log_in(login)
         except MobileMoneyError as exc:
-            self._renew_at = min(self._begin_pause(exc), self._expires_at)
-            if self._token is None or anyio.current_time() >= self._expires_at:
+            now = anyio.current_time()
+            self._state = self._state.failed(exc, now)
+            token = self._state.valid(now)
+            if token is None:
                 raise copy.copy(exc) from exc.__cause__
             logger.warning("the token could not be renewed ahead of its end: %s", exc)
-            return self._token
-        lifetime = min(result.expires_in, _LONGEST_LIFE) if result.expires_in > 0 else TOKEN_LIFETIME
-        self._token = token
-        # Counted from before the login, since the service began to count somewhere within it.
-        self._expires_at = max(now + lifetime, anyio.current_time() + _SHORTEST_LIFE)
-        self._renew_at = self._expires_at - min(_RENEW_AHEAD, (self._expires_at - now) / 10)
+            return token
+        self._state = self._state.logged_in(token, lifetime, began=now, now=anyio.current_time())
         return token
 
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Forget a token, unless a newer one has taken its place."""
-        if token != self._token:
-            return
-        self._token = None
-        if not replacement:
-            return
-        # A new token refused at once, twice in a row: logging in again and again would not mend that.
-        now = anyio.current_time()
-        if now - self._refused_anew_at < _RENEW_AHEAD:
-            self._begin_pause(InvalidToken("new tokens are refused at once", status_code=401))
-        self._refused_anew_at = now
+        self._state = self._state.rejected(token, anyio.current_time(), replacement=replacement)
 
-    def _begin_pause(self, error: MobileMoneyError) -> float:
-        """Fail at once from now on; return until when."""
-        now = anyio.current_time()
-        length, longest = _REFUSED if _is_refusal(error) else _FAILED
-        if self._pause is not None and now < self._pause.until + 2 * self._pause.length:
-            length = min(longest, max(length, 2 * self._pause.length))
-        self._pause = _Pause(error, now + length, length)
-        return self._pause.until
+    @property
+    def credentials(self) -> tuple[str, Secret]:
+        """The e-mail address and the password."""
+        return self._email, self._password
 
+    async def log_in(self, login: Login) -> tuple[Secret, float]:
+        """Log in, whatever is known of earlier logins, and keep nothing: for who keeps tokens elsewhere.
 
-def _is_refusal(error: MobileMoneyError) -> bool:
-    return isinstance(error, APIError) and not isinstance(error, RateLimitExceeded | ServerError)
+        Args:
+            login: Makes the call.
+
+        Returns:
+            The token, and how long it lives by what the service says, seconds.
+
+        Raises:
+            MobileMoneyError: The login failed.
+        """
+        result = await login(*self.credentials)
+        return require_bearer("access_token", result.access_token), result.expires_in

@@ -210,6 +210,10 @@ class Wire:
 
     Raises:
         InvalidRequest: An argument is not what it accepts.
+
+    Attributes:
+        base_url: Where the requests go.
+        last_date: The Date header of the latest answer, or None: how the service's clock is seen.
     """
 
     def __init__(
@@ -219,6 +223,7 @@ class Wire:
         http_client: HTTPClient | None = None,
     ) -> None:
         self.base_url: str = _check_base_url(base_url)
+        self.last_date: str | None = None
         self._closed = False
         self._sender: _Sender
         if http_client is not None:
@@ -269,13 +274,15 @@ class Wire:
         """
         try:
             url = self.base_url + target
-            return await self._sender.send(
+            answer = await self._sender.send(
                 method, url, headers=dict(headers), content=content, timeout=timeout, flight=flight
             )
         except TransportError:
             raise
         except Exception as exc:
             raise _map_error(exc, flight) from exc
+        self.last_date = answer.date
+        return answer
 
     async def aclose(self) -> None:
         """Close the connections of our own pool. A second call does nothing."""
@@ -324,6 +331,7 @@ def _answer(response: httpx.Response, body: bytes) -> Answer:
         status_code=response.status_code,
         content_type=headers.get("content-type"),
         retry_after=headers.get("retry-after"),
+        date=headers.get("date"),
         body=Content(body),
     )
 

@@ -149,6 +149,9 @@ class Acknowledgement:
     def __attrs_post_init__(self) -> None:
         if not self.amount.is_finite():
             raise _not_money()
+        if not self.transaction_id.strip() or "\0" in self.transaction_id + self.reference:
+            # No id that could be looked up, or kept: whatever was created, this does not say what.
+            raise ValueError("expected an id")
 
 
 @attrs.frozen(kw_only=True)

@@ -53,12 +53,14 @@ class Answer:
         status_code: The HTTP status.
         content_type: The Content-Type header.
         retry_after: The Retry-After header.
+        date: The Date header.
         body: The body, decompressed.
     """
 
     status_code: int
     content_type: str | None = None
     retry_after: str | None = None
+    date: str | None = None
     body: bytes = attrs.field(default=b"", repr=False)
 
 

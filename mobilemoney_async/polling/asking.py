@@ -7,15 +7,22 @@ from typing import TypeAlias
 import attrs
 
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.contract.states import TransactionStatus
+from mobilemoney_async.errors import MobileMoneyError, WaitTimeout
 from mobilemoney_async.polling.pending import Pending
 
 
 @attrs.frozen
 class Page:
-    """Ask for a page of the list, by its number from 1."""
+    """Ask for a page of the list.
+
+    Attributes:
+        number: From 1.
+        status: The state whose payments it lists, None for all.
+    """
 
     number: int
+    status: TransactionStatus | None = None
 
 
 @attrs.frozen
@@ -60,3 +67,13 @@ class Asked:
     at: float
     expected: list[Pending]
     before: dict[Pending, tuple[float, int]]
+
+
+def timed_out(payment: Pending, now: float) -> WaitTimeout:
+    """Return the error with which the following of a payment ends at its deadline."""
+    state = "not seen" if payment.transaction is None else str(payment.transaction.status)
+    return WaitTimeout(
+        f"not final after {now - payment.tracked_at:.0f} s: {state}",
+        transaction_id=payment.id,
+        transaction=payment.transaction,
+    )

@@ -20,6 +20,8 @@ _PRIOR_WEIGHT = 0.5
 _PRIOR_SHIFT = 5.0
 # What was learned long ago fades: half of the weight is in the latest seven hundred endings.
 _FADE = 0.999
+# From so many endings on it is known roughly when they are unlikely.
+_ENOUGH = 10
 
 
 def _bin(age: float) -> int:
@@ -32,13 +34,19 @@ _EDGES = [_FACTOR**number - _SHIFT for number in range(_BINS + 1)]
 class Hazard:
     """The chance of a payment to end, by its age."""
 
-    __slots__ = ("_cumulative", "_ended", "_lived", "_stale")
+    __slots__ = ("_cumulative", "_ended", "_endings", "_lived", "_stale")
 
     def __init__(self) -> None:
         self._ended = [0.0] * _BINS
         self._lived = [0.0] * _BINS
         self._cumulative = [0.0] * (_BINS + 1)
         self._stale = True
+        self._endings = 0
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether enough endings have been seen to know when they are unlikely."""
+        return self._endings >= _ENOUGH
 
     def lived(self, start: float, end: float) -> None:
         """Learn that a payment was open from one age to another, seconds."""
@@ -58,6 +66,7 @@ class Hazard:
         Where in between is not known, so it counts for each bin as much as what was learned before makes it likely.
         That sharpens by itself: where endings agree on a moment, the others follow.
         """
+        self._endings += 1
         self._ended = [count * _FADE for count in self._ended]
         self._lived = [seconds * _FADE for seconds in self._lived]
         left = 1.0

@@ -16,6 +16,8 @@ from mobilemoney_async.contract.models import PageAnswer
 
 # Seconds over which the growth of the list is averaged.
 _MEMORY = 20.0
+# The list is crowded where strangers fill a page in less than so many seconds.
+_CROWDED = 60.0
 
 
 class Listing:
@@ -25,14 +27,16 @@ class Listing:
         is_known: Whether any page has been seen.
         newest_first: The order; newest first until shown otherwise.
         page_size: Rows on a full page.
+        growth: Rows a second that are added, by us and by others.
     """
 
-    __slots__ = ("_counted_at", "_own", "_strangers", "_total", "is_known", "newest_first", "page_size")
+    __slots__ = ("_counted_at", "_own", "_strangers", "_total", "growth", "is_known", "newest_first", "page_size")
 
     def __init__(self) -> None:
         self.is_known: bool = False
         self.newest_first: bool = True
         self.page_size: int = PAGE_SIZE_MAX
+        self.growth: float = 0.0
         self._total = 0
         self._counted_at = 0.0
         self._own = 0
@@ -42,6 +46,11 @@ class Listing:
     def has_strangers(self) -> bool:
         """Whether others add rows, so that places can be told only roughly."""
         return self._strangers > 0.05  # rows a second
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others add rows so fast that the newest page leaves out many that are open."""
+        return self._strangers * _CROWDED > self.page_size
 
     def add_own(self, now: float) -> float:
         """Count a payment that was just created, and return its ordinal."""
@@ -93,7 +102,9 @@ class Listing:
             elapsed = now - self._counted_at
             if elapsed > 0:
                 rate = max(0.0, (total - self._total - self._own) / elapsed)
-                self._strangers += (rate - self._strangers) * -math.expm1(-elapsed / _MEMORY)
+                share = -math.expm1(-elapsed / _MEMORY)
+                self._strangers += (rate - self._strangers) * share
+                self.growth += (max(0.0, (total - self._total) / elapsed) - self.growth) * share
         self.is_known = True
         self._total, self._own, self._counted_at = total, 0, now
         if self.newest_first:

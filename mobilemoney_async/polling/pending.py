@@ -5,10 +5,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Iterator
 
 from mobilemoney_async.contract.models import Transaction
 
 _SHELF = 100
+_NEVER = -math.inf
 
 
 class Pending:
@@ -19,6 +21,8 @@ class Pending:
         tracked_at: Since when it is followed.
         created_at: When it was created, as far as is known.
         seen_at: When it was last known to be open.
+        passed_at: When a filtered page last did not show it, which says that it was open, or that the page is no good.
+        passed_share: How far such a page is to be believed in that, 0 to 1.
         due: When the advised schedule next allows to ask about it.
         looks: How many looks of the schedule it has had.
         ordinal: Its place in the list, None where that is unknown: it is then asked for by its id.
@@ -42,6 +46,8 @@ class Pending:
         "looks",
         "misses",
         "ordinal",
+        "passed_at",
+        "passed_share",
         "seen",
         "seen_at",
         "tracked_at",
@@ -55,6 +61,8 @@ class Pending:
         self.tracked_at: float = now
         self.created_at: float = created_at
         self.seen_at: float = created_at
+        self.passed_at: float = _NEVER
+        self.passed_share: float = 0.0
         self.due: float = due
         self.looks: int = 0
         self.ordinal: float | None = None
@@ -65,6 +73,11 @@ class Pending:
         self.hinted: bool = False
         self.deadline: float = deadline
         self.transaction: Transaction | None = None
+
+    @property
+    def last_looked_for(self) -> float:
+        """When it was last seen open, or not seen where a filtered page would have shown its ending."""
+        return max(self.seen_at, self.passed_at)
 
 
 class _Timers:
@@ -117,6 +130,9 @@ class Book:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Pending]:
+        return iter(self._by_id.values())
 
     def get(self, transaction_id: str) -> Pending | None:
         """Return a payment, or None if it is not followed."""

@@ -2,7 +2,8 @@
 
 Who owns what: the plan knows every payment and decides; `Poller` waits for the limiter, makes the calls and hands out
 what came of them. A payment's ending is always a value. A fault on the way delays and loses nothing; only closing the
-client under the poller, which cannot be mended by waiting, ends the group with an error.
+client under the poller, which cannot be mended by waiting, ends the group with an error. Where processes share a store,
+a `Member` stands between the poller and its plan: only one of them asks then.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Literal, Self
 
 import anyio
 import anyio.abc
@@ -27,66 +27,32 @@ from mobilemoney_async.errors import (
     InvalidRequest,
     InvalidTransactionId,
     MobileMoneyError,
+    StoreError,
     TransactionNotFound,
     UnexpectedResponse,
 )
+from mobilemoney_async.events import PaymentFinal, PollerAsked, emit
+from mobilemoney_async.fleet import Fleet
 from mobilemoney_async.polling.asking import Asked, ById, Ending, Page
 from mobilemoney_async.polling.granted import granted
-from mobilemoney_async.polling.outcomes import UNREAD, Outcome, Outcomes
+from mobilemoney_async.polling.member import Member
+from mobilemoney_async.polling.outcomes import Outcome, Outcomes
 from mobilemoney_async.polling.pace import Pace
 from mobilemoney_async.polling.plan import Plan
+from mobilemoney_async.polling.stats import PollerStats
+from mobilemoney_async.polling.waiting import Waiting
 from mobilemoney_async.values import refuse, require_identifier, require_seconds
+
+__all__ = ["Poller", "PollerStats"]
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Requests on their way at once: enough to go on while one answer is lost.
 _MOST_ON_THE_WAY = 4
+# Until the limit is asked for again where the store that keeps it fails, seconds.
+_STORE_PAUSE = 1.0
 # Of how many endings the lag is averaged.
 _LAGS = 50
-
-
-@attrs.frozen(kw_only=True)
-class PollerStats:
-    """How a poller is doing.
-
-    Attributes:
-        tracked: Payments ever tracked.
-        pending: Payments followed now.
-        final: Payments whose final state was seen.
-        unresolved: Payments that ended without one: given up, not found, malformed id.
-        pages: Pages asked for.
-        lookups: Lookups by id.
-        faults: Requests among them that failed for a reason that says nothing about a payment.
-        mean_lag: How late the latest final states were seen, an estimate in seconds; None before the first.
-        next_request_in: Seconds until there is something to ask, 0 for now, None for never. The rate limit may make
-            it later.
-    """
-
-    tracked: int
-    pending: int
-    final: int
-    unresolved: int
-    pages: int
-    lookups: int
-    faults: int
-    mean_lag: float | None
-    next_request_in: float | None
-
-    @property
-    def requests(self) -> int:
-        """Requests in all."""
-        return self.pages + self.lookups
-
-
-class _Waiter:
-    """Those who wait for one payment."""
-
-    __slots__ = ("ended", "number", "outcome")
-
-    def __init__(self) -> None:
-        self.ended = anyio.Event()
-        self.outcome: Outcome | None = None
-        self.number = 0
 
 
 class Poller(anyio.AsyncContextManagerMixin):
@@ -100,9 +66,12 @@ class Poller(anyio.AsyncContextManagerMixin):
         timeout: How long to follow each payment, seconds, more than 0; None for as long as it takes.
         min_interval: Between two requests of this poller, seconds, at least 0.
         schedule: Between two looks at one payment.
+        fleet: Where the pollers of other processes are met, of which one asks for all; None for a poller of its own.
+        resume: Whether to track every payment of the store that is not final; with a fleet only.
 
     Raises:
         InvalidRequest: An argument is not what it accepts.
+        StoreError: On entering, with `resume`: the store failed.
     """
 
     def __init__(
@@ -112,6 +81,8 @@ class Poller(anyio.AsyncContextManagerMixin):
         timeout: float | None = None,
         min_interval: float = 1.0,
         schedule: Schedule | None = None,
+        fleet: Fleet | None = None,
+        resume: bool = False,
     ) -> None:
         self._timeout = None if timeout is None else require_seconds("timeout", timeout)
         self._pace = Pace(require_seconds("min_interval", min_interval, allow_zero=True))
@@ -122,11 +93,21 @@ class Poller(anyio.AsyncContextManagerMixin):
         once = attrs.evolve(pipeline.options, deadline=None, retry=attrs.evolve(pipeline.options.retry, max_attempts=1))
         self._pipeline = attrs.evolve(pipeline, options=once)
         self._plan = Plan(pauses)
-        self._outcomes = Outcomes(lambda: not self._plan)
-        self._ended: OrderedDict[str, Outcome] = OrderedDict()
-        self._waiters: dict[str, _Waiter] = {}
+        if resume and fleet is None:
+            raise refuse("resume", "False, or a client with a store")
+        self._fleet = fleet
+        self._resume = resume
+        self._member = (
+            None
+            if fleet is None
+            else Member(fleet, self._plan, utcnow=pipeline.utcnow, hand_out=self._hand_out, wake=self._wake)
+        )
+        # What this poller follows: what it asks about, unless one process asks for all.
+        self._followed: Plan | Member = self._plan if self._member is None else self._member
+        self._outcomes = Outcomes(lambda: not self._followed)
+        self._waiting = Waiting()
         self._changed = anyio.Event()
-        self._is_open = self._was_open = False
+        self._is_open = self._was_open = self._limit_is_away = False
         self._on_the_way = 0
         self._tracked = self._final = self._unresolved = self._pages = self._lookups = self._faults = 0
         self._lag: float | None = None
@@ -135,13 +116,12 @@ class Poller(anyio.AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         if self._was_open:
             raise refuse("poller", "one that was not used before")
+        unfinished = await self._unfinished()
         self._was_open = True
         failure: BaseException | None = None
         try:
             async with anyio.create_task_group() as group:
-                self._is_open = True
-                group.start_soon(self._poll, group)
-                group.start_soon(self._give_up)
+                self._begin(group, unfinished)
                 try:
                     yield self
                 except (GeneratorExit, anyio.get_cancelled_exc_class()):
@@ -158,6 +138,8 @@ class Poller(anyio.AsyncContextManagerMixin):
                 failure = exc.exceptions[0]
             else:
                 raise
+        finally:
+            await self._leave()
         if failure is not None:
             raise failure
 
@@ -182,13 +164,13 @@ class Poller(anyio.AsyncContextManagerMixin):
             "payment", payment.transaction_id if isinstance(payment, Acknowledgement) else payment
         )
         patience = self._timeout if timeout is None else require_seconds("timeout", timeout)
-        ended = self._ended.get(transaction_id)
+        ended = self._waiting.ended(transaction_id)
         if ended is not None and ended.transaction is not None:
             return
-        self._ended.pop(transaction_id, None)
+        self._waiting.forget(transaction_id)
         now = anyio.current_time()
         deadline = math.inf if patience is None else now + patience
-        if self._plan.track(transaction_id, now, is_new=is_new, deadline=deadline):
+        if self._followed.track(transaction_id, now, is_new=is_new, deadline=deadline):
             self._tracked += 1
             self._wake()
 
@@ -202,7 +184,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             InvalidRequest: The id is not one, or the poller is not open.
         """
         self._check_open()
-        if self._plan.hint(require_identifier("transaction_id", transaction_id), anyio.current_time()):
+        if self._followed.hint(require_identifier("transaction_id", transaction_id), anyio.current_time()):
             self._wake()
 
     # What came of it
@@ -223,9 +205,10 @@ class Poller(anyio.AsyncContextManagerMixin):
         """
         self._check_open()
         require_identifier("transaction_id", transaction_id)
-        outcome = self._ended.get(transaction_id)
+        outcome = self._waiting.ended(transaction_id)
         if outcome is None:
-            outcome = await self._wait(transaction_id)
+            self.track(transaction_id)
+            outcome = await self._waiting.wait(transaction_id)
         else:
             await anyio.lowlevel.checkpoint()
         if outcome.error is not None:
@@ -252,7 +235,7 @@ class Poller(anyio.AsyncContextManagerMixin):
     @property
     def pending(self) -> int:
         """How many payments are followed now."""
-        return len(self._plan)
+        return len(self._followed)
 
     @property
     def stats(self) -> PollerStats:
@@ -260,7 +243,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         ready_at = self._ready_at()
         return PollerStats(
             tracked=self._tracked,
-            pending=len(self._plan),
+            pending=len(self._followed),
             final=self._final,
             unresolved=self._unresolved,
             pages=self._pages,
@@ -271,7 +254,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         )
 
     def __repr__(self) -> str:
-        return f"<Poller: {len(self._plan)} pending>"
+        return f"<Poller: {len(self._followed)} pending>"
 
     # Inside
 
@@ -279,11 +262,27 @@ class Poller(anyio.AsyncContextManagerMixin):
         if not self._is_open:
             raise refuse("poller", "one that is open: use it inside its `async with`")
 
+    async def _unfinished(self) -> list[str]:
+        return await self._fleet.unfinished() if self._fleet is not None and self._resume else []
+
+    def _begin(self, group: anyio.abc.TaskGroup, unfinished: list[str]) -> None:
+        self._is_open = True
+        group.start_soon(self._poll, group)
+        group.start_soon(self._give_up)
+        if self._member is not None:
+            group.start_soon(self._member.run)
+            group.start_soon(self._member.listen)
+        for transaction_id in unfinished:
+            self.track(transaction_id)
+
+    async def _leave(self) -> None:
+        if self._member is not None:
+            await self._member.leave()
+
     def _close(self) -> None:
         self._is_open = False
         self._outcomes.close()
-        for waiter in self._waiters.values():
-            waiter.ended.set()
+        self._waiting.close()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -294,27 +293,16 @@ class Poller(anyio.AsyncContextManagerMixin):
         with anyio.CancelScope(deadline=at):
             await self._changed.wait()
 
-    async def _wait(self, transaction_id: str) -> Outcome:
-        self.track(transaction_id)
-        waiter = self._waiters.setdefault(transaction_id, _Waiter())
-        waiter.number += 1
-        try:
-            await waiter.ended.wait()
-        finally:
-            waiter.number -= 1
-            if not waiter.number and self._waiters.get(transaction_id) is waiter:
-                del self._waiters[transaction_id]
-        if waiter.outcome is None:
-            raise refuse("poller", "one that stays open until the payment has ended")
-        return waiter.outcome
-
     def _ready_at(self) -> float:
-        if not self._plan:
+        if not self._plan or not self._may_ask():
             return math.inf
         queue_at = self._pace.queue_at(
             anyio.current_time(), self._pipeline.limiter.usage(), is_urgent=self._plan.is_urgent
         )
         return max(self._plan.ready_at(), queue_at)
+
+    def _may_ask(self) -> bool:
+        return self._member is None or self._member.may_ask(anyio.current_time())
 
     async def _poll(self, group: anyio.abc.TaskGroup) -> None:
         """Ask, whenever there is something to ask, the interval has passed and the limiter lets us."""
@@ -325,8 +313,11 @@ class Poller(anyio.AsyncContextManagerMixin):
                 await self._sleep_until(at)
                 continue
             # Before the choice: what is worth asking may be something else when our turn comes.
-            await self._pipeline.limiter.acquire(Priority.POLL)
+            if not await self._take_place():
+                continue
             now = anyio.current_time()
+            if not self._may_ask():
+                continue
             if not self._pace.may_send(now):
                 self._pace.came_early()
                 continue
@@ -334,58 +325,90 @@ class Poller(anyio.AsyncContextManagerMixin):
             request = self._plan.choose(now)
             if request is not None:
                 self._on_the_way += 1
+                self._tell_what_is_asked(request, now - queued_at)
                 group.start_soon(self._ask, self._plan.ask(request, now))
+
+    async def _take_place(self) -> bool:
+        """Wait for a place under the limit; return False, after a pause, where the store that keeps it fails."""
+        try:
+            await self._pipeline.limiter.acquire(Priority.POLL)
+        except StoreError as exc:
+            if not self._limit_is_away:
+                logger.warning("following payments waits for the store: %s", exc)
+            self._limit_is_away = True
+            await anyio.sleep(_STORE_PAUSE)
+            return False
+        self._limit_is_away = False
+        return True
+
+    def _tell_what_is_asked(self, request: Page | ById, waited: float) -> None:
+        if self._pipeline.on_event is not None:
+            kind: Literal["page", "lookup"] = "page" if isinstance(request, Page) else "lookup"
+            emit(self._pipeline.on_event, PollerAsked(kind=kind, pending=len(self._plan), waited=waited))
 
     async def _give_up(self) -> None:
         while True:
-            self._hand_out(self._plan.give_up(anyio.current_time()))
-            await self._sleep_until(self._plan.give_up_at())
+            self._hand_out(self._followed.give_up(anyio.current_time()))
+            await self._sleep_until(self._followed.give_up_at())
 
     async def _ask(self, asked: Asked) -> None:
+        rows: Sequence[Transaction] = ()
         try:
-            endings = await self._answer(asked)
+            endings, rows = await self._answer(asked)
         except InvalidRequest:
             raise  # the client was closed
         except Exception as exc:  # noqa: BLE001 (a caller's own token source may raise anything)
             if isinstance(exc, TransactionNotFound | InvalidTransactionId) and isinstance(asked.request, ById):
                 endings = self._plan.refuse(asked, exc, anyio.current_time())
             else:
-                what = exc if isinstance(exc, MobileMoneyError) else type(exc).__name__
-                logger.warning("following payments goes on after: %s", what)
-                self._faults += 1
-                is_unreadable = isinstance(exc, UnexpectedResponse)
-                self._plan.fail(asked, anyio.current_time(), is_unreadable=is_unreadable)
-                endings = []
+                self._fail(asked, exc)
+                return
         finally:
             self._on_the_way -= 1
-        self._hand_out(endings)
-        self._wake()
+            self._wake()
+        if self._member is None:
+            self._hand_out(endings)
+        else:
+            self._member.settle(endings, rows)
 
-    async def _answer(self, asked: Asked) -> list[Ending]:
+    def _fail(self, asked: Asked, exc: Exception) -> None:
+        what = exc if isinstance(exc, MobileMoneyError) else type(exc).__name__
+        logger.warning("following payments goes on after: %s", what)
+        self._faults += 1
+        now = anyio.current_time()
+        self._plan.fail(asked, now, is_unreadable=isinstance(exc, UnexpectedResponse))
+        if self._member is not None:
+            self._member.failed(now)
+
+    async def _answer(self, asked: Asked) -> tuple[list[Ending], Sequence[Transaction]]:
         pipeline = attrs.evolve(self._pipeline, limiter=granted(self._pipeline.limiter))
         match asked.request:
-            case Page(number):
+            case Page(number, status):
                 self._pages += 1
-                query = {"page": number, "limit": PAGE_SIZE_MAX}
+                query: dict[str, int | str] = {"page": number, "limit": PAGE_SIZE_MAX}
+                if status is not None:
+                    query["status"] = str(status)
                 page = await pipeline.call(LIST_TRANSACTIONS, query=query, lane=Priority.POLL)
-                return self._plan.take_page(asked, page, anyio.current_time(), pipeline.utcnow())
+                endings = self._plan.take_page(asked, page, anyio.current_time(), pipeline.utcnow())
+                return endings, page.transactions
             case ById(transaction_id):
                 self._lookups += 1
                 identifiers = {"transaction_id": transaction_id}
                 found = await pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.POLL)
-                return self._plan.take_transaction(asked, found.transaction, anyio.current_time(), pipeline.utcnow())
+                row = found.transaction
+                return self._plan.take_transaction(asked, row, anyio.current_time(), pipeline.utcnow()), [row]
 
     def _hand_out(self, endings: list[Ending]) -> None:
         for ending in endings:
             outcome = Outcome(transaction_id=ending.transaction_id, transaction=ending.transaction, error=ending.error)
             self._count(ending)
-            self._ended[outcome.transaction_id] = outcome
-            if len(self._ended) > UNREAD:
-                self._ended.popitem(last=False)
-            waiter = self._waiters.pop(outcome.transaction_id, None)
-            if waiter is not None:
-                waiter.outcome = outcome
-                waiter.ended.set()
+            if self._pipeline.on_event is not None and ending.error is None and ending.transaction is not None:
+                seen = ending.transaction
+                final = PaymentFinal(
+                    transaction_id=seen.id, type=str(seen.type), status=str(seen.status), lag=ending.lag
+                )
+                emit(self._pipeline.on_event, final)
+            self._waiting.end(outcome)
             self._outcomes.add(outcome)
 
     def _count(self, ending: Ending) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -14,14 +14,25 @@ from mobilemoney_async.contract.codec import encode
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.errors import MobileMoneyError
-from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_text
+from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_name
+
+
+class Desk(Protocol):
+    """Makes creates that are remembered."""
+
+    async def create(
+        self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], *, idempotency_key: str
+    ) -> Acknowledgement:
+        """Make a payment once for its key."""
+        ...
 
 
 class _Creates:
     _endpoint: Endpoint[Acknowledgement]
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, desk: Desk | None = None) -> None:
         self._pipeline = pipeline
+        self._desk = desk
 
     async def create(
         self,
@@ -40,13 +51,17 @@ class _Creates:
         processed (rate limit, token). Cancelling this call while the request is on its way leaves it unknown whether
         the payment exists, as a crash would.
 
+        With a store (``AsyncClient(store=...)``) the payment is recorded before it is sent and its id before this
+        returns. The same key then gives the same payment, whatever happens in between: the same acknowledgement without
+        a request; or, where nobody knows what became of the first request, `OutcomeUnknown` after a look at the list.
+
         Args:
             phone_number: The customer's or recipient's number: ``+`` and 8 to 15 digits; spaces and hyphens are
                 dropped.
             amount: Whole TZS, more than 0, as ``int``, integral ``Decimal`` or ``str`` of digits; never ``float``.
             idempotency_key: Your name for this payment, at most 200 characters; one is made where you give none. It
-                is on the answer and on every error, and is never sent: the service takes no such key, so a second
-                call with the same key is a second payment.
+                is on the answer and on every error, and is never sent: the service takes no such key, so without a
+                store a second call with the same key is a second payment.
             extra: More fields for the request body, which the contract does not show (such as a merchant reference).
 
         Returns:
@@ -58,8 +73,14 @@ class _Creates:
                 before you pay again.
             APIError: The service refused; no money moved. See its subclasses.
             TransportError: The request was provably not sent, however often it was tried; no money moved.
+            IdempotencyConflict: With a store: the key was used for another payment; nothing was sent.
+            DuplicateSuspected: With a store: a payment of this type and amount for this phone number is unresolved
+                under another key; nothing was sent.
+            StoreError: With a store: it failed or cannot be reached. Nothing was sent, unless its ``outcome`` is
+                ``"unknown"``: then what the service answered is not recorded yet. Either way the same key is safe to
+                use again.
         """
-        key = uuid.uuid4().hex if idempotency_key is None else _check_key(idempotency_key)
+        key = uuid.uuid4().hex if idempotency_key is None else require_name("idempotency_key", idempotency_key)
         try:
             body: dict[str, Any] = {
                 "phone_number": normalise_phone_number(phone_number),
@@ -67,7 +88,10 @@ class _Creates:
             }
             if extra is not None:
                 body.update(_check_extra(extra))
-            answer = await self._pipeline.call(self._endpoint, body=body, idempotency_key=key)
+            if self._desk is None:
+                answer = await self._pipeline.call(self._endpoint, body=body, idempotency_key=key)
+            else:
+                answer = await self._desk.create(self._endpoint, body, idempotency_key=key)
         except MobileMoneyError as exc:
             exc.idempotency_key = key
             raise
@@ -84,13 +108,6 @@ class Disbursements(_Creates):
     """Money sent to recipients' wallets."""
 
     _endpoint = CREATE_DISBURSEMENT
-
-
-def _check_key(key: object) -> str:
-    text = require_text("idempotency_key", key)
-    if len(text) > 200:
-        raise refuse("idempotency_key", "a str of at most 200 characters")
-    return text
 
 
 def _check_extra(extra: Mapping[str, Any]) -> dict[str, Any]:

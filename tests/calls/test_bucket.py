@@ -142,6 +142,51 @@ def test_taking_back_and_holding_keep_the_law(steps: list[Operation]) -> None:
         assert service.rejections(arrivals[before:], [(until - 1e-6, 1)]) == []
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(gaps, delays, st.none() | st.integers(0, 12), st.sampled_from([0.0, 0.0, 0.0, 3.0]))))
+@example([(0.0, 0.0, None, 0.0)] * 12 + [(0.0, 0.0, 4, 0.0)] * 20 + [(0.0, 0.0, None, 0.0)] * 40)
+@example([(0.0, 0.0, None, 0.0)] * 5 + [(0.0, 0.0, 9, 3.0)] * 5 + [(0.0, 0.0, None, 0.0)] * 20)
+@example([(30.0, JITTER, None, 0.0)] + [(0.0, 0.0, None, 0.0)] * 9 + [(0.0, 0.0, 8, 0.0)] + [(0.0, 0.0, None, 0.0)] * 9)
+def test_places_given_back_in_any_order_keep_the_law(steps: list[tuple[float, float, int | None, float]]) -> None:
+    """Of the last places any may turn out not to have been used, also when the bucket was kept elsewhere meanwhile."""
+    bucket, now = make_bucket(), 0.0
+    granted: list[tuple[float, float]] = []
+    holds: list[tuple[float, int]] = []
+    for gap, delay, back, hold in steps:
+        now = grant(bucket, now + gap)
+        granted.append((now, delay))
+        if hold:
+            bucket.hold(now + hold)
+            holds.append((now + hold, len(granted)))
+        if back is not None and back < len(granted):
+            at, _ = granted[-1 - back]
+            index = max(number for number, (each, _) in enumerate(granted) if each == at)
+            bucket.give_back(at)
+            del granted[index]
+            holds = [(until, before - (index < before)) for until, before in holds]
+        bucket.give_back(now + 1)  # unknown
+        kept = make_bucket()
+        kept.load(bucket.dump())
+        bucket = kept
+
+    service = StrictService()
+    assert service.rejections([at + delay for at, delay in granted]) == []
+    for until, before in holds:
+        after = [at + delay for at, delay in granted[before:]]
+        assert service.rejections(after, [(until - 1e-6, 1)]) == []
+
+
+def test_a_place_given_back_from_among_others_is_free_again() -> None:
+    """Ten places, the fourth given back: one more goes at once, and then none."""
+    bucket = make_bucket()
+    for number in range(10):
+        bucket.take(number / 100)
+    bucket.give_back(0.03)
+    assert bucket.ready_at() <= 0.09
+    bucket.take(0.09)
+    assert bucket.ready_at() > 1
+
+
 def test_a_place_given_back_is_used_up_by_nobody() -> None:
     """Ten places, one given back: one more goes at once."""
     bucket = make_bucket()

@@ -4,6 +4,7 @@ The same day as in `benchmarks/goodput.py`, but shorter.
 """
 
 import math
+import statistics
 import tracemalloc
 
 import anyio
@@ -14,7 +15,7 @@ from mobilemoney_async.polling.plan import Plan
 from mobilemoney_async.sandbox.choices import Choices
 from mobilemoney_async.sandbox.magic import ORDINARY
 from mobilemoney_async.sandbox.states import Kind
-from tests.support.shop import CUSTOMER, Ended, Figures, Order, Shop, Trade
+from tests.support.shop import CUSTOMER, Ended, Figures, Filters, Order, Shop, Trade
 
 pytestmark = pytest.mark.anyio
 
@@ -53,6 +54,19 @@ async def test_the_table(wanted: float, confirmed: float, mean: float, p95: floa
     assert found.rejections == 0
 
 
+@pytest.mark.parametrize(("wanted", "confirmed", "mean", "p95"), [(6, 5, 1.5, 4), (54, 51, 9.5, 22)])
+async def test_the_table_with_creates_at_random(wanted: float, confirmed: float, mean: float, p95: float) -> None:
+    """Creates at random distances cost little where the limit leaves room, or none at all.
+
+    The mean of three short days, each off by some percent of chance; `benchmarks/goodput.py` has longer ones.
+    """
+    days = [await figures(wanted, minutes=20, seed=seed, evenly=False) for seed in (1, 2, 3)]
+    assert statistics.mean(day.confirmed for day in days) >= confirmed
+    assert statistics.mean(day.mean for day in days) <= mean
+    assert statistics.mean(day.p95 for day in days) <= p95
+    assert not any(day.rejections for day in days)
+
+
 async def test_a_list_that_is_oldest_first() -> None:
     """The order of the list costs little."""
     found = await figures(30, order="oldest-first")
@@ -68,6 +82,26 @@ async def test_six_hundred_strangers_a_minute(order: Order) -> None:
     assert found.confirmed >= 18
     assert found.mean <= 15
     assert found.rejections == 0
+
+
+async def test_a_filter_by_status_pays_among_strangers() -> None:
+    """Pages of one final state show more endings of ours, for no more requests."""
+    shop = Shop(20, strangers=600)
+    found = await shop.run(follow, minutes=9)
+    assert found.mean <= 3.3
+    assert found.requests <= 2.2
+    assert shop.filtered > 60
+
+
+@pytest.mark.parametrize("filters", ["ignored", "empty"])
+async def test_a_filter_that_is_no_good_costs_a_few_requests(filters: Filters) -> None:
+    """It is found out at once, and tried again ten minutes later."""
+    shop = Shop(20, strangers=600, filters=filters)
+    found = await shop.run(follow, minutes=9)
+    assert found.confirmed >= 18
+    assert found.mean <= 5
+    assert found.rejections == 0
+    assert shop.filtered <= 3
 
 
 async def test_a_list_that_lags_by_a_minute() -> None:

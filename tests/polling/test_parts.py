@@ -2,10 +2,12 @@
 
 import math
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mobilemoney_async import TransactionStatus
 from mobilemoney_async.calls.bucket import Usage
 from mobilemoney_async.polling.hazard import Hazard
 from mobilemoney_async.polling.hints import HintAllowance
@@ -14,6 +16,7 @@ from mobilemoney_async.polling.pace import Pace
 from mobilemoney_async.polling.pending import Book, Pending
 from mobilemoney_async.polling.rest import Rest
 from mobilemoney_async.polling.trust import Trust
+from mobilemoney_async.polling.views import Views
 from mobilemoney_async.resources.sweep import Sweep
 from tests.support.paper import Paper, PaperService
 
@@ -105,6 +108,97 @@ def test_an_empty_list_has_one_page() -> None:
     assert (listing.pages(0.0), listing.head(0, 0.0)) == (1, 1)
 
 
+# Pages of one state
+
+
+@pytest.mark.parametrize("ahead", [-300.0, 0.0, 300.0])
+def test_whom_a_page_of_one_state_shows_is_told_from_its_rows(ahead: float) -> None:
+    """Payments as old as the rows of the page before, by the service's own clock, however wrong ours is."""
+    book, views = crowded(ahead)
+    (view,) = views.open(100.0)
+    assert not view.is_known(100.0)
+    ask(views, book, 100.0, [10.0, 40.0], ahead)
+    (view,) = views.open(101.0)
+    assert (view.youngest, view.oldest) == pytest.approx((9, 40), abs=0.1)
+    assert {payment.id for payment in views.wanted("SUCCESS", 100.0)} == {"61", "70", "80", "90"}
+
+
+def test_a_state_whose_pages_show_nothing_is_left_alone() -> None:
+    """Once four endings were expected and none was shown; ten minutes later it is tried again."""
+    book, views = crowded()
+    requests, now = 0, 100.0
+    while list(views.open(now)):
+        ask(views, book, now, [10.0, 40.0], expected=1.0)
+        requests, now = requests + 1, now + 1
+    assert requests == 6
+    assert not list(views.open(now + 590))
+    assert list(views.open(now + 601))
+
+
+def test_what_was_passed_over_keeps_some_of_its_weight() -> None:
+    """However good such pages are, a payment that they do not show is doubted only so far."""
+    book, views = crowded()
+    for second in range(10):
+        ask(views, book, 100.0 + second, [10.0, 40.0], ended=1, expected=1.0)
+    passed = [payment for payment in book if payment.passed_at > 0]
+    assert passed
+    assert all(payment.passed_share == 0.8 for payment in passed)
+
+
+def test_a_state_that_can_not_be_asked_for_is_asked_for_less_and_less() -> None:
+    """After a minute, two, four, up to ten."""
+    _, views = crowded()
+    now, pauses = 100.0, []
+    for _ in range(6):
+        views.asked("SUCCESS", now)
+        assert not list(views.open(now)), "it is on its way"
+        views.failed("SUCCESS", now)
+        pauses.append(next(pause for pause in range(1000) if list(views.open(now + pause))))
+        now += pauses[-1]
+    assert pauses == [60, 120, 240, 480, 600, 600]
+
+
+def crowded(ahead: float = 0.0) -> tuple[Book, Views]:
+    """Ten rows a second for a hundred seconds, every tenth or so of them ours, on a clock that is so far ahead."""
+    service, listing, book = PaperService(), Listing(), Book()
+    views = Views(book=book, listing=listing, hazard=Hazard())
+    for row in range(1000):
+        service.add(Paper(id=str(row), created_at=row / 10))
+    for second in range(0, 101, 5):
+        listing.observe(1, service.page(1, float(second)), float(second))
+    for created_at in [61.0, 70.0, 80.0, 90.0, 95.0]:
+        payment = Pending(
+            f"{created_at:.0f}", now=created_at, created_at=created_at, due=0.0, deadline=math.inf, is_new=True
+        )
+        book.add(payment)
+        book.place(payment, 10 * created_at)
+        views.saw_row(payment, Paper(id=payment.id, created_at=created_at + ahead).row(100.0))
+    for _ in range(3):
+        views.saw_ending(TransactionStatus.SUCCESS, 15.0)
+    return book, views
+
+
+def ask(
+    views: Views,
+    book: Book,
+    now: float,
+    ages: list[float],
+    ahead: float = 0.0,
+    *,
+    ended: int = 0,
+    expected: float = 0.0,
+) -> None:
+    """Take a page of SUCCESS with rows of such ages."""
+    service = PaperService()
+    for age in ages:
+        service.add(Paper(id=str(age), created_at=now - age + ahead, ends_at=-1e6))
+    answer = service.page(1, now + ahead, TransactionStatus.SUCCESS)
+    answer = attrs.evolve(answer, pagination=attrs.evolve(answer.pagination, total_pages=2))
+    wanted = views.wanted("SUCCESS", now)
+    views.asked("SUCCESS", now)
+    views.took("SUCCESS", answer, now, at=now, ended=ended, expected=expected, passed=wanted)
+
+
 # The payments that are followed
 
 
@@ -186,22 +280,40 @@ def test_rests_double_up_to_their_longest() -> None:
     assert rest.until == 101.0
 
 
+def pages_until_a_check(trust: Trust, expected: float) -> int:
+    pages = 0
+    while not trust.wants_check:
+        trust.saw_page(ended=0, expected=expected)
+        pages += 1
+    return pages
+
+
 def test_a_list_that_shows_no_endings_is_checked() -> None:
-    """After twenty pages without one, a lookup is worth it, and again for as long as it finds endings."""
+    """After three pages on which an ending was to be expected a lookup is worth it, and the next if it finds one."""
     trust = Trust()
-    checks = []
-    for _ in range(20):
-        checks.append(trust.wants_check)
-        trust.saw_page(ended=0)
-    checks.append(trust.wants_check)
-    for has_ended in (True, False):
-        trust.checked(has_ended=has_ended)
-        checks.append(trust.wants_check)
-    assert checks == [False] * 20 + [True, True, False]
-    trust.saw_end(1.0)
-    assert trust.delay == 0
+    assert pages_until_a_check(trust, expected=20.0) == 3
+    trust.checked(has_ended=True)
+    assert pages_until_a_check(trust, expected=20.0) == 0
+    trust.checked(has_ended=False)
+    assert pages_until_a_check(trust, expected=0.5) == 6
+
+
+def test_a_list_that_tells_the_truth_is_seldom_checked() -> None:
+    """Once a page has shown an ending, it takes many without one to doubt the list."""
+    trust = Trust()
+    assert pages_until_a_check(trust, expected=0.0) == pytest.approx(20, abs=1)
+    trust.saw_page(ended=1, expected=0.0)
+    assert pages_until_a_check(trust, expected=0.0) == pytest.approx(80, abs=1)
+
+
+def test_how_far_a_list_is_behind_is_learned_from_the_endings() -> None:
+    """A payment that a page showed as open after its end tells by how much; two seconds are the clocks'."""
+    trust = Trust()
     trust.saw_end(50.0)
-    assert trust.delay == 10
+    assert trust.delay == 50
+    for _ in range(20):
+        trust.saw_end(1.0)
+    assert trust.delay < 1
 
 
 def test_a_sweep_ends_where_it_is_not_worth_it() -> None:

@@ -1,6 +1,8 @@
 """What the plan asks, and what it makes of the answers: against a service on paper, in no time."""
 
 import math
+import random
+import statistics
 from datetime import timedelta
 
 import attrs
@@ -12,7 +14,7 @@ from mobilemoney_async import Schedule, TransactionNotFound, TransactionStatus, 
 from mobilemoney_async.errors import InvalidTransactionId, ServerError
 from mobilemoney_async.polling.asking import ById, Page
 from mobilemoney_async.polling.plan import Plan
-from tests.support.paper import START, ListOrder, Paper, PaperService, drive
+from tests.support.paper import START, Drive, Filters, ListOrder, Paper, PaperService, drive
 
 ADVISED = Schedule()
 LOOKS = [sum(ADVISED.delay(look) for look in range(number + 1)) for number in range(60)]
@@ -55,6 +57,21 @@ def test_after_the_last_ending_nothing_is_asked() -> None:
     service.add(Paper(id="txn-1", created_at=0.0, ends_at=5.0))
     done = drive(Plan(ADVISED), service, until=1000.0)
     assert done.asked[-1][0] == done.endings["txn-1"][0] < 10
+
+
+def test_a_look_is_saved_until_it_tells_something() -> None:
+    """Once endings are known to come at one age, few looks come before it and many at it, no more than advised."""
+    service = PaperService()
+    for number in range(40):
+        service.add(Paper(id=f"txn-{number}", created_at=50.0 * number, ends_at=50.0 * number + 31))
+    done = drive(Plan(ADVISED), service, until=3000.0)
+    asked = [at % 50 for at, _ in done.asked if at > 1000]
+    lags = [at - service.payments[name].ends_at for name, (at, _) in done.endings.items() if at > 1000]
+    assert len(lags) == 20
+    assert sum(lags) / len(lags) < 2, "as advised: 1.2 s by luck, 9 s at the worst age"
+    for look, allowed in enumerate(LOOKS[:7]):
+        assert sum(at < allowed - 0.01 for at in asked) <= 20 * look, "ahead of the schedule"
+    assert len(asked) <= 20 * 7
 
 
 def test_tracking_twice_is_once() -> None:
@@ -101,7 +118,7 @@ def test_a_list_that_lags_is_passed_over() -> None:
     assert sum(lags) / len(lags) < 10
 
 
-@pytest.mark.parametrize(("stale", "bearable"), [(60.0, 45.0), (1e9, 150.0)])
+@pytest.mark.parametrize(("stale", "bearable"), [(20.0, 15.0), (60.0, 30.0), (1e9, 120.0)])
 def test_a_list_with_old_states_is_found_out(stale: float, bearable: float) -> None:
     """That a page shows a payment as open may be old news: lookups tell, also where pages never show an ending."""
     service = PaperService(stale=stale)
@@ -260,6 +277,77 @@ def test_four_requests_that_fail_together_are_one_fault() -> None:
     for asked in [plan.ask(ById(f"txn-{number}"), 1.0) for number in range(4)]:
         plan.fail(asked, 2.0, is_unreadable=False)
     assert plan.ready_at() == 3.0
+
+
+def market(filters: Filters, order: ListOrder = "newest-first", strangers: int = 5) -> PaperService:
+    """Forty payments of ours in four minutes among others' that come by the second."""
+    service, dice = PaperService(filters=filters, order=order), random.Random(1)
+
+    def add(name: str, created_at: float) -> None:
+        failed, expired = dice.random() < 0.1, dice.random() < 0.1
+        ends_at = created_at + (90.0 if expired else dice.lognormvariate(math.log(15), 0.5))
+        status = TransactionStatus.FAILED if failed else TransactionStatus.SUCCESS
+        service.add(Paper(id=name, created_at=created_at, ends_at=ends_at, status=status))
+
+    for number in range(40):
+        add(f"txn-{number}", 6.0 * number + 0.01)
+    for number in range(360 * strangers):
+        add(f"stranger-{number}", number / strangers)
+    return service
+
+
+def follow_ours(service: PaperService) -> Drive:
+    track = {name: each.created_at for name, each in service.payments.items() if name.startswith("txn")}
+    return drive(Plan(ADVISED), service, until=600.0, track=track, interval=1.5)
+
+
+def lags(service: PaperService, done: Drive) -> list[float]:
+    return [at - service.payments[name].ends_at for name, (at, _) in done.endings.items()]
+
+
+@pytest.mark.parametrize("filters", ["honoured", "ignored", "empty", "of others", "open", "backwards", "refused"])
+def test_a_filter_that_lies_ends_nothing_wrongly_and_costs_little(filters: Filters) -> None:
+    """Whatever `status` does in a crowded list, each payment ends once, truly; no good, it is asked for seldom."""
+    service = market(filters)
+    done = follow_ours(service)
+    assert len(done.endings) == 40
+    for name, (at, ending) in done.endings.items():
+        assert ending.transaction is not None
+        assert ending.transaction.status == service.payments[name].status
+        assert at >= service.payments[name].ends_at
+        for look, asked_at in enumerate(done.lookups(name)):
+            assert asked_at >= service.payments[name].created_at + LOOKS[look] - 0.5, "ahead of its schedule"
+    last = max(at for at, _ in done.endings.values())
+    assert all(at <= last for at, _ in done.asked)
+    if filters == "honoured":
+        assert len(done.filtered) >= 15
+    else:
+        # Of two states, each with a rest of ten minutes once it is found out.
+        assert len(done.filtered) <= {"of others": 15, "refused": 8}.get(filters, 2)
+    # Where the filter is ignored, it is as if there were none.
+    without = market("ignored")
+    assert statistics.mean(lags(service, done)) <= 1.2 * statistics.mean(lags(without, follow_ours(without)))
+    assert max(lags(service, done)) < 40
+
+
+def test_what_pages_of_one_state_pass_over_is_not_forgotten() -> None:
+    """A payment that ends in another state than all others of its age is asked for in the end."""
+    service = market("honoured")
+    service.add(Paper(id="txn-last", created_at=150.02, ends_at=155.0, status=TransactionStatus.FAILED))
+    for name in list(service.payments):
+        if name != "txn-last":
+            service.payments[name] = attrs.evolve(service.payments[name], status=TransactionStatus.SUCCESS)
+    done = follow_ours(service)
+    assert len(done.filtered) >= 15
+    assert done.endings["txn-last"][0] < 185
+
+
+@pytest.mark.parametrize(("order", "strangers"), [("newest-first", 0), ("newest-first", 1), ("oldest-first", 5)])
+def test_a_filter_is_for_crowded_lists_that_begin_with_the_newest(order: ListOrder, strangers: int) -> None:
+    """Where the newest page of all shows as much, or the first page the oldest, no filter is used."""
+    done = follow_ours(market("honoured", order, strangers))
+    assert len(done.endings) == 40
+    assert done.filtered == []
 
 
 def test_without_a_list_ids_do() -> None:

@@ -16,7 +16,7 @@ import attrs
 
 from mobilemoney_async.contract.models import PageAnswer, Pagination, Transaction
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType
-from mobilemoney_async.errors import MobileMoneyError, TransactionNotFound
+from mobilemoney_async.errors import MobileMoneyError, ServerError, TransactionNotFound
 from mobilemoney_async.polling.asking import ById, Ending, Page, Request
 from mobilemoney_async.polling.plan import Plan
 
@@ -24,6 +24,10 @@ START = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 LATENCY = 0.05
 
 ListOrder = Literal["newest-first", "oldest-first", "none"]
+
+Filters = Literal["honoured", "ignored", "empty", "of others", "open", "backwards", "refused"]
+"""What `status` does: it filters, is ignored, shows nothing, leaves ours out, shows what is open, turns the order
+round, or is an error."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,6 +74,7 @@ class PaperService:
         lookup_lag: How long it stays out of the lookups.
         stale: By how much the states in the list are behind.
         page_size: The largest page that the service gives.
+        filters: What becomes of a filter by status.
     """
 
     order: ListOrder = "newest-first"
@@ -77,16 +82,21 @@ class PaperService:
     lookup_lag: float = 0.0
     stale: float = 0.0
     page_size: int = 100
+    filters: Filters = "honoured"
     payments: dict[str, Paper] = attrs.field(factory=dict)
 
     def add(self, payment: Paper) -> None:
         self.payments[payment.id] = payment
 
-    def page(self, number: int, now: float) -> PageAnswer:
+    def page(self, number: int, now: float, status: TransactionStatus | None = None) -> PageAnswer:
         listed = [each for each in self.payments.values() if each.created_at + self.list_lag <= now]
+        if status is not None:
+            listed = [each for each in listed if self._passes(each, status, now - self.stale)]
         listed.sort(key=lambda each: each.created_at, reverse=self.order == "newest-first")
         if self.order == "none":
             random.Random(now).shuffle(listed)
+        if status is not None and self.filters == "backwards":
+            listed.reverse()
         shown = listed[(number - 1) * self.page_size : number * self.page_size]
         pagination = Pagination(
             current_page=number,
@@ -96,6 +106,21 @@ class PaperService:
         )
         rows = tuple(each.row(now - self.stale) for each in shown)
         return PageAnswer(transactions=rows, pagination=pagination)
+
+    def _passes(self, payment: Paper, status: TransactionStatus, now: float) -> bool:
+        is_so = payment.ends_at <= now and payment.status == status
+        match self.filters:
+            case "refused":
+                raise ServerError("no such parameter", status_code=500)
+            case "ignored":
+                return True
+            case "empty":
+                return False
+            case "open":
+                return payment.ends_at > now
+            case "of others":
+                return is_so and payment.id.startswith("stranger")
+        return is_so
 
     def get(self, transaction_id: str, now: float) -> Transaction:
         payment = self.payments.get(transaction_id)
@@ -115,6 +140,10 @@ class Drive:
 
     asked: list[tuple[float, Request]] = attrs.field(factory=list)
     endings: dict[str, tuple[float, Ending]] = attrs.field(factory=dict)
+
+    @property
+    def filtered(self) -> list[float]:
+        return [at for at, request in self.asked if isinstance(request, Page) and request.status is not None]
 
     @property
     def pages(self) -> list[tuple[float, int]]:
@@ -177,7 +206,12 @@ def _answer(plan: Plan, service: PaperService, request: Request, now: float) -> 
     asked = plan.ask(request, now)
     at, utcnow = now + LATENCY, START + timedelta(seconds=now + LATENCY)
     if isinstance(request, Page):
-        return plan.take_page(asked, service.page(request.number, now), at, utcnow)
+        try:
+            answer = service.page(request.number, now, request.status)
+        except MobileMoneyError:
+            plan.fail(asked, at, is_unreadable=False)
+            return []
+        return plan.take_page(asked, answer, at, utcnow)
     try:
         return plan.take_transaction(asked, service.get(request.transaction_id, now), at, utcnow)
     except MobileMoneyError as exc:

@@ -18,8 +18,10 @@ import attrs
 
 from mobilemoney_async import Acknowledgement, AsyncClient
 from mobilemoney_async.sandbox import Sandbox
+from mobilemoney_async.sandbox.calls import Call
 from mobilemoney_async.sandbox.choices import Choices
 from mobilemoney_async.sandbox.magic import ORDINARY, find
+from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.sandbox.states import Kind
 
 TIMEOUT_SHARE = 0.12
@@ -28,6 +30,8 @@ ABSENT_CUSTOMER = "+255780000408"
 LATENCY = 0.05
 
 Order = Literal["newest-first", "oldest-first"]
+
+Filters = Literal["honoured", "ignored", "empty"]
 
 Track = Callable[[Acknowledgement], None]
 """Begins to follow a payment."""
@@ -72,6 +76,8 @@ class Shop:
         order: Of the list.
         seed: For everything that is left to chance.
         evenly: Whether the creates come at equal distances, or at random.
+        choices: What the contract leaves open.
+        filters: What becomes of the list's filter by status: it is honoured, ignored, or lets nothing through.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class Shop:
         seed: int = 1,
         evenly: bool = True,
         choices: Choices | None = None,
+        filters: Filters = "honoured",
     ) -> None:
         self.wanted = wanted
         self.strangers = strangers
@@ -90,6 +97,8 @@ class Shop:
         self.dice = random.Random(seed)
         self.sandbox = Sandbox(seed=seed, choices=choices or Choices(latency=LATENCY, list_order=order))
         self.seen: list[tuple[float, float]] = []  # when, and how late
+        self.filtered = 0  # requests with a filter by status
+        self._spoil(filters)
 
     async def run(self, follow: Follow, *, minutes: float, settle: float = 4.0) -> Figures:
         """Run the day and return the figures of what came after the first minutes.
@@ -105,6 +114,23 @@ class Shop:
                 await follow(client, self._ended, partial(self._trade, client))
             assert anyio.current_time() >= began + 60 * minutes
         return self._figures(60 * settle, 60 * minutes)
+
+    def _spoil(self, filters: Filters) -> None:
+        """Put the filter by status in front of the list out of order, and count its use."""
+        handlers = dict(self.sandbox._engine._handlers)
+        show = handlers["transactions"]
+
+        def spoilt(call: Call) -> Reply:
+            status = call.query.get("status")
+            if status is None:
+                return show(call)
+            self.filtered += 1
+            rest = {name: value for name, value in call.query.items() if name != "status"}
+            query = {"honoured": call.query, "ignored": rest, "empty": {**rest, "status": "NONE"}}[filters]
+            return show(attrs.evolve(call, query=query))
+
+        handlers["transactions"] = spoilt
+        self.sandbox._engine._handlers = handlers
 
     def _figures(self, since: float, until: float) -> Figures:
         lags = [lag for at, lag in self.seen if since <= at <= until]

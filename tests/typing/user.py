@@ -16,8 +16,11 @@ from mobilemoney_async import (
     AsyncClient,
     AuthenticationError,
     ConnectionFailed,
+    DuplicateSuspected,
     Effect,
     Fees,
+    HistoryEntry,
+    IdempotencyConflict,
     InvalidCredentials,
     InvalidRequest,
     InvalidToken,
@@ -30,6 +33,8 @@ from mobilemoney_async import (
     Outcome,
     OutcomeUnknown,
     Pagination,
+    PaymentRecord,
+    PaymentState,
     PermissionDenied,
     Priority,
     RateLimiter,
@@ -40,6 +45,8 @@ from mobilemoney_async import (
     Secret,
     ServerError,
     Settlement,
+    SQLStore,
+    StoreError,
     TokenAuth,
     TokenExpired,
     TokenSource,
@@ -220,6 +227,37 @@ async def follow(client: AsyncClient, acknowledgement: Acknowledgement) -> None:
         assert_type(poller.pending, int)
         assert_type(poller.stats, PollerStats)
         assert_type(poller.stats.mean_lag, float | None)
+
+
+async def remember(base_url: str) -> None:
+    store = SQLStore(
+        "sqlite:///payments.db", account="shop", grace=300, key="sixteen or more", resend_absent_collections=True
+    )
+    async with AsyncClient(base_url, auth="token", store=store) as client:
+        payments = await client.payments.list("UNKNOWN", type="collection", limit=10)
+        assert_type(payments, list[PaymentRecord])
+        assert_type(await client.payments.list([PaymentState.UNKNOWN, PaymentState.ABSENT]), list[PaymentRecord])
+        assert_type(await client.payments.unresolved(), list[PaymentRecord])
+        assert_type(await client.payments.reconcile(stale_after=0), list[PaymentRecord])
+        payment = await client.payments.confirm_absent("order-7", note="Asha looked")
+        assert_type(payment, PaymentRecord)
+        assert_type(await client.payments.get("order-7"), PaymentRecord | None)
+        assert_type(payment.state, PaymentState)
+        assert_type(payment.amount, Decimal)
+        assert_type(payment.sent_at, datetime | None)
+        assert_type(payment.transaction, Transaction | None)
+        assert_type(payment.candidates, tuple[str, ...])
+        assert_type(payment.history, tuple[HistoryEntry, ...])
+        assert_type(payment.is_unresolved, bool)
+        try:
+            await client.collections.create(phone_number="+255680000001", amount=1000, idempotency_key="order-8")
+        except DuplicateSuspected as exc:
+            assert_type(exc.other_key, str)
+        except IdempotencyConflict as exc:
+            assert_type(exc.idempotency_key, str | None)
+        except StoreError as exc:
+            assert_type(exc.outcome, Literal["not_sent", "refused", "unknown"])
+    store.close()
 
 
 async def pace(limiter: RateLimiter) -> None:

@@ -1,0 +1,209 @@
+"""What it costs that payments are remembered: a create with an SQLite store, and the questions to a million records."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from benchmarks.common import Figures, Row
+from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
+
+Work = Callable[[], Awaitable[object]]
+
+_BASE_URL = "https://payments.example/v1"
+_PHONE_NUMBER = "+255680000001"
+_CREATES = 300
+_RECORDS = 1_000_000
+_UNRESOLVED = 50
+_LOOKUPS = 300
+_WARM = 20
+_MILLI = 1e3
+
+
+def run() -> list[Row]:
+    """Compare a recorded create with one that is not and with a bare commit; then ask a large store."""
+    # Here, not in /tmp, which may be memory.
+    with TemporaryDirectory(dir=Path.cwd(), prefix=".benchmark-") as folder:
+        return [*_creates(Path(folder)), *_questions(Path(folder) / "million.db")]
+
+
+def _creates(folder: Path) -> list[Row]:
+    with asyncio.Runner() as runner:
+        figures = runner.run(_measure_creates(folder))
+    added = figures.difference("kept", "plain") * _MILLI
+    pairs = zip(figures.rounds["kept"], figures.rounds["plain"], figures.rounds["bare"], strict=True)
+    ratio = statistics.median((mine - without) / bare for mine, without, bare in pairs)
+    what = f"a recorded create, SQLite: {figures.cost('kept') * _MILLI:.1f} ms"
+    bare = f"a bare `INSERT` and commit, {figures.cost('bare') * _MILLI:.1f} ms"
+    return [
+        Row(
+            what,
+            f"one without a store, {figures.cost('plain') * _MILLI:.1f} ms",
+            "at most 10 ms more",
+            f"{added:.1f} ms",
+            added <= 10,
+        ),
+        Row("what the record adds: two commits", bare, "", f"{ratio:.2f}x"),
+    ]
+
+
+def _questions(path: Path) -> list[Row]:
+    with asyncio.Runner() as runner:
+        figures = runner.run(_measure_questions(path))
+    size = f"{_RECORDS:,} records ({os.path.getsize(path) / 1e9:.1f} GB)"
+    questions = {
+        "by_key": "`payments.get(key)` with its history",
+        "unresolved": f"`payments.unresolved()`, {_UNRESOLVED} of them",
+        "latest": "`payments.list(limit=10, newest_first=True)`",
+    }
+    return [
+        Row(f"{what}: {figures.cost(name) * _MILLI:.2f} ms", size, "at most 5 ms", *_at_most_5_ms(figures.cost(name)))
+        for name, what in questions.items()
+    ]
+
+
+async def _measure_creates(folder: Path) -> Figures:
+    bare = _open_bare(folder / "bare.db")
+
+    async def commit() -> None:
+        bare.execute("BEGIN IMMEDIATE")
+        bare.execute("INSERT INTO bare (account, key, state) VALUES ('default', 'order-1', 'SENDING')")
+        bare.execute("COMMIT")
+
+    def create(client: AsyncClient) -> Work:
+        return lambda: client.collections.create(phone_number=_PHONE_NUMBER, amount=1_000)
+
+    async with _client() as plain, _client(SQLStore(f"sqlite:///{folder / 'payments.db'}")) as kept:
+        return await _take_turns({"plain": create(plain), "kept": create(kept), "bare": commit}, _CREATES)
+
+
+async def _measure_questions(path: Path) -> Figures:
+    async with _client(SQLStore(f"sqlite:///{path}")) as client:
+        await client.payments.list(limit=1)  # makes the tables
+        _fill(path)
+        numbers = count(12_345)
+
+        async def by_key() -> None:
+            record = await client.payments.get(f"order-{next(numbers) * 7_919 % _RECORDS}")
+            assert record is not None
+            assert record.history
+
+        async def unresolved() -> None:
+            assert len(await client.payments.unresolved()) == _UNRESOLVED
+
+        async def latest() -> None:
+            assert len(await client.payments.list(limit=10, newest_first=True)) == 10
+
+        return await _take_turns({"by_key": by_key, "unresolved": unresolved, "latest": latest}, _LOOKUPS)
+
+
+async def _take_turns(works: Mapping[str, Work], rounds: int) -> Figures:
+    """Measure single operations in turn, all in one task: the threads of a store belong to the task that it runs in."""
+    figures: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(-_WARM, rounds):
+        for name in list(works)[:: 1 if number % 2 else -1]:
+            started = time.perf_counter()
+            await works[name]()
+            if number >= 0:
+                figures[name].append(time.perf_counter() - started)
+    return Figures(figures)
+
+
+def _at_most_5_ms(cost: float) -> tuple[str, bool]:
+    return f"{cost * _MILLI:.2f} ms", cost <= 0.005
+
+
+def _client(store: SQLStore | None = None) -> AsyncClient:
+    numbers = count(1)
+
+    async def accept(request: httpx.Request) -> httpx.Response:
+        sent = json.loads(request.content)
+        number = next(numbers)
+        answer = {
+            "status": "success",
+            "message": "accepted",
+            "transaction_id": f"txn_{number:016x}",
+            "reference": f"REF{number:010}",
+            "currency": "TZS",
+            "status_code": "PENDING",
+            **sent,
+        }
+        return httpx.Response(200, json=answer)
+
+    return AsyncClient(
+        _BASE_URL,
+        auth="benchmark-token",
+        transport=httpx.MockTransport(accept),
+        rate_limiter=RateLimiter(per_minute=60_000_000, burst=1_000_000),
+        store=store,
+    )
+
+
+def _open_bare(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+        connection.execute(f"PRAGMA {pragma}")
+    connection.execute("CREATE TABLE bare (id INTEGER PRIMARY KEY, account TEXT, key TEXT, state TEXT)")
+    return connection
+
+
+def _fill(path: Path) -> None:
+    """Put in a million payments as they are after years: nearly all of them final, with three entries of history."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA synchronous=OFF")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.executemany(
+        "INSERT INTO mobilemoney_payments (id, account, key, type, phone_number, amount, extra_digest, state, attempt,"
+        " created_at, changed_at, sent_at, stale_at, ended_at, transaction_id, reference, status, acknowledgement,"
+        ' "transaction", is_adopted, walks)'
+        " VALUES (?, 'default', ?, 'collection', ?, '1000', '', ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)",
+        _payments(),
+    )
+    connection.executemany(
+        "INSERT INTO mobilemoney_history (payment_id, at, what, source, detail) VALUES (?, ?, ?, ?, ?)", _histories()
+    )
+    connection.execute("COMMIT")
+    connection.close()
+
+
+def _payments() -> Iterator[tuple[Any, ...]]:
+    first = datetime(2026, 1, 1, tzinfo=UTC)
+    step = _RECORDS // _UNRESOLVED
+    for number in range(_RECORDS):
+        at = first + timedelta(seconds=13 * number)
+        moment, phone_number = at.strftime("%Y-%m-%d %H:%M:%S.%f"), f"+2556{number % 100_000_000:08}"
+        row = (number + 1, f"order-{number}", phone_number)
+        if number % step == 0:
+            yield (*row, "UNKNOWN", *[moment] * 5, None, None, None, None, None)
+            continue
+        transaction_id, reference = f"txn_{number:016x}", f"REF{number:010}"
+        common = f'"reference":"{reference}","amount":"1000","currency":"TZS","phone_number":"{phone_number}"'
+        acknowledgement = f'{{"transaction_id":"{transaction_id}",{common},"status_code":"PENDING","status":"success"}}'
+        transaction = (
+            f'{{"id":"{transaction_id}",{common},"type":"collection","network":"airtel_money","status":"SUCCESS",'
+            f'"created_at":"{at.isoformat()}","completed_at":"{at.isoformat()}"}}'
+        )
+        yield (
+            *(*row, "FINAL", *[moment] * 5),
+            *(transaction_id, reference, "SUCCESS", acknowledgement, transaction),
+        )
+
+
+def _histories() -> Iterator[tuple[Any, ...]]:
+    moment = "2026-01-01 00:00:00.000000"
+    for number in range(1, _RECORDS + 1):
+        yield number, moment, "sent", "answer", "attempt 1"
+        yield number, moment, "acknowledged", "answer", f"txn_{number - 1:016x}"
+        yield number, moment, "final", "poll", "SUCCESS"

@@ -1,0 +1,111 @@
+"""What `AsyncClient` is given: checked before anything is sent, or read from the environment.
+
+Raises, all of it: `InvalidRequest`, which names the argument or the variable and what it accepts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mobilemoney_async.calls.retry import RetryPolicy
+from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth
+from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
+_HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*", re.ASCII)
+_OUR_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "transfer-encoding"})
+
+
+def check_method(method: str) -> str:
+    """Return an HTTP method in upper case, or refuse it."""
+    if not isinstance(method, str) or not re.fullmatch("[A-Za-z]+", method, re.ASCII):
+        raise refuse("method", "an HTTP method")
+    return method.upper()
+
+
+def check_path(path: str) -> str:
+    """Return a path below the base URL, or refuse it."""
+    if not isinstance(path, str) or not re.fullmatch(r"/[!$&-;=@-Z_a-z~%]*", path) or _climbs(path):
+        raise refuse("path", "a path below the base URL with a leading slash, quoted, without query or '..'")
+    return path
+
+
+def check_retry(retry: RetryPolicy) -> RetryPolicy:
+    """Return a retry policy, or refuse what is none."""
+    if not isinstance(retry, RetryPolicy):
+        raise refuse("retry", "a RetryPolicy")
+    return retry
+
+
+def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers that hide their values, or refuse what cannot be sent or is ours to set."""
+    if not isinstance(headers, Mapping):
+        raise refuse("extra_headers", "a mapping of str to str")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name) or name.lower() in _OUR_HEADERS:
+            raise refuse("extra_headers", f"header names other than {', '.join(sorted(_OUR_HEADERS))}")
+        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+            raise refuse("extra_headers", "values of visible ASCII characters")
+    return {name: HiddenText(value) for name, value in headers.items()}
+
+
+def merge_headers(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return both, the new ones in place of the old: a name is the same in upper and lower case."""
+    replaced = {name.lower() for name in new}
+    return {**{name: value for name, value in old.items() if name.lower() not in replaced}, **new}
+
+
+def check_params(params: Mapping[str, str | int] | None) -> dict[str, str | int]:
+    """Return the parameters of a query string, or refuse them."""
+    if params is None:
+        return {}
+    accepts = "a mapping of str to str or int, all of which can be encoded"
+    if not isinstance(params, Mapping):
+        raise refuse("params", accepts)
+    for name, value in params.items():
+        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, str | int):
+            raise refuse("params", accepts)
+        if not can_encode(f"{name}{value}"):
+            raise refuse("params", accepts)
+    return dict(params)
+
+
+def check_json(json: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body, or refuse what is no mapping."""
+    if not isinstance(json, Mapping):
+        raise refuse("json", "a mapping")
+    return dict(json)
+
+
+def _climbs(path: str) -> bool:
+    """Return whether a path has segments that a URL resolves away."""
+    return any(segment in {".", ".."} for segment in path.lower().replace("%2e", ".").split("/"))
+
+
+def optional_variable(name: str) -> str | None:
+    """Return an environment variable, or None where it is not set or blank."""
+    return os.environ.get(name, "").strip() or None
+
+
+def variable(name: str) -> str:
+    """Return an environment variable that must be set."""
+    value = optional_variable(name)
+    if value is None:
+        raise refuse(name, "an environment variable that is set and not empty")
+    return value
+
+
+def auth_from_env() -> TokenAuth | LoginAuth:
+    """Return the credentials of the environment."""
+    token, email = optional_variable("MOBILEMONEY_TOKEN"), optional_variable("MOBILEMONEY_EMAIL")
+    if token and email:
+        raise refuse("MOBILEMONEY_TOKEN", "a token, or e-mail and password, not both")
+    if token:
+        return TokenAuth(token)
+    if email is None:
+        raise refuse("MOBILEMONEY_TOKEN", "set it, or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD")
+    variable("MOBILEMONEY_PASSWORD")
+    return LoginAuth(email, Secret(os.environ["MOBILEMONEY_PASSWORD"]))  # to the letter: it may begin with a space

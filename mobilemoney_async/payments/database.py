@@ -1,0 +1,354 @@
+"""One database, SQLite or PostgreSQL, reached from worker threads: the only file that knows how they differ.
+
+Every piece of work is one transaction in one thread. A piece that has begun runs to its end, whatever becomes of the
+task that asked for it; what bounds it is the database's own patience (`_PATIENCE`), not a clock of the event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import anyio
+import sqlalchemy as sa
+from anyio.lowlevel import RunVar
+from sqlalchemy.engine import make_url
+
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments import schema
+from mobilemoney_async.values import redact, refuse
+from mobilemoney_async.worker_threads import run_in_thread
+
+T = TypeVar("T")
+
+# Seconds for which a transaction waits for a lock, and PostgreSQL for one statement.
+_PATIENCE = 10
+# Seconds for which it waits for its turn in this process before that.
+_QUEUE = 10
+_THREADS = 8
+_ACCEPTS = '"sqlite:///payments.db" or "postgresql+psycopg://user:password@host/database"'
+
+_threads: RunVar[anyio.CapacityLimiter] = RunVar("mobilemoney_async_store_threads")
+_loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
+
+Clock = Callable[[], float]
+"""Returns the store's time, seconds: PostgreSQL's own, or for SQLite the clock that all processes of the host share."""
+
+
+class Database:
+    """Runs transactions in worker threads.
+
+    Args:
+        url: An SQLAlchemy URL, of SQLite with a file or of PostgreSQL.
+
+    Raises:
+        InvalidRequest: The URL is none of the two.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = _check_url(url)
+        self.dialect: str = self._url.get_backend_name()
+        self._is_prepared = False
+        self._engine: sa.Engine | None = None
+        self._begin_anew()
+
+    def __repr__(self) -> str:
+        return f"<Database {self._url.render_as_string(hide_password=True)}>"
+
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run work that changes nothing, and return what it returns.
+
+        Raises:
+            StoreError: The database failed, or cannot be reached.
+        """
+        until = time.monotonic() + _QUEUE
+        return await self._in_thread(lambda: self._transact(work, writes=False, durable=False, until=until))
+
+    async def write(
+        self, work: Callable[[sa.Connection], T], *, durable: bool = True, then: Callable[[T], object] | None = None
+    ) -> T:
+        """Run work in one transaction and return what it returns, once that is committed.
+
+        Once begun it is not cancelled; a task cancelled meanwhile learns so once it has ended.
+
+        Args:
+            work: Gets a connection inside a transaction that no other writer of SQLite shares; on PostgreSQL it locks
+                the rows that it reads and changes. May run in any thread. An exception of it rolls everything back.
+            durable: Whether the commit is on disk when this returns. What may be lost with the machine's power, such
+                as the rate budget, need not be.
+            then: Called in the thread with what the work returns, once it is committed: also where the task that waits
+                for it is cancelled meanwhile and never gets it.
+
+        Raises:
+            StoreError: The database failed, or cannot be reached; nothing was changed, or at a broken commit
+                everything was.
+        """
+        until = time.monotonic() + _QUEUE
+
+        def transact() -> T:
+            done = self._transact(work, writes=True, durable=durable, until=until)
+            if then is not None:
+                then(done)
+            return done
+
+        return await self._in_thread(transact)
+
+    async def timed(self, work: Callable[[sa.Connection, Clock], T], *, durable: bool = False) -> tuple[T, float]:
+        """Run work that needs the time which all processes share.
+
+        Args:
+            work: As for `write`; its second argument returns that time. Ask it once the rows are locked.
+            durable: As for `write`.
+
+        Returns:
+            What the work returns, and what to add to a time of the store to get a time of this event loop.
+
+        Raises:
+            StoreError: As for `write`.
+        """
+        if self.dialect == "postgresql":
+
+            def on_postgresql(connection: sa.Connection) -> tuple[T, float, float]:
+                seen = at = 0.0
+
+                def clock() -> float:
+                    nonlocal seen, at
+                    seen = float(connection.execute(_POSTGRESQL_CLOCK).scalar_one())
+                    at = time.monotonic()
+                    return seen
+
+                result = work(connection, clock)
+                if not seen:
+                    clock()
+                return result, seen, at
+
+            result, seen, at = await self.write(on_postgresql, durable=durable)
+            # What was done since, the commit above all, took time of its own.
+            return result, anyio.current_time() - (time.monotonic() - at) - seen
+        ahead = _ahead_of_the_host()
+        began_at, began = anyio.current_time() + ahead, time.monotonic()
+        # Waiting for the lock takes time of its own, also where the loop's clock is a virtual one.
+        result = await self.write(lambda each: work(each, lambda: began_at + time.monotonic() - began), durable=durable)
+        return result, -ahead
+
+    async def open_driver(self, statement: str) -> Any:
+        """Open a connection of the driver's own, outside every transaction, which the caller closes.
+
+        Args:
+            statement: What to execute on it first.
+
+        Raises:
+            StoreError: The database failed, or cannot be reached.
+        """
+        return await self._in_thread(lambda: self._open_driver(statement))
+
+    def close(self) -> None:
+        """Close the connections that are idle. The next work opens new ones."""
+        with self._lock:
+            if self._engine is not None and self._pid == os.getpid():
+                self._engine.dispose()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            limiter = _threads.get()
+        except LookupError:
+            limiter = anyio.CapacityLimiter(_THREADS)
+            _threads.set(limiter)
+        return await run_in_thread(work, limiter=limiter)
+
+    def _begin_anew(self) -> None:
+        """Leave to the parent what a fork inherited: sockets that it goes on to use, locks that its threads hold."""
+        if self._engine is not None:
+            self._engine.dispose(close=False)
+        self._engine = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        # SQLite has one writer at a time. Threads of one process queue here, first come first served, rather than at
+        # the file, where the one that asks at the right moment wins.
+        self._writer = threading.Lock()
+
+    def _open_driver(self, statement: str) -> Any:
+        try:
+            until = time.monotonic() + _QUEUE
+            pooled = self._ready_engine(until).raw_connection()
+        except (sa.exc.SQLAlchemyError, OSError) as exc:
+            raise _failed(exc) from None
+        driver: Any = pooled.driver_connection
+        pooled.detach()  # the pool may open another one in its place
+        try:
+            driver.autocommit = True
+            driver.execute(statement)
+        except Exception as exc:  # noqa: BLE001 (the driver's own)
+            driver.close()
+            raise _failed(exc) from None
+        return driver
+
+    def _transact(
+        self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float | None = None
+    ) -> T:
+        until = time.monotonic() + _QUEUE if until is None else until
+        try:
+            engine = self._ready_engine(until)
+            if self.dialect == "sqlite" and writes:
+                with _turn(self._writer, until):
+                    return self._on_sqlite(engine, work, durable=durable)
+            with engine.begin() as connection:
+                if writes and not durable:
+                    connection.execute(sa.text("SET LOCAL synchronous_commit TO off"))
+                return work(connection)
+        except (sa.exc.SQLAlchemyError, OSError) as exc:
+            # Not as the cause: a driver quotes the values of a row in its errors, phone numbers among them.
+            raise _failed(exc) from None
+
+    def _on_sqlite(self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, durable: bool) -> T:
+        with engine.connect() as connection:
+            # Outside a transaction, where alone SQLite lets it change.
+            driver: Any = connection.connection.dbapi_connection
+            driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            with connection.execution_options(mobilemoney_writes=True).begin():
+                return work(connection)
+
+    def _ready_engine(self, until: float) -> sa.Engine:
+        if self._pid != os.getpid():
+            self._begin_anew()
+        with _turn(self._lock, until):
+            if self._engine is None:
+                self._engine = _make_engine(self._url)
+            engine = self._engine
+            if not self._is_prepared:
+                if self.dialect == "sqlite":
+                    with _turn(self._writer, until):
+                        self._on_sqlite(engine, schema.prepare, durable=True)
+                else:
+                    with engine.begin() as connection:
+                        schema.prepare(connection)
+                self._is_prepared = True
+            return engine
+
+
+@contextmanager
+def _turn(lock: threading.Lock, until: float) -> Iterator[None]:
+    """Hold a lock, but wait for it no longer than that.
+
+    While the database is away each holder spends its patience; a queue of a hundred must not do so one after another.
+
+    Args:
+        lock: To be held.
+        until: Of the monotonic clock. What had to wait for a thread until then is too late already.
+
+    Raises:
+        StoreError: It is too late.
+    """
+    left = until - time.monotonic()
+    if left <= 0 or not lock.acquire(timeout=left):
+        raise StoreError("the store failed: it is busy, or the database does not answer", outcome="not_sent")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _check_url(url: object) -> sa.URL:
+    """Return what a URL means, whatever becomes of the working directory.
+
+    Raises:
+        InvalidRequest: It is none of ours, or needs an extra.
+    """
+    if not isinstance(url, str):
+        raise refuse("url", _ACCEPTS)
+    try:
+        read = make_url(url)
+        read.get_backend_name()
+    except Exception:  # noqa: BLE001 (whatever SQLAlchemy raises; it may quote a password)
+        raise refuse("url", _ACCEPTS) from None
+    # With another driver it is asked for a reason, encryption say.
+    if read.drivername in {"sqlite", "sqlite+pysqlite"}:
+        return _check_file(read)
+    if read.drivername not in {"postgresql", "postgresql+psycopg"}:
+        raise refuse("url", _ACCEPTS)
+    try:
+        import psycopg  # noqa: F401 (here, since only who has PostgreSQL needs it)
+    except ImportError as exc:
+        raise refuse("url", 'PostgreSQL needs the extra: pip install "mobilemoney-async[postgres]"') from exc
+    return read.set(drivername="postgresql+psycopg")
+
+
+def _check_file(url: sa.URL) -> sa.URL:
+    file = url.database or ""
+    if file in {"", "file:"} or ":memory:" in file or url.query.get("mode") == "memory":
+        raise refuse("url", "a database that outlives the process: " + _ACCEPTS)
+    url = url.set(drivername="sqlite+pysqlite")
+    return url if "uri" in url.query else url.set(database=os.path.abspath(file))
+
+
+_POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+
+
+def _ahead_of_the_host() -> float:
+    """Return how far the host's monotonic clock, which its processes share, is ahead of this event loop's.
+
+    Measured once for a loop, so that in virtual time the store's clock is virtual too.
+    """
+    try:
+        return _loop_clocks.get()
+    except LookupError:
+        ahead = time.monotonic() - anyio.current_time()
+        _loop_clocks.set(ahead)
+        return ahead
+
+
+def _make_engine(url: sa.URL) -> sa.Engine:
+    # hide_parameters: they are phone numbers.
+    if url.get_backend_name() == "sqlite":
+        engine = sa.create_engine(
+            url,
+            hide_parameters=True,
+            pool_size=_THREADS,
+            connect_args={"timeout": _PATIENCE, "check_same_thread": False},
+        )
+        sa.event.listen(engine, "connect", _on_connect)
+        sa.event.listen(engine, "begin", _on_begin)
+        return engine
+    arguments: dict[str, Any] = {}
+    if "connect_timeout" not in url.query:
+        arguments["connect_timeout"] = _PATIENCE
+    if "options" not in url.query:
+        arguments["options"] = f"-c statement_timeout={_PATIENCE}s -c idle_in_transaction_session_timeout={_PATIENCE}s"
+    return sa.create_engine(url, hide_parameters=True, pool_size=_THREADS, pool_pre_ping=True, connect_args=arguments)
+
+
+def _on_connect(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
+    connection.execute(f"PRAGMA busy_timeout={_PATIENCE * 1000}").close()
+    _use_wal(connection)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _use_wal(connection: Any) -> None:
+    """Set the journal mode, for which SQLite does not wait by itself where several make the database at once."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _on_begin(connection: sa.Connection) -> None:
+    writes = connection.get_execution_options().get("mobilemoney_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _failed(exc: Exception) -> StoreError:
+    cause = getattr(exc, "orig", None) or exc
+    return StoreError(f"the store failed: {type(cause).__name__}: {redact(str(cause))}", outcome="not_sent")

@@ -1,0 +1,253 @@
+"""``client.payments``: what the store knows, and what a person may say about it."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.endpoints import GET_TRANSACTION
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments import bookkeeping, findings, unsaved
+from mobilemoney_async.payments.bookkeeping import Change, Contradiction
+from mobilemoney_async.payments.reconciler import Reconciler, search_for
+from mobilemoney_async.payments.records import (
+    UNIDENTIFIED,
+    Event,
+    PaymentRecord,
+    PaymentState,
+    Source,
+    is_stale,
+    move,
+)
+from mobilemoney_async.payments.store import SQLStore
+from mobilemoney_async.values import (
+    refuse,
+    require_identifier,
+    require_integer,
+    require_name,
+    require_seconds,
+    require_text,
+)
+
+
+class PaymentBook:
+    """The payments of one account, as the store alone knows them: without the service. Nothing here moves money.
+
+    Every method raises `StoreError` where the database fails or cannot be reached.
+
+    Args:
+        store: Keeps the payments.
+        utcnow: The wall clock: returns an aware UTC datetime.
+    """
+
+    def __init__(self, store: SQLStore, utcnow: Callable[[], datetime]) -> None:
+        self._store = store
+        self._utcnow = utcnow
+
+    async def get(self, key: str) -> PaymentRecord | None:
+        """Return the payment of an idempotency key with its history, or None where the key was never used.
+
+        Raises:
+            InvalidRequest: The key is blank.
+        """
+        name, account = require_name("key", key), self._store.account
+        return await self._store._database.read(lambda each: bookkeeping.find_with_history(each, account, name))
+
+    async def list(
+        self,
+        state: PaymentState | str | Iterable[PaymentState | str] | None = None,
+        *,
+        type: TransactionType | str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> builtins.list[PaymentRecord]:
+        """Return payments, oldest first, without their histories.
+
+        Args:
+            state: Only those in this state, or in one of these.
+            type: Only collections or disbursements.
+            since: Only those first recorded at this time or later; an aware datetime.
+            limit: At most so many, from 1. Without one, all of them: there may be a million.
+            newest_first: Whether to begin with the payment that was first recorded last.
+
+        Raises:
+            InvalidRequest: An argument is not what it accepts.
+        """
+        if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
+            raise refuse("since", "an aware datetime")
+        if limit is not None:
+            require_integer("limit", limit, 1)
+        states = _check_states(state)
+        kind = None if type is None else TransactionType(require_text("type", type))
+        account = self._store.account
+
+        def look(connection: Any) -> builtins.list[PaymentRecord]:
+            return bookkeeping.select(
+                connection, account, states=states, type=kind, since=since, limit=limit, newest_first=newest_first
+            )
+
+        return await self._store._database.read(look)
+
+    async def unresolved(self) -> builtins.list[PaymentRecord]:
+        """Return the payments of which nobody knows what became, those on their way now included, oldest first."""
+        return await self.list(UNIDENTIFIED)
+
+    async def confirm_absent(self, key: str, *, note: str) -> PaymentRecord:
+        """Say, as a person who has looked, that an unknown or absent payment does not exist.
+
+        Its key may then be used again, and money is sent again when it is.
+
+        Args:
+            key: The payment's idempotency key.
+            note: Who says so and why; kept in the payment's history.
+
+        Returns:
+            The payment as it is now.
+
+        Raises:
+            InvalidRequest: The key or the note is blank.
+            StoreError: There is no such payment, it is neither unknown nor absent, or a request of it may still be on
+                its way.
+        """
+        require_name("key", key)
+        require_text("note", note)
+        store, now = self._store, self._utcnow()
+        async with store._turns.take(key):  # a create of this process is over then
+            await unsaved.flush(store, key=key)
+
+            def confirm(connection: Any) -> PaymentRecord | Contradiction:
+                record = _unresolved(connection, store.account, key, now)
+                change = Change(
+                    key=key,
+                    attempt=record.attempt,
+                    event=Event.CONFIRM_ABSENT,
+                    source=Source.PERSON,
+                    at=now,
+                    detail=note,
+                )
+                return bookkeeping.apply(connection, store.account, change)
+
+            record = await store._database.write(confirm)
+        if isinstance(record, Contradiction):
+            raise record.error()
+        return record
+
+
+class Payments(PaymentBook):
+    """The payments of one account, as the store knows them and the service tells. Nothing here moves money.
+
+    Every method raises `StoreError` where the database fails or cannot be reached.
+
+    Args:
+        store: Keeps the payments.
+        pipeline: Makes the calls.
+        reconciler: Finds out what became of unknown ones.
+    """
+
+    def __init__(self, store: SQLStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
+        super().__init__(store, pipeline.utcnow)
+        self._pipeline = pipeline
+        self._reconciler = reconciler
+
+    async def reconcile(self, *, stale_after: float | None = None) -> builtins.list[PaymentRecord]:
+        """Find out what became of unknown payments, from the service's transaction list (contract, section 4.4).
+
+        Each is looked for in the window of its send, by type, phone number and amount, among the transactions that no
+        payment of this store has claimed. A match that is alone and certain is adopted. Where there are several, or one
+        that is not certain, they become the payment's `candidates`, and a person has to look. A payment that two
+        complete walks after the grace period have not shown becomes absent; it is sent again only after
+        `confirm_absent`.
+
+        A cancelled call has recorded nothing, or everything that it found on some of the days.
+
+        Args:
+            stale_after: Seconds, at least 0, after which a payment that another process is sending counts as unknown.
+                By default when its request must have ended. 0 where the caller knows that no other process is alive:
+                at the start of the only worker, say.
+
+        Returns:
+            The payments that were looked for, as they are now.
+
+        Raises:
+            InvalidRequest: `stale_after` is out of its range.
+            MobileMoneyError: The list could not be read; nothing wrong was recorded.
+        """
+        if stale_after is not None:
+            require_seconds("stale_after", stale_after, allow_zero=True)
+        return await self._reconciler.run(stale_after=stale_after)
+
+    async def identify(self, key: str, transaction_id: str, *, note: str) -> PaymentRecord:
+        """Say, as a person who has looked, which transaction an unknown or absent payment is.
+
+        The transaction is fetched first, and must be of the payment's type, phone number and amount.
+
+        Args:
+            key: The payment's idempotency key.
+            transaction_id: Which it is: one of its `candidates`, say.
+            note: Who says so and why; kept in the payment's history.
+
+        Returns:
+            The payment as it is now.
+
+        Raises:
+            InvalidRequest: An argument is blank.
+            StoreError: There is no such payment, it is neither unknown nor absent, a request of it may still be on its
+                way, or the transaction is of another kind or belongs to another payment.
+            MobileMoneyError: The transaction could not be fetched.
+        """
+        require_name("key", key)
+        require_text("note", note)
+        identifiers = {"transaction_id": require_identifier("transaction_id", transaction_id)}
+        transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
+        store, now = self._store, self._utcnow()
+        async with store._turns.take(key):
+            await unsaved.flush(store, key=key)
+
+            def identify(connection: Any) -> PaymentRecord | Contradiction:
+                record = _unresolved(connection, store.account, key, now)
+                if not search_for(record).fits(transaction):
+                    raise StoreError(
+                        f"transaction {transaction.id} has another type, phone number or amount than payment {key!r}",
+                        outcome="not_sent",
+                    )
+                return findings.adopt(
+                    connection, store.account, record, transaction, source=Source.PERSON, at=now, note=note
+                )
+
+            record = await store._database.write(identify)
+        if isinstance(record, Contradiction):
+            raise record.error()
+        return record
+
+
+def _unresolved(connection: Any, account: str, key: str, now: datetime) -> PaymentRecord:
+    """Return an unknown or absent payment, locked, for a person to say what became of it.
+
+    Raises:
+        StoreError: It is none.
+    """
+    record = bookkeeping.find(connection, account, key, lock=True)
+    if record is None:
+        raise StoreError(f"there is no payment {key!r}", outcome="not_sent")
+    if is_stale(record, now):
+        lost = Change(key=key, attempt=record.attempt, event=Event.LOSE, source=Source.PERSON, at=now)
+        bookkeeping.apply(connection, account, lost)
+    elif move(record.state, Event.CONFIRM_ABSENT) is None:
+        what = "on its way" if record.state is PaymentState.SENDING else str(record.state)
+        raise StoreError(f"payment {key!r} is {what}, not unknown or absent", outcome="not_sent")
+    return record
+
+
+def _check_states(state: object) -> builtins.list[PaymentState] | None:
+    if state is None:
+        return None
+    asked = [state] if isinstance(state, str) or not isinstance(state, Iterable) else [*state]
+    try:
+        return [PaymentState(each) for each in asked]
+    except ValueError:
+        raise refuse("state", f"one or more of {', '.join(map(str, PaymentState))}") from None

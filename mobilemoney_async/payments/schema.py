@@ -1,0 +1,215 @@
+"""The tables of the store, and how an older database becomes a newer one.
+
+Every table carries the account, so that several merchants may share a database. Times are aware UTC. Amounts are text:
+SQLite has no decimals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+
+from mobilemoney_async.errors import StoreError
+
+VERSION = 1
+"""Of the tables below. A database of a newer version is refused."""
+
+METADATA: sa.MetaData = sa.MetaData()
+
+_ADVISORY_LOCK = 0x6D6F6D6F  # "momo": one process at a time makes or migrates the tables
+
+
+class UTCDateTime(sa.types.TypeDecorator[datetime]):
+    """An aware UTC datetime, also in SQLite, which knows no time zones."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        """Return the value for the database."""
+        if value is None:
+            return None
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        """Return the value of the database."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+_NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only an INTEGER counts up by itself there
+
+_version = sa.Table("mobilemoney_schema", METADATA, sa.Column("version", sa.Integer, nullable=False))
+
+IS_UNIDENTIFIED: sa.TextClause = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
+"""`records.UNIDENTIFIED`, in the words of a partial index: SQLite uses one only for a query with the very same."""
+
+payments: sa.Table = sa.Table(
+    "mobilemoney_payments",
+    METADATA,
+    sa.Column("id", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("account", sa.Text, nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("phone_number", sa.Text, nullable=False),
+    sa.Column("amount", sa.Text, nullable=False),
+    sa.Column("extra_digest", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("created_at", UTCDateTime, nullable=False),
+    sa.Column("changed_at", UTCDateTime, nullable=False),
+    sa.Column("sent_at", UTCDateTime),
+    sa.Column("stale_at", UTCDateTime),
+    sa.Column("ended_at", UTCDateTime),
+    sa.Column("transaction_id", sa.Text),
+    sa.Column("reference", sa.Text),
+    sa.Column("status", sa.Text),
+    sa.Column("transaction", sa.Text),
+    sa.Column("acknowledgement", sa.Text),
+    sa.Column("is_adopted", sa.Boolean, nullable=False, default=False),
+    sa.Column("walks", sa.Integer, nullable=False, default=0),
+    sa.Column("walked_at", UTCDateTime),
+    sa.Column("candidates", sa.Text),
+    sa.Column("error", sa.Text),
+    sa.UniqueConstraint("account", "key", name="mobilemoney_payments_key"),
+    # A transaction of the service belongs to one record.
+    sa.Index("mobilemoney_payments_transaction", "account", "transaction_id", unique=True),
+    # At most one payment of a kind of which nobody knows which transaction it is.
+    sa.Index(
+        "mobilemoney_payments_unidentified",
+        "account",
+        "type",
+        "phone_number",
+        "amount",
+        unique=True,
+        sqlite_where=IS_UNIDENTIFIED,
+        postgresql_where=IS_UNIDENTIFIED,
+    ),
+    # Of a million, the first or the latest few, in a state or since a time, without sorting the rest.
+    sa.Index("mobilemoney_payments_created", "account", "created_at", "id"),
+    sa.Index("mobilemoney_payments_state", "account", "state", "created_at", "id"),
+)
+
+history: sa.Table = sa.Table(
+    "mobilemoney_history",
+    METADATA,
+    sa.Column("id", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("payment_id", sa.ForeignKey("mobilemoney_payments.id"), nullable=False, index=True),
+    sa.Column("at", UTCDateTime, nullable=False),
+    sa.Column("what", sa.Text, nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("detail", sa.Text),
+)
+
+# The pollers of all processes. Two numbers count what was said, under this row's lock: so a reader knows how far
+# it has read. `until` is a time of the store's clock.
+leases: sa.Table = sa.Table(
+    "mobilemoney_leases",
+    METADATA,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("holder", sa.Text),
+    sa.Column("epoch", sa.Integer, nullable=False, default=0),
+    sa.Column("until", sa.Double, nullable=False, default=0.0),
+    sa.Column("followed", sa.BigInteger, nullable=False, default=0),
+    sa.Column("told", sa.BigInteger, nullable=False, default=0),
+)
+
+followed: sa.Table = sa.Table(
+    "mobilemoney_followed",
+    METADATA,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("transaction_id", sa.Text, primary_key=True),
+    sa.Column("follower", sa.Text, primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("hinted", sa.BigInteger, nullable=False, default=0),
+    sa.Column("is_new", sa.Boolean, nullable=False),
+    sa.Column("has_deadline", sa.Boolean, nullable=False),
+    sa.Column("tracked_at", UTCDateTime, nullable=False),
+    sa.Column("until", UTCDateTime, nullable=False),
+    sa.Index("mobilemoney_followed_number", "account", "number"),
+    sa.Index("mobilemoney_followed_follower", "account", "follower"),
+)
+
+news: sa.Table = sa.Table(
+    "mobilemoney_news",
+    METADATA,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("transaction_id", sa.Text, nullable=False),
+    sa.Column("is_final", sa.Boolean, nullable=False),
+    sa.Column("transaction", sa.Text),
+    sa.Column("error", sa.Text),
+    sa.Column("lag", sa.Double),
+    sa.Column("at", UTCDateTime, nullable=False),
+    sa.Index("mobilemoney_news_transaction", "account", "transaction_id"),
+    sa.Index("mobilemoney_news_at", "account", "at"),
+)
+
+budgets: sa.Table = sa.Table(
+    "mobilemoney_budgets",
+    METADATA,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("state", sa.Text, nullable=False),
+)
+
+# The logins of all processes. `credentials` names an e-mail address and a password without showing them. Numbers are
+# times of the store's clock, `pause_length` is seconds.
+logins: sa.Table = sa.Table(
+    "mobilemoney_logins",
+    METADATA,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("credentials", sa.Text, primary_key=True),
+    sa.Column("token", sa.Text),
+    sa.Column("expires_at", UTCDateTime),
+    sa.Column("renew_from", sa.Double),
+    sa.Column("good_until", sa.Double),
+    sa.Column("failure", sa.Text),
+    sa.Column("paused_until", sa.Double),
+    sa.Column("pause_length", sa.Double),
+    sa.Column("refused_anew", sa.Double),
+    sa.Column("holder", sa.Text),
+    sa.Column("held_until", sa.Double),
+    sa.Column("written", sa.Double, nullable=False),
+)
+
+Migration: TypeAlias = Callable[[sa.Connection], Any]
+
+_MIGRATIONS: Sequence[Migration] = ()
+"""The first makes version 2 of version 1, and so on."""
+
+
+def prepare(
+    connection: sa.Connection, *, version: int = VERSION, migrations: Sequence[Migration] = _MIGRATIONS
+) -> None:
+    """Make the tables, or bring those of an older version forward. Runs inside the caller's transaction.
+
+    Args:
+        connection: In a transaction that nobody shares.
+        version: To be reached.
+        migrations: One for each version after the first.
+
+    Raises:
+        StoreError: The database is of a newer version than this code knows.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+    if not sa.inspect(connection).has_table(_version.name):
+        METADATA.create_all(connection)
+        connection.execute(_version.insert().values(version=version))
+        return
+    found = connection.execute(sa.select(_version.c.version)).scalar_one()
+    if found > version:
+        raise StoreError(
+            f"the database has tables of version {found}, this release knows up to {version}: update mobilemoney-async",
+            outcome="not_sent",
+        )
+    for migrate in migrations[found - 1 : version - 1]:
+        migrate(connection)
+    if found < version:
+        connection.execute(_version.update().values(version=version))

@@ -1,0 +1,117 @@
+"""How a login token lies in the database: encrypted under the merchant's key, beside a name of its credentials.
+
+With a key: scrypt stretches it once for a process, an AES-256-GCM key and an HMAC-SHA256 key are cut from the result.
+A token is bound to its account and credentials as associated data, so that it cannot be moved to another row.
+Credentials are named by their HMAC, from which nobody who lacks the key can guess the password.
+
+Without a key the token lies there in clear text, and credentials are named by their scrypt digest, salted with the
+account and the e-mail address: guessing a weak password from it costs 0.1 s of a processor for each try.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import hmac
+import os
+from typing import Any
+
+from mobilemoney_async.values import Secret, refuse, require_bearer
+
+_ACCEPTS = "a str or bytes of at least 16 characters"
+_SHORTEST_KEY = 16
+_CLEAR, _SEALED = "clear", "aesgcm"
+_NONCE = 12
+
+
+class Sealing:
+    """Hides the login tokens of one account, and names credentials without showing them.
+
+    Args:
+        account: The account of the store.
+        key: The merchant's, of at least 16 characters or bytes, or None. The same in all processes.
+
+    Raises:
+        InvalidRequest: The key is something else, or needs the extra ``store``.
+    """
+
+    def __init__(self, account: str, key: str | bytes | Secret | None = None) -> None:
+        self._account = account
+        self._key = None if key is None else _key_bytes(key)
+        self._aead = None if key is None else _aead()
+
+    def __repr__(self) -> str:
+        return f"<Sealing {'with' if self._key else 'without'} a key>"
+
+    def name(self, email: str, password: Secret) -> str:
+        """Return the same text for the same credentials and key. Takes 0.1 s: call it in a thread, and once."""
+        keys = self._keys
+        if keys is None:
+            said = _join("credentials", self._account, email)
+            return "scrypt:" + _scrypt(password.reveal().encode("utf-8", "surrogatepass"), said, 32).hex()
+        said = _join("credentials", self._account, email, password.reveal())
+        return "hmac:" + hmac.digest(keys[1], said, "sha256").hex()
+
+    def seal(self, token: Secret, name: str) -> str:
+        """Return a token as text for the row of these credentials."""
+        if self._keys is None:
+            return f"{_CLEAR}:{token.reveal()}"
+        nonce = os.urandom(_NONCE)
+        assert self._aead is not None
+        sealed = self._aead(self._keys[0]).encrypt(nonce, token.reveal().encode(), self._row(name))
+        return f"{_SEALED}:{base64.b64encode(nonce + sealed).decode()}"
+
+    def open(self, text: str, name: str) -> Secret | None:
+        """Return the token of a text; None if that was made with another key or for another row, or is none of ours."""
+        kind, _, rest = text.partition(":")
+        if kind != (_CLEAR if self._keys is None else _SEALED):
+            return None
+        try:
+            if self._keys is not None:
+                assert self._aead is not None
+                sealed = base64.b64decode(rest, validate=True)
+                rest = self._aead(self._keys[0]).decrypt(sealed[:_NONCE], sealed[_NONCE:], self._row(name)).decode()
+            return require_bearer("token", rest)
+        except Exception:  # noqa: BLE001 (what cryptography raises, or ValueError: there is no token)
+            return None
+
+    @functools.cached_property
+    def _keys(self) -> tuple[bytes, bytes] | None:
+        """The keys of AES-GCM and of HMAC."""
+        if self._key is None:
+            return None
+        stretched = _scrypt(self._key, _join("key", self._account), 64)
+        return stretched[:32], stretched[32:]
+
+    def _row(self, name: str) -> bytes:
+        return _join("token", self._account, name)
+
+
+def _scrypt(password: bytes, salt: bytes, length: int) -> bytes:
+    # 32 MiB and 0.1 s.
+    return hashlib.scrypt(password, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=length)
+
+
+def _join(purpose: str, *texts: str) -> bytes:
+    """Return bytes that no other purpose and texts give."""
+    parts = (each.encode("utf-8", "surrogatepass") for each in ("mobilemoney-async", purpose, *texts))
+    return b"".join(b"%d:%b" % (len(each), each) for each in parts)
+
+
+def _key_bytes(key: object) -> bytes:
+    if isinstance(key, Secret):
+        key = key.reveal()
+    if isinstance(key, str):
+        key = key.encode("utf-8", "surrogatepass") if len(key) >= _SHORTEST_KEY else b""
+    if not isinstance(key, bytes) or len(key) < _SHORTEST_KEY:
+        raise refuse("key", _ACCEPTS)
+    return key
+
+
+def _aead() -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as exc:
+        raise refuse("key", 'needs the extra: pip install "mobilemoney-async[store]"') from exc
+    return AESGCM

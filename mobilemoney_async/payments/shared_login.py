@@ -1,0 +1,322 @@
+"""One login token for all processes of a merchant.
+
+The row of the database says what `calls.logins` would say in one process, and who is logging in. Every process keeps a
+copy of it in memory, in its own loop's time, and comes back to the row only when that copy has no token that may be
+used, so that a call costs no query. The database is written twice for a login and never waits for one: between
+the two the lease of the row keeps the others off, which its holder renews while it lives.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import anyio
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.calls.logins import LoginState
+from mobilemoney_async.calls.tokens import Login, LoginAuth
+from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
+from mobilemoney_async.payments.database import Clock, Database
+from mobilemoney_async.payments.login_row import LoginRow, Step
+from mobilemoney_async.payments.login_table import LoginTable
+from mobilemoney_async.payments.sealing import Sealing
+from mobilemoney_async.values import Secret
+from mobilemoney_async.worker_threads import run_in_thread
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# All in seconds. A holder that died delays the others by a lease, so it is short; whoever lives renews it in time.
+_LEASE = 5.0
+_FIRST_LOOK, _LONGEST_LOOK, _GROWTH = 0.05, 1.0, 1.5
+# How soon a process whose token still holds looks again: while another renews it, and while the database is away.
+_LOOK_AGAIN, _DATABASE_AWAY = 0.5, 15.0
+# What has been learnt is brought into the database even where the call that learnt it is cancelled.
+_SHIELD = 5.0
+
+_AWAY = "the login token is not shared while the store is away: %s"
+_UNREADABLE = "the login token in the store cannot be read with this key: logging in anew"
+_OTHERS = "the store holds a login token of this account under other credentials or another key, which is not used"
+
+T = TypeVar("T")
+
+
+class SharedLogin:
+    """A token source that shares the token of a `LoginAuth` through a database.
+
+    Any number of processes make one login. One of them renews the token ahead of its end while the others go on with
+    the old one; a token that the service refuses is thrown away for all; a refused login begins the pause of
+    `LoginAuth` for all, in which calls fail at once with the same error. What never reached the service, such as a
+    connection that failed, keeps only its own process from trying.
+
+    Processes with other credentials, or another `key`, share nothing. While the database is away, a token in memory
+    goes on being used. The password is never kept; see `sealing` for what is.
+
+    Args:
+        auth: Logs in. Nothing of what it knows is used or changed, so that it may serve other clients too.
+        database: Where the token lies.
+        account: Whose it is.
+        key: Encrypts the token, at least 16 characters. Without one it lies in clear text, and whoever reads the
+            database or its backups can move money until it ends.
+        utcnow: The wall clock, as aware UTC.
+        lease: How long the others wait for a process that died while it logged in, seconds.
+
+    Raises:
+        InvalidRequest: The key is not what it accepts, or needs the extra ``store``.
+    """
+
+    def __init__(
+        self,
+        auth: LoginAuth,
+        database: Database,
+        account: str,
+        *,
+        key: str | bytes | Secret | None = None,
+        utcnow: Callable[[], datetime] | None = None,
+        lease: float = _LEASE,
+    ) -> None:
+        self._auth = auth
+        self._database = database
+        self._account = account
+        self._sealing = Sealing(account, key)
+        self._utcnow = _utcnow if utcnow is None else utcnow
+        self._lease = lease
+        self._lock = anyio.Lock()
+        self._table: LoginTable | None = None
+        self._state = LoginState()
+        # Of failures that concern this process alone.
+        self._own = LoginState()
+        self._refused: tuple[Secret, bool] | None = None
+        self._warned: set[str] = set()
+        self._id = uuid.uuid4().hex
+
+    def __repr__(self) -> str:
+        return f"<SharedLogin {self._database!r} account={self._account!r}>"
+
+    async def token(self, login: Login) -> Secret:
+        """Return the token of all processes, after a login where there is none or it is about to end.
+
+        If the call is cancelled while it logs in, another may log in at once.
+
+        Raises:
+            InvalidCredentials: The service refused the credentials, now or within the pause, here or elsewhere.
+            StoreError: The database failed, and there is no token in memory.
+            MobileMoneyError: The login failed in another way.
+        """
+        now, state = anyio.current_time(), self._state
+        token = state.fresh(now) or (state.valid(now) if self._lock.locked() else None)
+        if token is not None:
+            return token
+        async with self._lock:
+            return await self._renew(login)
+
+    def rejected(self, token: Secret, *, replacement: bool) -> None:
+        """Forget a token, unless a newer one has taken its place; the other processes learn it with the next login."""
+        if token == self._state.token:
+            self._state = attrs.evolve(self._state, token=None)
+            self._refused = (token, replacement)
+
+    async def _renew(self, login: Login) -> Secret:
+        pause = _FIRST_LOOK
+        while True:
+            now = anyio.current_time()
+            if (token := self._state.fresh(now)) is not None:
+                return token
+            if (refusal := self._state.refusal(now)) is not None:
+                raise refusal
+            # The same for each login of this process, so that a lease that was lost track of delays the others alone.
+            me = f"{self._id}:{os.getpid()}"
+            try:
+                step, ahead = await self._visit(me)
+            except StoreError as exc:
+                return self._use_what_is_known(exc)
+            if step is Step.LOG_IN:
+                return await self._log_in(login, me, ahead)
+            token = self._use(step)
+            if token is not None:
+                return token
+            await anyio.sleep(pause)
+            pause = min(_GROWTH * pause, _LONGEST_LOOK)
+
+    def _use(self, step: Step) -> Secret | None:
+        """Return the token after a visit that left the login to others, or None to wait for it.
+
+        Raises:
+            MobileMoneyError: The login failed a moment ago.
+        """
+        now = anyio.current_time()
+        failed = {Step.FAIL: self._state, Step.STAND_BACK: self._own}.get(step)
+        pause = None if failed is None else failed.pause
+        if pause is not None:
+            self._state = self._state.renewed_from(pause.until)
+        elif step is Step.WAIT:
+            self._state = self._state.renewed_from(now + _LOOK_AGAIN)
+        token = self._state.valid(now)
+        if token is None and pause is not None:
+            raise copy.copy(pause.error)
+        return token
+
+    def _use_what_is_known(self, error: StoreError) -> Secret:
+        now = anyio.current_time()
+        token = self._state.valid(now)
+        if token is None:
+            raise error
+        self._warn(_AWAY, error)
+        self._state = self._state.renewed_from(now + _DATABASE_AWAY)
+        return token
+
+    async def _log_in(self, login: Login, me: str, ahead: float) -> Secret:
+        """Log in as the holder of the lease, and let the others know what came of it.
+
+        Args:
+            login: Makes the call.
+            me: The holder.
+            ahead: What to add to the store's time to get the loop's.
+        """
+        began = anyio.current_time()
+        try:
+            token, lifetime = await self._under_lease(login, me)
+        except MobileMoneyError as exc:
+            return await self._fail(exc, me)
+        except BaseException:
+            with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
+                await self._finish(me, lambda state, _: state)
+            raise
+        self._own = LoginState()
+        self._state = self._state.logged_in(token, lifetime, began=began, now=anyio.current_time())
+        with anyio.move_on_after(_SHIELD, shield=True):
+            try:
+                await self._finish(
+                    me, lambda state, now: state.logged_in(token, lifetime, began=min(began - ahead, now), now=now)
+                )
+            except StoreError as exc:
+                self._warn(_AWAY, exc)
+        return self._state.fresh(anyio.current_time()) or token
+
+    async def _fail(self, error: MobileMoneyError, me: str) -> Secret:
+        """Begin a pause, for all or for this process; return a token that holds all the same, or raise the error."""
+        is_own = isinstance(error, StoreError) or (isinstance(error, TransportError) and error.outcome == "not_sent")
+        with anyio.move_on_after(_SHIELD, shield=True):
+            try:
+                await self._finish(me, lambda state, now: state if is_own else state.failed(error, now))
+            except StoreError:
+                is_own = True
+        now = anyio.current_time()
+        if is_own:
+            self._own = self._own.failed(error, now)
+            assert self._own.pause is not None
+            if self._state.fresh(now) is None:
+                self._state = self._state.renewed_from(self._own.pause.until)
+        if (token := self._state.valid(now)) is None:
+            raise copy.copy(error) from error.__cause__
+        logger.warning("the token could not be renewed ahead of its end: %s", error)
+        return token
+
+    async def _under_lease(self, login: Login, me: str) -> tuple[Secret, float]:
+        """Make the login call, and keep the lease for as long as it takes."""
+        result: tuple[Secret, float] | None = None
+        failure: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_lease, me)
+            try:
+                result = await self._auth.log_in(login)
+            except Exception as exc:  # noqa: BLE001 (raised below: the group would wrap it)
+                failure = exc
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame
+        assert result is not None
+        return result
+
+    async def _keep_lease(self, me: str) -> None:
+        while True:
+            await anyio.sleep(self._lease / 3)
+            with suppress(StoreError):
+                await self._change(lambda row, now: (row.kept(me, now, ttl=self._lease), None))
+
+    async def _visit(self, me: str) -> tuple[Step, float]:
+        refused = self._refused
+        may_log_in = self._own.refusal(anyio.current_time()) is None
+
+        def visit(row: LoginRow, now: float) -> tuple[LoginRow, Step]:
+            return row.visited(me, now, ttl=self._lease, refused=refused, may_log_in=may_log_in)
+
+        row, step, ahead = await self._change(visit)
+        self._warned.discard(_AWAY)
+        if self._refused is refused:
+            self._refused = None
+        self._learn(row.state.moved(ahead))
+        return step, ahead
+
+    async def _finish(self, me: str, change: Callable[[LoginState, float], LoginState]) -> None:
+        def finish(row: LoginRow, now: float) -> tuple[LoginRow, None]:
+            return row.finished(me, now, lambda state: change(state, now)), None
+
+        row, _, ahead = await self._change(finish)
+        self._learn(row.state.moved(ahead))
+
+    def _learn(self, state: LoginState) -> None:
+        """Take over what the row says. A token that only this process knows goes on being used to its end."""
+        mine = self._state
+        if self._refused is not None and state.token == self._refused[0]:
+            state = attrs.evolve(state, token=None)  # which the row does not know yet
+        if state.token is None and mine.token is not None:
+            state = attrs.evolve(state, token=mine.token, renew_at=mine.renew_at, expires_at=mine.expires_at)
+        self._state = state
+
+    async def _change(self, decide: Callable[[LoginRow, float], tuple[LoginRow, T]]) -> tuple[LoginRow, T, float]:
+        """Change the row in one transaction.
+
+        Args:
+            decide: Gets the row and the store's time; returns the next row, and what this returns.
+
+        Returns:
+            The row, what `decide` returned, and what to add to the store's time to get the loop's.
+
+        Raises:
+            StoreError: The database failed.
+        """
+        table = self._table
+        if table is None:
+            name = await run_in_thread(lambda: self._sealing.name(*self._auth.credentials))
+            table = self._table = LoginTable(self._account, name, self._sealing)
+        is_sqlite = self._database.dialect == "sqlite"
+        warnings: list[str] = []
+
+        def work(connection: sa.Connection, clock: Clock) -> tuple[LoginRow, T]:
+            found = table.lock(connection)
+            now, wall = clock(), self._utcnow()
+            row, is_readable = table.read(found, now, wall if is_sqlite else None)
+            changed, result = decide(row, now)
+            if changed != row:
+                table.write(connection, changed, now, wall)
+            if not is_readable:
+                warnings.append(_UNREADABLE)
+            elif result is Step.LOG_IN and table.has_others(connection, now):
+                warnings.append(_OTHERS)
+            return changed, result
+
+        (row, result), ahead = await self._database.timed(work)
+        for warning in warnings:
+            self._warn(warning)
+        return row, result, ahead
+
+    def _warn(self, message: str, *details: object) -> None:
+        """Log a warning once, that of a database that is away once each time."""
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message, *details)
+
+
+def _utcnow() -> datetime:
+    return datetime.now(UTC)

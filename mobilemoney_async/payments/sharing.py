@@ -1,0 +1,32 @@
+"""Puts together what the clients of one store share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from mobilemoney_async.calls.limiter import RateLimiter
+from mobilemoney_async.calls.tokens import LoginAuth, TokenSource
+from mobilemoney_async.payments.shared_limiter import SharedLimiter
+from mobilemoney_async.payments.shared_login import SharedLogin
+from mobilemoney_async.payments.store import SQLStore
+from mobilemoney_async.payments.store_fleet import StoreFleet
+
+
+def share_limiter(store: SQLStore, limiter: RateLimiter) -> RateLimiter:
+    """Return the limiter of the whole fleet. One that is shared already stays as it is."""
+    if isinstance(limiter, SharedLimiter):
+        return limiter
+    return SharedLimiter(limiter, store._database, store.account)
+
+
+def share_tokens(store: SQLStore, tokens: TokenSource, utcnow: Callable[[], datetime]) -> TokenSource:
+    """Return the source of the fleet's login token. Issued tokens and sources of a caller's own stay."""
+    if type(tokens) is not LoginAuth:  # a subclass may get its tokens in a way of its own
+        return tokens
+    return SharedLogin(tokens, store._database, store.account, key=store._key, utcnow=utcnow)
+
+
+def join_fleet(store: SQLStore, utcnow: Callable[[], datetime]) -> StoreFleet:
+    """Return the place where one poller meets those of the other processes."""
+    return StoreFleet(store._database, store.account, utcnow=utcnow)

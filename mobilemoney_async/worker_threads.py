@@ -1,0 +1,81 @@
+"""Worker threads that a virtual clock waits for.
+
+The clock of a test jumps when no task can run, and a thread that works is no task: a time-out around it would fire at
+once. So who owns such a clock is told while a thread is at work. Production code pays one loop over an empty tuple.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import Generic, TypeAlias, TypeVar
+
+import anyio
+import anyio.to_thread
+
+T = TypeVar("T")
+
+Watcher: TypeAlias = Callable[[], AbstractContextManager[object]]
+"""Returns what is entered, in the event loop, before a thread is asked for, and left when its work has come back."""
+
+_watchers: tuple[Watcher, ...] = ()
+
+
+def watch(watcher: Watcher) -> None:
+    """Let a watcher know of all work from now on, in every event loop of this process."""
+    global _watchers  # noqa: PLW0603 (a process has one)
+    _watchers = (*_watchers, watcher)
+
+
+async def run_in_thread(work: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
+    """Run a function in a worker thread and return what it returns, or raise what it raises.
+
+    Once begun it runs to its end. A task that is cancelled meanwhile learns so at its next await; one that asyncio
+    cancels by its own means, which no shield of anyio's keeps off, when the function has ended. Not for work that waits
+    for the event loop: a virtual clock stands still until the work is done.
+
+    Args:
+        work: The function.
+        limiter: Bounds how many threads are at work; anyio's own by default.
+    """
+    with ExitStack() as stack:
+        for watcher in _watchers:
+            stack.enter_context(watcher())
+        job = _Job(work)
+        try:
+            return await anyio.to_thread.run_sync(job.run, limiter=limiter)
+        except anyio.get_cancelled_exc_class():
+            if job.is_running():
+                await job.end()
+            raise
+
+
+class _Job(Generic[T]):
+    """A function that a thread may run, unless its caller has given up before."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._is_taken = threading.Lock()
+        self._ended = threading.Event()
+
+    def run(self) -> T:
+        """Run it, in the thread."""
+        if not self._is_taken.acquire(blocking=False):
+            raise RuntimeError("nobody waits for it")
+        try:
+            return self._work()
+        finally:
+            self._ended.set()
+
+    def is_running(self) -> bool:
+        """Return whether the thread has begun; if not, it never will."""
+        return not self._is_taken.acquire(blocking=False)
+
+    async def end(self) -> None:
+        """Wait until the thread has ended, however often the task is cancelled."""
+        with anyio.CancelScope(shield=True):
+            while not self._ended.is_set():
+                # The caller raises the first of them.
+                with suppress(anyio.get_cancelled_exc_class()):
+                    await anyio.to_thread.run_sync(self._ended.wait, limiter=anyio.CapacityLimiter(1))

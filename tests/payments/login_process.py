@@ -1,0 +1,27 @@
+"""A process of a merchant, for `test_shared_login`: makes calls when it is told to, and says which token it used."""
+
+import sys
+
+import anyio
+
+from mobilemoney_async import AsyncClient, LoginAuth, RateLimiter
+from mobilemoney_async.payments.database import Database
+from mobilemoney_async.payments.shared_login import SharedLogin
+from tests.support.fakes import EMAIL, PASSWORD
+
+
+async def main(base_url: str, store_url: str, lease: float) -> None:
+    database = Database(store_url)
+    source = SharedLogin(LoginAuth(EMAIL, PASSWORD), database, "merchant", key="a key of the merchant's", lease=lease)
+    limiter = RateLimiter(per_minute=600_000, burst=10_000)
+    async with AsyncClient(base_url, auth=source, rate_limiter=limiter) as client:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(client.transactions.get, "tx-1")
+    database.close()
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1], sys.argv[2], float(sys.argv[3]))

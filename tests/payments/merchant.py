@@ -1,0 +1,138 @@
+"""A merchant with hundreds of orders at a service full of faults, and the checks that no payment is made twice or lost.
+
+Each order tells the service its key as `external_id`, which the library never looks at: so the service's book says
+whose each transaction is, and the store is held against that.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from mobilemoney_async import Acknowledgement, AsyncClient, MobileMoneyError, PaymentRecord, PaymentState, SQLStore
+from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
+from tests.payments.crash_worker import ONCE_MORE, Order, go_through, wide_open
+
+FAULTS: list[Fault] = [
+    faults.refused(),
+    faults.drop(processed=False),
+    faults.drop(processed=True),
+    faults.lost(processed=True),
+    faults.server_error(500, processed=False),
+    faults.server_error(500, processed=True),
+    faults.truncated(),
+    faults.empty_body(),
+    faults.html_page(502),
+    faults.html_page(504, processed=True),
+]
+SHARE = 0.3
+
+_REUSABLE = {"refused", "not_sent", "confirmed"}
+
+
+def faulty_sandbox(seed: int) -> Sandbox:
+    """Return a service on which 30 % of the creates meet a fault, each kind as often as the others."""
+    choices = Choices(rate_limit=None, latency=0.02, list_lag=0.5)
+    sandbox = Sandbox(seed=seed, balance=10**9, choices=choices)
+    each = SHARE / len(FAULTS)
+    for number, fault in enumerate(FAULTS):
+        # A rule is asked only where those before it have not struck.
+        sandbox.script(fault, on="POST", probability=each / (1 - each * number))
+    return sandbox
+
+
+def make_orders(seed: int, count: int = 300) -> list[Order]:
+    """Return orders in both directions, to 20 phone numbers over three amounts: most have a twin."""
+    dice = random.Random(seed)
+    return [
+        Order(
+            key=f"order-{number}",
+            is_collection=dice.random() < 0.5,
+            phone_number=f"+2556812340{dice.randrange(20):02d}",
+            amount=dice.choice([1_000, 2_500, 10_000]),
+        )
+        for number in range(count)
+    ]
+
+
+def hold_against_the_book(sandbox: Sandbox, orders: Sequence[Order], records: Mapping[str, PaymentRecord]) -> None:
+    """Check that no order moves money twice, and that the store is right about each, or says that it does not know."""
+    made: dict[str | None, list[str]] = defaultdict(list)
+    for payment in sandbox.transactions.values():
+        made[payment.external_id].append(payment.id)
+    assert made.keys() <= {order.key for order in orders}
+    for order in orders:
+        exist, record = made[order.key], records.get(order.key)
+        assert len(exist) <= 1, f"{order.key} was sent twice"
+        if record is None:
+            assert not exist, f"{order.key} is unknown to the store"
+        elif record.transaction_id is not None:
+            assert exist == [record.transaction_id], f"{order.key} has another's transaction"
+        elif record.state not in {PaymentState.SENDING, PaymentState.UNKNOWN}:
+            assert not exist, f"{order.key} is {record.state}, and exists"
+
+
+@attrs.define
+class Merchant:
+    """A merchant with one client, who writes down what he was told."""
+
+    sandbox: Sandbox
+    client: AsyncClient
+    orders: Sequence[Order]
+    told: dict[str, str] = attrs.field(factory=dict)
+    errors: Counter[type[MobileMoneyError]] = attrs.field(factory=Counter)
+
+    async def try_all(self, orders: Sequence[Order], *, tasks: int = 60) -> list[Order]:
+        return await go_through(self.client, orders, tasks=tasks, answered=self.note, failed=self.note_error)
+
+    def note(self, order: Order, answer: Acknowledgement) -> None:
+        assert self.told.setdefault(order.key, answer.transaction_id) == answer.transaction_id
+
+    def note_error(self, order: Order, error: MobileMoneyError) -> None:
+        assert error.idempotency_key == order.key
+        assert error.outcome != "refused", "the service refuses nothing here"
+        self.errors[type(error)] += 1
+
+    async def check(self) -> dict[str, PaymentRecord]:
+        records = {record.key: record for record in await self.client.payments.list()}
+        hold_against_the_book(self.sandbox, self.orders, records)
+        for key, transaction_id in self.told.items():
+            assert records[key].transaction_id == transaction_id, f"what was said of {key} is not what is kept"
+        return records
+
+    async def check_histories(self) -> None:
+        for order in self.orders:
+            record = await self.client.payments.get(order.key)
+            assert record is not None
+            whats = [entry.what for entry in record.history]
+            assert "contradiction" not in whats, record
+            # Between two sends, somebody knew that there is no payment.
+            sends = "".join("S" if what == "sent" else "n" if what in _REUSABLE else "-" for what in whats)
+            assert all("n" in between for between in sends.split("S")[1:-1]), record
+
+    async def say_the_word(self) -> int:
+        """Look for each payment that the store calls absent, as a person would, and confirm that it is."""
+        absent = await self.client.payments.list(PaymentState.ABSENT)
+        for record in absent:
+            await self.client.payments.confirm_absent(record.key, note="not in the dashboard")
+        return len(absent)
+
+
+def all_is_paid(sandbox: Sandbox, orders: Sequence[Order]) -> None:
+    """Check the ledger: each order has moved its money, once."""
+    sandbox.advance(3600)
+    moved = Counter(sandbox.transactions[entry.transaction_id].external_id for entry in sandbox.ledger)
+    assert moved == Counter(order.key for order in orders)
+    assert sandbox.ledger.collected == sum(order.amount for order in orders if order.is_collection)
+    assert sandbox.ledger.disbursed == sum(order.amount for order in orders if not order.is_collection)
+
+
+def creates(sandbox: Sandbox) -> int:
+    return sandbox.requests.count("c2b") + sandbox.requests.count("b2c")
+
+
+def open_merchant(sandbox: Sandbox, store_url: str, orders: Sequence[Order], *, grace: float = 0.0) -> Merchant:
+    store = SQLStore(store_url, grace=grace)
+    client = sandbox.client(store=store, timeout=0.5, retry=ONCE_MORE, rate_limiter=wide_open())
+    return Merchant(sandbox, client, orders)

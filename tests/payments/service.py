@@ -1,0 +1,204 @@
+"""A merchant, the sandbox as its service, and a store: what the tests of the store are made of.
+
+The merchant's clock is the sandbox's, less `ahead`; both follow the loop's, so that tests run in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
+from email.utils import format_datetime
+from typing import Any, TypeAlias
+
+import anyio
+import attrs
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError
+from mobilemoney_async.payments.database import Database
+from mobilemoney_async.sandbox import Choices, Sandbox
+from tests.support.fakes import NOON
+
+PHONE_NUMBER = "+255681234501"
+ORDER: dict[str, Any] = {"phone_number": PHONE_NUMBER, "amount": 1000}
+TWO_MINUTES = 121.0
+
+on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+"""For tests of what does not depend on the loop: one of them is enough."""
+
+Hook: TypeAlias = Callable[[httpx.Request], Awaitable[None] | None]
+
+
+class Line(httpx.AsyncBaseTransport):
+    """Carries requests to the sandbox, and lets a test look at them on the way.
+
+    Args:
+        sandbox: The service.
+
+    Attributes:
+        refuse: How many more connections are refused: provably nothing is sent.
+        posts: The bodies of the requests that were sent to create something.
+        before: Called with each request before the service has it.
+        after: Called with each request when the service has answered.
+        has_dates: Whether answers carry a Date header.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._inner = sandbox.transport()
+        self.refuse = 0
+        self.posts: list[bytes] = []
+        self.paths: list[str] = []
+        self.before: Hook | None = None
+        self.after: Hook | None = None
+        self.has_dates = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            if self.refuse:
+                self.refuse -= 1
+                raise httpx.ConnectError("All connection attempts failed")
+            self.posts.append(b"")
+        self.paths.append(request.url.path)
+        await _call(self.before, request)
+        if request.method == "POST":
+            self.posts[-1] = await request.aread()
+        response = await self._inner.handle_async_request(request)
+        await _call(self.after, request)
+        if self.has_dates:
+            response.headers["date"] = format_datetime(self._sandbox.now, usegmt=True)
+        return response
+
+
+async def _call(hook: Hook | None, request: httpx.Request) -> None:
+    done = None if hook is None else hook(request)
+    if done is not None:
+        await done
+
+
+@attrs.define(eq=False)
+class World:
+    """A service and what may use it.
+
+    Attributes:
+        url: Of the database.
+        sandbox: The service.
+        line: To the service.
+        ahead: How far the service's clock is ahead of the merchant's.
+    """
+
+    url: str
+    sandbox: Sandbox
+    line: Line
+    ahead: timedelta = timedelta(0)
+
+    def utcnow(self) -> datetime:
+        """Return the merchant's time."""
+        return self.sandbox.now - self.ahead
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, which is virtual."""
+        await anyio.sleep(seconds)
+
+    def store(self, **options: Any) -> SQLStore:
+        """Return a store of its own: another process, as far as stores can tell."""
+        return SQLStore(self.url, **options)
+
+    def client(self, store: SQLStore | None = None, **options: Any) -> AbstractAsyncContextManager[AsyncClient]:
+        """Return a client of a store, or of one of its own."""
+        chosen: dict[str, Any] = {
+            "auth": self.sandbox.token,
+            "transport": self.line,
+            "utcnow": self.utcnow,
+            "rate_limiter": RateLimiter(per_minute=600_000, burst=10_000),
+            "store": self.store() if store is None else store,
+            "timeout": 5.0,
+        }
+        return AsyncClient(self.sandbox.base_url, **{**chosen, **options})
+
+    @property
+    def sent(self) -> int:
+        """How many requests to create something were sent."""
+        return len(self.line.posts)
+
+    @property
+    def made(self) -> list[str]:
+        """The transactions of the service, oldest first."""
+        return [*self.sandbox.transactions]
+
+    def states(self) -> list[str]:
+        """Return the states in the database, oldest first, as somebody else sees them."""
+        return [row[0] for row in rows(self.url, "SELECT state FROM mobilemoney_payments ORDER BY id")]
+
+    def ids(self) -> list[str | None]:
+        """Return the transactions in the database, as somebody else sees them."""
+        return [row[0] for row in rows(self.url, "SELECT transaction_id FROM mobilemoney_payments ORDER BY id")]
+
+    def happened(self) -> list[str]:
+        """Return what the histories say, oldest first, as somebody else sees them."""
+        return [row[0] for row in rows(self.url, "SELECT what FROM mobilemoney_history ORDER BY id")]
+
+
+def make_world(url: str, **choices: Any) -> World:
+    """Return a world whose service has no limit of its own and answers at once."""
+    sandbox = Sandbox(now=NOON, balance=10**9, choices=Choices(**{"rate_limit": None, **choices}))
+    return World(url, sandbox, Line(sandbox))
+
+
+async def leave(client: AsyncClient) -> None:
+    """Make it as if the process had died while its payments were on their way."""
+    lost = "state = 'SENDING', transaction_id = NULL, acknowledgement = NULL, ended_at = NULL"
+    assert client._store is not None
+    await client._store._database.write(lambda each: each.exec_driver_sql(f"UPDATE mobilemoney_payments SET {lost}"))
+
+
+def rows(url: str, statement: str) -> list[Any]:
+    """Return what a connection of its own reads."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(sa.text(statement))]
+
+
+class Outage:
+    """Makes the work of a database fail.
+
+    Attributes:
+        away: Whether it is away now: nothing works.
+        fails: Which writes of payments fail, by their number from 1.
+        lies: Which writes succeed, and say that they failed.
+        slow: How long each write takes, virtual seconds.
+        writes: How many were tried.
+    """
+
+    def __init__(self, database: Database, *, fails: Callable[[int], bool] = lambda number: False) -> None:
+        self._write, self._read = database.write, database.read
+        self.fails = fails
+        self.lies: Callable[[int], bool] = lambda number: False
+        self.away = False
+        self.slow = 0.0
+        self.writes = 0
+        database.write = self._try_write  # type: ignore[method-assign]
+        database.read = self._try_read  # type: ignore[method-assign]
+
+    async def _try_write(self, work: Any, **options: Any) -> Any:
+        if not self.away and not options.get("durable", True):
+            return await self._write(work, **options)  # the rate budget, which is not what the tests are about
+        self.writes += 1
+        number = self.writes
+        await anyio.sleep(self.slow)
+        if self.away or self.fails(number):
+            raise StoreError("the store failed: away", outcome="not_sent")
+        if self.lies(number):
+            options["then"] = None
+        done = await self._write(work, **options)
+        if self.lies(number):
+            raise StoreError("the store failed: the commit was not confirmed", outcome="not_sent")
+        return done
+
+    async def _try_read(self, work: Any) -> Any:
+        if self.away:
+            raise StoreError("the store failed: away", outcome="not_sent")
+        return await self._read(work)

@@ -1,0 +1,337 @@
+"""One budget for many processes, as arithmetic: simulated processes over one row of text."""
+
+import itertools
+import json
+import math
+import random
+from collections import Counter, deque
+
+import attrs
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async import Priority
+from mobilemoney_async.payments.budget import HORIZON, InLine, Limit, Request, Reservation, reserve
+from tests.calls.test_bucket import StrictService
+
+PAYMENT, LOOKUP, POLL, BULK = Priority
+JITTER = 0.5
+CONTRACT = Limit(per_minute=60, burst=10, window=60, jitter=JITTER)
+FAST = Limit(per_minute=1200, burst=10, window=60, jitter=0.05)
+START = 1_790_000_000.0  # as PostgreSQL counts
+
+
+class Row:
+    """The row that all share."""
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+
+    def ask(
+        self,
+        now: float,
+        number: int = 1,
+        lane: Priority = PAYMENT,
+        *,
+        process: str = "a",
+        limit: Limit = CONTRACT,
+        waited: float = 0.0,
+        hold: float = 0.0,
+        unused: tuple[float, ...] = (),
+        delay: float = 0.0,
+    ) -> Reservation:
+        """Ask for some in one lane."""
+        request = Request(
+            process=process,
+            limit=limit,
+            waiting={lane: InLine(number, waited)},
+            hold=hold,
+            unused=unused,
+            delay=delay,
+        )
+        self.text, reservation = reserve(self.text, request, now)
+        return reservation
+
+
+@attrs.define(eq=False)
+class Member:
+    """A process of the fleet in which somebody waits at all times: so many, in one lane."""
+
+    name: str
+    lane: Priority
+    number: int = 50
+    born_at: float = START
+    dies_at: float = math.inf
+    slots: list[float] = attrs.field(factory=list)
+    ask_at: float = -math.inf
+    waiting: deque[float] = attrs.field(init=False)
+
+    @waiting.default
+    def _everybody(self) -> deque[float]:
+        return deque([self.born_at] * self.number)
+
+
+class Fleet:
+    """Plays processes that use what they reserve, ask again when they were told to, and die.
+
+    A member takes up to 20 ms for a transaction, and looks at a clock that is up to 2 ms wrong.
+    """
+
+    def __init__(self, limit: Limit, *members: Member, seed: int = 0) -> None:
+        self.limit = limit
+        self.members = members
+        self.random = random.Random(seed)
+        self.row = Row()
+        self.asked = 0
+        self.grants: list[tuple[float, Member]] = []
+
+    def times(self, since: float = START) -> list[float]:
+        return [at for at, _ in self.grants if at >= since]
+
+    def shares(self, since: float = START) -> Counter[str]:
+        return Counter(member.name for at, member in self.grants if at >= since)
+
+    def run(self, until: float) -> None:
+        now = START
+        while True:
+            at, member = min(((self._next(member, now), member) for member in self.members), key=lambda each: each[0])
+            if at > until:
+                return
+            now = at
+            if member.slots:
+                self.grants.append((member.slots.pop(0), member))
+                member.waiting.popleft()
+                member.waiting.append(now)
+            else:
+                self._ask(member, now)
+
+    def _next(self, member: Member, now: float) -> float:
+        at = max(now, member.born_at, member.slots[0] if member.slots else member.ask_at)
+        return at if at < member.dies_at else math.inf
+
+    def _ask(self, member: Member, now: float) -> None:
+        self.asked += 1
+        request = Request(
+            process=member.name,
+            limit=self.limit,
+            waiting={member.lane: InLine(member.number, now - member.waiting[0])},
+            delay=0.01,
+        )
+        self.row.text, reservation = reserve(self.row.text, request, now + self.random.uniform(-0.002, 0.002))
+        member.slots = list(reservation.slots)
+        took = self.random.uniform(0.001, 0.02)
+        member.ask_at = now + took if reservation.ask_again_at is None else max(now + took, reservation.ask_again_at)
+
+
+def rejections(times: list[float], limit: Limit = CONTRACT) -> list[str]:
+    service = StrictService(int(limit.per_minute), limit.burst, int(limit.window))
+    return service.rejections([at - START for at in times])
+
+
+# -- the law -----------------------------------------------------------------------------------------------------------
+
+
+gaps = st.one_of(st.just(0.0), st.floats(0, 0.3), st.floats(0, 90))
+delays = st.one_of(st.just(0.0), st.just(JITTER), st.floats(0, JITTER))
+steps = st.tuples(
+    gaps,
+    st.integers(0, 3),  # who
+    st.integers(1, 12),  # for how many
+    st.sampled_from(Priority),
+    st.one_of(st.just(0.0), st.floats(0, 5)),  # hold
+    st.integers(0, 5),  # every so many-th slot is not used
+    delays,
+)
+
+
+@given(st.lists(steps, max_size=60))
+@settings(max_examples=200)
+@example([(0.0, 0, 12, PAYMENT, 0.0, 0, 0.0), (0.2, 1, 12, BULK, 0.0, 2, JITTER)] * 30)
+@example([(0.9, 0, 12, PAYMENT, 0.0, 1, 0.0), (0.2, 0, 12, PAYMENT, 0.0, 3, JITTER)] * 30)
+@example([(0.5, number % 4, 12, PAYMENT, 0.0, 2, 0.0) for number in range(60)])
+@example([(1.0, 0, 12, PAYMENT, 1.5 * (number == 5), 3, 0.0) for number in range(60)])
+def test_no_interleaving_of_processes_breaks_the_limit(
+    steps: list[tuple[float, int, int, Priority, float, int, float]],
+) -> None:
+    """Whoever asks whenever, uses the slots late or gives them back: no reading of the limit rejects a request."""
+    row, now, last = Row(), START, START
+    arrivals: list[float] = []
+    unused: dict[int, list[float]] = {who: [] for who in range(4)}
+    for gap, who, number, lane, hold, skipped, delay in steps:
+        now += gap
+        over = tuple(at for at in unused[who] if at + JITTER < now)
+        unused[who] = [at for at in unused[who] if at not in over]
+        reservation = row.ask(now, number, lane, process=str(who), hold=hold, unused=over)
+        assert len(reservation.slots) <= number
+        assert (reservation.ask_again_at is None) == (len(reservation.slots) == number)
+        assert reservation.ask_again_at is None or reservation.ask_again_at > now
+        for place, at in enumerate(reservation.slots):
+            assert max(now + hold, last) - 1e-6 <= at <= now + HORIZON + 1e-6
+            last = at
+            if skipped and place % skipped == skipped - 1:
+                unused[who].append(at)
+            else:
+                arrivals.append(at + delay)
+    assert rejections(arrivals) == []
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 16])
+def test_a_saturated_fleet_uses_the_limit_and_shares_it(number: int) -> None:
+    """However many processes wait: at least 97 % of the limit is used, each has its turns, on few transactions."""
+    fleet = Fleet(FAST, *(Member(str(each), PAYMENT, 30) for each in range(number)))
+    fleet.run(START + 70)
+    assert rejections(fleet.times(), FAST) == []
+    assert len(fleet.times(START + 5)) >= 0.97 * 65 * 20
+    shares = fleet.shares(START + 5)
+    assert min(shares.values()) >= 0.8 * max(shares.values())
+    assert len(shares) == number
+    assert fleet.asked <= 0.35 * len(fleet.grants) + 10 * number
+
+
+def test_at_the_contracts_rate_a_transaction_is_a_request() -> None:
+    """At 60 a minute there is nothing to batch: four processes take turns, and no more than two transactions each."""
+    fleet = Fleet(CONTRACT, *(Member(str(each), LOOKUP, 5) for each in range(4)))
+    fleet.run(START + 600)
+    assert rejections(fleet.times()) == []
+    assert len(fleet.grants) >= 0.97 * 600
+    assert min(fleet.shares().values()) >= 0.15 * len(fleet.grants)
+    assert fleet.asked <= 2 * len(fleet.grants)
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
+
+
+def test_payments_of_one_process_go_before_bulk_work_of_another() -> None:
+    """Bulk work yields to payments, whoever makes them, and gets its turn every half minute."""
+    fleet = Fleet(CONTRACT, Member("bulk", BULK), Member("payments", PAYMENT, born_at=START + 5))
+    fleet.run(START + 605)
+    shares = fleet.shares(START + 6)
+    assert rejections(fleet.times()) == []
+    assert shares["payments"] >= 0.9 * 600
+    assert 15 <= shares["bulk"] <= 25
+
+
+def test_every_lane_moves_when_each_is_full_in_another_process() -> None:
+    """Nothing starves: lookups and polls get a turn every ten seconds or so, bulk work every thirty."""
+    fleet = Fleet(CONTRACT, *(Member(lane.name, lane) for lane in Priority))
+    fleet.run(START + 600)
+    shares = fleet.shares()
+    assert shares["PAYMENT"] > 400
+    assert shares["LOOKUP"] >= 45
+    assert shares["POLL"] >= 45
+    assert shares["BULK"] >= 15
+
+
+def test_a_payment_waits_for_what_is_reserved_and_no_longer() -> None:
+    """A payment that comes while others saturate the limit with bulk work waits a third of a second at most."""
+    for seed in range(20):
+        born_at = START + 5 + seed / 17
+        payment = Member("payment", PAYMENT, 1, born_at=born_at)
+        fleet = Fleet(FAST, *(Member(str(each), BULK) for each in range(3)), payment, seed=seed)
+        fleet.run(born_at + 2)
+        first = next(at for at, member in fleet.grants if member is payment)
+        assert first <= born_at + HORIZON + 0.1
+
+
+# -- processes that die ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", [PAYMENT, POLL])
+def test_a_process_that_dies_takes_at_most_what_it_reserved(lane: Priority) -> None:
+    """Two of four processes are killed: the others go on within two turns, and use what the two would have."""
+    for seed in range(10):
+        died_at = START + 3 + seed / 13
+        victims = [Member(f"victim {each}", lane, dies_at=died_at) for each in range(2)]
+        survivors = [Member(f"survivor {each}", POLL) for each in range(2)]
+        fleet = Fleet(FAST, *victims, *survivors, seed=seed)
+        fleet.run(died_at + 12)
+        after = fleet.times(died_at)
+        assert max(later - sooner for sooner, later in itertools.pairwise([died_at, *after])) <= HORIZON + 2 * 0.2 + 0.1
+        assert len(after) >= 0.95 * 12 * 20
+        assert rejections(fleet.times(), FAST) == []
+        assert all("survivor" in name for name in json.loads(fleet.row.text or "")["processes"])
+
+
+def test_an_idle_fleet_gives_a_process_the_whole_burst_at_once() -> None:
+    """Who is alone has ten at once, as one process has; everybody then is served, and nothing more is on record."""
+    row = Row()
+    reservation = row.ask(START, 10)
+    assert reservation.slots == [START] * 10
+    assert reservation.ask_again_at is None
+    assert row.ask(START, 1).slots == []
+
+
+# -- holds, clocks, limits that differ ---------------------------------------------------------------------------------
+
+
+def test_a_hold_holds_every_process() -> None:
+    """What one process was told by the service counts for all, then one goes, and one a second."""
+    row = Row()
+    row.ask(START, hold=30)
+    told = row.ask(START + 1, process="b")
+    assert not told.slots
+    assert told.ask_again_at == pytest.approx(START + 30, abs=1)
+    times = [at for second in range(29, 35) for at in row.ask(START + second, process="b").slots]
+    assert times == pytest.approx([START + 30 + number for number in range(len(times))])
+    assert len(times) >= 4
+
+
+def test_slots_lie_behind_the_time_that_the_transaction_takes() -> None:
+    """A slow database costs time, not slots that are over when they are known."""
+    assert Row().ask(START, 3, delay=2.5).slots == [START + 2.5] * 3
+
+
+def test_a_slot_given_back_is_there_for_another() -> None:
+    """What was reserved and not used is not lost: here the last of sixty, in the pause that the window forces."""
+    row = Row()
+    slots: list[float] = []
+    for tick in range(256):
+        slots += row.ask(START + tick / 5, 10).slots
+    assert len(slots) == 60
+    assert not row.ask(START + 55).slots
+    assert row.ask(START + 55, unused=(slots[-1],)).slots == [START + 55]
+    assert not row.ask(START + 55).slots
+
+
+@pytest.mark.parametrize("back", [5.0, 3600.0, START - 10])
+def test_a_clock_that_was_set_back_stalls_nobody(back: float) -> None:
+    """After a reboot the host's clock starts anew: as if no time had passed, which is safe, and goes on from there."""
+    row = Row()
+    for second in range(60):
+        row.ask(START + second, 3, process="a" if second % 2 else "b")
+    now = START + 60 - back
+    times = [at for second in range(70) for at in row.ask(now + second).slots]
+    assert len(times) >= 55
+    assert rejections([START + at - now for at in times]) == []
+
+
+def test_a_clock_that_is_a_little_behind_moves_nothing() -> None:
+    """Two processes whose clocks differ by some milliseconds do not gain any, however often they take turns."""
+    row = Row()
+    times: list[float] = []
+    for tick in range(700):
+        now = START + tick / 7
+        times += row.ask(now - 0.005 * (tick % 2), 12, process=str(tick % 2)).slots
+    assert rejections(times) == []
+
+
+def test_of_two_limits_the_stricter_is_kept_while_it_is_asked_for() -> None:
+    """A fleet that is half configured for more is paced by the lower limit, and by the new one a window later."""
+    row = Row()
+    times: list[float] = []
+    double = attrs.evolve(CONTRACT, per_minute=120, burst=20)
+    for second in range(200):
+        times += row.ask(START + second, 5, process="new", limit=double).slots
+        if second < 100:
+            times += row.ask(START + second + 0.5, 5, process="old").slots
+    assert rejections([at for at in times if at < START + 160]) == []
+    assert len([at for at in times if at >= START + 170]) > 45
+    assert rejections(times, double) == []
+
+
+def test_the_row_stays_small() -> None:
+    """A budget of 1,200 a minute is some kilobytes, whoever has come and gone."""
+    fleet = Fleet(FAST, *(Member(str(each), BULK, 9, dies_at=START + 2 * each) for each in range(40)))
+    fleet.run(START + 75)
+    assert len(fleet.row.text or "") < 12_000

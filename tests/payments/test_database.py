@@ -1,0 +1,313 @@
+"""The database behind the store: which are taken, how they are used, and that their errors tell no secrets."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import InvalidRequest, SQLStore, StoreError
+from mobilemoney_async.payments import database as database_module
+from mobilemoney_async.payments.database import Database
+from tests.payments.service import on_asyncio, rows
+
+pytestmark = pytest.mark.anyio
+
+_FORK = """
+import os, sys, anyio
+import sqlalchemy as sa
+from mobilemoney_async.payments.database import Database
+
+database = Database(sys.argv[1])
+create = "CREATE TABLE marks (who TEXT)"
+mark = sa.text("INSERT INTO marks VALUES (:who)")
+
+async def write(who):
+    for _ in range(5):
+        await database.write(lambda each: each.execute(mark, {"who": who}))
+
+async def main():
+    await database.write(lambda each: each.execute(sa.text(create)))
+    await write("before")
+
+anyio.run(main)
+child = os.fork()
+anyio.run(write, "child" if child == 0 else "parent")
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+anyio.run(write, "after")
+"""
+
+
+def one(connection: sa.Connection) -> int:
+    """Ask for the least."""
+    number: int = connection.execute(sa.text("SELECT 1")).scalar_one()
+    return number
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite+pysqlite:///:memory:",
+        "sqlite:///file:shared?mode=memory&cache=shared&uri=true",
+        "sqlite:///file::memory:?cache=shared&uri=true",
+        "mysql://user:hunter2@host/payments",
+        "mysql+pymysql://user:hunter2@host/payments",
+        "oracle://user:hunter2@host/payments",
+        "postgresql+psycopg2://user:hunter2@host/payments",
+        "postgresql+asyncpg://user:hunter2@host/payments",
+        "sqlite+aiosqlite:///payments.db",
+        "sqlite+pysqlcipher://:hunter2@/payments.db",
+        "https://user:hunter2@host/payments",
+        "payments.db",
+        "",
+        "://",
+        "postgresql+psycopg://user:hunter2@host:port/payments",
+        None,
+        7,
+    ],
+)
+def test_a_database_that_is_refused(url: str) -> None:
+    """What is no SQLite file and no PostgreSQL is refused at once, and the error shows examples, no password."""
+    with pytest.raises(InvalidRequest, match=r"sqlite:///payments\.db.*postgresql\+psycopg://") as caught:
+        SQLStore(url)
+    assert caught.value.argument == "url"
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "dialect"),
+    [
+        ("sqlite:///payments.db", "sqlite"),
+        ("sqlite:////var/lib/payments.db", "sqlite"),
+        ("sqlite+pysqlite:///payments.db", "sqlite"),
+        ("postgresql+psycopg://user:hunter2@host/payments", "postgresql"),
+        ("postgresql://user:hunter2@host/payments", "postgresql"),
+        ("postgresql+psycopg:///payments?host=/run/postgresql", "postgresql"),
+    ],
+)
+def test_a_database_that_is_taken(url: str, dialect: str) -> None:
+    """SQLite files and PostgreSQL are taken, without a connection, and the repr shows no password."""
+    store = SQLStore(url, account="shop")
+    assert store._database.dialect == dialect
+    assert "hunter2" not in repr(store)
+    assert "shop" in repr(store)
+    store.close()
+
+
+def test_without_the_driver_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without psycopg, or without SQLAlchemy, the error says what to install."""
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(InvalidRequest, match=r'pip install "mobilemoney-async\[postgres\]"'):
+        SQLStore("postgresql+psycopg://user:hunter2@host/payments")
+    SQLStore("sqlite:///payments.db").close()
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(InvalidRequest, match=r'pip install "mobilemoney-async\[store\]"'):
+        SQLStore("sqlite:///payments.db")
+
+
+async def test_work_is_one_transaction(store_url: str) -> None:
+    """What raises changes nothing, and its own error comes out; what returns has changed everything."""
+    database = Database(store_url)
+
+    def half(connection: sa.Connection) -> None:
+        connection.execute(sa.text("UPDATE mobilemoney_schema SET version = 1 + version"))
+        raise LookupError("half way")
+
+    with pytest.raises(LookupError, match="half way"):
+        await database.write(half)
+    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(1,)]
+    assert await database.write(one) == 1
+    assert await database.read(one) == 1
+    database.close()
+
+
+async def test_sqlite_is_set_for_money(sqlite_file_url: str) -> None:
+    """SQLite writes ahead, syncs each commit, and keeps its foreign keys; only what may be lost is not synced."""
+    database = Database(sqlite_file_url)
+
+    def settings(connection: sa.Connection) -> list[object]:
+        names = ("journal_mode", "synchronous", "foreign_keys")
+        return [connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names]
+
+    for _ in range(2):
+        assert await database.write(settings) == ["wal", 2, 1]
+        assert await database.write(settings, durable=False) == ["wal", 1, 1]
+    database.close()
+
+
+async def test_postgresql_waits_for_the_disk_when_it_matters(postgres_url: str) -> None:
+    """PostgreSQL syncs each commit; only what may be lost is not synced."""
+    database = Database(postgres_url)
+    show = sa.text("SHOW synchronous_commit")
+    for _ in range(2):
+        assert await database.write(lambda each: each.execute(show).scalar_one()) == "on"
+        assert await database.write(lambda each: each.execute(show).scalar_one(), durable=False) == "off"
+    database.close()
+
+
+async def test_a_relative_file_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that changes its directory goes on with the file that it began with."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    database = Database("sqlite:///payments.db")
+    monkeypatch.chdir(tmp_path / "b")
+    await database.write(one)
+    database.close()
+    assert (tmp_path / "a" / "payments.db").exists()
+    assert not (tmp_path / "b" / "payments.db").exists()
+
+
+@on_asyncio
+async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """A file that cannot be made gives a `StoreError` that says so, and works once the directory is there."""
+    database = Database(f"sqlite:///{tmp_path}/missing/payments.db")
+    with pytest.raises(StoreError, match="unable to open database file") as caught:
+        await database.write(one)
+    assert caught.value.outcome == "not_sent"
+    (tmp_path / "missing").mkdir()
+    assert await database.write(one) == 1
+    database.close()
+
+
+@on_asyncio
+@pytest.mark.real_time
+async def test_a_locked_file_is_waited_for_and_given_up(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody else holds the file, a write waits, gives up with `StoreError`, and works later."""
+    monkeypatch.setattr(database_module, "_PATIENCE", 0.05)
+    database = Database(sqlite_file_url)
+    await database.write(one)
+    other = sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="locked"):
+        await database.write(one)
+    assert await database.read(one) == 1  # readers do not wait for writers
+    other.execute("COMMIT")
+    other.close()
+    assert await database.write(one) == 1
+    database.close()
+
+
+@on_asyncio
+@pytest.mark.real_time
+async def test_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PostgreSQL that does not answer gives a `StoreError` without the password or the user's name."""
+    monkeypatch.setattr(database_module, "_PATIENCE", 1)
+    database = Database("postgresql+psycopg://merchant:hunter2@127.0.0.1:1/payments")
+    with pytest.raises(StoreError, match="the store failed") as caught:
+        await database.write(one)
+    assert caught.value.outcome == "not_sent"
+    assert "hunter2" not in "".join(map(str, _chain(caught.value)))
+    database.close()
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    seen: list[BaseException] = []
+    while error is not None:
+        seen.append(error)
+        error = error.__cause__
+    return seen
+
+
+async def test_an_error_shows_no_phone_number(store_url: str) -> None:
+    """Neither the text nor the cause of a `StoreError` shows the values of a row, though drivers quote them."""
+    database = Database(store_url)
+    insert = sa.text(
+        "INSERT INTO mobilemoney_payments (account, key, type, phone_number, amount, extra_digest, state, attempt,"
+        " created_at, changed_at, is_adopted, walks) VALUES ('a', :key, 'collection', '+255780000789', '1000', '',"
+        " 'UNKNOWN', 1, '2026-01-02 12:00:00', '2026-01-02 12:00:00', FALSE, 0)"
+    )
+    await database.write(lambda each: each.execute(insert, {"key": "order-1"}))
+    with pytest.raises(StoreError) as caught:
+        await database.write(lambda each: each.execute(insert, {"key": "order-2"}))
+    said = "".join(f"{each!s}{each!r}" for each in _chain(caught.value))
+    assert "780000789" not in said
+    assert "the store failed" in said
+    database.close()
+
+
+async def test_work_that_has_begun_ends_though_its_task_is_cancelled(store_url: str) -> None:
+    """A task that is cancelled while the database works learns so afterwards; what was written stays written."""
+    database = Database(store_url)
+    await database.write(one)
+    begun = threading.Event()
+
+    def slow(connection: sa.Connection) -> None:
+        begun.set()
+        time.sleep(0.02)
+        connection.execute(sa.text("UPDATE mobilemoney_schema SET version = 1"))
+
+    returned = False
+    async with anyio.create_task_group() as group:
+
+        async def work() -> None:
+            nonlocal returned
+            await database.write(slow)
+            returned = True
+
+        group.start_soon(work)
+        while not begun.is_set():
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    assert returned
+    database.close()
+
+
+async def test_many_tasks_write_at_once(store_url: str) -> None:
+    """Tasks of one process and of another store write at once without an error or a lost write."""
+    databases = [Database(store_url), Database(store_url)]
+    create = sa.text("CREATE TABLE counter (value INTEGER)")
+    await databases[0].write(lambda each: each.execute(create))
+    await databases[0].write(lambda each: each.execute(sa.text("INSERT INTO counter VALUES (0)")))
+    add = sa.text("UPDATE counter SET value = value + 1")
+    async with anyio.create_task_group() as group:
+
+        async def work(number: int) -> None:
+            await databases[number % 2].write(lambda each: each.execute(add), durable=False)
+
+        for number in range(30):
+            group.start_soon(work, number)
+    assert rows(store_url, "SELECT value FROM counter") == [(30,)]
+    for database in databases:
+        database.close()
+
+
+def test_a_fork_leaves_the_connections_to_the_parent(store_url: str) -> None:
+    """Parent and child of a fork both go on with the store, each on connections of its own."""
+    subprocess.run([sys.executable, "-c", _FORK, store_url], check=True, timeout=60, cwd=Path.cwd())
+    counts = dict(rows(store_url, "SELECT who, count(*) FROM marks GROUP BY who"))
+    assert counts == {"before": 5, "child": 5, "parent": 5, "after": 5}
+
+
+async def test_a_closed_store_opens_again(store_url: str) -> None:
+    """Closing a store loses nothing; its next use opens new connections."""
+    store = SQLStore(store_url)
+    assert await store._database.read(one) == 1
+    store.close()
+    store.close()
+    assert await store._database.read(one) == 1
+    store.close()
+
+
+@on_asyncio
+async def test_a_server_that_drops_its_connections(postgres_url: str) -> None:
+    """Connections that the server has closed meanwhile are replaced, without an error."""
+    database = Database(postgres_url)
+    await database.write(one)
+    killer = sa.create_engine(postgres_url, poolclass=sa.pool.NullPool)
+    with killer.connect() as connection:
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
+    assert await database.write(one) == 1
+    database.close()

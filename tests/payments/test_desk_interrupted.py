@@ -1,0 +1,517 @@
+"""Creates that are cancelled, too slow, or left by their database: at every stage the record says the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Literal
+
+import anyio
+import anyio.from_thread
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    Acknowledgement,
+    AsyncClient,
+    DuplicateSuspected,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PermissionDenied,
+    RequestTimeout,
+    StoreError,
+)
+from mobilemoney_async.payments import bookkeeping
+from mobilemoney_async.sandbox import faults
+from tests.payments.service import ORDER, Outage, World, make_world
+
+pytestmark = pytest.mark.anyio
+
+Loop = Literal["asyncio", "trio"]
+
+
+async def create(client: AsyncClient, key: str = "order-1") -> Acknowledgement:
+    """Create a collection."""
+    return await client.collections.create(**ORDER, idempotency_key=key)
+
+
+class Stopper:
+    """Cancels a create from wherever it is called: by a scope of anyio's, or by asyncio's own means."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+        self._cancel: Callable[[], object] | None = None
+
+    def __call__(self) -> None:
+        assert self._cancel is not None
+        self._cancel()
+
+    async def run(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Run what is to be cancelled."""
+        if self._how == "scope":
+            with anyio.CancelScope() as scope:
+                self._cancel = scope.cancel
+                await work()
+            assert scope.cancel_called
+            return
+
+        async def body() -> None:
+            await work()
+
+        task = asyncio.create_task(body())
+        self._cancel = task.cancel
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture(params=["asyncio scope", "asyncio task", "trio scope"])
+def stop(request: pytest.FixtureRequest) -> Stopper:
+    """Cancels, on each loop in each way that it knows."""
+    return Stopper(request.param.partition(" ")[2])
+
+
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest, stop: Stopper) -> tuple[str, dict[str, Any]]:
+    """Return the loop that goes with the way to cancel, in virtual time."""
+    from mobilemoney_async.testing import virtual_backend
+
+    name: Loop = "trio" if request.node.callspec.params["stop"].startswith("trio") else "asyncio"
+    return virtual_backend(name)
+
+
+def stop_inside(monkeypatch: pytest.MonkeyPatch, name: str, stop: Stopper) -> None:
+    """Stop in the middle of the next transaction that a function of `bookkeeping` is part of."""
+    real = getattr(bookkeeping, name)
+
+    def work(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(bookkeeping, name, real)
+        done = real(*args, **options)
+        anyio.from_thread.run_sync(stop)
+        return done
+
+    monkeypatch.setattr(bookkeeping, name, work)
+
+
+async def resume(world: World, key: str = "order-1") -> None:
+    """Ask for the key again, in a process that was started anew, and see that there is one payment."""
+    async with world.client() as client:
+        answer = await create(client, key)
+    assert world.made == [answer.transaction_id] == world.ids()
+
+
+async def test_cancelled_while_it_waits_for_the_limiter(
+    sqlite_file_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create that is cancelled before its turn has left nothing: neither a record nor a request."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        limiter = client._pipeline.limiter
+        acquire = limiter.acquire
+        limiter.hold(3600)
+
+        async def ask(*args: Any, **options: Any) -> None:
+            stop()
+            await acquire(*args, **options)
+
+        monkeypatch.setattr(limiter, "acquire", ask)
+        await stop.run(lambda: create(client))
+        assert world.sent == 0
+        assert await client.payments.list() == []
+        assert client._store is not None
+        assert not client._store._turns.held()
+    await resume(world)
+
+
+async def test_cancelled_while_it_waits_for_its_twin(sqlite_file_url: str, stop: Stopper) -> None:
+    """A create that is cancelled while its twin is on its way has left nothing, and the twin goes on."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+
+        async def meanwhile(request: httpx.Request) -> None:
+            async def wait_and_stop() -> None:
+                await anyio.sleep(1)
+                stop()
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(stop.run, lambda: create(client, "order-2"))
+                group.start_soon(wait_and_stop)
+
+        world.line.before = meanwhile
+        await create(client)
+        world.line.before = None
+        assert world.states() == ["ACKNOWLEDGED"]
+        await create(client, "order-2")
+    assert world.sent == 2
+
+
+async def test_cancelled_while_it_is_being_recorded(
+    store_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create that is cancelled while it is being recorded is not sent, and the record says so."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        stop_inside(monkeypatch, "begin", stop)
+        await stop.run(lambda: create(client))
+        assert world.states() == ["NOT_SENT"]
+        assert world.sent == 0
+    await resume(world)
+
+
+async def test_cancelled_while_it_connects(sqlite_file_url: str, stop: Stopper) -> None:
+    """On a transport that tells nothing of its connections a create that is cancelled there is unknown, not lost."""
+    world = make_world(sqlite_file_url)
+
+    async def hang(request: httpx.Request) -> None:
+        world.line.before = None
+        stop()
+        await anyio.sleep_forever()
+
+    world.line.before = hang
+    async with world.client() as client:
+        await stop.run(lambda: create(client))
+        assert world.states() == ["UNKNOWN"]
+        assert world.made == []
+
+
+async def test_cancelled_while_it_waits_for_the_answer(
+    store_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create that is cancelled while the service works is unknown, and is found under its key."""
+    world = make_world(store_url)
+
+    async def hang(request: httpx.Request) -> None:
+        world.line.after = None
+        stop()
+        await anyio.sleep_forever()
+
+    world.line.after = hang
+    async with world.client() as client:
+        await stop.run(lambda: create(client))
+        assert world.states() == ["UNKNOWN"]
+        record = await client.payments.get("order-1")
+        assert record is not None
+        assert record.error == "cancelled"
+    await resume(world)
+    assert world.sent == 1
+
+
+async def test_cancelled_while_its_loss_is_being_recorded(
+    sqlite_file_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create that is cancelled while its loss is being recorded is unknown all the same."""
+    world = make_world(sqlite_file_url)
+    world.sandbox.script(faults.lost(processed=True), on="c2b")
+    async with world.client() as client:
+        stop_inside(monkeypatch, "apply", stop)
+
+        async def lost() -> None:
+            with pytest.raises(OutcomeUnknown):
+                await create(client)
+
+        await stop.run(lost)
+        assert world.states() == ["UNKNOWN"]
+    await resume(world)
+
+
+async def test_cancelled_while_its_answer_is_being_recorded(
+    store_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create that is cancelled while its transaction's id is being recorded has recorded it."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        stop_inside(monkeypatch, "apply", stop)
+        await stop.run(lambda: create(client))
+        assert world.states() == ["ACKNOWLEDGED"]
+        assert world.ids() == world.made
+    await resume(world)
+    assert world.sent == 1
+
+
+async def test_cancelled_while_the_database_is_away(sqlite_file_url: str, stop: Stopper) -> None:
+    """A create that is cancelled while it waits for the database to record its answer has recorded it in the end."""
+    world = make_world(sqlite_file_url)
+    store = world.store()
+    outage = Outage(store._database)
+
+    def fail(number: int) -> bool:
+        if number == 2:
+            stop()
+        return number == 2
+
+    outage.fails = fail
+    async with world.client(store) as client:
+        await stop.run(lambda: create(client))
+    await resume(world)
+    assert world.sent == 1
+
+
+# Deadlines
+
+
+async def _expect(client: AsyncClient, error: type[MobileMoneyError], outcome: str, key: str = "order-1") -> None:
+    with pytest.raises(error) as caught:
+        await create(client, key)
+    assert (caught.value.outcome, caught.value.idempotency_key) == (outcome, key)
+
+
+@pytest.mark.parametrize("stop", ["asyncio scope", "trio scope"], indirect=True)
+class TestDeadline:
+    """The deadline of a call holds at every stage, and its error says what may have been sent."""
+
+    async def test_while_it_waits_for_the_limiter(self, sqlite_file_url: str) -> None:
+        world = make_world(sqlite_file_url)
+        async with world.client(deadline=2.0) as client:
+            client._pipeline.limiter.hold(3600)
+            began = anyio.current_time()
+            await _expect(client, RequestTimeout, "not_sent")
+            assert anyio.current_time() == pytest.approx(began + 2)
+            assert world.states() == []
+
+    async def test_while_it_waits_for_its_twin(self, sqlite_file_url: str) -> None:
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        async with world.client(store) as client, world.client(store, deadline=2.0) as hasty:
+
+            async def meanwhile(request: httpx.Request) -> None:
+                world.line.before = None
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_expect, hasty, RequestTimeout, "not_sent", "order-2")
+
+            world.line.before = meanwhile
+            await create(client)
+        assert world.sent == 1
+
+    async def test_while_the_same_key_is_on_its_way_here(self, sqlite_file_url: str) -> None:
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        async with world.client(store) as client, world.client(store, deadline=2.0) as hasty:
+
+            async def meanwhile(request: httpx.Request) -> None:
+                world.line.before = None
+                async with anyio.create_task_group() as group:
+                    # To say that nothing was sent would be wrong.
+                    group.start_soon(_expect, hasty, OutcomeUnknown, "unknown")
+
+            world.line.before = meanwhile
+            await create(client)
+        assert world.sent == 1
+
+    async def test_while_the_same_key_is_on_its_way_elsewhere(self, sqlite_file_url: str) -> None:
+        world = make_world(sqlite_file_url)
+        async with world.client() as client, world.client(deadline=2.0) as hasty:
+
+            async def meanwhile(request: httpx.Request) -> None:
+                world.line.before = None
+                await _expect(hasty, OutcomeUnknown, "unknown")
+
+            world.line.before = meanwhile
+            await create(client)
+            assert (await create(hasty)).transaction_id == world.made[0]
+        assert world.sent == 1
+
+    async def test_while_it_waits_for_the_answer(self, sqlite_file_url: str) -> None:
+        world = make_world(sqlite_file_url)
+        world.sandbox.script(faults.lost(processed=True), on="c2b")
+        async with world.client(deadline=2.0) as client:
+            await _expect(client, OutcomeUnknown, "unknown")
+            assert world.states() == ["UNKNOWN"]
+        await resume(world)
+        assert world.sent == 1
+
+    async def test_between_two_attempts(self, sqlite_file_url: str) -> None:
+        world = make_world(sqlite_file_url)
+        world.sandbox.script(faults.rate_limited(60), on="c2b")
+        async with world.client(deadline=2.0) as client:
+            with pytest.raises(RequestTimeout) as caught:
+                await create(client)
+            assert caught.value.outcome in {"not_sent", "refused"}
+            assert world.states() == ["REFUSED"]
+
+    async def test_while_it_finds_out(self, sqlite_file_url: str) -> None:
+        world = make_world(sqlite_file_url)
+        world.sandbox.script(faults.lost(processed=True), on="c2b")
+        world.sandbox.script(faults.latency(4), on="transactions")
+        async with world.client() as client:
+            await _expect(client, OutcomeUnknown, "unknown")
+            await _expect(client.with_options(deadline=2.0), OutcomeUnknown, "unknown")
+        await resume(world)
+
+    async def test_while_its_answer_is_being_recorded(self, sqlite_file_url: str) -> None:
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        outage = Outage(store._database)
+        outage.slow = 1.0
+        async with world.client(store, deadline=1.5) as client:
+            answer = await create(client)
+        assert world.ids() == [answer.transaction_id]
+
+    async def test_while_it_is_being_recorded(self, sqlite_file_url: str) -> None:
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        outage = Outage(store._database)
+        outage.slow = 3.0
+        async with world.client(store, deadline=1.5) as client:
+            await _expect(client, RequestTimeout, "not_sent")
+        assert world.sent == 0
+
+
+# The database away
+
+
+@pytest.mark.parametrize("stop", ["asyncio scope", "trio scope"], indirect=True)
+class TestOutage:
+    """While the database is away nothing is sent, and nothing that was sent is lost."""
+
+    async def test_before_it_is_recorded(self, store_url: str) -> None:
+        """Nothing is sent that could not be recorded."""
+        world = make_world(store_url)
+        store = world.store()
+        outage = Outage(store._database)
+        async with world.client(store) as client:
+            outage.away = True
+            await _expect(client, StoreError, "not_sent")
+            outage.away = False
+            outage.fails = lambda number: number == 1
+            await _expect(client, StoreError, "not_sent")
+            assert world.sent == 0
+            await create(client)
+        assert world.sent == 1
+
+    async def test_for_a_moment_after_the_answer(self, sqlite_file_url: str) -> None:
+        """A moment's failure to record an answer is waited out; the caller does not notice."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        Outage(store._database, fails=lambda number: number in {2, 3})
+        async with world.client(store) as client:
+            answer = await create(client)
+        assert world.ids() == [answer.transaction_id]
+
+    async def test_after_the_answer(self, store_url: str) -> None:
+        """An answer that cannot be recorded is kept: the same key gives it as soon as the database is back."""
+        world = make_world(store_url)
+        store = world.store()
+        outage = Outage(store._database, fails=lambda number: number >= 2)
+        async with world.client(store) as client:
+            with pytest.raises(OutcomeUnknown) as caught:
+                await create(client)
+            assert isinstance(caught.value.__cause__, StoreError)
+            assert world.states() == ["SENDING"]
+            with pytest.raises(StoreError):
+                await create(client)
+            with pytest.raises(StoreError):
+                await create(client, "order-2")  # its twin
+            outage.fails = lambda number: False
+            answer = await create(client)
+            assert world.made == [answer.transaction_id] == world.ids()
+            await create(client, "order-2")
+        assert world.happened()[:2] == ["sent", "acknowledged"]
+        assert world.sent == 2
+
+    async def test_after_the_loss(self, sqlite_file_url: str) -> None:
+        """A loss that cannot be recorded is kept, and is found out as soon as the database is back."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        outage = Outage(store._database, fails=lambda number: number >= 2)
+        world.sandbox.script(faults.lost(processed=True), on="c2b")
+        async with world.client(store) as client:
+            await _expect(client, OutcomeUnknown, "unknown")
+            assert world.states() == ["SENDING"]
+            outage.fails = lambda number: False
+            with pytest.raises(DuplicateSuspected):
+                await create(client, "order-2")
+            assert world.states() == ["UNKNOWN"]
+            await create(client)
+        assert world.ids() == world.made
+        assert world.sent == 1
+
+    async def test_after_a_refusal(self, sqlite_file_url: str) -> None:
+        """A refusal that cannot be recorded is told as it is, and the key may be used again later."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        outage = Outage(store._database, fails=lambda number: number >= 2)
+        async with world.client(store, auth=world.sandbox.issue_token(["read"])) as client:
+            with pytest.raises(PermissionDenied):
+                await create(client)
+            assert world.states() == ["SENDING"]
+            outage.fails = lambda number: False
+            async with world.client(store) as allowed:
+                await create(allowed)
+        assert world.happened() == ["sent", "refused", "sent", "acknowledged"]
+
+    async def test_between_two_attempts(self, sqlite_file_url: str) -> None:
+        """A refusal that is not recorded yet does not keep the next attempt from being recorded properly."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        Outage(store._database, fails=lambda number: number in {2, 3, 4, 5})
+        world.sandbox.script(faults.rate_limited(1), on="c2b")
+        async with world.client(store) as client:
+            answer = await create(client)
+        assert world.made == [answer.transaction_id] == world.ids()
+        assert world.happened() == ["sent", "refused", "sent", "acknowledged"]
+
+    async def test_until_the_client_is_closed(self, sqlite_file_url: str) -> None:
+        """What is kept is written when the client is closed."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        outage = Outage(store._database, fails=lambda number: number >= 2)
+        async with world.client(store) as client:
+            with pytest.raises(OutcomeUnknown):
+                await create(client)
+            outage.fails = lambda number: False
+        assert world.ids() == world.made
+
+    async def test_for_ever(self, sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
+        """What is never written is found out by the next process, and the log names its key and no phone number."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        Outage(store._database, fails=lambda number: number >= 2)
+        async with world.client(store) as client:
+            with pytest.raises(OutcomeUnknown):
+                await create(client)
+        assert "order-1" in caplog.text
+        assert "681234501" not in caplog.text
+        await world.advance(11)
+        await resume(world)
+        assert world.sent == 1
+
+    async def test_reconcile_waits_for_nobody(self, sqlite_file_url: str) -> None:
+        """`reconcile` and `payments.list` raise `StoreError` too, and find what was kept when it is back."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        outage = Outage(store._database, fails=lambda number: number >= 2)
+        async with world.client(store) as client:
+            with pytest.raises(OutcomeUnknown):
+                await create(client)
+            outage.away = True
+            with pytest.raises(StoreError):
+                await client.payments.reconcile()
+            with pytest.raises(StoreError):
+                await client.payments.list()
+            outage.away, outage.fails = False, lambda number: False
+            assert await client.payments.reconcile() == []
+        assert world.ids() == world.made
+
+    async def test_a_commit_whose_answer_is_lost(self, sqlite_file_url: str) -> None:
+        """A record whose commit succeeded though the database said no is unknown to nobody for long: it is stale."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        outage = Outage(store._database)
+        outage.lies = lambda number: number == 1
+        async with world.client(store) as client:
+            await _expect(client, StoreError, "not_sent")
+            assert world.states() == ["SENDING"]
+            await world.advance(11)
+            await _expect(client, OutcomeUnknown, "unknown")
+        assert world.sent == 0
+
+    async def test_an_answer_whose_commit_was_not_confirmed(self, sqlite_file_url: str) -> None:
+        """An answer that was recorded though the database said no is recorded once."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        outage = Outage(store._database)
+        outage.lies = lambda number: number == 2
+        async with world.client(store) as client:
+            answer = await create(client)
+        assert world.ids() == [answer.transaction_id]
+        assert world.happened() == ["sent", "acknowledged"]

@@ -1,0 +1,92 @@
+"""What is kept as text comes back as it was."""
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mobilemoney_async import InvalidTransactionId, MobileMoneyError, StoreError, TransactionNotFound
+from mobilemoney_async.contract.codec import reader
+from mobilemoney_async.contract.models import Acknowledgement, Fees, Settlement, Transaction
+from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType
+from mobilemoney_async.payments.documents import (
+    dump_acknowledgement,
+    dump_error,
+    dump_transaction,
+    load_acknowledgement,
+    load_error,
+    load_transaction,
+)
+from tests.contract import samples
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+money = st.decimals(allow_nan=False, allow_infinity=False, places=2)
+times = st.datetimes(
+    min_value=datetime(1900, 1, 1),  # noqa: DTZ001 (hypothesis wants it so)
+    max_value=datetime(9000, 1, 1),  # noqa: DTZ001
+    timezones=st.sampled_from([UTC, timezone(timedelta(hours=3))]),
+)
+transactions = st.builds(
+    Transaction,
+    id=texts,
+    reference=texts,
+    type=st.sampled_from([*TransactionType, TransactionType("of another kind")]),
+    amount=money,
+    currency=texts,
+    phone_number=texts,
+    network=st.sampled_from([*Network, Network("another")]),
+    status=st.sampled_from([*TransactionStatus, TransactionStatus("ODD")]),
+    created_at=times,
+    external_id=st.none() | texts,
+    merchant_id=st.none() | texts,
+    completed_at=st.none() | times,
+    failed_at=st.none() | times,
+    failure_reason=st.none() | texts,
+    fees=st.none() | st.builds(Fees, merchant_fee=money, customer_fee=money, total_fee=money),
+    settlement=st.none() | st.builds(Settlement, net_amount=money, settled_at=times, settlement_batch=texts),
+)
+
+
+@given(transactions)
+def test_a_transaction_comes_back_as_it_was(transaction: Transaction) -> None:
+    """Every field, to the last digit and microsecond, also what the contract does not list."""
+    text = dump_transaction(transaction)
+    assert load_transaction(text) == transaction
+    assert text.isascii()
+
+
+def test_an_acknowledgement_comes_back_as_it_was() -> None:
+    """With money as it was written."""
+    sample = samples.acknowledgement(amount="1000.00")
+    acknowledgement = reader(Acknowledgement)(json.dumps(sample).encode())
+    again = load_acknowledgement(dump_acknowledgement(acknowledgement))
+    assert again == acknowledgement
+    assert str(again.amount) == str(Decimal("1000.00"))
+
+
+@pytest.mark.parametrize("kind", [TransactionNotFound, InvalidTransactionId])
+def test_a_refusal_comes_back_as_it_was(kind: type[TransactionNotFound]) -> None:
+    """By class, text, status and code."""
+    error = kind("no such thing", status_code=404, code="SOME_CODE")
+    again = load_error(dump_error(error))
+    assert type(again) is kind
+    assert isinstance(again, kind)
+    assert (str(again), again.status_code, again.code) == (str(error), 404, "SOME_CODE")
+
+
+def test_another_error_comes_back_as_its_base() -> None:
+    """What a later release may write is not made into something that it is not."""
+    again = load_error(dump_error(MobileMoneyError("odd")))
+    assert type(again) is MobileMoneyError
+    assert str(again) == "odd"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"id": 1}', "[", "\ud800"])
+def test_what_is_no_such_text_is_the_store_s_fault(text: str) -> None:
+    """A row that somebody else wrote is a StoreError, which does not quote it."""
+    for load in (load_transaction, load_acknowledgement, load_error):
+        with pytest.raises(StoreError, match="cannot be read"):
+            load(text)

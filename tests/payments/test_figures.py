@@ -1,0 +1,257 @@
+"""The figures that the store is built to reach: many orders, every fault, kill -9, and a database that goes away."""
+
+import random
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import DuplicateSuspected, OutcomeUnknown, PaymentState, SQLStore, StoreError
+from mobilemoney_async.payments import database
+from mobilemoney_async.sandbox import Choices, Sandbox
+from tests.payments.crash_worker import ONCE_MORE, Job, Order, wide_open
+from tests.payments.merchant import Merchant, all_is_paid, creates, faulty_sandbox, make_orders, open_merchant
+from tests.payments.nursery import Nursery, nursery
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+# Both databases and both loops, in half the time of all four pairs.
+BOTH = pytest.mark.parametrize(
+    ("anyio_backend", "store_url"), [("asyncio", "sqlite"), ("trio", "postgresql")], indirect=True
+)
+
+# One process
+
+
+@BOTH
+async def test_of_300_orders_under_faults_none_is_paid_twice_and_none_is_lost(store_url: str) -> None:
+    """Whatever happens to a third of the requests, each order ends as paid once, or is openly unresolved."""
+    sandbox, orders, ahead = faulty_sandbox(seed=1), make_orders(seed=1), timedelta()
+
+    def pass_time(seconds: float) -> None:
+        nonlocal ahead
+        sandbox.advance(seconds)
+        ahead += timedelta(seconds=seconds)
+
+    async with sandbox.client(
+        store=SQLStore(store_url, grace=120),
+        timeout=0.5,
+        retry=ONCE_MORE,
+        rate_limiter=wide_open(),
+        utcnow=lambda: datetime.now(UTC) + ahead,
+    ) as client:
+        merchant = Merchant(sandbox, client, orders)
+        left = await merchant.try_all(orders)
+        await merchant.check()
+        pass_time(5)
+        for _ in range(4):
+            await client.payments.reconcile()
+            left = await merchant.try_all(left)
+        records = await merchant.check()
+        assert merchant.errors[OutcomeUnknown] > 50
+        assert merchant.errors[DuplicateSuspected] > 0
+        adopted = [record for record in records.values() if record.is_adopted]
+        assert len(adopted) > 20
+        # Before the grace period is over, nobody says of any payment that it does not exist.
+        assert await merchant.say_the_word() == 0
+
+        while left:
+            pass_time(130)
+            await client.payments.reconcile()
+            await client.payments.reconcile()
+            # What is left is absent, and the check says that it truly is; or its twin was in the way.
+            records = await merchant.check()
+            assert {record.state for record in records.values() if record.is_unresolved} <= {PaymentState.ABSENT}
+            await merchant.say_the_word()
+            left = await merchant.try_all(left)
+        records = await merchant.check()
+        assert len(records) == len(orders)
+        assert not await client.payments.unresolved()
+        await merchant.check_histories()
+    all_is_paid(sandbox, orders)
+
+
+# kill -9
+
+
+WORKERS = 4
+KILLS = 24
+
+
+async def kill_at_random(workers: Nursery, sandbox: Sandbox, dice: random.Random) -> None:
+    """Kill one of the workers again and again, each time after a few creates, and start another in its place."""
+    for _ in range(WORKERS):
+        await workers.start()
+    for _ in range(KILLS):
+        enough = creates(sandbox) + dice.randrange(1, 12)
+        with anyio.move_on_after(1):  # they may all be waiting for payments of the dead
+            while creates(sandbox) < enough:
+                await anyio.sleep(0.005)
+        await anyio.sleep(dice.uniform(0, 0.03))
+        await workers.reap()
+        workers.kill(dice.choice(sorted(workers.alive)))
+        await workers.start()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)  # the sandbox serves sockets there only
+async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_path: Path) -> None:
+    """Four processes on the same orders, killed again and again: what exists is known, and nothing exists twice."""
+    sandbox, orders, answers = faulty_sandbox(seed=2), make_orders(seed=2), tmp_path / "answers"
+    async with sandbox.serve() as base_url:
+        job = Job(base_url, sandbox.token, store_url, 1.0, 0.5, 6, str(answers), orders)
+        async with nursery(job) as workers:
+            await kill_at_random(workers, sandbox, random.Random(2))
+            assert len(workers.killed) >= 20
+            await workers.kill_everybody()  # at last the power fails
+
+        sandbox.clear_script()
+        async with sandbox.client(
+            store=SQLStore(store_url, grace=1.0), timeout=0.5, retry=ONCE_MORE, rate_limiter=wide_open()
+        ) as client:
+            merchant = Merchant(sandbox, client, orders)
+            for line in answers.read_text().splitlines():
+                key, transaction_id = line.split()
+                assert merchant.told.setdefault(key, transaction_id) == transaction_id
+            await merchant.check()
+            in_flight = await client.payments.list(PaymentState.SENDING)
+            assert in_flight, "nobody was killed at a bad moment"
+            await client.payments.reconcile(stale_after=0)  # nobody else is alive
+            await merchant.check()
+            assert not await client.payments.list(PaymentState.SENDING)
+            left = await merchant.try_all(orders)
+            while left:
+                await anyio.sleep(1.1)
+                await client.payments.reconcile()
+                await client.payments.reconcile()
+                await merchant.check()
+                await merchant.say_the_word()
+                left = await merchant.try_all(left)
+            await merchant.check()
+            assert not await client.payments.unresolved()
+            await merchant.check_histories()
+    all_is_paid(sandbox, orders)
+
+
+# The database goes away
+
+
+@contextmanager
+def away(url: str) -> Iterator[None]:
+    """Take the database away: another connection locks the file, or the server throws everybody out."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            yield
+        return
+    name = sa.make_url(url).database
+    engine = sa.create_engine(sa.make_url(url).set(database="postgres"), isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            connection.execute(sa.text(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS false"))
+            everybody = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+            connection.execute(sa.text(everybody), {"name": name})
+            try:
+                yield
+            finally:
+                connection.execute(sa.text(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS true"))
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
+    """Let transactions wait for half a second where another connection locks the file."""
+    if store_url.startswith("sqlite"):
+        monkeypatch.setattr(database, "_PATIENCE", 0.5)
+        monkeypatch.setattr(database, "_QUEUE", 0.5)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(30):
+        while not condition():
+            await anyio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("impatient")
+@BOTH
+async def test_while_the_database_is_away_nothing_is_sent(store_url: str) -> None:
+    """Without the store a create raises StoreError before anything is sent, and works again when the store is back."""
+    sandbox, orders = Sandbox(choices=Choices(rate_limit=None), balance=10**9), make_orders(seed=3, count=40)
+    merchant = open_merchant(sandbox, store_url, orders)
+    async with merchant.client:
+        assert not await merchant.try_all(orders[:5], tasks=1)
+        with away(store_url):
+            with anyio.fail_after(20):  # and not each after the other's patience
+                left = await merchant.try_all(orders[5:])
+        assert len(left) == 35
+        assert merchant.errors == {StoreError: 35}
+        assert creates(sandbox) == 5
+        while left:  # on a busy machine half a second is not much
+            left = await merchant.try_all(left)
+        assert len(await merchant.check()) == 40
+    all_is_paid(sandbox, orders)
+
+
+@pytest.mark.usefixtures("impatient")
+@BOTH
+@pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
+async def test_an_answer_that_cannot_be_recorded_is_not_lost(store_url: str, dies: bool) -> None:
+    """Of a payment whose answer came while the database was away, the id is known afterwards, even by a new process."""
+    sandbox, orders = Sandbox(choices=Choices(rate_limit=None, latency=0.2), balance=10**9), make_orders(4, count=20)
+    orders = list({(order.is_collection, order.phone_number, order.amount): order for order in orders}.values())
+    merchant = open_merchant(sandbox, store_url, orders)
+    async with merchant.client:
+        async with anyio.create_task_group() as group:
+            group.start_soon(merchant.try_all, orders)
+            await until(lambda: creates(sandbox) == len(orders))
+            with away(store_url):
+                await until(lambda: merchant.errors.total() == len(orders))
+                assert merchant.errors == {OutcomeUnknown: len(orders)}
+                if dies:
+                    await merchant.client.aclose()
+        if dies:
+            merchant = open_merchant(sandbox, store_url, orders)
+            await merchant.client.payments.reconcile(stale_after=0)
+        async with merchant.client:
+            left = orders
+            while left:
+                left = await merchant.try_all(left, tasks=5)
+            records = await merchant.check()
+        assert all(record.is_adopted is dies for record in records.values())
+    assert creates(sandbox) == len(orders), "one was sent again"
+    all_is_paid(sandbox, orders)
+
+
+@pytest.mark.usefixtures("impatient")
+@BOTH
+async def test_orders_survive_a_database_that_comes_and_goes(store_url: str) -> None:
+    """Also under faults of the service: after three absences the store agrees with the service's book."""
+    sandbox, orders = faulty_sandbox(seed=5), make_orders(seed=5, count=100)
+    merchant = open_merchant(sandbox, store_url, orders, grace=1.0)
+
+    async def come_and_go() -> None:
+        for _ in range(3):
+            enough = creates(sandbox) + 15
+            await until(lambda: creates(sandbox) >= enough)  # noqa: B023 (called here)
+            with away(store_url):
+                await anyio.sleep(0.7)
+
+    async with merchant.client, anyio.create_task_group() as group:
+        group.start_soon(come_and_go)
+        left: Sequence[Order] = orders
+        while left:
+            left = await merchant.try_all(left, tasks=20)
+            with suppress(StoreError):
+                await merchant.client.payments.reconcile()
+                await merchant.check()
+                await merchant.say_the_word()
+            await anyio.sleep(0.1)
+        await merchant.check()
+        assert merchant.errors[StoreError] > 0
+        await merchant.check_histories()
+    all_is_paid(sandbox, orders)

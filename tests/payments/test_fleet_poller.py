@@ -1,0 +1,710 @@
+"""Several pollers over one store: one asks, all learn, and nothing is lost when any of them goes."""
+
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import (
+    InvalidRequest,
+    InvalidTransactionId,
+    Outcome,
+    Schedule,
+    StoreError,
+    TransactionNotFound,
+    TransactionType,
+    WaitTimeout,
+)
+from mobilemoney_async.contract.codec import reader
+from mobilemoney_async.contract.models import Acknowledgement, Transaction
+from mobilemoney_async.fleet import Followed, Glance, Learned, News, Told
+from mobilemoney_async.payments import bookkeeping
+from mobilemoney_async.payments.database import Database
+from mobilemoney_async.payments.records import Event, Order, PaymentState, Source
+from mobilemoney_async.payments.store_fleet import StoreFleet
+from mobilemoney_async.polling.poller import Poller
+from tests.contract import samples
+from tests.payments.till import TTL, Till, make_fleet, make_poller, process, utcnow
+from tests.support.server import serve
+
+pytestmark = pytest.mark.anyio
+
+Test = Callable[..., Awaitable[None]]
+
+PATIENCE = 20
+
+
+def on_both(test: Test) -> Test:
+    """Run a test with each database and on each loop, once, in real time: PostgreSQL and other processes live in it."""
+    pairs = [("asyncio", "sqlite"), ("trio", "postgresql")]
+    each = pytest.mark.parametrize(("anyio_backend", "store_url"), pairs, indirect=True)
+    marked: Test = pytest.mark.real_time(each(test))
+    return marked
+
+
+async def all_of(poller: Poller) -> list[Outcome]:
+    """Return the outcomes of everything that a poller follows."""
+    with anyio.fail_after(PATIENCE):
+        return [outcome async for outcome in poller.outcomes()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that is bound to happen."""
+    with anyio.fail_after(PATIENCE):
+        while not condition():
+            await anyio.sleep(0.01)
+
+
+class Watched(StoreFleet):
+    """A seat that notes what it is used for, may be cut off from its database, and may die without leaving."""
+
+    is_away = False
+    is_dead = False
+
+    def __init__(self, url: str) -> None:
+        super().__init__(Database(url), "default", utcnow=utcnow, ttl=TTL, poll=0.05, linger=0.2)
+        self.turns: list[Told] = []
+        self.glances = 0
+        self.held: bool = False
+
+    def _check(self) -> None:
+        if self.is_away or self.is_dead:
+            raise StoreError("the store failed: away", outcome="not_sent")
+
+    async def turn(self, told: Told, **options: Any) -> Learned:
+        if self.is_dead:
+            await anyio.sleep_forever()
+        self._check()
+        self.turns.append(told)
+        learned = await super().turn(told, **options)
+        self.held = learned.holds
+        return learned
+
+    async def glance(self) -> Glance:
+        self._check()
+        self.glances += 1
+        return await super().glance()
+
+    async def leave(self, news: Sequence[News]) -> None:
+        self._check()
+        await super().leave(news)
+
+
+@asynccontextmanager
+async def watched(till: Till, url: str, name: str, **options: Any) -> AsyncIterator[tuple[Poller, Watched]]:
+    """Yield a poller and its seat."""
+    fleet = Watched(url)
+    try:
+        async with till.client(name) as client, make_poller(client, fleet, **options) as poller:
+            yield poller, fleet
+    finally:
+        fleet.database.close()
+
+
+@pytest.mark.real_time
+async def test_one_asks_and_all_learn(store_url: str) -> None:
+    """Of three processes one asks the service; each gets the outcomes of its own payments, each once."""
+    till = Till()
+    async with (
+        process(till, store_url, "a") as a,
+        process(till, store_url, "b") as b,
+        process(till, store_url, "c") as c,
+    ):
+        own = {poller: [f"{name}-{number}" for number in range(20)] for poller, name in ((a, "a"), (b, "b"), (c, "c"))}
+        for poller, numbers in own.items():
+            till.open("shared", *numbers)
+            for number in [*numbers, "shared"]:
+                poller.track(number)
+        await until(lambda: len(till.asked) >= 3)
+        till.end(*till.statuses)
+        for poller, numbers in own.items():
+            outcomes = await all_of(poller)
+            assert sorted(each.transaction_id for each in outcomes) == sorted([*numbers, "shared"])
+            assert all(each.transaction is not None and each.transaction.succeeded for each in outcomes)
+            assert (poller.pending, poller.stats.final, poller.stats.tracked) == (0, 21, 21)
+    assert len(till.askers) == 1
+
+
+@on_both
+async def test_the_next_goes_on_at_once_when_the_one_that_asks_leaves(store_url: str) -> None:
+    """A holder that closes hands over: what others follow is asked about on, what it alone followed is not."""
+    till = Till()
+    till.open("a-1", "b-1")
+    async with process(till, store_url, "b") as b:
+        async with process(till, store_url, "a") as a:
+            a.track("a-1")
+            await until(lambda: till.askers["a"] > 0)
+            b.track("b-1")
+            await anyio.sleep(0.3)
+            assert set(till.askers) == {"a"}
+        asked = len(till.asked)
+        with anyio.fail_after(TTL / 2):  # it does not wait for the lease to run out
+            while not till.askers["b"]:
+                await anyio.sleep(0.01)
+        assert {who for who, _ in till.asked[asked:]} == {"b"}
+        till.end("b-1", "a-1")
+        assert (await b.wait("b-1")).succeeded
+    assert "a-1" not in {what for who, what in till.asked if who == "b"}
+
+
+@on_both
+async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) -> None:
+    """When the holder is gone without a word another asks for everything, and never both at the same time."""
+    till = Till()
+    async with AsyncExitStack() as stack:
+        a, seat = await stack.enter_async_context(watched(till, store_url, "a"))
+        b = await stack.enter_async_context(process(till, store_url, "b"))
+        c = await stack.enter_async_context(process(till, store_url, "c"))
+        till.open("x", "y", "z")
+        a.track("x")
+        await until(lambda: till.askers["a"] > 0)
+        b.track("y")
+        c.track("z")
+        await anyio.sleep(0.2)
+        assert set(till.askers) == {"a"}
+        seat.is_dead = True
+        with anyio.fail_after(3 * TTL):
+            while len(till.askers) == 1:
+                await anyio.sleep(0.01)
+        await anyio.sleep(TTL)
+        order = [name for name, _ in itertools.groupby(who for who, _ in till.asked)]
+        assert order in (["a", "b"], ["a", "c"])
+        till.end("x", "y", "z")
+        assert (await b.wait("y")).succeeded
+        assert (await c.wait("z")).succeeded
+        # What the dead one followed is known, too: it starts again and need not ask.
+        asked = len(till.asked)
+        async with process(till, store_url, "a-again") as again:
+            assert (await again.wait("x")).succeeded
+        assert len(till.asked) == asked
+
+
+@on_both
+async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name: str) -> None:
+    """With kill -9 of the process that asks, another asks on, and every payment of the others comes out once."""
+    till = Till()
+    till.open("shared", *(f"{name}-{number}" for name in "abc" for number in range(5)))
+    got: dict[str, list[str]] = {}
+
+    async def read(name: str, worker: anyio.abc.Process) -> None:
+        assert worker.stdout is not None
+        text = ""
+        async for chunk in worker.stdout:
+            text += chunk.decode()
+            got[name] = text.split("\n")[:-1]
+
+    def follows(name: str) -> bool:
+        return bool(got.get(name))
+
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serve(till.handle))
+        workers: dict[str, anyio.abc.Process] = {}
+        for name in "abc":
+            numbers = ["shared", *(f"{name}-{number}" for number in range(5))]
+            command = [sys.executable, "-m", "tests.payments.fleet_worker"]
+            command += [name, store_url, f"{server.base_url}/v1", anyio_backend_name, *numbers]
+            workers[name] = await stack.enter_async_context(await anyio.open_process(command, stderr=None))
+        # Last in, first out: what they say is read to its end before they are closed.
+        group = await stack.enter_async_context(anyio.create_task_group())
+        for name, worker in workers.items():
+            group.start_soon(read, name, worker)
+        for name in "abc":
+            await until(lambda name=name: follows(name))  # type: ignore[misc]
+        await until(lambda: len(till.asked) > 3)
+        await anyio.sleep(0.3)
+        (holder,) = till.askers
+        os.kill(workers[holder].pid, signal.SIGKILL)
+        await until(lambda: len(till.askers) == 2)
+        till.end(*till.statuses)
+        for name in set("abc") - {holder}:
+            with anyio.fail_after(PATIENCE):
+                assert await workers[name].wait() == 0
+    for name in set("abc") - {holder}:
+        expected = ["shared SUCCESS", *(f"{name}-{number} SUCCESS" for number in range(5))]
+        assert sorted(got[name]) == sorted(["following", *expected])
+    order = [name for name, _ in itertools.groupby(who for who, _ in till.asked)]
+    assert (len(order), order[0]) == (2, holder)
+
+
+@on_both
+async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
+    """A process gives up on time with what was last seen; what all have given up is asked about no more."""
+    till = Till()
+    till.open("x", "y")
+    async with process(till, store_url, "a") as a, process(till, store_url, "b") as b:
+        a.track("y")
+        await until(lambda: till.askers["a"] > 0)
+        b.track("x", timeout=0.6)
+        with pytest.raises(WaitTimeout) as caught:
+            await b.wait("x")
+        assert caught.value.transaction.status == "PENDING"
+        assert b.pending == 0
+        a.track("x", timeout=0.3)
+        assert isinstance((await anext(a.outcomes())).error, WaitTimeout)
+        till.end("x")
+        b.track("x")
+        assert (await b.wait("x")).succeeded
+        till.end("y")
+        assert (await a.wait("y")).succeeded
+        a.track("z", timeout=0.2)
+        assert isinstance((await all_of(a))[-1].error, WaitTimeout)
+        await anyio.sleep(0.2)
+        asked = len(till.asked)
+        await anyio.sleep(0.4)
+        assert len(till.asked) == asked
+    assert set(till.askers) == {"a"}
+
+
+@on_both
+async def test_a_state_that_the_store_knows_costs_no_request(store_url: str) -> None:
+    """Who tracks a payment whose final state is stored gets it from there, in any process and after a restart."""
+    till = Till()
+    till.open("x")
+    async with process(till, store_url, "a") as a:
+        a.track("x")
+        till.end("x")
+        first = await a.wait("x")
+    asked = len(till.asked)
+    async with process(till, store_url, "b") as b, process(till, store_url, "c") as c:
+        b.track("x")
+        assert [outcome.transaction for outcome in await all_of(b)] == [first]
+        assert await c.wait("x") == first
+        assert (b.stats.final, b.stats.requests) == (1, 0)
+    assert len(till.asked) == asked
+
+
+@on_both
+async def test_refusals_reach_who_follows_and_do_not_stick(store_url: str) -> None:
+    """A malformed id ends as such in the process that tracked it; tracked again it is asked about again."""
+    till = Till()
+    till.open("x")
+    async with process(till, store_url, "a") as a, process(till, store_url, "b") as b:
+        a.track("x")
+        await until(lambda: till.askers["a"] > 0)
+        for _ in range(2):
+            with pytest.raises(InvalidTransactionId) as caught:
+                await b.wait("malformed")
+            assert caught.value.status_code == 400
+            b.track("malformed")
+            assert b.pending == 1
+            assert isinstance((await anext(b.outcomes())).error, InvalidTransactionId)
+            with anyio.fail_after(PATIENCE):
+                while b.pending:
+                    await anyio.sleep(0.01)
+    assert sum(what == "malformed" for _, what in till.asked) >= 2
+    assert set(till.askers) == {"a"}
+
+
+async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -> None:
+    """A callback that reaches a process which does not ask is heeded; a thousand forged ones are no transactions."""
+    till = Till()
+    till.open("x", "y")
+    slow = Schedule(first=0.3, factor=100, cap=100)
+    async with (
+        watched(till, sqlite_file_url, "a", schedule=slow) as (a, _),
+        watched(till, sqlite_file_url, "b", schedule=slow) as (b, seat),
+    ):
+        a.track("x")
+        await until(lambda: till.askers["a"] > 0)
+        b.track("y")
+        await until(lambda: bool(seat.turns))
+        await anyio.sleep(0.7)  # the first looks are over, the next ones are far away
+        before = len(till.asked)
+        turns = len(seat.turns)
+        for number in range(1000):
+            b.hint(f"forged-{number}")
+        await anyio.sleep(0.2)
+        assert (len(till.asked), len(seat.turns)) == (before, turns)
+        till.end("y")
+        for _ in range(1000):
+            b.hint("y")
+        with anyio.fail_after(3):
+            assert (await b.wait("y")).succeeded
+        assert len(seat.turns) - turns <= 5
+        assert len(till.asked) - before <= 3
+
+
+async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """While the store is away nobody asks for longer than a lease lasts; then everything goes on, said once."""
+    caplog.set_level(logging.INFO, "mobilemoney_async")
+    till = Till()
+    till.open("x", "y")
+    async with watched(till, sqlite_file_url, "a") as (a, one), watched(till, sqlite_file_url, "b") as (b, two):
+        a.track("x")
+        await until(lambda: till.askers["a"] > 0)
+        b.track("y")
+        await anyio.sleep(0.2)
+        one.is_away = two.is_away = True
+        await anyio.sleep(TTL)
+        asked = len(till.asked)
+        till.end("x", "y")
+        await anyio.sleep(TTL)
+        assert len(till.asked) == asked
+        b.track("z", timeout=0.1)
+        with pytest.raises(WaitTimeout):
+            await b.wait("z")
+        assert (a.pending, b.pending) == (1, 1)
+        one.is_away = two.is_away = False
+        assert len(await all_of(a)) == 1
+        assert (await b.wait("y")).succeeded
+    said = [record.message.partition(":")[0] for record in caplog.records if record.levelno >= logging.INFO]
+    said = [each for each in said if "store" in each]
+    assert sorted(said) == [
+        "following payments waits for the store",
+        "following payments waits for the store",
+        "the store is back",
+        "the store is back",
+    ]
+
+
+async def test_an_answer_that_the_store_did_not_take_is_told_later(sqlite_file_url: str) -> None:
+    """An ending is handed out when the store has it, also if that takes several attempts."""
+    till = Till()
+    till.open("x")
+    async with watched(till, sqlite_file_url, "a") as (a, seat):
+        a.track("x")
+        await until(lambda: len(till.asked) > 1)
+        seat.is_away = True
+        till.end("x")
+        asked = len(till.asked)
+        await until(lambda: len(till.asked) > asked)
+        await anyio.sleep(0.1)
+        assert a.pending == 1
+        seat.is_away = False
+        assert (await a.wait("x")).succeeded
+        async with process(till, sqlite_file_url, "b") as b:
+            asked = len(till.asked)
+            assert (await b.wait("x")).succeeded
+            assert len(till.asked) == asked
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.05, 0.2])
+@on_both
+async def test_closing_at_any_moment_leaves_the_others_at_work(store_url: str, moment: float) -> None:
+    """A process that is cancelled while everything goes on is gone soon, and the others lose nothing."""
+    till = Till()
+    till.open(*(f"x-{number}" for number in range(10)))
+    async with process(till, store_url, "b") as b:
+        with anyio.fail_after(PATIENCE):
+            with anyio.move_on_after(moment):
+                async with process(till, store_url, "a") as a:
+                    for number in range(10):
+                        a.track(f"x-{number}")
+                        b.track(f"x-{number}")
+                        a.hint(f"x-{number}")
+                    await anyio.sleep_forever()
+        for number in range(10):
+            b.track(f"x-{number}")
+        till.end(*till.statuses)
+        assert len(await all_of(b)) == 10
+
+
+async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the holder's own way to the service is broken another one asks, after a while."""
+    monkeypatch.setattr("mobilemoney_async.polling.member._UNWELL", 0.3)
+    till = Till()
+    till.open("x", "y")
+    async with process(till, sqlite_file_url, "a") as a, process(till, sqlite_file_url, "b") as b:
+        a.track("x")
+        await until(lambda: till.askers["a"] > 0)
+        b.track("y")
+        await anyio.sleep(0.2)
+        till.cut_off.add("a")
+        await until(lambda: till.askers["b"] > 0)
+        till.end("x", "y")
+        assert (await a.wait("x")).succeeded
+        assert (await b.wait("y")).succeeded
+
+
+async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
+    """When nothing is pending anywhere no process uses the database; the first payment is followed at once."""
+    till = Till()
+    till.open("x", "y")
+    async with watched(till, sqlite_file_url, "a") as (a, one), watched(till, sqlite_file_url, "b") as (b, two):
+        a.track("x")
+        till.end("x")
+        assert (await a.wait("x")).succeeded
+        await until(lambda: not one.held)
+        before = len(one.turns), one.glances, len(two.turns), two.glances
+        await anyio.sleep(0.5)
+        assert (len(one.turns), one.glances, len(two.turns), two.glances) == before
+        till.end("y")
+        with anyio.fail_after(3):
+            assert (await b.wait("y")).succeeded
+    assert set(till.askers) == {"a", "b"}
+
+
+@pytest.mark.real_time
+async def test_others_are_heard_at_once_on_postgresql(postgres_url: str) -> None:
+    """There a process learns what came of its payment without looking for it, and is heard when it tracks one."""
+    till = Till()
+    till.open("x", "y")
+    one, two = make_fleet(postgres_url, ttl=40, poll=30), make_fleet(postgres_url, ttl=40, poll=30)
+    engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
+
+    def listeners() -> list[int]:
+        with engine.connect() as connection:
+            statement = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+            return sorted(connection.execute(sa.text(statement)).scalars())
+
+    try:
+        async with (
+            till.client("a") as client,
+            till.client("b") as other,
+            make_poller(client, one) as a,
+            make_poller(other, two) as b,
+        ):
+            a.track("x")
+            await until(lambda: till.askers["a"] > 0)
+            b.track("y")
+            await anyio.sleep(0.2)
+            till.end("y")
+            before = listeners()
+            with anyio.fail_after(5):
+                assert (await b.wait("y")).succeeded
+            assert listeners() == before
+            assert len(before) == 2
+        assert listeners() == []
+    finally:
+        engine.dispose()
+        one.database.close()
+        two.database.close()
+    assert set(till.askers) == {"a"}
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
+async def test_a_database_that_drops_its_connections_delays(postgres_url: str) -> None:
+    """After PostgreSQL has cut every connection, as in a restart, nothing is lost and everything goes on."""
+    till = Till()
+    till.open("x", "y")
+    engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
+    async with process(till, postgres_url, "a") as a, process(till, postgres_url, "b") as b:
+        a.track("x")
+        await until(lambda: till.askers["a"] > 0)
+        b.track("y")
+        await anyio.sleep(0.2)
+        with engine.connect() as connection:
+            others = "datname = current_database() AND pid <> pg_backend_pid()"
+            cut = f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {others}"
+            assert connection.execute(sa.text(cut)).scalar_one() >= 4
+        till.end("x", "y")
+        for poller, number in ((a, "x"), (b, "y")):
+            with anyio.fail_after(PATIENCE):
+                assert (await poller.wait(number)).succeeded
+    engine.dispose()
+
+
+async def record(url: str, key: str, number: str) -> None:
+    """Leave a payment in the store that was acknowledged, by a process that is gone."""
+    database = Database(url)
+    order = Order(key=key, type=TransactionType.COLLECTION, phone_number="+255680000001", amount="1000")
+    acknowledgement = reader(Acknowledgement)(json.dumps(samples.acknowledgement(transaction_id=number)).encode())
+    now = utcnow()
+
+    def work(connection: Any) -> None:
+        bookkeeping.begin(connection, "default", order, expected=None, sent_at=now, lives=60)
+        change = bookkeeping.Change(
+            key=key,
+            attempt=1,
+            event=Event.ACKNOWLEDGE,
+            source=Source.ANSWER,
+            at=now,
+            acknowledgement=acknowledgement,
+        )
+        bookkeeping.apply(connection, "default", change)
+
+    await database.write(work)
+    database.close()
+
+
+@on_both
+async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_url: str) -> None:
+    """With resume=True every payment of the store that is not final is followed, and its final state recorded."""
+    till = Till()
+    till.open("x", "y")
+    await record(store_url, "order-1", "x")
+    await record(store_url, "order-2", "y")
+    till.end("x")
+    async with process(till, store_url, "a", resume=True) as a:
+        assert a.pending == 2
+        assert (await a.wait("x")).succeeded
+        database = Database(store_url)
+        found = await database.read(lambda connection: bookkeeping.find(connection, "default", "order-1"))
+        assert found is not None
+        assert (found.state, str(found.status)) == (PaymentState.FINAL, "SUCCESS")
+        till.end("y", status="TIMEOUT")
+        assert (await a.wait("y")).status == "TIMEOUT"
+        assert await database.read(lambda connection: bookkeeping.pending_ids(connection, "default")) == []
+        database.close()
+    asked = len(till.asked)
+    async with process(till, store_url, "b", resume=True) as b:
+        assert b.pending == 0
+    assert len(till.asked) == asked
+
+
+async def test_resuming_needs_a_store_that_works(sqlite_file_url: str) -> None:
+    """Without a store `resume` is refused; a store that fails is an error on entering, before anything has begun."""
+    till = Till()
+    async with till.client("a") as client:
+        with pytest.raises(InvalidRequest, match="resume"):
+            Poller(client._pipeline, resume=True)
+        poller = make_poller(client, make_fleet(f"{sqlite_file_url}/none/such.db"), resume=True)
+        with pytest.raises(StoreError):
+            async with poller:
+                raise AssertionError
+
+
+class Seats:
+    """Two seats of one fleet, used by hand."""
+
+    def __init__(self, url: str) -> None:
+        self.one, self.two = make_fleet(url, ttl=30), make_fleet(url, ttl=30)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.one.database.close()
+        self.two.database.close()
+
+
+def turn(seat: StoreFleet, *wanted: str, wants: bool = True, **told: Any) -> Awaitable[Learned]:
+    return seat.turn(Told(**told), wants_lease=wants, wanted=wanted, reads_on=True)
+
+
+def following(seat: StoreFleet, number: str, seconds: float = 60) -> dict[str, Followed]:
+    now = utcnow()
+    row = Followed(
+        transaction_id=number,
+        follower=seat.follower,
+        is_new=False,
+        tracked_at=now,
+        until=now + timedelta(seconds=seconds),
+    )
+    return {number: row}
+
+
+def row(number: str, status: str) -> Transaction:
+    return reader(Transaction)(json.dumps(samples.transaction(id=number, status=status)).encode())
+
+
+@on_both
+async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_url: str) -> None:
+    """A refusal or an open state from a poller without the lease is dropped; a final state is one, whoever saw it."""
+    refusal = TransactionNotFound("no", status_code=404, code="TRANSACTION_NOT_FOUND")
+    async with Seats(store_url) as seats:
+        assert (await turn(seats.one)).holds
+        assert not (await turn(seats.two, tracked=following(seats.two, "x"))).holds
+        await turn(seats.two, news=[News(transaction_id="x", error=refusal)])
+        await turn(seats.two, news=[News(transaction_id="x", transaction=row("x", "PENDING"))])
+        assert (await turn(seats.one, "x")).news == []
+        final = News(transaction_id="x", transaction=row("x", "SUCCESS"), lag=2.5)
+        assert (await turn(seats.two, "x", news=[final])).news == [final]
+        assert (await turn(seats.one, "x", news=[final, final])).news == [final]
+        assert (await turn(seats.one, "x")).news == (await turn(seats.two, "x")).news == []
+
+
+@on_both
+async def test_the_one_that_asks_learns_every_change_once(store_url: str) -> None:
+    """Who gets the lease is told everything that is followed, and then what changes."""
+    async with Seats(store_url) as seats:
+        assert not (await turn(seats.two, wants=False, tracked=following(seats.two, "x"))).holds
+        learned = await turn(seats.one, tracked=following(seats.one, "y"))
+        assert sorted(each.transaction_id for each in learned.followed) == ["x", "y"]
+        await turn(seats.two, hinted={"x"})
+        (change,) = (await turn(seats.one)).followed
+        assert (change.transaction_id, change.is_hinted) == ("x", True)
+        assert (await turn(seats.one)).followed == []
+        await turn(seats.two, withdrawn={"x"})
+        (change,) = (await turn(seats.one)).followed
+        assert change.until <= utcnow()
+        # Given back while somebody tracks: it stays with who had it.
+        await turn(seats.two, tracked=following(seats.two, "z"))
+        assert (await turn(seats.one, wants=False)).holds
+        assert not (await turn(seats.one, wants=False)).holds
+        taken = await turn(seats.two)
+        assert taken.holds
+        assert {each.transaction_id for each in taken.followed if each.until > utcnow()} == {"y", "z"}
+
+
+async def test_accounts_do_not_meet(sqlite_file_url: str) -> None:
+    """Two merchants in one database have a holder each, and know nothing of each other's payments."""
+    one = make_fleet(sqlite_file_url)
+    other = StoreFleet(one.database, "another", utcnow=utcnow, ttl=30)
+    assert (await turn(one, tracked=following(one, "x"))).holds
+    learned = await turn(other, "x")
+    assert (learned.holds, list(learned.followed), list(learned.news)) == (True, [], [])
+    one.database.close()
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_what_the_dead_followed_is_let_go(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who lives says again what it follows; what one followed that died is asked about no more in the end."""
+    monkeypatch.setattr("mobilemoney_async.polling.member._HOLD", 0.6)
+    monkeypatch.setattr("mobilemoney_async.polling.member._SWEEP", 0.1)
+    till = Till()
+    till.open("x", "y", "z")
+    async with (
+        process(till, sqlite_file_url, "a") as a,
+        watched(till, sqlite_file_url, "b") as (b, seat),
+        process(till, sqlite_file_url, "c") as c,
+    ):
+        a.track("x")
+        await until(lambda: till.askers["a"] > 0)
+        b.track("y")
+        c.track("z")
+        await until(lambda: bool(seat.turns))
+        seat.is_dead = True
+        await anyio.sleep(1.5)
+        till.end("z")
+        assert (await c.wait("z")).succeeded
+        till.end("x")
+        assert (await a.wait("x")).succeeded
+        asked = len(till.asked)
+        await anyio.sleep(0.5)
+        assert len(till.asked) == asked
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_hosts_may_disagree_about_the_time(postgres_url: str) -> None:
+    """On PostgreSQL each host reads the times of the others by its own clock, however wrong that is."""
+    wrong = timedelta(minutes=20)
+    database = Database(postgres_url)
+    one = StoreFleet(database, "default", utcnow=utcnow)
+    other = StoreFleet(database, "default", utcnow=lambda: utcnow() - wrong)
+    began = utcnow()
+    rows = following(one, "x") | {
+        "y": Followed(
+            transaction_id="y",
+            follower=other.follower,
+            is_new=True,
+            tracked_at=began - wrong,
+            until=began - wrong + timedelta(seconds=60),
+        )
+    }
+    await turn(one, wants=False, tracked={"x": rows["x"]})
+    await turn(other, wants=False, tracked={"y": rows["y"]})
+    for seat, ahead in ((one, timedelta()), (other, wrong)):
+        learned = await turn(seat)
+        assert [each.transaction_id for each in learned.followed] == ["x", "y"]
+        for each in learned.followed:
+            assert abs(each.tracked_at + ahead - began) < timedelta(seconds=10)
+            assert abs(each.until - each.tracked_at - timedelta(seconds=60)) < timedelta(seconds=1)
+        assert not (await turn(seat, wants=False)).holds
+    database.close()

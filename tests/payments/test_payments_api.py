@@ -1,0 +1,159 @@
+"""What `client.payments` shows, and what it refuses."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mobilemoney_async import InvalidRequest, MobileMoneyError, OutcomeUnknown, PaymentState, RetryPolicy, StoreError
+from mobilemoney_async.sandbox import faults
+from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_asyncio
+from tests.support.fakes import make_client
+
+pytestmark = pytest.mark.anyio
+
+
+async def fill(world: World) -> None:
+    """Put a payment in each of five states into the database."""
+    async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
+        await client.collections.create(**ORDER, idempotency_key="acknowledged")
+        await world.advance(10)
+        world.line.refuse = 1
+        with pytest.raises(MobileMoneyError):
+            await client.collections.create(**ORDER, idempotency_key="not sent")
+        world.sandbox.script(faults.lost(processed=False), on="b2c")
+        with pytest.raises(OutcomeUnknown):
+            await client.disbursements.create(**ORDER, idempotency_key="unknown")
+        world.sandbox.script(faults.lost(processed=False), on="c2b")
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(**ORDER, idempotency_key="released")
+        await client.payments.confirm_absent("released", note="asked")
+    async with world.client(auth=world.sandbox.issue_token(["read"])) as client:
+        with pytest.raises(MobileMoneyError):
+            await client.disbursements.create(phone_number=PHONE_NUMBER, amount=7, idempotency_key="refused")
+
+
+async def test_payments_are_listed(store_url: str) -> None:
+    """Payments are listed oldest first, by one state or several, by type, since a time, and up to a number."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        assert await client.payments.list() == []
+        assert await client.payments.unresolved() == []
+    began = world.utcnow()
+    await fill(world)
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({}, ["acknowledged", "not sent", "unknown", "released", "refused"]),
+        ({"state": PaymentState.UNKNOWN}, ["unknown"]),
+        ({"state": "unknown"}, ["unknown"]),
+        ({"state": "UNKNOWN"}, ["unknown"]),
+        ({"state": ["REFUSED", PaymentState.NOT_SENT]}, ["not sent", "refused"]),
+        ({"state": []}, []),
+        ({"type": "disbursement"}, ["unknown", "refused"]),
+        ({"type": "disbursement", "state": "REFUSED"}, ["refused"]),
+        ({"since": began + timedelta(seconds=5)}, ["not sent", "unknown", "released", "refused"]),
+        ({"since": began + timedelta(days=1)}, []),
+        ({"limit": 2}, ["acknowledged", "not sent"]),
+    ]
+    async with world.client() as client:
+        for arguments, expected in cases:
+            assert [each.key for each in await client.payments.list(**arguments)] == expected, arguments
+        assert [each.key for each in await client.payments.unresolved()] == ["unknown"]
+        assert all(not each.history for each in await client.payments.list())
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("state", "gone"),
+        ("state", 7),
+        ("state", ["UNKNOWN", "gone"]),
+        ("type", ""),
+        ("type", 7),
+        ("since", datetime(2026, 1, 1)),  # noqa: DTZ001
+        ("since", "2026-01-01"),
+        ("limit", 0),
+        ("limit", -1),
+        ("limit", "3"),
+        ("limit", True),
+    ],
+    ids=str,
+)
+@on_asyncio
+async def test_what_a_list_refuses(sqlite_file_url: str, argument: str, value: Any) -> None:
+    """An argument that makes no sense is refused by its name."""
+    async with make_world(sqlite_file_url).client() as client:
+        with pytest.raises(InvalidRequest) as caught:
+            await client.payments.list(**{argument: value})
+    assert caught.value.argument == argument
+
+
+async def test_an_unknown_key_is_none(store_url: str) -> None:
+    """A key that was never used has no payment, and a blank one is refused."""
+    async with make_world(store_url).client() as client:
+        assert await client.payments.get("never") is None
+        keys: list[Any] = ["", " ", 7, "a\0b"]
+        for key in keys:
+            with pytest.raises(InvalidRequest):
+                await client.payments.get(key)
+
+
+async def test_a_client_without_a_store_has_no_payments() -> None:
+    """The error says how to make a client that has."""
+    async with make_client() as client:
+        with pytest.raises(InvalidRequest, match="SQLStore"):
+            _ = client.payments
+
+
+async def test_clients_with_other_options_share_the_store(sqlite_file_url: str) -> None:
+    """`with_options` keeps the store, and its turns."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        answer = await client.with_options(timeout=1).collections.create(**ORDER, idempotency_key="k")
+        assert await client.collections.create(**ORDER, idempotency_key="k") == answer
+        record = await client.with_options(deadline=3).payments.get("k")
+    assert record is not None
+    assert world.sent == 1
+
+
+async def test_a_store_outlives_its_clients(store_url: str) -> None:
+    """One store serves one client after the other, and several at once."""
+    world = make_world(store_url)
+    store = world.store()
+    async with world.client(store) as one:
+        async with world.client(store) as other:
+            await other.collections.create(**ORDER, idempotency_key="k")
+        assert await one.payments.get("k") is not None
+    async with world.client(store) as late:
+        assert await late.payments.get("k") is not None
+
+
+async def test_the_database_away(sqlite_file_url: str) -> None:
+    """Whatever is asked of a database that is away raises `StoreError`."""
+    world = make_world(sqlite_file_url)
+    store = world.store()
+    outage = Outage(store._database)
+    async with world.client(store) as client:
+        outage.away = True
+        for call in (
+            lambda: client.payments.get("k"),
+            client.payments.list,
+            client.payments.unresolved,
+            client.payments.reconcile,
+            lambda: client.payments.confirm_absent("k", note="n"),
+        ):
+            with pytest.raises(StoreError):
+                await call()
+        outage.away = False
+
+
+async def test_no_record_shows_a_phone_number(sqlite_file_url: str) -> None:
+    """Records and what they hold show no whole phone number in their repr, in whichever state."""
+    world = make_world(sqlite_file_url)
+    await fill(world)
+    await world.advance(200)
+    async with world.client() as client:
+        await client.payments.reconcile()
+        for record in await client.payments.list():
+            assert PHONE_NUMBER[1:] not in repr(await client.payments.get(record.key))

@@ -1,0 +1,731 @@
+"""Finding out what became of unknown payments: nothing wrong is adopted, and nothing that exists is called absent."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    Acknowledgement,
+    AsyncClient,
+    DuplicateSuspected,
+    InvalidRequest,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PaymentRecord,
+    RetryPolicy,
+    StoreError,
+    UnexpectedResponse,
+)
+from mobilemoney_async.sandbox import faults
+from mobilemoney_async.sandbox.magic import ORDINARY
+from mobilemoney_async.sandbox.states import Kind
+from tests.payments.service import ORDER, PHONE_NUMBER, World, leave, make_world, on_asyncio
+
+pytestmark = pytest.mark.anyio
+
+MADE = faults.lost(processed=True)
+NOT_MADE = faults.lost(processed=False)
+HOUR = 3600.0
+
+
+async def create(client: AsyncClient, key: str = "order-1", **changes: Any) -> Acknowledgement:
+    """Create a collection."""
+    return await client.collections.create(**{**ORDER, "idempotency_key": key, **changes})
+
+
+async def lose(world: World, client: AsyncClient, key: str = "order-1", *, made: bool, **changes: Any) -> None:
+    """Create a collection whose answer never comes."""
+    rule = world.sandbox.script(MADE if made else NOT_MADE, on="c2b")
+    with pytest.raises(OutcomeUnknown):
+        await create(client, key, **changes)
+    assert rule.fired == 1
+
+
+async def get(client: AsyncClient, key: str = "order-1") -> PaymentRecord:
+    """Return the record of a key that was used."""
+    record = await client.payments.get(key)
+    assert record is not None
+    return record
+
+
+def stranger(world: World, *, phone_number: str = PHONE_NUMBER, amount: str = "1000") -> str:
+    """Let another system of the merchant's create a collection now, and return its id."""
+    payment = world.sandbox._engine.book.create(
+        Kind.COLLECTION,
+        merchant_id=world.sandbox._account.merchant_id,
+        phone_number=phone_number,
+        amount=amount,
+        external_id=None,
+        plan=ORDINARY,
+        now=world.sandbox._clock.seconds(),
+    )
+    return payment.id
+
+
+# What is found
+
+
+async def test_one_match_is_adopted(store_url: str) -> None:
+    """A payment that the list shows is found, with its state, and whoever asks for its key gets it."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await lose(world, client, made=True)
+        await world.advance(200)
+        (found,) = await client.payments.reconcile()
+        assert (found.state, found.transaction_id, found.is_adopted) == ("FINAL", world.made[0], True)
+        assert found.status == "SUCCESS"
+        assert found.transaction is not None
+        assert found.transaction.id == world.made[0]
+        assert await client.payments.reconcile() == []
+        assert (await create(client)).transaction_id == world.made[0]
+        record = await get(client)
+    assert world.sent == 1
+    assert [(entry.what, entry.source, entry.detail) for entry in record.history][2:] == [
+        ("adopted", "reconcile", world.made[0]),
+        ("final", "reconcile", "SUCCESS"),
+    ]
+
+
+async def test_a_payment_that_is_still_pending_is_adopted_as_such(sqlite_file_url: str) -> None:
+    world = make_world(sqlite_file_url, median_delay=1000)
+    async with world.client() as client:
+        await lose(world, client, made=True)
+        (found,) = await client.payments.reconcile()
+    assert (found.state, found.status, found.transaction) == ("ACKNOWLEDGED", "PENDING", None)
+
+
+@on_asyncio
+async def test_many_unknown_payments_are_found_in_one_walk(store_url: str) -> None:
+    """However many payments are unknown, one walk tells of all; each gets its own transaction, or none."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        for number in range(12):
+            await lose(world, client, f"order-{number}", made=number % 3 != 0, amount=100 + number)
+        walks = world.sandbox.requests.count("transactions")
+        found = await client.payments.reconcile()
+        assert world.sandbox.requests.count("transactions") == walks + 1
+    assert len(found) == 12
+    for record in found:
+        number = int(record.key.removeprefix("order-"))
+        if number % 3:
+            assert record.transaction_id is not None
+            assert world.sandbox.transactions[record.transaction_id].amount == str(100 + number)
+        else:
+            assert record.state == "UNKNOWN"
+
+
+@on_asyncio
+async def test_what_others_have_claimed_is_left_out(store_url: str) -> None:
+    """A gift that was not made does not take the transaction of an identical gift that was."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await create(client, "gift-1")
+        await lose(world, client, "gift-2", made=False)
+        (record,) = await client.payments.reconcile()
+        assert (record.state, record.candidates) == ("UNKNOWN", ())
+        await world.advance(300)
+        for _ in range(2):
+            await client.payments.reconcile()
+            await world.advance(1)
+        assert (await get(client, "gift-2")).state == "ABSENT"
+    assert world.ids() == [world.made[0], None]
+
+
+@on_asyncio
+async def test_several_matches_are_for_a_person(store_url: str) -> None:
+    """Where two transactions may be the payment it stays unknown, and names them; twins stay blocked."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await lose(world, client, made=True)
+        other = stranger(world)
+        record = await get(client)
+        for _ in range(4):
+            (record,) = await client.payments.reconcile()
+            await world.advance(200)
+        assert record.state == "UNKNOWN"
+        assert record.is_ambiguous
+        assert record.candidates == tuple(sorted([world.made[0], other]))
+        with pytest.raises(OutcomeUnknown, match="a person has to look"):
+            await create(client)
+        with pytest.raises(DuplicateSuspected):
+            await create(client, "order-2")
+        record = await get(client)
+        assert [entry.what for entry in record.history] == ["sent", "unknown", "ambiguous"]
+    assert world.sent == 1
+
+
+async def test_a_stranger_of_another_kind_does_not_matter(sqlite_file_url: str) -> None:
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await lose(world, client, made=True)
+        stranger(world, amount="1001")
+        stranger(world, phone_number="+255681234502")
+        (record,) = await client.payments.reconcile()
+    assert record.transaction_id == world.made[0]
+
+
+# Absence
+
+
+@on_asyncio
+async def test_absence_takes_two_walks_after_the_grace_period(store_url: str) -> None:
+    """A payment is absent after two walks that began when its grace period was over: not earlier, and not by one."""
+    world = make_world(store_url)
+    async with world.client(world.store(grace=100.0)) as client:
+        await lose(world, client, made=False)
+        for _ in range(5):
+            assert [each.state for each in await client.payments.reconcile()] == ["UNKNOWN"]
+            await world.advance(19)
+        (record,) = await client.payments.reconcile()
+        assert (record.state, record.walks) == ("UNKNOWN", 0)
+        await world.advance(6)
+        (record,) = await client.payments.reconcile()
+        assert (record.state, record.walks) == ("UNKNOWN", 1)
+        await world.advance(1)
+        (record,) = await client.payments.reconcile()
+        assert (record.state, record.walks) == ("ABSENT", 2)
+        with pytest.raises(OutcomeUnknown, match="confirm_absent"):
+            await create(client)
+        with pytest.raises(DuplicateSuspected):
+            await create(client, "order-2")
+    assert world.sent == 1
+
+
+async def test_walks_that_fail_do_not_count(sqlite_file_url: str) -> None:
+    """A list that cannot be read to its end says nothing of absence, and nothing is recorded."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
+        await lose(world, client, made=False)
+        await world.advance(300)
+        for fault in (faults.html_page(502), faults.truncated(), faults.empty_body(), faults.lost(processed=True)):
+            world.sandbox.script(fault, on="transactions")
+            with pytest.raises(MobileMoneyError):
+                await client.payments.reconcile()
+        record = await get(client)
+    assert (record.state, record.walks) == ("UNKNOWN", 0)
+
+
+@on_asyncio
+async def test_a_payment_that_shows_up_late_is_found_though_it_was_called_absent(store_url: str) -> None:
+    """A list may lag longer than the grace period: an absent payment that shows up is adopted all the same."""
+    world = make_world(store_url, list_lag=300)
+    async with world.client(world.store(grace=10.0)) as client:
+        await lose(world, client, made=True)
+        await world.advance(20)
+        record = await get(client)
+        for _ in range(3):
+            (record,) = await client.payments.reconcile()
+            await world.advance(1)
+        assert record.state == "ABSENT"
+        await world.advance(300)
+        (record,) = await client.payments.reconcile()
+        assert record.transaction_id == world.made[0]
+        assert (await create(client)).transaction_id == world.made[0]
+    assert world.sent == 1
+
+
+async def test_a_lagging_list_within_the_grace_period_is_no_absence(sqlite_file_url: str) -> None:
+    """Within its grace period a payment that the list does not show yet is found when it does."""
+    world = make_world(sqlite_file_url, list_lag=100)
+    async with world.client() as client:
+        await lose(world, client, made=True)
+        record = await get(client)
+        for _ in range(10):
+            (record,) = await client.payments.reconcile()
+            if record.state != "UNKNOWN":
+                break
+            await world.advance(15)
+    assert record.transaction_id == world.made[0]
+
+
+# A person's word
+
+
+@pytest.mark.parametrize("state", ["UNKNOWN", "ABSENT"])
+@on_asyncio
+async def test_a_person_may_release_a_key(store_url: str, state: str) -> None:
+    """After a person's word, and only then, the key sends again; the word is kept with its note."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await lose(world, client, made=False)
+        if state == "ABSENT":
+            await world.advance(300)
+            for _ in range(2):
+                await client.payments.reconcile()
+                await world.advance(1)
+        assert (await get(client)).state == state
+        released = await client.payments.confirm_absent("order-1", note="asked the customer, Asha")
+        assert released.state == "RELEASED"
+        assert await client.payments.unresolved() == []
+        answer = await create(client)
+        assert world.made == [answer.transaction_id]
+        record = await get(client)
+    assert record.attempt == 2
+    (word,) = [entry for entry in record.history if entry.what == "confirmed"]
+    assert (word.source, word.detail) == ("person", "asked the customer, Asha")
+
+
+async def test_a_person_may_release_an_ambiguous_payment(sqlite_file_url: str) -> None:
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await lose(world, client, made=False)
+        stranger(world), stranger(world)
+        (record,) = await client.payments.reconcile()
+        assert record.is_ambiguous
+        released = await client.payments.confirm_absent("order-1", note="both are of the old system")
+        assert not released.is_ambiguous
+        answer = await create(client)
+    assert answer.transaction_id == world.made[-1]
+
+
+async def test_of_what_a_person_may_not_say_that_it_is_absent(sqlite_file_url: str) -> None:
+    """What exists, what does not, what is on its way and what nobody asked for cannot be called absent."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client, world.client() as other:
+
+        async def meanwhile(request: httpx.Request) -> None:
+            world.line.before = None
+            with pytest.raises(StoreError, match="on its way"):
+                await other.payments.confirm_absent("order-1", note="no")
+
+        world.line.before = meanwhile
+        await create(client)
+        for key in ("order-1", "order-2"):
+            with pytest.raises(StoreError):
+                await client.payments.confirm_absent(key, note="no")
+        for key, note in (("", "no"), ("order-1", ""), ("order-1", " ")):
+            with pytest.raises(InvalidRequest):
+                await client.payments.confirm_absent(key, note=note)
+        assert (await get(client)).state == "ACKNOWLEDGED"
+
+
+async def test_a_person_may_speak_of_a_payment_whose_process_died(sqlite_file_url: str) -> None:
+    """A payment that was on its way in a process that has died can be called absent once it is stale."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await create(client)
+        await leave(client)
+        with pytest.raises(StoreError, match="on its way"):
+            await client.payments.confirm_absent("order-1", note="n")
+        await world.advance(11)
+        assert (await client.payments.confirm_absent("order-1", note="n")).state == "RELEASED"
+
+
+@pytest.mark.parametrize("direction", ["collections", "disbursements"])
+async def test_absent_collections_may_be_sent_again_where_the_merchant_says_so(
+    sqlite_file_url: str, direction: str
+) -> None:
+    """With the setting an absent collection is sent again under its key; a disbursement never is without a word."""
+    world = make_world(sqlite_file_url)
+    async with world.client(world.store(resend_absent_collections=True)) as client:
+        creates = getattr(client, direction)
+        world.sandbox.script(NOT_MADE, on="POST *")
+        with pytest.raises(OutcomeUnknown):
+            await creates.create(**ORDER, idempotency_key="order-1")
+        with pytest.raises(OutcomeUnknown):
+            await creates.create(**ORDER, idempotency_key="order-1")
+        await world.advance(200)
+        for _ in range(2):
+            await client.payments.reconcile()
+            await world.advance(1)
+        assert (await get(client)).state == "ABSENT"
+        if direction == "collections":
+            answer = await creates.create(**ORDER, idempotency_key="order-1")
+            assert world.made == [answer.transaction_id]
+        else:
+            with pytest.raises(OutcomeUnknown):
+                await creates.create(**ORDER, idempotency_key="order-1")
+            assert world.made == []
+
+
+async def test_an_absent_collection_that_was_seen_after_all_is_not_sent_again(sqlite_file_url: str) -> None:
+    """Where a list shows what may be the payment, and then hides it again, two more walks are needed to send again."""
+    world = make_world(sqlite_file_url)
+    async with world.client(world.store(resend_absent_collections=True)) as client:
+        await lose(world, client, made=False)
+        await world.advance(200)
+        for _ in range(2):
+            await client.payments.reconcile()
+            await world.advance(1)
+        stranger(world), stranger(world)
+        (record,) = await client.payments.reconcile()
+        assert (record.state, record.is_ambiguous) == ("ABSENT", True)
+        world.sandbox.script(faults.list_lag(1000), on="transactions")
+        with pytest.raises(OutcomeUnknown):
+            await create(client)
+    assert world.sent == 1
+
+
+# The list
+
+
+class Pages(httpx.AsyncBaseTransport):
+    """A list with pages of its own size, which may change between two pages."""
+
+    def __init__(self, world: World, size: int, between: Callable[[int], None] = lambda page: None) -> None:
+        self._line, self._size, self._between = world.line, size, between
+        self.asked = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/transactions"):
+            self.asked += 1
+            self._between(self.asked)
+            request.url = request.url.copy_merge_params({"limit": str(self._size)})
+        return await self._line.handle_async_request(request)
+
+
+@pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
+@pytest.mark.parametrize("crowd", [5, 40, 130])
+@on_asyncio
+async def test_pages_that_shift_hide_nothing(sqlite_file_url: str, order: Any, crowd: int) -> None:
+    """However small the pages, in either order, and while others pay: the payment is found, and nothing else is."""
+    world = make_world(sqlite_file_url, list_order=order)
+
+    def arrive(page: int) -> None:
+        for number in range(3 if page < 20 else 0):
+            stranger(world, amount=str(50 + number))
+
+    for number in range(crowd):
+        stranger(world, amount=str(5000 + number))
+    async with world.client(transport=Pages(world, 7, arrive)) as client:
+        await lose(world, client, made=True)
+        await lose(world, client, "order-2", made=False, amount=7)
+        mine = [key for key, payment in world.sandbox.transactions.items() if payment.amount == "1000"]
+        for number in range(crowd // 2):
+            stranger(world, amount=str(6000 + number))
+        found, missed = await client.payments.reconcile()
+    assert [found.transaction_id] == mine
+    assert missed.state == "UNKNOWN"
+
+
+async def test_a_list_that_counts_more_than_it_shows_is_incomplete(sqlite_file_url: str) -> None:
+    """A list that counts more transactions than it shows proves no absence, and says so as an error."""
+    world = make_world(sqlite_file_url)
+
+    class Lies(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            response = await world.line.handle_async_request(request)
+            if not request.url.path.endswith("/transactions"):
+                return response
+            body = (await response.aread()).replace(b'"total_count":1', b'"total_count":9')
+            return httpx.Response(200, content=body, headers={"content-type": "application/json"})
+
+    async with world.client(transport=Lies()) as client:
+        await lose(world, client, made=False)
+        stranger(world, amount="5")
+        await world.advance(300)
+        for _ in range(3):
+            with pytest.raises(UnexpectedResponse, match="fewer transactions than it counts"):
+                await client.payments.reconcile()
+        assert (await get(client)).walks == 0
+
+
+@on_asyncio
+async def test_a_payment_of_last_year_is_found_among_its_own_days(sqlite_file_url: str) -> None:
+    """An old unknown payment is looked for in its days; the walk does not go through all that came since."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await lose(world, client, made=True)
+        await world.advance(40 * 24 * HOUR)
+        for number in range(1200):
+            stranger(world, amount=str(5000 + number))
+        await lose(world, client, "order-2", made=True, amount=3)
+        asked = world.sandbox.requests.count("transactions")
+        old, new = await client.payments.reconcile()
+        assert {old.state, new.state} <= {"ACKNOWLEDGED", "FINAL"}
+        assert world.sandbox.requests.count("transactions") - asked < 25
+
+
+# Clocks
+
+
+SKEWS = [-3 * HOUR, -600.0, 0.0, 0.7, 600.0, 3 * HOUR]
+
+
+@pytest.mark.parametrize("ahead", SKEWS)
+@pytest.mark.parametrize("evidence", ["dates", "own payments", "none"])
+@on_asyncio
+async def test_a_clock_that_is_wrong(sqlite_file_url: str, ahead: float, evidence: str) -> None:
+    """However wrong a clock is, what exists is never called absent; with evidence of the clock it is found."""
+    world = make_world(sqlite_file_url)
+    world.ahead = timedelta(seconds=ahead)
+    world.line.has_dates = evidence == "dates"
+    async with world.client() as client:
+        if evidence == "own payments":
+            await create(client, "earlier", amount=77)
+        await lose(world, client, made=True)
+        true = world.made[-1]
+        await lose(world, client, "order-2", made=False, amount=5)
+        await world.advance(300)
+        for _ in range(3):
+            await client.payments.reconcile()
+            await world.advance(1)
+        found, missed = await get(client), await get(client, "order-2")
+    if evidence == "none" and abs(ahead) > 60:
+        assert (found.state, found.candidates) == ("UNKNOWN", (true,))
+    else:
+        assert found.transaction_id == true
+    assert missed.state == "ABSENT"
+
+
+@pytest.mark.parametrize("ahead", [-3 * HOUR, 3 * HOUR])
+@pytest.mark.parametrize("evidence", ["dates", "own payments"])
+@on_asyncio
+async def test_an_earlier_gift_of_another_system_is_not_taken_for_ours(
+    sqlite_file_url: str, ahead: float, evidence: str
+) -> None:
+    """A transaction that was created long before the payment was sent, on the service's clock, is not adopted."""
+    world = make_world(sqlite_file_url)
+    world.ahead = timedelta(seconds=ahead)
+    world.line.has_dates = evidence == "dates"
+    stranger(world)
+    await world.advance(2 * HOUR)
+    async with world.client() as client:
+        if evidence == "own payments":
+            await create(client, "earlier", amount=77)
+        await lose(world, client, made=False)
+        await world.advance(300)
+        record = await get(client)
+        for _ in range(3):
+            (record,) = await client.payments.reconcile()
+            await world.advance(1)
+    assert record.transaction_id is None
+
+
+@pytest.mark.parametrize("by", [-2 * HOUR, 2 * HOUR])
+@pytest.mark.parametrize("has_dates", [True, False])
+@on_asyncio
+async def test_a_clock_that_was_set_meanwhile(sqlite_file_url: str, by: float, has_dates: bool) -> None:
+    """Payments from before a clock was set do not make a later one that exists look absent."""
+    world = make_world(sqlite_file_url)
+    world.line.has_dates = has_dates
+    async with world.client() as client:
+        await create(client, "earlier", amount=77)
+        world.ahead = timedelta(seconds=by)
+        await lose(world, client, made=True)
+        await world.advance(300)
+        for _ in range(3):
+            await client.payments.reconcile()
+            await world.advance(1)
+        record = await get(client)
+    assert record.state != "ABSENT"
+    assert record.transaction_id in {None, world.made[-1]}
+
+
+# What a dead process left
+
+
+async def test_stale_payments_are_found_out(store_url: str) -> None:
+    """What a dead process left on its way is left alone while a request may live, or as long as the caller says."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await create(client)
+        await leave(client)
+        assert await client.payments.reconcile() == []
+        assert await client.payments.reconcile(stale_after=60) == []
+        assert [each.state for each in await client.payments.unresolved()] == ["SENDING"]
+        (record,) = await client.payments.reconcile(stale_after=0)
+        assert record.transaction_id == world.made[0]
+
+
+async def test_without_a_word_stale_is_what_no_request_can_outlive(sqlite_file_url: str) -> None:
+    """By default a payment of a dead process counts as unknown when its time-out, and a margin, are over."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await create(client)
+        await leave(client)
+        await world.advance(9)
+        assert await client.payments.reconcile() == []
+        await world.advance(2)
+        (record,) = await client.payments.reconcile()
+    assert record.transaction_id == world.made[0]
+
+
+async def test_what_this_process_sends_is_never_stale(sqlite_file_url: str) -> None:
+    """`stale_after=0` does not concern the payments that this very process is sending."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+
+        async def meanwhile(request: httpx.Request) -> None:
+            world.line.before = None
+            assert await client.payments.reconcile(stale_after=0) == []
+
+        world.line.before = meanwhile
+        await create(client)
+    assert world.happened() == ["sent", "acknowledged"]
+
+
+@pytest.mark.parametrize("stale_after", [-1, float("nan"), "0", True])
+@on_asyncio
+async def test_an_age_that_is_none(sqlite_file_url: str, stale_after: Any) -> None:
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        with pytest.raises(InvalidRequest, match="stale_after"):
+            await client.payments.reconcile(stale_after=stale_after)
+
+
+# Contradictions: a process that was taken for dead, and was not
+
+
+Meanwhile = Callable[[AsyncClient], Awaitable[None]]
+
+
+async def _found_out(other: AsyncClient) -> None:
+    await other.payments.reconcile(stale_after=0)
+
+
+async def _called_absent(other: AsyncClient) -> None:
+    await other.payments.reconcile(stale_after=0)
+    await anyio.sleep(1)
+    await other.payments.reconcile()
+    assert (await get(other)).state == "ABSENT"
+
+
+async def _released(other: AsyncClient) -> None:
+    await other.payments.reconcile(stale_after=0)
+    await other.payments.confirm_absent("order-1", note="mistaken")
+
+
+async def _sent_again(other: AsyncClient) -> None:
+    await _released(other)
+    await create(other)
+
+
+@pytest.mark.parametrize("meanwhile", [_found_out, _called_absent, _released])
+async def test_a_late_answer_is_welcome(store_url: str, meanwhile: Meanwhile) -> None:
+    """The answer of a process that was taken for dead is recorded, whatever was believed meanwhile."""
+    world = make_world(store_url)
+    async with world.client() as client, world.client(world.store(grace=0)) as other:
+
+        async def before(request: httpx.Request) -> None:
+            world.line.before = None
+            await meanwhile(other)
+
+        world.line.before = before
+        answer = await create(client)
+        record = await get(other)
+        assert record.transaction_id == answer.transaction_id == world.made[0]
+        assert record.history[-1].what == "acknowledged"
+        assert (await create(other)).transaction_id == answer.transaction_id
+    assert world.sent == 1
+
+
+async def test_a_late_answer_to_what_was_adopted_agrees(sqlite_file_url: str) -> None:
+    """Where the payment was found in the list before its answer came, the two agree, and nothing is said twice."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client, world.client() as other:
+
+        async def after(request: httpx.Request) -> None:
+            world.line.after = None
+            await _found_out(other)
+
+        world.line.after = after
+        answer = await create(client)
+        assert (await get(other)).is_adopted
+        assert [entry.what for entry in (await get(other)).history] == ["sent", "unknown", "adopted"]
+    assert world.made == [answer.transaction_id]
+
+
+async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(store_url: str) -> None:
+    """Two payments under one key, by a person's mistake, are told: raised, and kept in the history."""
+    world = make_world(store_url)
+    async with world.client() as client, world.client(world.store(grace=0)) as other:
+
+        async def before(request: httpx.Request) -> None:
+            world.line.before = None
+            await _sent_again(other)
+
+        world.line.before = before
+        with pytest.raises(MobileMoneyError) as caught:
+            await create(client)
+        assert caught.value.outcome == "unknown"
+        error: BaseException | None = caught.value
+        while error is not None and not isinstance(error, StoreError):
+            error = error.__cause__
+        assert error is not None
+        record = await get(other)
+        first, second = world.made
+        assert record.transaction_id == first
+        assert record.history[-1].what == "contradiction"
+        assert record.history[-1].detail is not None
+        assert second in record.history[-1].detail
+        assert second in str(error)
+        assert client._store is not None
+        assert not client._store._unsaved
+        assert (await create(client)).transaction_id == first
+
+
+async def test_a_late_loss_makes_the_evidence_of_absence_start_anew(sqlite_file_url: str) -> None:
+    """Walks before the request had really ended say nothing of its absence."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client, world.client(world.store(grace=1)) as other:
+        world.sandbox.script(NOT_MADE, on="c2b")
+
+        async def before(request: httpx.Request) -> None:
+            world.line.before = None
+            await other.payments.reconcile(stale_after=0)
+            await anyio.sleep(2)
+            await other.payments.reconcile()
+            assert (await get(other)).walks == 1
+
+        world.line.before = before
+        with pytest.raises(OutcomeUnknown):
+            await create(client)
+        await other.payments.reconcile()
+        assert (await get(other)).walks == 0
+        await world.advance(2)
+        await other.payments.reconcile()
+        assert ((await get(other)).state, (await get(other)).walks) == ("UNKNOWN", 1)
+
+
+@on_asyncio
+async def test_history_is_complete_and_only_grows(store_url: str) -> None:
+    """Through a whole life each entry stays as it was, in order, and each change of state is there."""
+    world = make_world(store_url)
+    seen: list[Any] = []
+
+    async def look(client: AsyncClient) -> None:
+        nonlocal seen
+        history = [*(await get(client)).history]
+        assert history[: len(seen)] == seen
+        assert [entry.at for entry in history] == sorted(entry.at for entry in history)
+        seen = history
+
+    async with world.client(world.store(grace=5), retry=RetryPolicy(max_attempts=1)) as client:
+        world.line.refuse = 1
+        with pytest.raises(MobileMoneyError):
+            await create(client)
+        await look(client)
+        await lose(world, client, made=False)
+        await look(client)
+        others = [stranger(world), stranger(world)]
+        await client.payments.reconcile()
+        await look(client)
+        await client.payments.confirm_absent("order-1", note="Asha")
+        await look(client)
+        await create(client, "twin-1")
+        await world.advance(48 * HOUR)
+        await lose(world, client, made=False)
+        await world.advance(10)
+        for _ in range(2):
+            await client.payments.reconcile()
+            await world.advance(1)
+            await look(client)
+        await client.payments.confirm_absent("order-1", note="Juma")
+        await lose(world, client, made=True)
+        await world.advance(200)
+        await client.payments.reconcile()
+        await look(client)
+    assert others
+    assert [entry.what for entry in seen] == [
+        *("sent", "not_sent"),
+        *("sent", "unknown", "ambiguous", "confirmed"),
+        *("sent", "unknown", "absent", "confirmed"),
+        *("sent", "unknown", "adopted", "final"),
+    ]

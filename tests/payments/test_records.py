@@ -1,0 +1,184 @@
+"""What may become of a payment: every state and every event, and when money may be sent again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+from itertools import product
+from typing import Any
+
+import attrs
+import pytest
+
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.payments.records import (
+    REUSABLE,
+    TRANSITIONS,
+    UNIDENTIFIED,
+    Event,
+    Order,
+    PaymentRecord,
+    PaymentState,
+    is_stale,
+    may_send,
+    move,
+)
+from tests.support.fakes import NOON, PHONE_NUMBER
+
+# A row for each state; what is not in a row contradicts it.
+TABLE: dict[PaymentState, dict[Event, PaymentState]] = {
+    PaymentState.SENDING: {
+        Event.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
+        Event.REFUSE: PaymentState.REFUSED,
+        Event.FAIL_UNSENT: PaymentState.NOT_SENT,
+        Event.LOSE: PaymentState.UNKNOWN,
+    },
+    PaymentState.UNKNOWN: {
+        Event.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
+        Event.REFUSE: PaymentState.REFUSED,
+        Event.FAIL_UNSENT: PaymentState.NOT_SENT,
+        Event.LOSE: PaymentState.UNKNOWN,
+        Event.ADOPT: PaymentState.ACKNOWLEDGED,
+        Event.MISS: PaymentState.ABSENT,
+        Event.CONFIRM_ABSENT: PaymentState.RELEASED,
+    },
+    PaymentState.ABSENT: {
+        Event.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
+        Event.REFUSE: PaymentState.REFUSED,
+        Event.FAIL_UNSENT: PaymentState.NOT_SENT,
+        Event.LOSE: PaymentState.UNKNOWN,
+        Event.ADOPT: PaymentState.ACKNOWLEDGED,
+        Event.CONFIRM_ABSENT: PaymentState.RELEASED,
+        Event.SEND: PaymentState.SENDING,
+    },
+    PaymentState.NOT_SENT: {Event.SEND: PaymentState.SENDING, Event.FAIL_UNSENT: PaymentState.NOT_SENT},
+    PaymentState.REFUSED: {Event.SEND: PaymentState.SENDING, Event.REFUSE: PaymentState.REFUSED},
+    PaymentState.RELEASED: {Event.SEND: PaymentState.SENDING, Event.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED},
+    PaymentState.ACKNOWLEDGED: {Event.FINISH: PaymentState.FINAL},
+    PaymentState.FINAL: {},
+}
+
+
+def record(state: PaymentState, **changes: Any) -> PaymentRecord:
+    """Return a collection's record."""
+    made = PaymentRecord(
+        key="order-1",
+        type=TransactionType.COLLECTION,
+        phone_number=PHONE_NUMBER,
+        amount=Decimal(1000),
+        state=state,
+        attempt=1,
+        created_at=NOON,
+        changed_at=NOON,
+        sent_at=NOON,
+        stale_at=NOON + timedelta(seconds=35),
+        walks=2 if state is PaymentState.ABSENT else 0,
+    )
+    return attrs.evolve(made, **changes)
+
+
+@pytest.mark.parametrize(("state", "event"), [*product(PaymentState, Event)])
+def test_every_state_and_event(state: PaymentState, event: Event) -> None:
+    """A payment becomes what the table says, and whatever is not in it contradicts what is known."""
+    assert move(state, event) is TABLE[state].get(event)
+
+
+def test_the_table_has_no_other_rows() -> None:
+    assert len(TRANSITIONS) == sum(len(row) for row in TABLE.values())
+
+
+def test_what_exists_is_never_taken_back() -> None:
+    """No event leads from a payment that exists to one that may be sent again."""
+    reached, left = set[PaymentState](), [PaymentState.ACKNOWLEDGED]
+    while left:
+        state = left.pop()
+        reached.add(state)
+        left += [after for (before, _), after in TRANSITIONS.items() if before is state and after not in reached]
+    assert reached == {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
+
+
+def test_every_state_is_one_of_three_kinds() -> None:
+    """A payment exists, or does not, or nobody knows; a state is never two of these."""
+    exists = {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
+    assert not UNIDENTIFIED & REUSABLE
+    assert UNIDENTIFIED | REUSABLE | exists == set(PaymentState)
+
+
+def test_money_is_sent_only_where_it_certainly_does_not_exist() -> None:
+    """The event that sends is open to reusable keys, and to absent ones, which `may_send` guards."""
+    senders = {state for (state, event) in TRANSITIONS if event is Event.SEND}
+    assert senders == REUSABLE | {PaymentState.ABSENT}
+
+
+def test_nothing_is_released_without_a_person() -> None:
+    """Only a person's word makes a payment released."""
+    assert {event for (_, event), after in TRANSITIONS.items() if after is PaymentState.RELEASED} == {
+        Event.CONFIRM_ABSENT
+    }
+
+
+@pytest.mark.parametrize("state", PaymentState)
+@pytest.mark.parametrize("absent_suffices", [False, True])
+@pytest.mark.parametrize("type", [TransactionType.COLLECTION, TransactionType.DISBURSEMENT])
+def test_when_a_key_may_be_sent_again(state: PaymentState, absent_suffices: bool, type: TransactionType) -> None:
+    """A key may be sent again where its payment does not exist; an absent collection where the merchant allows it."""
+    expected = state in REUSABLE or (
+        state is PaymentState.ABSENT and absent_suffices and type is TransactionType.COLLECTION
+    )
+    assert may_send(record(state, type=type), absent_suffices=absent_suffices) is expected
+
+
+def test_an_absent_payment_with_candidates_is_not_sent_again() -> None:
+    """A transaction that may be it, seen after all, forbids to send an absent collection again."""
+    seen = record(PaymentState.ABSENT, candidates=("tx-1",))
+    assert not may_send(seen, absent_suffices=True)
+    assert seen.is_ambiguous
+
+
+def test_an_absent_payment_is_sent_again_only_after_two_walks_that_miss_it() -> None:
+    """Where a transaction that may be it was seen and has gone again, two more walks have to miss it."""
+    assert not may_send(record(PaymentState.ABSENT, walks=1), absent_suffices=True)
+
+
+@pytest.mark.parametrize("state", PaymentState)
+def test_only_a_payment_that_is_being_sent_grows_stale(state: PaymentState) -> None:
+    """A payment that is being sent counts as unknown from its time on, not before; no other ever does."""
+    made = record(state)
+    assert made.stale_at is not None
+    assert not is_stale(made, made.stale_at - timedelta(microseconds=1))
+    assert is_stale(made, made.stale_at) is (state is PaymentState.SENDING)
+    assert not is_stale(record(state, stale_at=None), NOON + timedelta(days=365))
+
+
+def test_a_record_says_what_it_is() -> None:
+    """`is_unresolved`, `is_ambiguous` and `is_final` follow from the state."""
+    assert [state for state in PaymentState if record(state).is_unresolved] == [
+        PaymentState.SENDING,
+        PaymentState.UNKNOWN,
+        PaymentState.ABSENT,
+    ]
+    assert [state for state in PaymentState if record(state).is_final] == [PaymentState.FINAL]
+    assert not record(PaymentState.UNKNOWN).is_ambiguous
+    assert record(PaymentState.UNKNOWN, candidates=("tx-1", "tx-2")).is_ambiguous
+    assert not record(PaymentState.ACKNOWLEDGED, candidates=("tx-1",)).is_ambiguous
+
+
+def test_no_whole_phone_number_is_shown() -> None:
+    """Neither an order nor a record shows a whole phone number in its repr."""
+    order = Order(key="order-1", type=TransactionType.COLLECTION, phone_number=PHONE_NUMBER, amount="1000")
+    assert PHONE_NUMBER not in repr(order)
+    assert PHONE_NUMBER not in repr(record(PaymentState.UNKNOWN))
+
+
+def test_the_words_of_states() -> None:
+    """A state prints as its word, which `payments.list` takes."""
+    assert [str(state) for state in PaymentState] == [
+        "SENDING",
+        "UNKNOWN",
+        "ABSENT",
+        "NOT_SENT",
+        "REFUSED",
+        "RELEASED",
+        "ACKNOWLEDGED",
+        "FINAL",
+    ]

@@ -1,0 +1,261 @@
+"""The tables: made once, brought forward in a transaction, and never used by a release that is too old for them."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import SQLStore, StoreError
+from mobilemoney_async.payments import schema
+from mobilemoney_async.payments.database import Database
+from mobilemoney_async.payments.records import UNIDENTIFIED
+from tests.payments.service import on_asyncio, rows
+
+pytestmark = pytest.mark.anyio
+
+_WORKER = """
+import sys, anyio
+from mobilemoney_async.payments.database import Database
+import sqlalchemy as sa
+async def main():
+    database = Database(sys.argv[1])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(3):
+        await database.write(lambda each: each.execute(sa.text("SELECT version FROM mobilemoney_schema")).scalar_one())
+anyio.run(main)
+"""
+
+
+def version(connection: sa.Connection) -> int:
+    """Return the version that the database says it is of."""
+    number: int = connection.execute(sa.text("SELECT version FROM mobilemoney_schema")).scalar_one()
+    return number
+
+
+@on_asyncio
+async def test_the_tables_are_made_on_first_use(store_url: str) -> None:
+    """A new database needs no preparation, and a store that is opened again finds its tables."""
+    database = Database(store_url)
+    assert await database.read(version) == schema.VERSION
+    database.close()
+    again = Database(store_url)
+    assert await again.read(version) == schema.VERSION
+    again.close()
+    assert rows(store_url, "SELECT count(*) FROM mobilemoney_schema") == [(1,)]
+
+
+def test_every_table_has_our_prefix() -> None:
+    """The tables may lie in a database of the merchant's own."""
+    assert all(name.startswith("mobilemoney_") for name in schema.METADATA.tables)
+
+
+def test_the_index_on_unidentified_payments_lists_their_states() -> None:
+    """What the database holds at most once is what the records call unidentified."""
+    (index,) = (each for each in schema.payments.indexes if each.name == "mobilemoney_payments_unidentified")
+    assert index.unique
+    for dialect in ("sqlite", "postgresql"):
+        where = str(index.dialect_options[dialect]["where"])
+        assert set(re.findall("'(.*?)'", where)) == {str(state) for state in UNIDENTIFIED}
+
+
+@on_asyncio
+async def test_a_newer_database_is_refused(store_url: str) -> None:
+    """A database of a newer release is left alone: the error names both versions, and what to do."""
+    database = Database(store_url)
+    await database.write(lambda each: each.execute(sa.text("UPDATE mobilemoney_schema SET version = 99")))
+    database.close()
+    late = Database(store_url)
+    with pytest.raises(StoreError, match=r"version 99.*update mobilemoney-async") as caught:
+        await late.read(version)
+    assert caught.value.outcome == "not_sent"
+    with pytest.raises(StoreError, match="version 99"):
+        await late.write(version)
+    late.close()
+    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(99,)]
+
+
+@on_asyncio
+async def test_an_older_database_is_brought_forward(store_url: str) -> None:
+    """Each version between the old and the new is made once, in order."""
+    database = Database(store_url)
+    done: list[str] = []
+
+    def adds(name: str) -> schema.Migration:
+        def migrate(connection: sa.Connection) -> None:
+            done.append(name)
+            connection.execute(sa.text(f"ALTER TABLE mobilemoney_payments ADD COLUMN {name} TEXT"))
+
+        return migrate
+
+    forward = [adds("first"), adds("second"), adds("third")]
+    await database.write(lambda each: schema.prepare(each, version=3, migrations=forward))
+    assert done == ["first", "second"]
+    assert await database.read(version) == 3
+    await database.write(lambda each: schema.prepare(each, version=4, migrations=forward))
+    await database.write(lambda each: schema.prepare(each, version=4, migrations=forward))
+    assert done == ["first", "second", "third"]
+    columns = await database.read(
+        lambda each: {c["name"] for c in sa.inspect(each).get_columns("mobilemoney_payments")}
+    )
+    assert {"first", "second", "third"} < columns
+    database.close()
+
+
+@on_asyncio
+async def test_a_migration_that_fails_changes_nothing(store_url: str) -> None:
+    """Where one step fails the database stays as it was, with the version that it had."""
+    database = Database(store_url)
+
+    def adds(connection: sa.Connection) -> None:
+        connection.execute(sa.text("ALTER TABLE mobilemoney_payments ADD COLUMN half TEXT"))
+
+    def breaks(connection: sa.Connection) -> None:
+        connection.execute(sa.text("ALTER TABLE no_such_table ADD COLUMN other TEXT"))
+
+    with pytest.raises(StoreError, match="the store failed"):
+        await database.write(lambda each: schema.prepare(each, version=3, migrations=[adds, breaks]))
+    assert await database.read(version) == 1
+    columns = await database.read(
+        lambda each: {c["name"] for c in sa.inspect(each).get_columns("mobilemoney_payments")}
+    )
+    assert "half" not in columns
+    database.close()
+
+
+@on_asyncio
+async def test_tables_without_a_version_are_refused(store_url: str) -> None:
+    """A database whose version is gone is not guessed at."""
+    database = Database(store_url)
+    await database.write(lambda each: each.execute(sa.text("DELETE FROM mobilemoney_schema")))
+    database.close()
+    again = Database(store_url)
+    with pytest.raises(StoreError):
+        await again.read(version)
+    again.close()
+
+
+def test_threads_make_the_tables_at_once(store_url: str) -> None:
+    """Several event loops that use a new database for the first time all find it ready."""
+    database, errors = Database(store_url), list[BaseException]()
+    barrier = threading.Barrier(6)
+
+    def work(own: Database) -> None:
+        barrier.wait()
+        try:
+            own._transact(version, writes=True, durable=True)
+        except BaseException as exc:  # noqa: BLE001
+            errors.append(exc)
+
+    databases = [database, database, *(Database(store_url) for _ in range(4))]
+    threads = [threading.Thread(target=work, args=(each,)) for each in databases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in databases:
+        each.close()
+    assert not errors
+    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
+
+
+def test_processes_make_the_tables_at_once(store_url: str) -> None:
+    """Several processes that use a new database for the first time all find it ready."""
+    command = [sys.executable, "-c", _WORKER, store_url]
+    workers = [Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=Path.cwd(), text=True) for _ in range(3)]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    ended = [worker.communicate(timeout=60) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * 3, ended
+    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
+
+
+def _insert(connection: sa.Connection, **changes: Any) -> None:
+    values: dict[str, Any] = {
+        "account": "default",
+        "key": "order-1",
+        "type": "collection",
+        "phone_number": "+255780000789",
+        "amount": "1000",
+        "extra_digest": "",
+        "state": "UNKNOWN",
+        "attempt": 1,
+        "created_at": "2026-01-02 12:00:00",
+        "changed_at": "2026-01-02 12:00:00",
+        "is_adopted": False,
+        "walks": 0,
+    }
+    values |= changes
+    names = ", ".join(values)
+    marks = ", ".join(f":{name}" for name in values)
+    connection.execute(sa.text(f"INSERT INTO mobilemoney_payments ({names}) VALUES ({marks})"), values)
+
+
+Changes = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"key": "order-1", "amount": "5"},
+        {"key": "order-2"},
+        {"key": "order-2", "state": "SENDING"},
+        {"key": "order-2", "state": "ABSENT"},
+        {"key": "order-2", "amount": "5", "transaction_id": "tx-1"},
+    ],
+    ids=["key", "twin", "sending twin", "absent twin", "transaction"],
+)
+@on_asyncio
+async def test_the_database_itself_forbids(store_url: str, second: Changes) -> None:
+    """One record for a key, one for a transaction, one unidentified payment of a kind: whatever the code does."""
+    database = Database(store_url)
+    await database.write(lambda each: _insert(each, transaction_id="tx-1"))
+    with pytest.raises(StoreError, match=r"IntegrityError|UniqueViolation"):
+        await database.write(lambda each: _insert(each, **second))
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"account": "other"},
+        {"key": "order-2", "state": "ACKNOWLEDGED"},
+        {"key": "order-2", "state": "NOT_SENT"},
+        {"key": "order-2", "type": "disbursement"},
+        {"key": "order-2", "amount": "1001"},
+        {"key": "order-2", "phone_number": "+255780000788"},
+    ],
+    ids=str,
+)
+@on_asyncio
+async def test_the_database_allows(store_url: str, second: Changes) -> None:
+    """Other accounts, other kinds, and twins that are known for what they are do not stand in each other's way."""
+    database = Database(store_url)
+    await database.write(_insert)
+    await database.write(lambda each: _insert(each, **second))
+    database.close()
+
+
+@pytest.mark.parametrize("break_it", [lambda path: path.write_bytes(b"not a database" * 99), lambda path: path.mkdir()])
+@on_asyncio
+async def test_a_file_that_is_no_database(tmp_path: Path, break_it: Callable[[Path], object]) -> None:
+    """A file that is no SQLite database gives a `StoreError`, and stays as it is."""
+    path = tmp_path / "payments.db"
+    break_it(path)
+    store = SQLStore(f"sqlite:///{path}")
+    with pytest.raises(StoreError, match="the store failed"):
+        await store._database.read(version)
+    store.close()

@@ -1,0 +1,568 @@
+"""One limit for all processes of a merchant: on paper in virtual time, on real databases, and in real processes."""
+
+import asyncio
+import contextlib
+import itertools
+import math
+import multiprocessing
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import pytest
+from anyio.abc import TaskGroup
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mobilemoney_async import Priority, RateLimiter, StoreError
+from mobilemoney_async.payments.budget import Request, Reservation, reserve
+from mobilemoney_async.payments.database import Database
+from mobilemoney_async.payments.shared_limiter import SharedLimiter
+from mobilemoney_async.sandbox.rate_limit import RateLimit
+from mobilemoney_async.testing import run_virtual
+from tests.calls.test_bucket import StrictService
+from tests.calls.test_limiter import Queue
+from tests.support.fakes import settle
+
+BACKENDS: list[Literal["asyncio", "trio"]] = ["asyncio", "trio"]
+PAYMENT, LOOKUP, POLL, BULK = Priority
+AHEAD = 1e9  # how far the store's clock is ahead of the loop's, seconds
+
+
+class Row:
+    """The row of a database on paper.
+
+    Attributes:
+        text: What is in it.
+        asked: How often it was locked.
+        error: What the database says instead, if anything.
+    """
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self.asked = 0
+        self.error: str | None = None
+
+
+class OnPaper(SharedLimiter):
+    """What would be a process of its own.
+
+    Args:
+        row: The row.
+        limiter: The limit, by default the contract's.
+        latency: How long a transaction takes, seconds; the first half passes before it looks at the clock.
+    """
+
+    interfere: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, row: Row, limiter: RateLimiter | None = None, latency: float = 0.0) -> None:
+        super().__init__(limiter or RateLimiter(), Database("sqlite:///never-opened.db"), "a")
+        self.row = row
+        self.latency = latency
+
+    def _grant_to_next(self, now: float) -> None:
+        self.interfere()
+        super()._grant_to_next(now)
+
+    async def _reserve(self, request: Request) -> tuple[Reservation, float, float]:
+        with anyio.CancelScope(shield=True):  # as a worker thread is
+            await anyio.sleep(self.latency / 2)
+            self.row.asked += 1
+            if self.row.error is not None:
+                raise StoreError(self.row.error, outcome="not_sent")
+            seen_at = anyio.current_time() + AHEAD
+            self.row.text, reservation = reserve(self.row.text, request, seen_at)
+            await anyio.sleep(self.latency / 2)
+        return reservation, seen_at, -AHEAD
+
+
+def start(tasks: TaskGroup, function: Callable[..., Coroutine[Any, Any, None]], each: Sequence[Any]) -> None:
+    for arguments in each:
+        tasks.start_soon(function, *arguments)
+
+
+async def saturate(queue: Queue, lane: Priority, number: int) -> None:
+    """Keep so many waiting in a lane."""
+
+    async def keep_going() -> None:
+        while True:
+            await queue.wait(lane, lane)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(number):
+            tasks.start_soon(keep_going)
+
+
+# -- the law -----------------------------------------------------------------------------------------------------------
+
+seconds = st.one_of(st.integers(0, 12).map(float), st.floats(0, 12))
+arrivals = st.tuples(seconds, st.integers(0, 2), st.sampled_from(Priority), st.one_of(st.none(), seconds))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(
+    arrivals=st.lists(arrivals, max_size=80),
+    holds=st.lists(st.tuples(seconds, st.integers(0, 2), seconds), max_size=3),
+    strikes=st.dictionaries(st.integers(0, 50), st.lists(st.integers(0, 20), min_size=1, max_size=3), max_size=20),
+    latencies=st.tuples(*[st.sampled_from([0.0, 0.003, 0.08, 0.7])] * 3),
+)
+@settings(max_examples=60, deadline=None)
+@example(arrivals=[(0.0, n % 3, PAYMENT, None) for n in range(80)], holds=[], strikes={}, latencies=(0.0, 0.1, 0.7))
+@example(
+    arrivals=[(0.0, n % 3, (PAYMENT, BULK)[n % 2], None) for n in range(80)],
+    holds=[(2.0, 0, 9.0)],
+    strikes={1: [0], 20: [0, 1], 40: [3]},
+    latencies=(0.0, 0.003, 0.08),
+)
+def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_waiter(
+    backend: Literal["asyncio", "trio"],
+    arrivals: list[tuple[float, int, Priority, float | None]],
+    holds: list[tuple[float, int, float]],
+    strikes: dict[int, list[int]],
+    latencies: tuple[float, ...],
+) -> None:
+    """Whoever comes and leaves in three processes: both readings of the limit hold, and who stays is served."""
+
+    async def main() -> None:
+        row = Row()
+        fleet = [OnPaper(row, latency=latency) for latency in latencies]
+        queues = [Queue(limiter) for limiter in fleet]
+        left = 0
+        inside: list[anyio.CancelScope] = []
+        grant = itertools.count()
+
+        def strike() -> None:
+            victims = [inside[victim] for victim in strikes.get(next(grant), []) if victim < len(inside)]
+            for victim in victims:
+                victim.cancel()
+
+        for limiter in fleet:
+            limiter.interfere = strike
+
+        async def arrive(at: float, who: int, lane: Priority, patience: float | None) -> None:
+            nonlocal left
+            await anyio.sleep(at)
+            with anyio.move_on_after(math.inf if patience is None else patience) as scope:
+                inside.append(scope)
+                try:
+                    await queues[who].wait(None, lane)
+                finally:
+                    inside.remove(scope)
+            left += scope.cancelled_caught
+
+        async def hold(at: float, who: int, length: float) -> None:
+            await anyio.sleep(at)
+            fleet[who].hold(length)
+            now = anyio.current_time() - queues[who].start
+            held.append((who, now, now + length))
+
+        held: list[tuple[int, float, float]] = []
+        with anyio.fail_after(12 + 1.5 * len(arrivals) + 40):  # nobody waits for ever
+            async with anyio.create_task_group() as tasks:
+                start(tasks, arrive, arrivals)
+                start(tasks, hold, holds)
+
+        times = [at for queue in queues for at in queue.times]
+        assert len(times) + left == len(arrivals)
+        assert StrictService().rejections(times) == []
+        assert not [at for who, begin, end in held for at in queues[who].times if begin < at < end - 1e-5]
+
+    run_virtual(main, backend=backend)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("latency", [0.0, 0.02, 0.6])
+async def test_a_saturated_fleet_uses_the_limit_and_each_has_its_turns(latency: float) -> None:
+    """Four processes use 95 % of the limit in ten minutes, each at least a sixth of it, however slow the store is."""
+    row = Row()
+    queues = [Queue(OnPaper(row, latency=latency)) for _ in range(4)]
+    with anyio.move_on_after(600):
+        async with anyio.create_task_group() as tasks:
+            for queue in queues:
+                tasks.start_soon(saturate, queue, LOOKUP, 10)
+    times = [at for queue in queues for at in queue.times]
+    assert StrictService().rejections(times) == []
+    assert len(times) >= 0.95 * 600
+    assert min(len(queue.times) for queue in queues) >= len(times) / 6
+    assert row.asked <= 2.2 * len(times)
+
+
+@pytest.mark.anyio
+async def test_at_a_high_rate_many_requests_share_a_transaction() -> None:
+    """At 1,200 a minute four processes need a transaction for every three requests or more."""
+    row = Row()
+    queues = [Queue(OnPaper(row, RateLimiter(1200), latency=0.005)) for _ in range(4)]
+    with anyio.move_on_after(30):
+        async with anyio.create_task_group() as tasks:
+            for queue in queues:
+                tasks.start_soon(saturate, queue, LOOKUP, 30)
+    number = sum(len(queue.times) for queue in queues)
+    assert 0.97 * 600 <= number <= 610
+    assert row.asked <= number / 3
+
+
+# -- lanes, holds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_lanes_hold_across_processes() -> None:
+    """Payments of one process take nine tenths, bulk work of another moves once in half a minute."""
+    row = Row()
+    payments, bulk = (Queue(OnPaper(row, latency=0.005)) for _ in range(2))
+    with anyio.move_on_after(600):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(saturate, payments, PAYMENT, 10)
+            tasks.start_soon(saturate, bulk, BULK, 10)
+    assert len(payments.times) > 500
+    assert 15 <= len(bulk.times) <= 30
+
+
+@pytest.mark.anyio
+async def test_a_payment_does_not_wait_behind_lookups_of_its_own_process() -> None:
+    """A payment that comes while lookups wait for their turn is asked for at once, not with them."""
+    row = Row()
+    here, there = (Queue(OnPaper(row, RateLimiter(600), latency=0.002)) for _ in range(2))
+    async with anyio.create_task_group() as tasks:
+        for queue in (here, there):
+            tasks.start_soon(saturate, queue, LOOKUP, 20)
+        for number in range(10):
+            await anyio.sleep(1 + number / 13)
+            began = anyio.current_time()
+            await here.wait("payment", PAYMENT)
+            assert anyio.current_time() - began <= 0.5
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_hold_holds_the_whole_fleet() -> None:
+    """What the service said to one process the others know within a second, and nobody sends before it is over."""
+    row = Row()
+    queues = [Queue(OnPaper(row, RateLimiter(600), latency=0.002)) for _ in range(3)]
+    async with anyio.create_task_group() as tasks:
+        for queue in queues:
+            tasks.start_soon(saturate, queue, LOOKUP, 20)
+        await anyio.sleep(3)
+        queues[0].limiter.hold(30)
+        assert not queues[0].limiter.has_capacity()
+        await anyio.sleep(40)
+        tasks.cancel_scope.cancel()
+    times = sorted(at for queue in queues for at in queue.times)
+    assert not [at for at in times if 4 < at < 33 - 1e-3]
+    assert len([at for at in times if 33 - 1e-3 <= at <= 34]) >= 5
+    assert not [at for at in queues[0].times if 3 < at < 33 - 1e-3]
+
+
+@pytest.mark.anyio
+async def test_a_hold_that_comes_while_the_store_is_asked_holds() -> None:
+    """What the store gives without knowing of the hold is not used."""
+    queue = Queue(OnPaper(Row(), latency=0.1))
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(queue.wait)
+        await anyio.sleep(0.07)
+        queue.limiter.hold(30)
+    assert queue.times == pytest.approx([30.07, 31.07, 32.07], abs=0.2)
+    assert min(queue.times) >= 30.07 - 1e-5
+
+
+@pytest.mark.anyio
+async def test_usage_and_capacity_are_those_of_the_fleet() -> None:
+    """What another process has used is seen after the next reservation: by the poller, and by who looks ahead."""
+    row = Row()
+    one, other = OnPaper(row), OnPaper(row)
+    assert one.has_capacity()
+    assert one.usage().granted == 0
+    for _ in range(6):
+        await one.acquire()
+    await other.acquire()
+    assert other.usage().granted == 7
+    assert (other.usage().limit, one.usage().granted) == (60, 6)
+    assert other.has_capacity()
+    for _ in range(3):
+        await other.acquire()
+    assert not other.has_capacity()
+    await anyio.sleep(61)
+    assert other.has_capacity()
+    assert other.usage().granted == 0
+
+
+# -- who leaves, what fails --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_everybody_who_comes_at_once_is_served_by_one_transaction() -> None:
+    """Ten requests at once cost one round trip to the store, not ten."""
+    row = Row()
+    queue = Queue(OnPaper(row, latency=0.01))
+    async with anyio.create_task_group() as tasks:
+        for number in range(10):
+            tasks.start_soon(queue.wait, number)
+    assert row.asked == 1
+    assert queue.times == pytest.approx([0.01] * 10, abs=0.02)
+
+
+@pytest.mark.anyio
+async def test_a_slot_of_one_who_left_goes_to_the_next() -> None:
+    """Whoever is cancelled while the store is asked, or in the moment of its turn, takes nothing along."""
+    row = Row()
+    queue = Queue(OnPaper(row, latency=0.02))
+    scope = anyio.CancelScope()
+
+    async def leave() -> None:
+        with scope:
+            await queue.wait("left", PAYMENT)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(leave)
+        await settle()
+        tasks.start_soon(queue.wait, "stayed")
+        await anyio.sleep(0.01)
+        scope.cancel()
+    assert queue.names == ["stayed"]
+    assert row.asked == 1
+
+
+@pytest.mark.anyio
+async def test_a_slot_that_is_over_is_not_used_and_not_lost() -> None:
+    """A loop that stood still does not send what was due long ago; the budget has it back."""
+    limiter = OnPaper(Row())
+    for _ in range(10):
+        await limiter.acquire()
+    with anyio.move_on_after(1.57):  # then what it waits for is reserved, for 1.6
+        await limiter.acquire()
+    assert limiter._slots.ready_at() < math.inf
+    await anyio.sleep(0.5)
+    queue = Queue(limiter)
+    await queue.wait()
+    assert limiter._slots._last - AHEAD == pytest.approx(queue.start, abs=0.01)
+    await queue.wait()
+    assert queue.times == pytest.approx([0, 0.53], abs=0.01)
+
+
+@pytest.mark.anyio
+async def test_a_store_that_fails_fails_everybody_in_line_once() -> None:
+    """Each waiter has an error of its own, nothing was sent, and the next one finds the store as it is then."""
+    row = Row()
+    row.error = "the store failed: out of order"
+    limiter = OnPaper(row, latency=0.1)
+    errors: list[StoreError] = []
+
+    async def fail() -> None:
+        with pytest.raises(StoreError, match="out of order") as caught:
+            await limiter.acquire()
+        assert caught.value.outcome == "not_sent"
+        errors.append(caught.value)
+
+    for _ in range(2):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(fail)
+    assert len(set(map(id, errors))) == 10
+    assert row.asked == 2
+    row.error = None
+    queue = Queue(limiter)
+    async with anyio.create_task_group() as tasks:
+        for number in range(12):
+            tasks.start_soon(queue.wait, number)
+    assert len(queue.times) == 12
+    assert limiter.usage().granted == 12
+
+
+@pytest.mark.anyio
+async def test_a_hold_is_kept_through_a_failure_of_the_store() -> None:
+    """A hold that could not be told to the others holds here, and is told when that is possible."""
+    row = Row()
+    limiter, other = OnPaper(row), OnPaper(row)
+    row.error = "away"
+    limiter.hold(20)
+    with pytest.raises(StoreError):
+        await limiter.acquire()
+    row.error = None
+    queue, others = Queue(limiter), Queue(other)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(queue.wait)
+        await anyio.sleep(0.1)
+        tasks.start_soon(others.wait)
+    assert sorted(queue.times + others.times) == pytest.approx([20, 21], abs=1e-3)
+
+
+def test_a_limiter_may_go_on_in_another_kind_of_loop() -> None:
+    """One limiter works in whatever loop comes next, each on its own clock."""
+    limiter = OnPaper(Row(), RateLimiter(6000, 100))
+
+    async def main() -> None:
+        for _ in range(10):
+            await limiter.acquire()
+
+    for backend in (*BACKENDS, *BACKENDS):
+        run_virtual(main, backend=backend)
+
+
+# -- real databases ----------------------------------------------------------------------------------------------------
+
+
+class Recording(SharedLimiter):
+    """Notes the slots that it uses, by the store's clock: those are exact, whatever the machine is busy with."""
+
+    def __init__(self, limiter: RateLimiter, database: Database, account: str) -> None:
+        super().__init__(limiter, database, account)
+        self.used: list[float] = []
+
+    def _grant_to_next(self, now: float) -> None:
+        super()._grant_to_next(now)
+        self.used.append(self._slots._last)
+
+    def _give_back(self) -> None:
+        super()._give_back()
+        self.used.remove(self._slots._last)
+
+
+def fast() -> RateLimiter:
+    return RateLimiter(1200, 10, window=3, jitter=0.1)
+
+
+def strict(used: list[float]) -> list[str]:
+    return StrictService(1200, 10, 3).rejections([at - min(used) for at in used])
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_two_processes_keep_one_limit_on_a_real_database(store_url: str) -> None:
+    """On SQLite and PostgreSQL, two pools of connections and one row: together never above the limit."""
+    with contextlib.closing(Database(store_url)) as one, contextlib.closing(Database(store_url)) as other:
+        limiters = [Recording(fast(), database, "merchant") for database in (one, other)]
+        with anyio.move_on_after(1):
+            async with anyio.create_task_group() as tasks:
+                for limiter in limiters:
+                    tasks.start_soon(saturate, Queue(limiter), LOOKUP, 10)
+    used = [at for limiter in limiters for at in limiter.used]
+    assert strict(used) == []
+    assert len(used) >= 15
+    assert all(limiter.used for limiter in limiters)
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_accounts_have_budgets_of_their_own(store_url: str) -> None:
+    """Merchants that share a database do not share a limit."""
+    with contextlib.closing(Database(store_url)) as database, anyio.fail_after(20):
+        for account in ("one", "other"):
+            limiter = SharedLimiter(RateLimiter(1), database, account)
+            await limiter.acquire()
+            assert limiter.usage().granted == 1
+            assert not limiter.has_capacity()
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_a_database_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    """Without its database a limiter grants nothing; as soon as that is there again, it does."""
+    folder = tmp_path / "mounted later"
+    with contextlib.closing(Database(f"sqlite:///{folder}/payments.db")) as database:
+        limiter = SharedLimiter(RateLimiter(), database, "a")
+        with pytest.raises(StoreError) as caught:
+            await limiter.acquire()
+        assert caught.value.outcome == "not_sent"
+        folder.mkdir()
+        await limiter.acquire()
+        assert limiter.usage().granted == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_time_outs_of_asyncio_leave_the_limiter_sound(store_url: str) -> None:
+    """`asyncio.wait_for` tears its task out of the worker thread: the limit holds, and the next one is served."""
+    with contextlib.closing(Database(store_url)) as database:
+        limiter = Recording(fast(), database, "merchant")
+        await limiter.acquire()
+
+        async def lose_patience(patience: float) -> None:
+            for _ in range(10):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(limiter.acquire(), patience)
+
+        await asyncio.gather(*(lose_patience(0.0005 * 1.5**number) for number in range(12)))
+        assert not limiter._waiting
+        await asyncio.wait_for(limiter.acquire(), 20)
+    assert strict(limiter.used) == []
+
+
+# -- real processes ----------------------------------------------------------------------------------------------------
+
+
+def worker(url: str, seconds: float, pipe: Connection) -> None:
+    """Saturate the limit in a process of its own, and tell when each request went."""
+
+    async def main(database: Database) -> None:
+        limiter = Recording(fast(), database, "merchant")
+        await database.read(lambda connection: None)  # imports and connections take their time
+        pipe.send("ready")
+        await anyio.to_thread.run_sync(pipe.recv)
+
+        async def keep_going() -> None:
+            while True:
+                await limiter.acquire()
+                pipe.send((limiter.used[-1], anyio.current_time()))
+
+        with anyio.move_on_after(seconds):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(20):
+                    tasks.start_soon(keep_going)
+
+    with contextlib.closing(Database(url)) as database:
+        anyio.run(main, database)
+    pipe.close()
+
+
+def gather(processes: list[tuple[Any, Connection]], victim: int) -> list[list[tuple[float, float]]]:
+    """Return what each process tells until its end; the victim is killed after its twelfth request."""
+    told: list[list[tuple[float, float]]] = [[] for _ in processes]
+    numbers = {id(pipe): number for number, (_, pipe) in enumerate(processes)}
+    while pipes := [pipe for _, pipe in processes if not pipe.closed]:
+        for pipe in wait(pipes):
+            assert isinstance(pipe, Connection)
+            number = numbers[id(pipe)]
+            try:
+                told[number].append(pipe.recv())
+            except (EOFError, ConnectionResetError):
+                pipe.close()
+                continue
+            if number == victim and len(told[victim]) == 12:
+                processes[victim][0].kill()
+    return told
+
+
+def test_four_real_processes_keep_one_budget_of_1200_a_minute(store_url: str) -> None:
+    """Under 1 % is rejected, 90 % is used, each has its turns; and one that is killed takes nothing with it."""
+    context = multiprocessing.get_context("spawn")
+    processes: list[tuple[Any, Connection]] = []
+    for _ in range(4):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=worker, args=(store_url, 4.0, theirs))
+        process.start()
+        theirs.close()
+        processes.append((process, ours))
+    for _, pipe in processes:
+        assert pipe.recv() == "ready"
+    for _, pipe in processes:
+        pipe.send("go")
+    told = gather(processes, victim=3)
+    for process, _ in processes:
+        process.join()
+    assert [process.exitcode for process, _ in processes] == [0, 0, 0, -signal.SIGKILL]
+
+    assert strict([slot for each in told for slot, _ in each]) == []
+    arrivals = sorted(at for each in told for _, at in each)
+    service, rejected = RateLimit(20), 0
+    for at in arrivals:
+        if service.wait("both", at):
+            rejected += 1
+        else:
+            service.use(at)
+    assert rejected < 0.01 * len(arrivals)
+    assert len(arrivals) >= 0.9 * 20 * (arrivals[-1] - arrivals[0])
+    assert min(map(len, told[:3])) >= 0.5 * max(map(len, told[:3]))

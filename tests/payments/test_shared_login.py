@@ -1,0 +1,834 @@
+"""One login token for all processes of a merchant.
+
+A `Worker` stands for a process: it has a login object, a connection pool and a memory of its own, and shares nothing
+with the others but the database.
+"""
+
+import asyncio
+import itertools
+import logging
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import (
+    ConnectionFailed,
+    InvalidCredentials,
+    InvalidRequest,
+    InvalidToken,
+    LoginAuth,
+    MobileMoneyError,
+    PermissionDenied,
+    Secret,
+    ServerError,
+    StoreError,
+    TokenSource,
+)
+from mobilemoney_async.contract.models import LoginResult
+from mobilemoney_async.payments import sealing
+from mobilemoney_async.payments.database import Database
+from mobilemoney_async.payments.failures import dump_failure, load_failure
+from mobilemoney_async.payments.login_row import LoginRow, Step
+from mobilemoney_async.payments.sealing import Sealing
+from mobilemoney_async.payments.shared_login import SharedLogin
+from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
+from tests.support.fakes import service as answer_of
+from tests.support.server import Reply, Request, serve
+
+KEY = "a key of the merchant's"
+ROOT = Path(__file__).parents[2]
+NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
+
+_real_scrypt = sealing._scrypt
+_stretched: dict[tuple[bytes, bytes, int], bytes] = {}
+
+
+@pytest.fixture(autouse=True)
+def scrypt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretch each key once for all tests."""
+
+    def scrypt(password: bytes, salt: bytes, length: int) -> bytes:
+        what = (password, salt, length)
+        if what not in _stretched:
+            _stretched[what] = _real_scrypt(*what)
+        return _stretched[what]
+
+    monkeypatch.setattr(sealing, "_scrypt", scrypt)
+
+
+class Service:
+    """Gives ``token-1``, ``token-2`` …
+
+    Attributes:
+        logins: The passwords of all logins, oldest first.
+        faults: What the next logins raise.
+        delay: How long a login takes, seconds.
+    """
+
+    def __init__(self, *faults: MobileMoneyError, delay: float = 0.0, expires_in: int = 3600) -> None:
+        self.logins: list[str] = []
+        self.times: list[float] = []
+        self.faults = list(faults)
+        self.delay = delay
+        self.expires_in = expires_in
+
+    async def login(self, email: str, password: Secret) -> LoginResult:
+        self.logins.append(password.reveal())
+        self.times.append(anyio.current_time())
+        token = f"token-{len(self.logins)}"
+        await anyio.sleep(self.delay)
+        if self.faults:
+            raise self.faults.pop(0)
+        return LoginResult(
+            success=True, access_token=Secret(token), token_type="Bearer", expires_in=self.expires_in, user=None
+        )
+
+
+class Worker:
+    """A process that calls the service."""
+
+    def __init__(self, url: str, service: Service, *, password: str = PASSWORD, **options: Any) -> None:
+        self.service = service
+        self.database = Database(url)
+        account = options.pop("account", "merchant")
+        self.source = SharedLogin(LoginAuth(EMAIL, password), self.database, account, **options)
+
+    async def token(self) -> str:
+        return (await self.source.token(self.service.login)).reveal()
+
+    async def fails(self) -> type[MobileMoneyError]:
+        """Return the error of a call that needs a token."""
+        with pytest.raises(MobileMoneyError) as caught:
+            await self.token()
+        return caught.type
+
+
+class Workers:
+    """Makes workers, and closes their connections."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.made: list[Worker] = []
+
+    def __call__(self, service: Service, **options: Any) -> Worker:
+        worker = Worker(self.url, service, **options)
+        self.made.append(worker)
+        return worker
+
+
+@pytest.fixture
+def workers(store_url: str) -> Iterator[Workers]:
+    """Workers on each kind of database, in real time."""
+    made = Workers(store_url)
+    yield made
+    for worker in made.made:
+        worker.database.close()
+
+
+@pytest.fixture
+def virtual_workers(sqlite_file_url: str) -> Iterator[Workers]:
+    """Workers on SQLite, for an hour in virtual time."""
+    made = Workers(sqlite_file_url)
+    yield made
+    for worker in made.made:
+        worker.database.close()
+
+
+async def together(*workers: Worker) -> list[str | type[MobileMoneyError]]:
+    """Let workers get a token side by side, and return what they got."""
+    got: list[str | type[MobileMoneyError]] = []
+
+    async def one(worker: Worker) -> None:
+        try:
+            got.append(await worker.token())
+        except MobileMoneyError as exc:
+            got.append(type(exc))
+
+    async with anyio.create_task_group() as tasks:
+        for worker in workers:
+            tasks.start_soon(one, worker)
+    return got
+
+
+def refused() -> MobileMoneyError:
+    return InvalidCredentials("no", status_code=401, code="invalid_credentials")
+
+
+def rows(url: str) -> list[Any]:
+    """Return what lies in the database."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        return list(connection.execute(sa.text("SELECT * FROM mobilemoney_logins")).mappings())
+
+
+def change_rows(url: str, changes: str, **values: object) -> None:
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE mobilemoney_logins SET {changes}"), values)
+
+
+# -- one login for all -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_processes_that_start_at_once_share_one_login(workers: Workers) -> None:
+    """However many processes need a token at the same time, the service sees one login."""
+    service = Service(delay=0.2)
+    assert await together(*[workers(service) for _ in range(6)]) == ["token-1"] * 6
+    assert len(service.logins) == 1
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_a_process_that_starts_later_takes_the_token_that_is_there(workers: Workers) -> None:
+    """A worker that is started again does not log in; and in memory the token costs no query."""
+    service = Service()
+    assert await workers(service, key=KEY).token() == "token-1"
+    late = workers(service, key=KEY)
+    assert await late.token() == "token-1"
+    late.database.timed = late.database.write = None  # type: ignore[method-assign, assignment]
+    assert await late.token() == "token-1"
+    assert len(service.logins) == 1
+
+
+@pytest.mark.anyio
+async def test_a_holder_that_dies_delays_the_others_by_seconds(virtual_workers: Workers) -> None:
+    """A process that is killed while it logs in is replaced by another, once its lease has run out."""
+    service = Service()
+    dead = virtual_workers(service).source
+    await dead._change(lambda row, now: row.visited("dead", now, ttl=5, refused=None, may_log_in=True))
+    start = anyio.current_time()
+    assert await together(virtual_workers(service), virtual_workers(service)) == ["token-1"] * 2
+    assert len(service.logins) == 1
+    assert 4.5 < anyio.current_time() - start < 6.5
+
+
+@pytest.mark.anyio
+async def test_a_slow_login_keeps_its_lease(virtual_workers: Workers) -> None:
+    """A login that takes longer than a lease is not made by a second process meanwhile."""
+    service = Service(delay=60)
+    assert await together(*[virtual_workers(service) for _ in range(3)]) == ["token-1"] * 3
+    assert len(service.logins) == 1
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_leader_leaves_the_login_to_the_next(virtual_workers: Workers) -> None:
+    """When the call that logs in is cancelled, in this process or another somebody else does at once."""
+    service = Service(delay=60)
+    leader, other = virtual_workers(service), virtual_workers(service)
+    got: list[str] = []
+
+    async def follow(worker: Worker) -> None:
+        got.append(await worker.token())
+
+    async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as doomed:
+            doomed.start_soon(leader.token)
+            while not service.logins:
+                await anyio.sleep(0.01)
+            tasks.start_soon(follow, leader)
+            tasks.start_soon(follow, other)
+            service.delay = 0.1
+            doomed.cancel_scope.cancel()
+    assert got == ["token-2", "token-2"]
+    assert len(service.logins) == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_task_of_asyncio_that_is_cancelled_in_the_database_delays_its_process_by_nothing(
+    virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain `task.cancel()` leaves a transaction that takes the lease to itself; the next call logs in at once."""
+    worker = virtual_workers(Service())
+    timed = worker.database.timed
+
+    loop = asyncio.get_running_loop()
+
+    async def cancelled(work: Any) -> Any:
+        def work_and_cancel(*args: Any) -> Any:
+            loop.call_soon_threadsafe(doomed.cancel)
+            return work(*args)
+
+        return await timed(work_and_cancel)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.database, "timed", cancelled)
+        doomed = asyncio.create_task(worker.token())
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+    while not [row for row in rows(virtual_workers.url) if row["holder"]]:
+        await anyio.lowlevel.checkpoint()
+    start = anyio.current_time()
+    assert await worker.token() == "token-1"
+    assert anyio.current_time() == start
+
+
+@pytest.mark.anyio
+async def test_an_unexpected_error_of_a_login_comes_out_as_itself(virtual_workers: Workers) -> None:
+    """A bug in a transport of one's own is not wrapped in a group, and blocks nobody."""
+    service = Service()
+    worker = virtual_workers(service)
+
+    async def broken(email: str, password: Secret) -> LoginResult:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await worker.source.token(broken)
+    assert await virtual_workers(service).token() == "token-1"
+
+
+@pytest.mark.anyio
+async def test_accounts_and_credentials_keep_to_themselves(virtual_workers: Workers) -> None:
+    """A token belongs to one account and one e-mail and password; a new password does not use what the old one got."""
+    service = Service()
+    assert await virtual_workers(service).token() == "token-1"
+    assert await virtual_workers(service, account="another").token() == "token-2"
+    assert await virtual_workers(service, password="changed").token() == "token-3"
+    assert await virtual_workers(service).token() == "token-1"
+    assert await virtual_workers(service, password="changed").token() == "token-3"
+    assert service.logins == [PASSWORD, PASSWORD, "changed"]
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_a_login_object_may_serve_two_stores(store_url: str, tmp_path: Path) -> None:
+    """What one store knows of a login does not leak into another, nor into the `LoginAuth` itself."""
+    service, auth = Service(), LoginAuth(EMAIL, PASSWORD)
+    databases = Database(store_url), Database(f"sqlite:///{tmp_path / 'other.db'}")
+    sources = [SharedLogin(auth, database, "merchant") for database in databases]
+    everyone: list[TokenSource] = [*sources, auth]
+    assert [await source.token(service.login) for source in everyone] == ["token-1", "token-2", "token-3"]
+    sources[0].rejected(Secret("token-1"), replacement=False)
+    assert [await source.token(service.login) for source in everyone] == ["token-4", "token-2", "token-3"]
+    for database in databases:
+        database.close()
+
+
+# -- renewal -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_one_process_renews_ahead_of_the_end_while_the_others_go_on(virtual_workers: Workers) -> None:
+    """Shortly before a token ends one process fetches the next, and nobody else waits for it."""
+    service = Service()
+    first, *others = [virtual_workers(service) for _ in range(4)]
+    assert await together(first, *others) == ["token-1"] * 4
+    await anyio.sleep(3600 - 70)
+    assert await together(first, *others) == ["token-1"] * 4
+    await anyio.sleep(20)
+    service.delay = 5
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.token)
+        while len(service.logins) < 2:
+            await anyio.lowlevel.checkpoint()
+        start = anyio.current_time()
+        assert await together(*others) == ["token-1"] * 3
+        assert anyio.current_time() == start
+    await anyio.sleep(1)
+    assert await together(first, *others) == ["token-2"] * 4
+    assert len(service.logins) == 2
+
+
+@pytest.mark.anyio
+async def test_a_renewal_that_fails_falls_back_on_the_token_that_still_holds(
+    virtual_workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A login that is refused ahead of time fails no call of any process until the token ends; it is logged once."""
+    service = Service()
+    one, other = virtual_workers(service), virtual_workers(service)
+    assert await together(one, other) == ["token-1"] * 2
+    await anyio.sleep(3600 - 50)
+    service.faults = [refused()] * 2
+    assert await together(one, other) == ["token-1"] * 2
+    assert len(service.logins) == 2
+    assert len(caplog.records) == 1
+    await anyio.sleep(11)
+    assert await together(one, other) == ["token-1"] * 2
+    assert len(service.logins) == 3
+    await anyio.sleep(21)
+    await together(one, other)
+    await anyio.sleep(1)
+    assert await together(one, other) == ["token-4"] * 2
+
+
+@pytest.mark.anyio
+async def test_a_day_of_four_processes_costs_two_dozen_logins(virtual_workers: Workers) -> None:
+    """Four processes with a call a minute each log in as often as one would."""
+    service = Service()
+    workers = [virtual_workers(service) for _ in range(4)]
+    for _ in range(12 * 24):
+        await together(*workers)
+        await anyio.sleep(300)
+    assert 24 <= len(service.logins) <= 27
+
+
+# -- refused tokens ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_a_refused_token_costs_one_login_for_all(workers: Workers) -> None:
+    """Every process that finds the token refused gets the same new one, and nobody throws a newer one away."""
+    service = Service(delay=0.1)
+    all_of_them = [workers(service) for _ in range(3)]
+    assert await together(*all_of_them) == ["token-1"] * 3
+    first, second, third = all_of_them
+    first.source.rejected(Secret("token-1"), replacement=False)
+    second.source.rejected(Secret("token-1"), replacement=False)
+    assert await together(first, second) == ["token-2"] * 2
+    third.source.rejected(Secret("token-1"), replacement=False)
+    first.source.rejected(Secret("token-1"), replacement=False)
+    assert await together(*all_of_them) == ["token-2"] * 3
+    assert len(service.logins) == 2
+
+
+@pytest.mark.anyio
+async def test_tokens_that_are_refused_at_once_begin_a_pause_for_all(virtual_workers: Workers) -> None:
+    """When the service refuses one new token after the other, the processes together do not log in again and again."""
+    service = Service()
+    one, other = virtual_workers(service), virtual_workers(service)
+    for number in (1, 2):
+        for worker in (one, other):
+            assert await worker.token() == f"token-{number}"
+        for worker in (one, other):
+            worker.source.rejected(Secret(f"token-{number}"), replacement=True)
+    assert await one.fails() is InvalidToken
+    assert await other.fails() is InvalidToken
+    assert len(service.logins) == 2
+    await anyio.sleep(11)
+    assert await together(one, other) == ["token-3"] * 2
+
+
+@pytest.mark.anyio
+async def test_a_token_refused_while_the_row_is_read_does_not_come_back(
+    virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call whose token was refused a moment ago is not given the same one again."""
+    service = Service()
+    worker = virtual_workers(service)
+    assert await worker.token() == "token-1"
+    await anyio.sleep(3600 - 50)
+    # Another process is about to renew it.
+    await worker.source._change(lambda row, now: row.visited("other", now, ttl=5, refused=None, may_log_in=True))
+    timed = worker.database.timed
+
+    async def and_refused(*args: Any, **options: Any) -> Any:
+        result = await timed(*args, **options)
+        worker.source.rejected(Secret("token-1"), replacement=False)
+        return result
+
+    monkeypatch.setattr(worker.database, "timed", and_refused)
+    assert await worker.token() == "token-2"
+
+
+# -- refused logins ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_a_refused_login_fails_all_processes_at_once(workers: Workers) -> None:
+    """Processes with a wrong password learn it from the first of them: the service limits login attempts."""
+    service = Service(*[refused()] * 10, delay=0.1)
+    all_of_them = [workers(service) for _ in range(4)]
+    assert await together(*all_of_them) == [InvalidCredentials] * 4
+    assert await workers(service).fails() is InvalidCredentials
+    assert len(service.logins) == 1
+
+
+@pytest.mark.anyio
+async def test_refused_credentials_are_not_hammered_by_a_fleet(virtual_workers: Workers) -> None:
+    """A wrong password, and calls of three processes for an hour: a handful of logins, at growing distances."""
+    service = Service(*[refused()] * 1000)
+    all_of_them = [virtual_workers(service) for _ in range(3)]
+    start = anyio.current_time()
+    while anyio.current_time() < start + 700:
+        for worker in all_of_them:
+            assert await worker.fails() is InvalidCredentials
+        await anyio.sleep(5)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(service.times)]
+    assert pauses == pytest.approx([10, 20, 40, 80, 160, 320], abs=6)
+
+
+@pytest.mark.anyio
+async def test_the_refusal_of_another_process_says_all_that_its_own_would(virtual_workers: Workers) -> None:
+    """Code that looks at an error's class, code or status need not care which process met it."""
+    service = Service(PermissionDenied("not today", status_code=403, code="insufficient_permissions"))
+    await virtual_workers(service).fails()
+    with pytest.raises(PermissionDenied) as caught:
+        await virtual_workers(service).token()
+    assert (caught.value.status_code, caught.value.code) == (403, "insufficient_permissions")
+    assert "not today" in str(caught.value)
+
+
+@pytest.mark.anyio
+async def test_new_credentials_do_not_inherit_a_pause(virtual_workers: Workers) -> None:
+    """Who deploys the right password is not held up by what the wrong one met."""
+    service = Service(refused())
+    assert await virtual_workers(service, password="wrong").fails() is InvalidCredentials
+    assert await virtual_workers(service).token() == "token-2"
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_fails_holds_back_its_own_process_only(virtual_workers: Workers) -> None:
+    """A host without a network does not keep the others from logging in, and takes their token."""
+    service = Service(ConnectionFailed("no route", outcome="not_sent"))
+    cut_off, other = virtual_workers(service), virtual_workers(service)
+    assert await cut_off.fails() is ConnectionFailed
+    assert await cut_off.fails() is ConnectionFailed
+    assert len(service.logins) == 1
+    assert await other.token() == "token-2"
+    assert await cut_off.token() == "token-2"
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_fails_ahead_of_time_is_tried_again_after_a_pause(virtual_workers: Workers) -> None:
+    """While its token holds, a process without a network neither fails a call nor tries with every call."""
+    service = Service()
+    worker = virtual_workers(service)
+    await worker.token()
+    await anyio.sleep(3600 - 50)
+    service.faults = [ConnectionFailed("no route", outcome="not_sent")]
+    assert [await worker.token() for _ in range(5)] == ["token-1"] * 5
+    assert len(service.logins) == 2
+    worker.source._state = worker.source._state.renewed_from(0)
+    assert await worker.token() == "token-1"
+    assert len(service.logins) == 2
+    await anyio.sleep(0.3)
+    assert await worker.token() == "token-3"
+
+
+@pytest.mark.anyio
+async def test_a_login_without_a_usable_answer_begins_a_short_pause_for_all(virtual_workers: Workers) -> None:
+    """The service may have counted it, so the next login waits; not for long."""
+    service = Service(ServerError("away", status_code=503))
+    assert await virtual_workers(service).fails() is ServerError
+    other = virtual_workers(service)
+    assert await other.fails() is ServerError
+    await anyio.sleep(0.3)
+    assert await other.token() == "token-2"
+
+
+# -- the database ------------------------------------------------------------------------------------------------------
+
+
+def away(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the database from a worker."""
+
+    async def fail(*args: object, **options: object) -> None:
+        await anyio.lowlevel.checkpoint()
+        raise StoreError("the store failed", outcome="not_sent")
+
+    monkeypatch.setattr(worker.database, "timed", fail)
+
+
+@pytest.mark.anyio
+async def test_without_a_database_a_token_in_memory_goes_on_to_its_end(
+    virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calls do not fail because the store is away, before the token has ended; that is logged once."""
+    service = Service()
+    worker = virtual_workers(service)
+    await worker.token()
+    await anyio.sleep(3600 - 50)
+    with monkeypatch.context() as patched:
+        away(worker, patched)
+        for _ in range(4):
+            assert await worker.token() == "token-1"
+            await anyio.sleep(10)
+        assert len(caplog.records) == 1
+        await anyio.sleep(20)
+        assert await worker.fails() is StoreError
+    assert len(service.logins) == 1
+    assert await worker.token() == "token-2"
+
+
+@pytest.mark.anyio
+async def test_a_login_whose_token_cannot_be_stored_is_used_all_the_same(
+    virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that fails after the login costs the others a login of their own, not this call its token."""
+    service = Service(delay=1)
+    worker = virtual_workers(service)
+    with monkeypatch.context() as patched:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.token)
+            while not service.logins:
+                await anyio.lowlevel.checkpoint()
+            away(worker, patched)
+        assert await worker.token() == "token-1"
+    assert await virtual_workers(service).token() == "token-2"
+    assert await worker.token() == "token-1"
+
+
+@pytest.mark.anyio
+async def test_a_refusal_that_cannot_be_stored_holds_back_its_own_process(
+    virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without a database a wrong password is not tried with every call."""
+    service = Service(*[refused()] * 5, delay=1)
+    worker = virtual_workers(service)
+    with monkeypatch.context() as patched:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.fails)
+            while not service.logins:
+                await anyio.lowlevel.checkpoint()
+            away(worker, patched)
+    await anyio.sleep(6)
+    assert await worker.fails() is InvalidCredentials
+    assert len(service.logins) == 1
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_a_database_that_cannot_be_reached_is_a_store_error() -> None:
+    """Who has no token yet is told that the store failed, and no login is made."""
+    service = Service()
+    worker = Worker("sqlite:////nonexistent/folder/payments.db", service)
+    assert await worker.fails() is StoreError
+    assert service.logins == []
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_processes_may_make_an_sqlite_database_at_the_same_time(sqlite_file_url: str) -> None:
+    """A process that starts while another one makes the database waits, where SQLite by itself would not."""
+    other = sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    worker = Worker(sqlite_file_url, Service())
+
+    async def let_go() -> None:
+        await anyio.sleep(0.1)
+        other.execute("ROLLBACK")
+        other.close()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(let_go)
+        assert await worker.token() == "token-1"
+    worker.database.close()
+
+
+@pytest.mark.anyio
+async def test_after_the_host_was_started_anew_stored_times_are_not_believed(virtual_workers: Workers) -> None:
+    """SQLite's times count from the host's start: neither a token nor a pause of an earlier one is used."""
+    service = Service()
+    assert await virtual_workers(service).token() == "token-1"
+    ahead = 30 * 86_400
+    change_rows(
+        virtual_workers.url,
+        "renew_from = renew_from + :n, good_until = good_until + :n, written = written + :n, "
+        "holder = 'dead', held_until = good_until, failure = '{}', paused_until = good_until",
+        n=ahead,
+    )
+    assert await virtual_workers(service).token() == "token-2"
+
+
+@pytest.mark.anyio
+async def test_a_stored_end_is_bounded_by_the_wall_clock(virtual_workers: Workers) -> None:
+    """After a reboot a stored time may happen to look sound; a token that ended by the calendar is not used."""
+    service = Service()
+    assert await virtual_workers(service, utcnow=lambda: NOON).token() == "token-1"
+    assert await virtual_workers(service, utcnow=lambda: NOON + timedelta(hours=2)).token() == "token-2"
+
+
+@pytest.mark.anyio
+async def test_rows_of_credentials_long_gone_are_removed(virtual_workers: Workers) -> None:
+    """Tokens of old passwords do not stay in the database."""
+    service = Service()
+    await virtual_workers(service, password="old").token()
+    change_rows(virtual_workers.url, "written = written - 90000, good_until = good_until - 90000")
+    await virtual_workers(service).token()
+    assert [row["token"] for row in rows(virtual_workers.url)] == ["clear:token-2"]
+
+
+def test_who_lost_the_lease_does_not_throw_away_what_the_next_holder_got() -> None:
+    """A process that was suspended while it logged in wakes up after another did its work."""
+    row, step = LoginRow().visited("slow", 0.0, ttl=5, refused=None, may_log_in=True)
+    assert step is Step.LOG_IN
+    assert row.visited("next", 4.0, ttl=5, refused=None, may_log_in=True)[1] is Step.WAIT
+    row, step = row.visited("next", 6.0, ttl=5, refused=None, may_log_in=True)
+    assert step is Step.LOG_IN
+    assert row.kept("slow", 6.5, ttl=5) == row
+    row = row.finished("next", 7.0, lambda state: state.logged_in(Secret("new"), 3600, began=6.0, now=7.0))
+    assert row.finished("slow", 8.0, lambda state: state.failed(refused(), 8.0)) == row
+    assert row.visited("third", 9.0, ttl=5, refused=None, may_log_in=True) == (row, Step.USE)
+
+
+# -- real processes ----------------------------------------------------------------------------------------------------
+
+
+async def start(stack: AsyncExitStack, *arguments: str) -> anyio.abc.Process:
+    """Start a process of `login_process` and wait until it is ready."""
+    command = [sys.executable, "-m", "tests.payments.login_process", *arguments]
+    process = await stack.enter_async_context(await anyio.open_process(command, cwd=ROOT, stderr=None))
+    assert process.stdout is not None
+    said = b""
+    while not said.endswith(b"\n"):
+        said += await process.stdout.receive()
+    assert said == b"ready\n"
+    return process
+
+
+async def go(process: anyio.abc.Process) -> None:
+    assert process.stdin is not None
+    await process.stdin.send(b"\n")
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_four_processes_log_in_once_also_after_a_fifth_was_killed_while_it_did(store_url: str) -> None:
+    """`kill -9` in the middle of a login leaves nothing behind that keeps the others from one of their own."""
+    logins: list[str] = []
+    tokens: set[str | None] = set()
+    arrived = anyio.Event()
+
+    async def handle(request: Request) -> Reply:
+        if request.target != LOGIN:
+            tokens.add(request.header("authorization"))
+            return answer_of(request.target)
+        logins.append(request.target)
+        arrived.set()
+        await anyio.sleep(60 if len(logins) == 1 else 0.2)
+        return logged_in(f"token-{len(logins)}")
+
+    async with serve(handle) as server, AsyncExitStack() as stack:
+        arguments = (server.base_url, store_url, "1.5")
+        processes: list[anyio.abc.Process] = []
+
+        async def start_one() -> None:
+            processes.append(await start(stack, *arguments))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(start_one)
+        doomed, *others = processes
+        await go(doomed)
+        await arrived.wait()
+        doomed.kill()
+        await doomed.wait()
+        for process in others:
+            await go(process)
+        assert [await process.wait() for process in others] == [0] * 4
+    assert len(logins) == 2
+    assert tokens == {"Bearer token-2"}
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("key", [KEY, KEY.encode(), Secret(KEY)])
+async def test_under_a_key_nothing_in_the_database_is_a_secret(virtual_workers: Workers, key: Any) -> None:
+    """Whoever reads the database or a backup finds neither the token nor the password, nor what they could guess by."""
+    await virtual_workers(Service(), key=key).token()
+    said = repr(rows(virtual_workers.url))
+    assert "token-1" not in said
+    assert PASSWORD not in said
+    assert EMAIL not in said
+    assert Sealing("merchant").name(EMAIL, Secret(PASSWORD)) not in said
+
+
+@pytest.mark.anyio
+async def test_without_a_key_the_password_is_kept_no_more_than_with_one(virtual_workers: Workers) -> None:
+    """The token lies in the database in clear text, as the documentation says; the password does not."""
+    await virtual_workers(Service()).token()
+    said = repr(rows(virtual_workers.url))
+    assert "token-1" in said
+    assert PASSWORD not in said
+    assert EMAIL not in said
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_a_wrong_key_finds_no_token_and_says_so(workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+    """A process with another key logs in by itself, breaks nothing of the others, and logs a warning once."""
+    service = Service()
+    assert await workers(service, key=KEY).token() == "token-1"
+    wrong = workers(service, key="another key of somebody")
+    assert await wrong.token() == "token-2"
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "another key" in caplog.text
+    assert await workers(service, key=KEY).token() == "token-1"
+    assert "token-" not in caplog.text
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "text", ["", "clear:token-9", "aesgcm:", "aesgcm:!", "aesgcm:AAAAAAAAAAAAAAAAAAAAAAAAAAAA", "ü"]
+)
+async def test_a_row_that_was_tampered_with_is_no_token(
+    virtual_workers: Workers, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was not sealed with the key is not used: the process logs in anew and logs a warning."""
+    service = Service()
+    await virtual_workers(service, key=KEY).token()
+    change_rows(virtual_workers.url, "token = :text", text=text)
+    assert await virtual_workers(service, key=KEY).token() == "token-2"
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert await virtual_workers(service, key=KEY).token() == "token-2"
+
+
+def test_a_sealed_token_belongs_to_its_row() -> None:
+    """A token that was copied into the row of another account or other credentials is not opened there."""
+    one, other = Sealing("one", KEY), Sealing("other", KEY)
+    name = one.name(EMAIL, Secret(PASSWORD))
+    sealed = one.seal(Secret("the-token"), name)
+    assert sealed != one.seal(Secret("the-token"), name)
+    assert one.open(sealed, name) == "the-token"
+    assert one.open(sealed, one.name(EMAIL, Secret("another"))) is None
+    assert other.open(sealed, name) is None
+    assert Sealing("one").open(sealed, name) is None
+
+
+def test_names_of_credentials_differ_with_each_part() -> None:
+    """Moving a letter from the e-mail to the password, or to another account, makes other credentials."""
+    parts = [("a", "bc", "d", None), ("a", "b", "cd", None), ("ab", "c", "d", None), ("a", "bc", "d", KEY)]
+    names = {Sealing(account, key).name(email, Secret(password)) for account, email, password, key in parts}
+    assert len(names) == 4
+    assert names == {Sealing(account, key).name(email, Secret(word)) for account, email, word, key in parts}
+
+
+@pytest.mark.parametrize("key", ["", "fifteen letters", b"fifteen letters", 12345678901234567890, bytearray(20)])
+def test_a_key_that_is_none_is_refused(key: Any) -> None:
+    """A key is a str or bytes of at least 16 characters, and is not quoted in the error."""
+    with pytest.raises(InvalidRequest, match="key: ") as caught:
+        Sealing("merchant", key)
+    assert "fifteen" not in str(caught.value)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who gives a key and lacks `cryptography` is told what to install; who gives none does not need it."""
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    with pytest.raises(InvalidRequest, match=r'pip install "mobilemoney-async\[store\]"'):
+        Sealing("merchant", KEY)
+    assert Sealing("merchant").open("clear:token", "name") == "token"
+
+
+def test_nothing_secret_shows_itself(tmp_path: Path) -> None:
+    """Neither repr shows a key, a password or a token."""
+    source = SharedLogin(LoginAuth(EMAIL, PASSWORD), Database(f"sqlite:///{tmp_path / 'a.db'}"), "merchant", key=KEY)
+    shown = f"{source!r} {source._sealing!r} {source._state!r}"
+    assert KEY not in shown
+    assert PASSWORD not in shown
+    assert EMAIL not in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"type": "Any"}', '{"type": "APIError", "args": 1}', '{"type": "X"}']
+)
+def test_a_failure_that_cannot_be_read_is_still_one(text: str) -> None:
+    """What a newer release wrote about a login does not crash an older one."""
+    error = load_failure(text)
+    assert type(error) is MobileMoneyError
+    assert str(load_failure(dump_failure(refused()))) == str(refused())

@@ -1,0 +1,530 @@
+"""The store against a model that knows the truth: orders, faults, crashes, clocks and people, in any order.
+
+The model is a service of its own, which is told each order's key in an extra field that its list does not show. What
+the store may count on holds here too: nobody else pays for the same merchant, the merchant's clock does not jump, the
+service has processed and listed a request within the grace period, and a person tells the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import attrs
+import httpx
+import sqlalchemy as sa
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mobilemoney_async import (
+    AsyncClient,
+    MobileMoneyError,
+    OutcomeUnknown,
+    RateLimiter,
+    RetryPolicy,
+    SQLStore,
+    StoreError,
+)
+from mobilemoney_async.testing import VirtualClockEventLoop
+from tests.payments.service import Outage
+from tests.support.fakes import NOON
+
+T = TypeVar("T")
+
+_TIMEOUT = 5.0
+_LATEST = 60.0
+_LAG = 20.0
+
+# Three kinds of payments, and identical twins of each.
+_KINDS = {
+    "a": ("collection", "+255681234501", "1000"),
+    "b": ("disbursement", "+255681234501", "1000"),
+    "c": ("collection", "+255681234502", "1000"),
+}
+KINDS = {f"{name}{number}": kind for name, kind in _KINDS.items() for number in range(4)}
+PLANS = [
+    "answer",
+    "refuse",
+    "not sent",
+    "lose the answer",
+    "lose the request",
+    "process late",
+    "hang before",
+    "hang after",
+    "500 after",
+    "rate limit",
+]
+
+# Of a request whose sender dies: where it is then, and whether the service gets it all the same.
+FATES = [("hang before", False), ("hang before", True), ("hang after", True), ("process late", False)]
+
+
+@attrs.frozen(kw_only=True)
+class Made:
+    """A transaction of the service."""
+
+    id: str
+    key: str
+    made_at: float
+    created_at: datetime
+    status: str
+
+
+class Service(httpx.AsyncBaseTransport):
+    """The service: what it was asked to do, what it did, and what it shows."""
+
+    def __init__(self) -> None:
+        self.transactions: list[Made] = []
+        self.late: list[tuple[float, str]] = []
+        self.plans: dict[str, str] = {}
+        self.may_exist: set[str] = set()
+        self.alive: set[str] = set()
+        self.ahead = timedelta(0)
+        self.has_dates = True
+        self.is_newest_first = True
+        self.lags = False
+        self.page_size = 3
+        self.wrong: list[str] = []
+        self.look: Callable[[], dict[str, Any]] = dict
+
+    def now(self) -> datetime:
+        """Return the true time."""
+        return NOON + timedelta(seconds=anyio.current_time())
+
+    def settle(self) -> None:
+        """Process what was delayed."""
+        for due_at, key in [*self.late]:
+            if due_at <= anyio.current_time():
+                self.late.remove((due_at, key))
+                self.process(key, due_at)
+
+    def process(self, key: str, at: float | None = None) -> Made:
+        """Let a request take effect."""
+        if any(made.key == key for made in self.transactions):
+            self.wrong.append(f"{key} was paid twice")
+        at = anyio.current_time() if at is None else at
+        made = Made(
+            id=f"tx-{len(self.transactions)}",
+            key=key,
+            made_at=at,
+            created_at=NOON + timedelta(seconds=at) + self.ahead,
+            status="PENDING" if KINDS[key][0] == "collection" else "PROCESSING",
+        )
+        self.transactions.append(made)
+        return made
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.settle()
+        if request.method == "POST":
+            response = await self._create(request)
+        else:
+            response = self._list(request)
+        if self.has_dates:
+            response.headers["date"] = format_datetime(self.now() + self.ahead, usegmt=True)
+        return response
+
+    async def _create(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        # Peeked at, so that a refused connection has not begun to read.
+        body = request.content
+        key = json.loads(body)["key"]
+        plan = self.plans.pop(key, "answer")
+        if plan == "not sent":
+            raise httpx.ConnectError("All connection attempts failed")
+        await request.aread()
+        self._check(key)
+        if plan == "refuse":
+            return _refuse(400, "NOT_TODAY")
+        if plan == "rate limit":
+            return _refuse(429, "RATE_LIMIT_EXCEEDED")
+        self.may_exist.add(key)
+        if plan == "lose the request":
+            raise httpx.ReadError("reset")
+        if plan == "process late":
+            self.late.append((anyio.current_time() + _LATEST, key))
+            await anyio.sleep_forever()
+        if plan == "hang before":
+            await self._hang(key)
+        made = self.process(key)
+        if plan == "hang after":
+            await self._hang(key)
+        if plan == "lose the answer":
+            raise httpx.ReadError("reset")
+        if plan == "500 after":
+            return httpx.Response(500)
+        _, phone_number, amount = KINDS[key]
+        return httpx.Response(
+            200,
+            json={
+                "status": "success",
+                "transaction_id": made.id,
+                "reference": f"ref-{made.id}",
+                "amount": amount,
+                "currency": "TZS",
+                "phone_number": phone_number,
+                "status_code": made.status,
+            },
+        )
+
+    async def _hang(self, key: str) -> None:
+        self.alive.add(key)
+        try:
+            await anyio.sleep(_TIMEOUT - 0.5)
+        finally:
+            self.alive.discard(key)
+
+    def _check(self, key: str) -> None:
+        """See that this request may be sent."""
+        if key in self.may_exist:
+            self.wrong.append(f"{key} was sent again without a person's word")
+        known = self.look()
+        for other, kind in KINDS.items():
+            if other != key and kind == KINDS[key] and other in self.may_exist and not known.get(other):
+                self.wrong.append(f"{key} was sent while its twin {other} was not identified")
+
+    def _list(self, request: httpx.Request) -> httpx.Response:
+        params = request.url.params
+        until = anyio.current_time() - (_LAG if self.lags else 0.0)
+        shown = [made for made in self.transactions if made.made_at <= until]
+        shown = [made for made in shown if params.get("from", "") <= made.created_at.date().isoformat()]
+        shown = [made for made in shown if made.created_at.date().isoformat() <= params.get("to", "9999")]
+        if self.is_newest_first:
+            shown.reverse()
+        page, size = int(params["page"]), self.page_size
+        rows = []
+        for made in shown[(page - 1) * size : page * size]:
+            kind, phone_number, amount = KINDS[made.key]
+            rows.append(
+                {
+                    "id": made.id,
+                    "reference": f"ref-{made.id}",
+                    "type": kind,
+                    "amount": amount,
+                    "currency": "TZS",
+                    "phone_number": phone_number,
+                    "network": "airtel_money",
+                    "status": made.status,
+                    "created_at": made.created_at.isoformat(),
+                }
+            )
+        pagination = {
+            "current_page": page,
+            "total_pages": -(-len(shown) // size),
+            "total_count": len(shown),
+            "per_page": size,
+        }
+        return httpx.Response(200, json={"status": "success", "transactions": rows, "pagination": pagination})
+
+
+def _refuse(status: int, code: str) -> httpx.Response:
+    return httpx.Response(status, json={"status": "error", "message": "no", "error_code": code, "retry_after": 1})
+
+
+@attrs.define(eq=False)
+class Process:
+    """A worker process of the merchant: it may die at any time."""
+
+    store: SQLStore
+    outage: Outage
+    client: AsyncClient
+    tasks: set[asyncio.Task[None]] = attrs.field(factory=set)
+
+
+keys = st.sampled_from(sorted(KINDS))
+processes = st.integers(0, 1)
+
+
+class Shop(RuleBasedStateMachine):
+    """Everything that may happen to a merchant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        logging.getLogger("mobilemoney_async").disabled = True
+        self.folder = tempfile.TemporaryDirectory()
+        path = Path(self.folder.name) / "payments.db"
+        self.url = f"sqlite:///{path}"
+        self.engine = sa.create_engine(self.url, poolclass=sa.pool.NullPool)
+        self.runner = asyncio.Runner(loop_factory=VirtualClockEventLoop)
+        self.service = Service()
+        self.service.look = self.identified
+        self.owned: dict[str, str] = {}
+        self.workers = [self.start(), self.start()]
+        self.run(self.workers[0].client.payments.list)
+
+    def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run something on the one loop of all processes."""
+
+        async def main() -> T:
+            return await work()
+
+        return self.runner.run(main())
+
+    def start(self) -> Process:
+        """Start a process."""
+        store = SQLStore(self.url)
+        client = AsyncClient(
+            "https://payments.example/v1",
+            auth="token",
+            store=store,
+            transport=self.service,
+            timeout=_TIMEOUT,
+            deadline=20.0,
+            retry=RetryPolicy(max_attempts=2, first_delay=0.1),
+            rate_limiter=RateLimiter(per_minute=600_000, burst=10_000),
+            utcnow=self.service.now,
+        )
+        return Process(store, Outage(store._database), client)
+
+    def rows(self) -> dict[str, tuple[str, str | None]]:
+        """Return the state and the transaction of each key, as somebody else sees them."""
+        with self.engine.connect() as connection:
+            found = connection.execute(sa.text("SELECT key, state, transaction_id FROM mobilemoney_payments"))
+            return {row[0]: (row[1], row[2]) for row in found}
+
+    def identified(self) -> dict[str, Any]:
+        """Return the transactions that are known."""
+        return {key: transaction_id for key, (_, transaction_id) in self.rows().items()}
+
+    def truth(self, key: str) -> str | None:
+        """Return the transaction of a key, if there is one."""
+        return next((made.id for made in self.service.transactions if made.key == key), None)
+
+    def is_possible(self, key: str) -> bool:
+        """Return whether a payment exists or may still come to exist."""
+        return bool(self.truth(key)) or key in self.service.alive or any(key == late for _, late in self.service.late)
+
+    async def create(self, process: Process, key: str) -> None:
+        """Create a payment, and hold the answer against the truth."""
+        kind, phone_number, amount = KINDS[key]
+        creates = process.client.collections if kind == "collection" else process.client.disbursements
+        try:
+            answer = await creates.create(
+                phone_number=phone_number, amount=amount, idempotency_key=key, extra={"key": key}
+            )
+        except (OutcomeUnknown, StoreError):
+            return
+        except MobileMoneyError as exc:
+            # Said of a payment that exists, it would be paid for twice.
+            if self.truth(key) is not None:
+                self.service.wrong.append(f"{key} exists, and the caller was told {exc.outcome}")
+            return
+        if answer.transaction_id != self.truth(key):
+            self.service.wrong.append(f"{key} is {self.truth(key)}, and the caller was told {answer.transaction_id}")
+        if self.identified().get(key) != answer.transaction_id:
+            self.service.wrong.append(f"{key} was answered before it was recorded")
+
+    @rule(key=keys, who=processes, plan=st.sampled_from(PLANS), patience=st.sampled_from([0.0, 0.3, 10.0]))
+    def order(self, key: str, who: int, plan: str, patience: float) -> None:
+        """Ask for a payment, and wait for a while, or not, before something else happens."""
+        process = self.workers[who]
+        self.service.plans[key] = plan
+
+        async def work() -> None:
+            task = asyncio.create_task(self.create(process, key))
+            process.tasks.add(task)
+            task.add_done_callback(process.tasks.discard)
+            await asyncio.wait([task], timeout=patience)
+            await anyio.sleep(0.01)
+
+        self.run(work)
+
+    @rule(who=processes, orders=st.dictionaries(keys, st.sampled_from(PLANS), min_size=2, max_size=6))
+    def order_many(self, who: int, orders: dict[str, str]) -> None:
+        """Ask for several at once, some of them in both processes."""
+        self.service.plans |= orders
+
+        async def work() -> None:
+            async with anyio.create_task_group() as group:
+                for number, key in enumerate([*orders, *orders][: len(orders) + 2]):
+                    group.start_soon(self.create, self.workers[(who + number) % 2], key)
+
+        self.run(work)
+
+    @rule(seconds=st.sampled_from([0.5, 6.0, 30.0, 130.0]))
+    def time_passes(self, seconds: float) -> None:
+        """Let time pass for everybody."""
+
+        async def work() -> None:
+            await anyio.sleep(seconds)
+            self.service.settle()
+
+        self.run(work)
+
+    @rule(who=processes, stale_after=st.sampled_from([None, None, 3.0, 0.0]))
+    def reconcile(self, who: int, stale_after: float | None) -> None:
+        """Find out; also where a process is wrongly taken for dead."""
+
+        async def work() -> None:
+            with suppress(StoreError):
+                await self.workers[who].client.payments.reconcile(stale_after=stale_after)
+
+        self.run(work)
+
+    @rule(who=processes)
+    def time_tells(self, who: int) -> None:
+        """Let the grace period pass, and look twice."""
+        self.time_passes(130.0)
+        for _ in range(2):
+            self.reconcile(who, None)
+            self.time_passes(0.5)
+
+    @rule(who=processes, number=st.integers(0, 11))
+    def a_person_speaks(self, who: int, number: int) -> None:
+        """Say that a payment is absent, which is true: it does not exist, and cannot come to exist."""
+        unresolved = [key for key, (state, _) in self.rows().items() if state in {"UNKNOWN", "ABSENT"}]
+        spoken_of = [key for key in unresolved if not self.is_possible(key)] or ["c3"]
+        key = spoken_of[number % len(spoken_of)]
+        if self.is_possible(key):
+            return
+
+        async def work() -> None:
+            before = self.rows().get(key, ("", None))[0]
+            try:
+                await self.workers[who].client.payments.confirm_absent(key, note="looked")
+            except StoreError:
+                fails = self.workers[who].outage.fails
+                if before in {"UNKNOWN", "ABSENT"} and not fails(self.workers[who].outage.writes):
+                    raise
+            else:
+                self.service.may_exist.discard(key)
+
+        self.run(work)
+
+    @rule(who=processes, is_processed=st.booleans())
+    def crash(self, who: int, is_processed: bool) -> None:
+        """Kill a process in the middle of whatever it does, and start another."""
+        process = self.workers[who]
+
+        async def work() -> None:
+            process.outage.away = True
+            alive = {*self.service.alive}
+            for task in [*process.tasks]:
+                task.cancel()
+            while process.tasks:
+                await anyio.sleep(0.05)
+            for key in alive - self.service.alive:
+                if is_processed and self.truth(key) is None:  # it was on the wire
+                    self.service.process(key)
+            process.store.close()
+
+        self.run(work)
+        self.workers[who] = self.start()
+
+    @rule(key=keys, who=processes, fate=st.sampled_from(FATES), seconds=st.sampled_from([0.0, 3.0, 15.0]))
+    def die_in_the_middle(self, key: str, who: int, fate: tuple[str, bool], seconds: float) -> None:
+        """Kill a process while it sends, and let the other one find out sooner or later."""
+        plan, is_processed = fate
+        self.order(key, who, plan, 0.0)
+        self.crash(who, is_processed)
+        self.time_passes(0.5 + seconds)
+        self.reconcile(1 - who, None if seconds else 0.0)
+
+    @rule(who=processes, fails=st.sampled_from(["never", "once", "for long"]))
+    def database_falters(self, who: int, fails: str) -> None:
+        """Let the database fail for a process: for one write, or until it is said to be back."""
+        outage = self.workers[who].outage
+        now = outage.writes
+        if fails == "for long":
+            outage.fails = lambda number: number > now + 1
+        else:
+            outage.fails = lambda number: fails == "once" and number == now + 2
+
+    @rule(
+        hours=st.sampled_from([-3.0, -0.2, 0.0, 0.2, 3.0]),
+        has_dates=st.booleans(),
+        is_newest_first=st.booleans(),
+        lags=st.booleans(),
+        size=st.sampled_from([1, 3, 100]),
+    )
+    def the_service_changes(self, hours: float, has_dates: bool, is_newest_first: bool, lags: bool, size: int) -> None:
+        """Set the service's clock, and change how its list looks."""
+        service = self.service
+        service.ahead = timedelta(hours=hours)
+        service.has_dates, service.is_newest_first = has_dates, is_newest_first
+        service.lags, service.page_size = lags, size
+
+    @invariant()
+    def nothing_went_wrong(self) -> None:
+        """No key was paid or sent twice, no twin was sent too early, no caller was told a falsehood."""
+        assert not self.service.wrong
+
+    @invariant()
+    def each_payment_has_its_own_transaction(self) -> None:
+        """What a record has claimed is what the service made for its key, and it is never lost again."""
+        rows = self.rows()
+        for key, (state, transaction_id) in rows.items():
+            if transaction_id is not None:
+                assert transaction_id == self.truth(key), f"{key} was taken for {transaction_id}"
+                assert state in {"ACKNOWLEDGED", "FINAL"}
+                self.owned[key] = transaction_id
+        for key, transaction_id in self.owned.items():
+            assert rows[key][1] == transaction_id
+
+    @invariant()
+    def what_exists_is_not_denied(self) -> None:
+        """A payment that exists or may come to exist is never absent, and never free to be sent again."""
+        for key, (state, _) in self.rows().items():
+            if self.is_possible(key):
+                assert state not in {"ABSENT", "RELEASED", "NOT_SENT", "REFUSED"}, f"{key} is {state}"
+
+    @invariant()
+    def one_unidentified_of_a_kind(self) -> None:
+        """Of a kind there is one unidentified payment at most."""
+        kinds = [KINDS[key] for key, (state, _) in self.rows().items() if state in {"SENDING", "UNKNOWN", "ABSENT"}]
+        assert len(kinds) == len({*kinds})
+
+    def teardown(self) -> None:
+        """In the end everything that exists is found, or openly unresolved."""
+        try:
+            self.run(self._finish)
+            self.nothing_went_wrong()
+            self.each_payment_has_its_own_transaction()
+            self.what_exists_is_not_denied()
+        finally:
+            self.runner.close()
+            for process in self.workers:
+                process.store.close()
+            self.folder.cleanup()
+            logging.getLogger("mobilemoney_async").disabled = False
+
+    async def _finish(self) -> None:
+        self.service.plans.clear()
+        for process in self.workers:
+            process.outage.fails = lambda number: False
+        await anyio.sleep(200)
+        self.service.settle()
+        self.service.lags = False
+        for _ in range(2):
+            for process in self.workers:
+                await process.client.payments.reconcile()
+                await anyio.sleep(1)
+        for key, (state, transaction_id) in self.rows().items():
+            assert state != "SENDING", f"{key} is still on its way"
+            if self.truth(key) is not None and transaction_id is None:
+                record = await self.workers[0].client.payments.get(key)
+                assert record is not None
+                assert record.is_ambiguous, f"{key} exists, and was not found"
+        with self.engine.connect() as connection:
+            said = connection.execute(sa.text("SELECT detail FROM mobilemoney_history WHERE what = 'contradiction'"))
+            assert not [row[0] for row in said if "belongs to another" in row[0]]
+        for process in self.workers:
+            assert not process.tasks
+            assert not process.store._turns.held()
+            assert not process.store._unsaved
+            await process.client.aclose()
+
+
+TestShop = Shop.TestCase
+TestShop.settings = settings(
+    max_examples=12, stateful_step_count=25, suppress_health_check=[*HealthCheck], deadline=None
+)

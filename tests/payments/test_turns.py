@@ -1,0 +1,85 @@
+"""One at a time, by name."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from mobilemoney_async.payments.turns import Turns
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_one_at_a_time_and_in_order() -> None:
+    """Whoever takes a name waits for those before, first come, first served; other names do not matter."""
+    turns, order = Turns(), list[str]()
+
+    async def work(name: str, who: str) -> None:
+        async with turns.take(name):
+            order.append(f"{who} begins")
+            await anyio.sleep(1)
+            order.append(f"{who} ends")
+
+    async with anyio.create_task_group() as group:
+        for who in ("first", "second", "third"):
+            group.start_soon(work, "key", who)
+            await anyio.sleep(0.01)
+        began = anyio.current_time()
+        async with turns.take("other"):
+            assert anyio.current_time() == began
+    assert order == [f"{who} {what}" for who in ("first", "second", "third") for what in ("begins", "ends")]
+
+
+async def test_names_are_forgotten() -> None:
+    """A name that nobody holds or waits for takes no memory, also after errors and cancelled waits."""
+    turns = Turns()
+    assert list(turns.held()) == []
+    with pytest.raises(LookupError):
+        async with turns.take("key"):
+            raise LookupError
+    async with turns.take("key"):
+        with anyio.move_on_after(1) as scope:
+            async with anyio.create_task_group() as group:
+
+                async def wait() -> None:
+                    async with turns.take("key"):
+                        pytest.fail("it is not its turn")
+
+                group.start_soon(wait)
+        assert scope.cancelled_caught
+        assert list(turns.held()) == ["key"]
+    assert list(turns.held()) == []
+
+
+async def test_a_cancelled_wait_gives_its_place_up() -> None:
+    """Whoever stands behind one that is cancelled moves up."""
+    turns, got = Turns(), list[str]()
+
+    async def wait(who: str, patience: float) -> None:
+        with anyio.move_on_after(patience):
+            async with turns.take("key"):
+                got.append(who)
+
+    async with anyio.create_task_group() as group, turns.take("key"):
+        group.start_soon(wait, "hasty", 1)
+        await anyio.sleep(0.1)
+        group.start_soon(wait, "patient", 100)
+        await anyio.sleep(5)
+    assert got == ["patient"]
+
+
+async def test_who_waits_is_held_too() -> None:
+    """A name counts as held from when somebody asks for it until the last one has had it."""
+    turns = Turns()
+    async with anyio.create_task_group() as group:
+
+        async def work() -> None:
+            async with turns.take("key"):
+                await anyio.sleep(1)
+
+        group.start_soon(work)
+        group.start_soon(work)
+        await anyio.sleep(1.5)
+        assert list(turns.held()) == ["key"]
+        await anyio.sleep(1)
+        assert list(turns.held()) == []

@@ -1,0 +1,126 @@
+"""The parts of a poller that shares its work: who follows what, and how the work of another goes on."""
+
+import json
+import math
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from mobilemoney_async import Schedule, Transaction, WaitTimeout
+from mobilemoney_async.contract.codec import reader
+from mobilemoney_async.fleet import Followed, News
+from mobilemoney_async.polling.asking import ById, Page
+from mobilemoney_async.polling.followers import Followers
+from mobilemoney_async.polling.own import Own
+from mobilemoney_async.polling.plan import Plan
+from tests.contract import samples
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def row(number: str = "x", status: str = "PENDING") -> Transaction:
+    return reader(Transaction)(json.dumps(samples.transaction(id=number, status=status)).encode())
+
+
+def followed(number: str = "x", follower: str = "a", seconds: float = 60, *, has_deadline: bool = False) -> Followed:
+    return Followed(
+        transaction_id=number,
+        follower=follower,
+        is_new=True,
+        tracked_at=NOON,
+        until=NOON + timedelta(seconds=seconds),
+        has_deadline=has_deadline,
+    )
+
+
+def test_a_payment_is_followed_until_the_last_has_given_it_up() -> None:
+    """Each poller's word counts for itself."""
+    followers = Followers()
+    assert followers.take(followed(follower="a"), NOON)
+    assert followers.take(followed(follower="b"), NOON)
+    assert followers.take(followed(follower="a", seconds=-1), NOON)
+    assert list(followers) == ["x"]
+    assert not followers.take(followed(follower="b", seconds=0), NOON)
+    assert (len(followers), "x" in followers) == (0, False)
+    assert not followers.take(followed(seconds=-1), NOON)
+
+
+def test_the_dead_are_let_go() -> None:
+    """Who does not say again that it follows a payment does so no longer after a while."""
+    followers = Followers()
+    followers.take(followed("x", "a", 10), NOON)
+    followers.take(followed("x", "b", 20), NOON)
+    followers.take(followed("y", "a", 10), NOON)
+    assert followers.expired(NOON + timedelta(seconds=10)) == ["y"]
+    assert followers.expired(NOON + timedelta(seconds=20)) == ["x"]
+    assert len(followers) == 0
+
+
+def test_an_open_state_is_told_once_to_who_may_give_up() -> None:
+    """It costs a row of the database, so it is written when it is new, and when somebody has a deadline."""
+    pending = News(transaction_id="x", transaction=row())
+    odd = News(transaction_id="x", transaction=row(status="ODD"))
+    followers = Followers()
+    followers.take(followed(), NOON)
+    assert not followers.is_worth_telling(pending)
+    followers.take(followed(has_deadline=True), NOON)
+    assert [followers.is_worth_telling(each) for each in (pending, pending, odd, odd)] == [True, False, True, False]
+    followers.end("x")
+    assert not followers.is_worth_telling(pending)
+
+
+def test_one_s_own_payments_are_given_up_in_time() -> None:
+    """Those that ended before, or were tracked anew since, are not."""
+    own = Own()
+    for number, deadline in (("late", 30.0), ("early", 10.0), ("ended", 5.0), ("never", math.inf)):
+        own.add(number, 0.0, is_new=False, deadline=deadline)
+    assert own.remove("ended")
+    assert not own.remove("ended")
+    assert own.first_deadline() == 10
+    own.remove("early")
+    own.add("early", 8.0, is_new=False, deadline=20.0)
+    assert own.give_up(19.0) == []
+    shown = row("early")
+    own.saw("early", shown)
+    own.saw("unknown", shown)
+    (ending,) = own.give_up(20.0)
+    assert isinstance(ending.error, WaitTimeout)
+    assert (ending.transaction_id, ending.error.transaction) == ("early", shown)
+    assert str(ending.error) == "not final after 12 s: PENDING"
+    assert {each.id for each in own} == {"late", "never"}
+
+
+@pytest.mark.parametrize(("age", "due"), [(0.0, 1.0), (0.9, 0.1), (2.0, 0.0), (4.0, 0.0), (60.0, 14.887)])
+def test_the_schedule_goes_on_where_another_process_followed(age: float, due: float) -> None:
+    """A payment of a certain age has the looks and pauses of its age; looks of the last seconds are made up for."""
+    plan = Plan(Schedule())
+    plan.track("x", 1000.0, is_new=True, deadline=math.inf, tracked_at=1000.0 - age)
+    assert max(0.0, plan.ready_at() - 1000.0) == pytest.approx(due, abs=0.001)
+
+
+def test_an_id_that_somebody_has_just_tracked_is_due_at_once() -> None:
+    """The time that it took to hear of it does not put off its first look."""
+    plan = Plan(Schedule())
+    plan.track("x", 1000.0, is_new=False, deadline=math.inf, tracked_at=999.99)
+    assert plan.ready_at() <= 1000
+
+
+def test_an_old_payment_does_not_take_long_to_take_over() -> None:
+    """Also after a year of constant pauses."""
+    plan = Plan(Schedule(first=20, factor=1, cap=20))
+    plan.track("x", 4e7, is_new=False, deadline=math.inf, tracked_at=0.0)
+    assert 4e7 <= plan.ready_at() <= 4e7 + 20
+
+
+def test_what_is_forgotten_is_asked_about_no_more() -> None:
+    """Also while a request for it is on its way, whose answer then means nothing."""
+    plan = Plan(Schedule())
+    plan.track("x", 0.0, is_new=False, deadline=math.inf)
+    assert plan.choose(0.0) == Page(1)
+    asked = plan.ask(ById("x"), 0.0)
+    plan.forget("x")
+    plan.forget("x")
+    assert len(plan) == 0
+    assert plan.choose(1.0) is None
+    assert plan.take_transaction(asked, row(), 1.0, NOON) == []
+    assert plan.track("x", 2.0, is_new=False, deadline=math.inf)

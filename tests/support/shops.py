@@ -1,0 +1,124 @@
+"""The example shops over real sockets: server and sandbox in a thread of their own, the test outside like a browser."""
+
+import importlib.util
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.from_thread
+import attrs
+import httpx
+import uvicorn
+from aiohttp import web
+
+from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
+from mobilemoney_async.sandbox import Sandbox
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SPEED = 100.0
+SECRET = "the-secret-part-of-the-path"
+OPTIONS: dict[str, Any] = {"min_interval": 0.05, "reconcile_every": 0.5, "secret": SECRET}
+
+T = TypeVar("T")
+Serve = Callable[[Callable[[], AsyncClient], dict[str, Any]], AbstractAsyncContextManager[str]]
+
+
+def load(name: str) -> Any:
+    """Import an example by its file: the examples are not installed."""
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@attrs.define(eq=False)
+class Shop:
+    """A running shop."""
+
+    url: str
+    sandbox: Sandbox
+    portal: anyio.from_thread.BlockingPortal
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Call something of the sandbox in the loop that serves it."""
+        return self.portal.call(function, *args)
+
+    def browser(self) -> httpx.Client:
+        """Return a client of the shop."""
+        return httpx.Client(base_url=self.url, timeout=20)
+
+    def wait_for(self, order: str, state: str) -> dict[str, Any]:
+        """Ask until the order is in a state, and return what the shop says then."""
+        deadline = time.monotonic() + 20
+        with self.browser() as browser:
+            while True:
+                answer: dict[str, Any] = browser.get(f"/orders/{order}").json()
+                if answer.get("state") == state:
+                    return answer
+                assert time.monotonic() < deadline, answer
+                time.sleep(0.02)
+
+
+@asynccontextmanager
+async def fastapi_shop(make_client: Callable[[], AsyncClient], options: dict[str, Any]) -> AsyncIterator[str]:
+    """Serve the FastAPI shop by uvicorn; yield its address."""
+    app = load("fastapi_shop").create_app(make_client, **{**OPTIONS, **options})
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1, ws="none", http="h11")
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve)
+        while not server.started:
+            await anyio.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+
+
+@asynccontextmanager
+async def aiohttp_shop(make_client: Callable[[], AsyncClient], options: dict[str, Any]) -> AsyncIterator[str]:
+    """Serve the aiohttp shop; yield its address."""
+    app = load("aiohttp_shop").create_app(make_client, **{**OPTIONS, **options})
+    runner = web.AppRunner(app, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+SHOPS: dict[str, Serve] = {"fastapi": fastapi_shop, "aiohttp": aiohttp_shop}
+
+
+@contextmanager
+def running(serve: Serve, folder: Path, *, sandbox: Sandbox | None = None, **options: Any) -> Iterator[Shop]:
+    """Run a shop and a sandbox, each on a socket; the payments are in a file of the folder, and stay there."""
+    service = Sandbox(speed=SPEED) if sandbox is None else sandbox
+
+    @asynccontextmanager
+    async def both() -> AsyncIterator[str]:
+        async with service.serve() as base_url:
+
+            def make_client() -> AsyncClient:
+                return AsyncClient(
+                    base_url,
+                    auth=service.token,
+                    store=SQLStore(f"sqlite:///{folder}/payments.db", grace=0),
+                    rate_limiter=RateLimiter(per_minute=60 * SPEED, burst=10, window=60 / SPEED, jitter=0.5 / SPEED),
+                    timeout=1.0,
+                )
+
+            async with serve(make_client, options) as url:
+                yield url
+
+    with (
+        anyio.from_thread.start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(both()) as url,
+    ):
+        yield Shop(url, service, portal)
