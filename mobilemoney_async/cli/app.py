@@ -9,18 +9,20 @@ import typer
 
 from mobilemoney_async._version import __version__
 from mobilemoney_async.cli.demo import run_demo
+from mobilemoney_async.cli.payments_command import payments_app
 from mobilemoney_async.cli.sandbox_command import print_numbers, run_sandbox
 from mobilemoney_async.errors import MobileMoneyError
 
 # Tracebacks with locals could show what must not be shown; errors are one line here anyway.
 app: typer.Typer = typer.Typer(
     name="mobilemoney",
-    help="Mobile-money payments: a sandbox of the service, and a demonstration of the client.",
+    help="Mobile-money payments: a sandbox of the service, a demonstration of the client, and a look into its store.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
 sandbox_app: typer.Typer = typer.Typer(help="The service on your own machine, with simulated money.")
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(payments_app, name="payments")
 
 Speed = Annotated[
     float, typer.Option(min=0.01, max=1000.0, help="Divides the sandbox's delays and multiplies its rate limit.")

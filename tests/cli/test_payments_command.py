@@ -1,0 +1,442 @@
+"""`mobilemoney payments`: what a person sees of a store, and what they may say."""
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+
+from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, RetryPolicy, SQLStore, TransactionType
+from mobilemoney_async.cli.payments_report import advice, needs_attention
+from mobilemoney_async.sandbox import Sandbox, faults
+from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.values import mask_phone_number
+from tests.support.databases import sqlite_url
+
+with warnings.catch_warnings():
+    # What the lowest typer that is allowed takes from the newest click is deprecated there.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from typer.testing import CliRunner, Result
+
+    from mobilemoney_async.cli.app import app
+
+NUMBER = "+255681234501"
+ESCAPE = "\x1b[2J[red]"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY"):
+        monkeypatch.delenv(f"MOBILEMONEY_{name}", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A store that does not exist yet."""
+    return sqlite_url(tmp_path)
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(choices=Choices(rate_limit=None))
+
+
+def run(*arguments: str, answer: str = "", **variables: str) -> Result:
+    """Run `mobilemoney payments` with these arguments, standard input and environment variables."""
+    return CliRunner().invoke(app, ["payments", *arguments], input=answer, env={**variables, "TERM": "dumb"})
+
+
+def run_json(*arguments: str, **variables: str) -> Any:
+    result = run(*arguments, "--json", **variables)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def pay(sandbox: Sandbox, url: str, *keys: str, fault: faults.Fault | None = None, account: str = "default") -> None:
+    """Make one collection for each key, of 1,000 TZS and more, all of which suffer the same fault."""
+
+    async def create() -> None:
+        store = SQLStore(url, account)
+        async with sandbox.client(store=store, retry=RetryPolicy(max_attempts=1)) as client:
+            for number, key in enumerate(keys):
+                if fault is not None:
+                    sandbox.script(fault, on="c2b")
+                try:
+                    await client.collections.create(phone_number=NUMBER, amount=1_000 + number, idempotency_key=key)
+                except MobileMoneyError:
+                    assert fault is not None
+
+    anyio.run(create)
+
+
+@pytest.fixture
+def served(sandbox: Sandbox) -> Iterator[dict[str, str]]:
+    """The variables with which the sandbox is reached over a real socket."""
+    with anyio.from_thread.start_blocking_portal("asyncio") as portal:
+        with portal.wrap_async_context_manager(sandbox.serve()) as base_url:
+            yield {"MOBILEMONEY_BASE_URL": base_url, "MOBILEMONEY_TOKEN": sandbox.token}
+
+
+class TestList:
+    def test_it_shows_every_payment_with_its_number_masked(self, sandbox: Sandbox, url: str) -> None:
+        """The list names each payment's key, amount, state and transaction, and no whole phone number."""
+        pay(sandbox, url, "order-1", "order-2")
+        pay(sandbox, url, "order-3", fault=faults.refused())
+        result = run("list", "--store", url)
+        assert result.exit_code == 0, result.stderr
+        rows = result.stdout.splitlines()[1:]
+        assert [row.split()[0] for row in rows] == ["order-1", "order-2", "order-3"]
+        assert "1,001" in rows[1]
+        assert "ACKNOWLEDGED PENDING" in rows[1]
+        assert list(sandbox.transactions)[1] in rows[1]
+        assert "NOT_SENT" in rows[2]
+        assert all(mask_phone_number(NUMBER) in row for row in rows)
+        assert NUMBER not in result.output
+
+    def test_a_person_may_ask_for_whole_numbers(self, sandbox: Sandbox, url: str) -> None:
+        """Whoever has to call the customer can see the number."""
+        pay(sandbox, url, "order-1")
+        assert NUMBER in run("list", "--store", url, "--unmasked").stdout
+        assert NUMBER in run("show", "order-1", "--store", url, "--unmasked").stdout
+
+    def test_states_can_be_chosen(self, sandbox: Sandbox, url: str) -> None:
+        """`--state` takes one state or several, in either case; `--unresolved` those of which nobody knows."""
+        pay(sandbox, url, "order-1", "order-2")
+        pay(sandbox, url, "order-3", fault=faults.refused())
+        pay(sandbox, url, "order-4", fault=faults.drop(processed=True))
+
+        def keys(*options: str) -> list[str]:
+            records = run_json("list", "--store", url, *options)
+            return [record["key"] for record in records]
+
+        assert keys("--state", "not_sent") == ["order-3"]
+        assert keys("--state", "UNKNOWN", "--state", "Acknowledged") == ["order-1", "order-2", "order-4"]
+        assert keys("--unresolved") == ["order-4"]
+
+    def test_the_newest_are_shown_and_the_rest_is_not_hidden(self, sandbox: Sandbox, url: str) -> None:
+        """A limit shows the newest, oldest first, and says that there are more."""
+        pay(sandbox, url, *(f"order-{number}" for number in range(4)))
+        result = run("list", "--store", url, "--limit", "2")
+        assert [row.split()[0] for row in result.stdout.splitlines()[1:]] == ["order-2", "order-3"]
+        assert result.stderr == ("mobilemoney payments: these are the newest 2; there are more (--limit 0 shows all)\n")
+        for limit in ("4", "0"):
+            result = run("list", "--store", url, "--limit", limit)
+            assert len(result.stdout.splitlines()) == 5
+            assert not result.stderr
+
+    def test_monitoring_sees_what_is_unresolved(self, sandbox: Sandbox, url: str) -> None:
+        """With --exit-code the command ends with 3 where a payment is unknown, else with 0."""
+        pay(sandbox, url, "order-1")
+        assert run("list", "--store", url, "--unresolved", "--exit-code").exit_code == 0
+        pay(sandbox, url, "order-2", fault=faults.drop(processed=False))
+        assert run("list", "--store", url, "--unresolved", "--exit-code").exit_code == 3
+        assert run("list", "--store", url, "--unresolved").exit_code == 0
+
+    def test_accounts_are_apart(self, sandbox: Sandbox, url: str) -> None:
+        """One merchant's payments are not shown among another's."""
+        pay(sandbox, url, "order-1", account="shop")
+        assert run_json("list", "--store", url, "--account", "shop") != []
+        result = run("list", "--store", url)
+        assert result.exit_code == 0
+        assert not result.stdout
+        assert result.stderr == "mobilemoney payments: no such payments of account 'default'\n"
+
+    def test_json_holds_what_a_program_needs(self, sandbox: Sandbox, url: str) -> None:
+        """Amounts and times are text, numbers are masked, unless they are asked for."""
+        pay(sandbox, url, "order-1")
+        (record,) = run_json("list", "--store", url)
+        assert (record["key"], record["amount"], record["state"]) == ("order-1", "1000", "ACKNOWLEDGED")
+        assert datetime.fromisoformat(record["sent_at"]).tzinfo is not None
+        assert record["phone_number"] == mask_phone_number(NUMBER)
+        (record,) = run_json("list", "--store", url, "--unmasked")
+        assert record["phone_number"] == NUMBER
+
+
+class TestShow:
+    def test_it_shows_the_history_and_what_to_do(self, sandbox: Sandbox, url: str) -> None:
+        """One payment is shown with everything that happened to it, and the next step."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
+        result = run("show", "order-1", "--store", url)
+        assert result.exit_code == 0, result.stderr
+        assert re.search(r"^state +UNKNOWN$", result.stdout, re.MULTILINE)
+        assert re.search(r"^.*\d\d:\d\d:\d\d +sent +answer ", result.stdout, re.MULTILINE)
+        assert re.search(r"^.*\d\d:\d\d:\d\d +unknown +answer ", result.stdout, re.MULTILINE)
+        assert "reconcile finds out" in result.stdout
+        assert NUMBER not in result.stdout
+        record = run_json("show", "order-1", "--store", url)
+        assert [entry["what"] for entry in record["history"]] == ["sent", "unknown"]
+
+    def test_a_key_that_was_never_used_is_an_error(self, sandbox: Sandbox, url: str) -> None:
+        pay(sandbox, url, "order-1")
+        result = run("show", "order-2", "--store", url)
+        assert result.exit_code == 1
+        assert result.stderr == "mobilemoney payments: there is no payment 'order-2' of account 'default'\n"
+
+    def test_no_text_commands_the_terminal(self, sandbox: Sandbox, url: str) -> None:
+        """Keys and notes of anybody are shown as they are: neither as markup nor as a terminal's commands."""
+        key = f"order{ESCAPE}"
+        pay(sandbox, url, key, fault=faults.drop(processed=True))
+        assert run("confirm-absent", key, "--store", url, "--note", f"{ESCAPE} Asha", "--yes").exit_code == 0
+        for result in (run("list", "--store", url), run("show", key, "--store", url)):
+            assert "\\x1b[2J[red]" in result.stdout
+            assert "\x1b[2J" not in result.stdout
+
+
+class TestReconcile:
+    def test_a_payment_that_exists_is_found(self, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
+        """A payment whose answer was lost is found in the service's list, and named with its transaction."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
+        result = run("reconcile", "--exit-code", MOBILEMONEY_STORE=url, **served)
+        assert result.exit_code == 0, result.output
+        (transaction_id,) = sandbox.transactions
+        assert re.search(rf"^order-1 .*\b{transaction_id}\b", result.stdout, re.MULTILINE)
+        assert "1 found out, 0 still unresolved, 0 on their way." in result.stdout
+        result = run("reconcile", MOBILEMONEY_STORE=url, **served)
+        assert "No payment is unknown." in result.stdout
+
+    def test_a_payment_that_is_not_there_becomes_absent(
+        self, sandbox: Sandbox, url: str, served: dict[str, str]
+    ) -> None:
+        """Two runs after the grace period without it make a payment absent, and the command says what to do."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
+        first = run("reconcile", "--grace", "0", "--exit-code", MOBILEMONEY_STORE=url, **served)
+        assert first.exit_code == 3, first.output
+        assert "UNKNOWN" in first.stdout
+        second = run("reconcile", "--grace", "0", MOBILEMONEY_STORE=url, **served)
+        assert second.exit_code == 0, second.output
+        assert "ABSENT" in second.stdout
+        assert "confirm-absent" in second.stdout
+        assert "0 found out, 1 still unresolved" in second.stdout
+
+    def test_several_candidates_are_named(self, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
+        """Where several transactions may be the payment, they are named, and a person decides."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
+
+        async def pay_elsewhere() -> None:
+            async with sandbox.client() as client:
+                await client.collections.create(phone_number=NUMBER, amount=1_000)
+
+        anyio.run(pay_elsewhere)
+        (record,) = run_json("reconcile", MOBILEMONEY_STORE=url, **served)
+        assert sorted(record["candidates"]) == sorted(sandbox.transactions)
+        result = run("show", "order-1", "--store", url)
+        assert "UNKNOWN, ambiguous" in result.stdout
+        assert all(each in result.stdout for each in sandbox.transactions)
+        chosen = next(iter(sandbox.transactions))
+        result = run("identify", "order-1", chosen, "--note", "it is ours", MOBILEMONEY_STORE=url, **served)
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout.startswith("order-1: ACKNOWLEDGED.") or result.stdout.startswith("order-1: FINAL.")
+        assert "it is ours" in run("show", "order-1", "--store", url).stdout
+
+    def test_what_a_dead_process_left_is_taken_up(self, url: str, sandbox: Sandbox, served: dict[str, str]) -> None:
+        """A payment that nobody sends any more counts as unknown with --stale-after 0."""
+        pay(sandbox, url, "order-1")
+
+        async def die() -> None:
+            """Be killed between the request and its record."""
+            from mobilemoney_async.payments import bookkeeping
+            from mobilemoney_async.payments.records import Order
+
+            order = Order(key="order-2", type=TransactionType.COLLECTION, phone_number=NUMBER, amount="7")
+            await SQLStore(url)._database.write(
+                lambda connection: bookkeeping.begin(
+                    connection, "default", order, expected=None, sent_at=datetime.now(UTC), lives=60
+                )
+            )
+
+        anyio.run(die)
+        assert "wait" in run("show", "order-2", "--store", url).stdout
+        before = run("reconcile", "--exit-code", MOBILEMONEY_STORE=url, **served)
+        assert before.exit_code == 0
+        assert "0 found out, 0 still unresolved, 1 on their way." in before.stdout
+        after = run("reconcile", "--stale-after", "0", "--exit-code", MOBILEMONEY_STORE=url, **served)
+        assert after.exit_code == 3
+        assert re.search("^order-2 .*UNKNOWN", after.stdout, re.MULTILINE)
+
+    def test_a_service_that_fails_is_one_line(self, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
+        """Where the list cannot be read, nothing is recorded, and the command ends with 1."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
+        result = run("reconcile", MOBILEMONEY_STORE=url, **{**served, "MOBILEMONEY_TOKEN": "wrong"})
+        assert result.exit_code == 1
+        assert re.fullmatch(r"mobilemoney payments: invalid_token .*\n", result.stderr)
+        assert not result.stdout
+
+    def test_credentials_come_from_the_environment(self, sandbox: Sandbox, url: str) -> None:
+        """Without them the command says which variable is missing."""
+        pay(sandbox, url, "order-1")
+        result = run("reconcile", "--store", url)
+        assert result.exit_code == 2
+        assert "MOBILEMONEY_TOKEN" in result.stderr
+
+
+class TestConfirmAbsent:
+    def test_it_asks_back_and_says_what_it_means(self, sandbox: Sandbox, url: str) -> None:
+        """Money may move again only after a yes; the note and the person's word stand in the history."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
+        command = ("confirm-absent", "order-1", "--note", "Asha asked the service", "--store", url)
+        for answer in ("n\n", "\n", ""):
+            result = run(*command, answer=answer)
+            assert result.exit_code == 1
+            assert "somebody pays twice" in result.stdout
+            assert run_json("list", "--store", url, "--unresolved") != []
+        result = run(*command, answer="y\n")
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout.splitlines()[-1].startswith("order-1: RELEASED. ")
+        history = run("show", "order-1", "--store", url).stdout
+        assert re.search(r"confirmed +person +Asha asked the service$", history, re.MULTILINE)
+
+    def test_yes_asks_nothing(self, sandbox: Sandbox, url: str) -> None:
+        """For programs: no question, one line."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
+        result = run("confirm-absent", "order-1", "--note", "by the nightly job", "--yes", "--store", url)
+        assert result.exit_code == 0
+        assert len(result.stdout.splitlines()) == 1
+
+    def test_a_payment_that_exists_is_not_confirmed_absent(self, sandbox: Sandbox, url: str) -> None:
+        """What is known is not talked away."""
+        pay(sandbox, url, "order-1")
+        result = run("confirm-absent", "order-1", "--note", "x", "--yes", "--store", url)
+        assert result.exit_code == 1
+        assert result.stderr == ("mobilemoney payments: payment 'order-1' is ACKNOWLEDGED, not unknown or absent\n")
+
+    def test_an_unknown_key_and_a_blank_note_are_errors(self, sandbox: Sandbox, url: str) -> None:
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
+        assert run("confirm-absent", "order-9", "--note", "x", "--yes", "--store", url).exit_code == 1
+        assert run("confirm-absent", "order-1", "--note", " ", "--yes", "--store", url).exit_code == 2
+        assert run("confirm-absent", "order-1", "--yes", "--store", url).exit_code == 2
+
+    def test_a_payment_that_changed_while_the_person_thought_is_left_alone(
+        self, sandbox: Sandbox, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A person's word is about what they were shown, not about a later attempt of the same key."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
+
+        def think(*args: object, **options: object) -> bool:
+            run("confirm-absent", "order-1", "--note", "somebody else was faster", "--yes", "--store", url)
+            pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
+            return True
+
+        monkeypatch.setattr("typer.confirm", think)
+        result = run("confirm-absent", "order-1", "--note", "x", "--store", url)
+        assert result.exit_code == 1
+        assert "has changed meanwhile" in result.stderr
+        (record,) = run_json("list", "--store", url)
+        assert (record["state"], record["attempt"]) == ("UNKNOWN", 2)
+
+
+class TestUsage:
+    def test_no_store_is_made_by_looking(self, tmp_path: Path) -> None:
+        """A mistyped file is an error, not an empty store."""
+        path = tmp_path / "payment.db"
+        for command in (("list",), ("show", "order-1"), ("confirm-absent", "order-1", "--note", "x")):
+            result = run(*command, "--store", f"sqlite:///{path}")
+            assert result.exit_code == 1
+            assert result.stderr == f"mobilemoney payments: there is no file {path}\n"
+        assert not path.exists()
+
+    def test_a_file_that_is_no_database_is_one_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "notes.txt"
+        path.write_text("not a database " * 100, encoding="utf-8")
+        result = run("list", "--store", f"sqlite:///{path}")
+        assert result.exit_code == 1
+        assert result.stderr.startswith("mobilemoney payments: the store failed: ")
+        assert result.stderr.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgresql+psycopg://shop:hunter2@db.example/payments",
+            "postgresql+psycopg://shop:hun/ter2@db.example/payments",
+            "postgresql+psycopg://shop@db.example/payments?password=hunter2",
+            "postgresql+psycopg://shop@db.example/payments?sslmode=require&sslpassword=hunter2",
+        ],
+    )
+    def test_a_password_is_not_taken_from_an_argument(self, url: str) -> None:
+        """Other users of the machine can read arguments: a URL with a password must come from the environment."""
+        result = run("list", "--store", url)
+        assert result.exit_code == 2
+        assert "MOBILEMONEY_STORE" in result.stderr
+        assert "ter2" not in result.output
+
+    def test_a_password_is_taken_from_the_environment_and_not_shown(self) -> None:
+        """There it is the right place; a database that cannot be reached is one line."""
+        url = "postgresql+psycopg://shop:hunter2@127.0.0.1:9/payments"
+        result = run("list", MOBILEMONEY_STORE=url)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("mobilemoney payments: the store failed: ")
+        assert "hunter2" not in result.output
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["list"],
+            ["list", "--store", "mysql://host/database"],
+            ["list", "--store", "sqlite://"],
+            ["list", "--store", "nonsense"],
+            ["list", "--store", "sqlite:///p.db", "--state", "lost"],
+            ["list", "--store", "sqlite:///p.db", "--state", "unknown", "--unresolved"],
+            ["list", "--store", "sqlite:///p.db", "--limit", "-1"],
+            ["reconcile", "--store", "sqlite:///p.db", "--grace", "-1"],
+            ["show", "--store", "sqlite:///p.db"],
+        ],
+        ids=" ".join,
+    )
+    def test_wrong_usage_ends_with_2(self, arguments: list[str]) -> None:
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "Traceback" not in result.output
+
+    def test_without_the_extra_the_command_says_which_to_install(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without the extra `store` the command names it in one line."""
+        Path(url.removeprefix("sqlite:///")).touch()
+        monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+        result = run("list", "--store", url)
+        assert result.exit_code == 2
+        assert result.stderr == (
+            'mobilemoney payments: store: needs the extra: pip install "mobilemoney-async[store]"\n'
+        )
+
+    @pytest.mark.parametrize("command", ["list", "show", "reconcile", "identify", "confirm-absent"])
+    def test_help_fits_what_a_person_wants_to_know(self, command: str) -> None:
+        """Each command explains itself, and where the store and its password come from."""
+        result = run(command, "--help", COLUMNS="120")
+        assert result.exit_code == 0
+        assert "MOBILEMONEY_STORE" in result.stdout
+
+
+def make_record(state: PaymentState, **changes: object) -> PaymentRecord:
+    fields: dict[str, object] = {
+        "key": "order-1",
+        "type": TransactionType.COLLECTION,
+        "phone_number": NUMBER,
+        "amount": 1,
+        "state": state,
+        "attempt": 1,
+        "created_at": NOON,
+        "changed_at": NOON,
+        "stale_at": NOON,
+    }
+    return PaymentRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("state", PaymentState)
+def test_every_state_has_its_advice(state: PaymentState) -> None:
+    """For each state, a person is told what to do; only those of which nobody knows are worth an alarm."""
+    assert advice(make_record(state), NOON).endswith((".", "wait."))
+    alarming = {PaymentState.SENDING, PaymentState.UNKNOWN, PaymentState.ABSENT}
+    assert needs_attention(make_record(state), NOON) == (state in alarming)
+    early = NOON - timedelta(seconds=1)
+    assert needs_attention(make_record(state), early) == (state in alarming - {PaymentState.SENDING})
