@@ -1,0 +1,138 @@
+"""A small shop that is paid by phone, on FastAPI.
+
+`python examples/fastapi_shop.py` starts it together with a sandbox of the service, and says where to look. With
+MOBILEMONEY_BASE_URL and the other variables of `AsyncClient.from_env` set, `uvicorn --factory fastapi_shop:create_app`
+serves it against the real service; MOBILEMONEY_STORE then says where payments are remembered.
+
+The order's number is the payment's idempotency key: a second click, a reload and a restart give the same payment.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import tempfile
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Response
+from fastapi import Path as InPath
+from fastapi.responses import FileResponse, HTMLResponse
+from pydantic import BaseModel
+
+from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
+from mobilemoney_async.contrib.fastapi import (
+    BackendDependency,
+    callback_router,
+    event_response,
+    install_error_answers,
+    mobilemoney_lifespan,
+    status_response,
+)
+
+FILES = Path(__file__).parent / "shop"
+ITEMS = {"coffee": ("Coffee from Kilimanjaro, 250 g", 15_000), "tea": ("Tea from Mufindi, 100 g", 6_500)}
+OrderNumber = Annotated[str, InPath(pattern=r"^[A-Za-z0-9_-]{16,64}$")]
+# What the page is allowed to load and do: its own files, and nothing else.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+DEMO = """<details class="card"><summary>This shop is a demonstration</summary>
+<p>No money moves. These numbers decide how a payment ends:</p>
+<ul class="numbers">
+<li><code>+255 780 000 789</code> pays</li>
+<li><code>+255 780 000 039</code> does not approve</li>
+<li><code>+255 780 000 408</code> lets the time run out</li>
+<li><code>+255 780 000 203</code> pays, but our request gets no proper answer</li>
+</ul></details>"""
+
+
+class Cart(BaseModel):
+    """What the customer says. The price is the shop's."""
+
+    item: Literal["coffee", "tea"]
+    phone_number: str
+
+
+def create_app(
+    make_client: Callable[[], AsyncClient] = AsyncClient.from_env, *, is_demo: bool = False, **options: Any
+) -> FastAPI:
+    """Make the application.
+
+    Args:
+        make_client: Makes the client, with a store.
+        is_demo: Whether to show the sandbox's numbers.
+        options: Of `Backend`.
+    """
+    app = FastAPI(title="Duka", lifespan=mobilemoney_lifespan(make_client, **options), docs_url=None, redoc_url=None)
+    install_error_answers(app)
+    app.include_router(callback_router())
+
+    @app.get("/")
+    async def page(order: str | None = None) -> HTMLResponse:
+        return HTMLResponse(render(order, is_demo=is_demo), headers=HEADERS)
+
+    @app.get("/{name}.{kind}")
+    async def file(name: Literal["shop"], kind: Literal["css", "js"]) -> FileResponse:
+        return FileResponse(FILES / f"{name}.{kind}", headers=HEADERS)
+
+    @app.post("/orders/{order}")
+    async def pay(order: OrderNumber, cart: Cart, backend: BackendDependency) -> Response:
+        _, price = ITEMS[cart.item]
+        return status_response(await backend.collect(order, phone_number=cart.phone_number, amount=price))
+
+    @app.get("/orders/{order}")
+    async def status(order: OrderNumber, backend: BackendDependency) -> Response:
+        return status_response(await backend.status(order))
+
+    @app.get("/orders/{order}/events")
+    async def events(order: OrderNumber, backend: BackendDependency) -> Response:
+        return await event_response(backend, order)
+
+    return app
+
+
+def render(order: str | None, *, is_demo: bool) -> str:
+    """Return the page for an order, a new one by default."""
+    if order is not None and not all(each.isalnum() or each in "-_" for each in order):
+        raise HTTPException(404)
+    items = "\n".join(
+        f'<label class="item"><input type="radio" name="item" value="{name}"{" checked" if name == "coffee" else ""}>'
+        f"<span>{escape(title)}</span> <b>{price:,} TZS</b></label>"
+        for name, (title, price) in ITEMS.items()
+    )
+    page = (FILES / "index.html").read_text("utf-8")
+    fields = {"order": escape(order or secrets.token_urlsafe(12)), "items": items, "demo": DEMO if is_demo else ""}
+    for name, value in fields.items():
+        page = page.replace(f"{{{{{name}}}}}", value)
+    return page
+
+
+async def demonstrate(port: int = 8000, speed: float = 5.0) -> None:
+    """Serve the shop and a sandbox, until interrupted."""
+    from mobilemoney_async.sandbox import Sandbox
+
+    sandbox = Sandbox(speed=speed)
+    with tempfile.TemporaryDirectory() as folder:
+        store = SQLStore(f"sqlite:///{folder}/payments.db")
+        async with sandbox.serve() as base_url:
+
+            def make_client() -> AsyncClient:
+                limiter = RateLimiter(per_minute=60 * speed, burst=10, window=60 / speed)
+                return AsyncClient(base_url, auth=sandbox.token, store=store, rate_limiter=limiter, timeout=5)
+
+            app = create_app(make_client, is_demo=True, min_interval=0.2)
+            # A stream of events is open while its page is: a server that stops must not wait for them all.
+            config = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=5)
+            print(f"http://127.0.0.1:{port}")
+            await uvicorn.Server(config).serve()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(demonstrate())

@@ -1,0 +1,341 @@
+"""Callbacks: what they name is worth a look, what they say is not believed (contract, section 6).
+
+The contract documents neither the payload of a callback nor its signature, event names or repetitions. So a callback
+may only *name* a payment, anywhere in its body and under any field. Its state and amount are always fetched.
+
+Invariants: nothing that arrives raises. What one body can cost is bounded by constants, and only a payment that is
+followed already, or that the merchant's own `find` vouches for, leads to a request to the service.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import inspect
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import anyio
+import attrs
+
+from mobilemoney_async.callback_names import MAX_BODY, MAX_CANDIDATES, candidates
+from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.values import Secret, redact, refuse, require_integer, require_text
+
+__all__ = [
+    "MAX_BODY",
+    "MAX_CANDIDATES",
+    "CallbackReceiver",
+    "CallbackResult",
+    "CallbackStatus",
+    "Find",
+    "Following",
+    "Headers",
+    "KeptCallback",
+    "Verify",
+    "candidates",
+]
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+_KNOWN_NAMES = 30_000
+_EARLY_NAMES = 2_000
+# Seconds for which the names in a callback are remembered that nobody knows yet: longer than a create takes.
+_EARLY_FOR = 60.0
+_KEPT_TEXT = 2_000
+_KEPT_HEADERS = 32
+_SECRET_LENGTH = 16
+# `find` may ask a database: so many times at once, and once more a second.
+_FINDS = 5.0
+
+_LONG_RUN = re.compile(r"[\w\-]{24,}")
+_HIDDEN_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+Headers: TypeAlias = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
+"""Headers as frameworks have them: a mapping, or pairs, of text or bytes."""
+Verify: TypeAlias = Callable[[bytes, Mapping[str, str]], bool | Awaitable[bool]]
+"""Tells from the raw body and the headers, whose names are in lower case, whether the service sent it."""
+Find: TypeAlias = Callable[[Sequence[str]], Awaitable[Iterable[str]]]
+"""Returns the transaction ids of those of the merchant's open payments that go by one of these names."""
+
+
+class CallbackStatus(str, enum.Enum):
+    """What became of a callback."""
+
+    ACCEPTED = "accepted"
+    """It was read."""
+    WRONG_TOKEN = "wrong_token"  # noqa: S105 (no secret)
+    """It did not come by the secret address."""
+    TOO_LARGE = "too_large"
+    """It has more than `MAX_BODY` bytes, and was not read."""
+    NOT_VERIFIED = "not_verified"
+    """`verify` did not vouch for it."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@attrs.frozen(kw_only=True)
+class CallbackResult:
+    """What a receiver made of a callback.
+
+    Attributes:
+        status: What became of it.
+        candidates: How many texts of it may be the name of a payment.
+        transaction_ids: Of the payments that it names, as far as the receiver knows their names.
+        is_duplicate: Whether the same body came before and is still kept.
+    """
+
+    status: CallbackStatus
+    candidates: int = 0
+    transaction_ids: tuple[str, ...] = ()
+    is_duplicate: bool = False
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it was read."""
+        return self.status is CallbackStatus.ACCEPTED
+
+
+@attrs.frozen(kw_only=True)
+class KeptCallback:
+    """A callback as it came, for a person who wants to learn the format.
+
+    Attributes:
+        body: The beginning of the body, redacted: tokens, codes, phone numbers and long numbers do not show.
+        headers: The headers, redacted the same way, by lower-case name.
+        size: Of the whole body, bytes.
+        times: How often the same body came.
+    """
+
+    body: str
+    headers: Mapping[str, str]
+    size: int
+    times: int = 1
+
+
+class Following(Protocol):
+    """What a receiver needs of a poller."""
+
+    def track(self, payment: Acknowledgement | str, *, timeout: float | None = None) -> None:
+        """Follow a payment."""
+        ...
+
+    def hint(self, transaction_id: str) -> None:
+        """Take note that a payment may have changed; ignore one that is not followed."""
+        ...
+
+
+class CallbackReceiver:
+    """Turns callbacks into hints for a poller. Knows no web framework.
+
+    Hand the payments that you create to `track` rather than to the poller's own, so that a callback is understood
+    under any of their names: transaction id, the service's reference, your idempotency key, or others that you give.
+    The poller follows a payment whether or not a callback for it ever comes.
+
+    Args:
+        poller: Follows the payments; see `AsyncClient.poller`.
+        verify: Tells from the raw body and the headers (lower-case names) whether the service sent it; sync or async.
+            An exception of it counts as no.
+        secret: Has to come with every callback as its `token`: part of the address that only you and the service know.
+            At least 16 characters.
+        find: Returns the transaction ids of your open payments among some names; for callbacks of payments that
+            another process follows. Asked for bodies that name nothing known here, 5 times at once and once a second
+            at most. What it returns is tracked, so it must leave out what is final.
+        keep: How many different bodies to keep, redacted, at least 0.
+
+    Raises:
+        InvalidRequest: An argument is not what it accepts.
+    """
+
+    def __init__(
+        self,
+        poller: Following,
+        *,
+        verify: Verify | None = None,
+        secret: str | Secret | None = None,
+        find: Find | None = None,
+        keep: int = 100,
+    ) -> None:
+        self._poller = poller
+        self._verify = _check_callable("verify", verify)
+        self._find = _check_callable("find", find)
+        self._secret = _check_secret(secret)
+        self._keep = require_integer("keep", keep, 0)
+        self._kept: OrderedDict[bytes, KeptCallback] = OrderedDict()
+        self._known: OrderedDict[str, str] = OrderedDict()
+        self._early: OrderedDict[str, float] = OrderedDict()
+        self._finds = _FINDS
+        self._found_at = 0.0
+
+    def track(self, payment: Acknowledgement | str, *names: str, timeout: float | None = None) -> None:
+        """Let the poller follow a payment, and learn its names. A callback that came before counts as well.
+
+        Args:
+            payment: The acknowledgement of a create, or a transaction id.
+            names: Further names that a callback may use, such as an external id.
+            timeout: As for the poller's `track`, seconds.
+
+        Raises:
+            InvalidRequest: An argument is not what it accepts, or the poller is not open.
+        """
+        for name in names:
+            require_text("names", name)
+        self._poller.track(payment, timeout=timeout)
+        if isinstance(payment, Acknowledgement):
+            transaction_id = payment.transaction_id
+            all_names = [transaction_id, payment.reference, payment.idempotency_key, *names]
+        else:
+            transaction_id = payment
+            all_names = [transaction_id, *names]
+        now, is_early = anyio.current_time(), False
+        for name in filter(None, all_names):
+            self._known[name] = transaction_id
+            self._known.move_to_end(name)
+            is_early |= self._early.pop(name, 0.0) > now
+        _shrink(self._known, _KNOWN_NAMES)
+        if is_early:
+            self._hint(transaction_id)
+
+    async def receive(self, body: bytes, headers: Headers = (), *, token: str | None = None) -> CallbackResult:
+        """Take a callback. Whatever it holds, it raises nothing and makes no request to the service.
+
+        A cancelled call has done all of its work or a part of it; the same callback may come again.
+
+        Args:
+            body: The raw body. More than `MAX_BODY` bytes are not looked at.
+            headers: Of the request. Of a name that comes several times the last counts.
+            token: The secret part of the address that it came by.
+        """
+        await anyio.lowlevel.checkpoint()
+        if self._secret is not None and (token is None or self._secret != token):  # a Secret compares in constant time
+            return CallbackResult(status=CallbackStatus.WRONG_TOKEN)
+        if len(body) > MAX_BODY:
+            return CallbackResult(status=CallbackStatus.TOO_LARGE)
+        fields = _plain_headers(headers)
+        if not await self._is_verified(body, fields):
+            return CallbackResult(status=CallbackStatus.NOT_VERIFIED)
+        is_duplicate = self._keep_body(body, fields)
+        names = candidates(body)
+        named = self._hint_at(names)
+        if not named:
+            named = await self._look_up(names)
+        return CallbackResult(
+            status=CallbackStatus.ACCEPTED,
+            candidates=len(names),
+            transaction_ids=tuple(named),
+            is_duplicate=is_duplicate,
+        )
+
+    @property
+    def kept(self) -> tuple[KeptCallback, ...]:
+        """The latest different bodies that were accepted, oldest first."""
+        return tuple(self._kept.values())
+
+    def __repr__(self) -> str:
+        return f"<CallbackReceiver: {len(self._kept)} kept>"
+
+    async def _is_verified(self, body: bytes, headers: Mapping[str, str]) -> bool:
+        if self._verify is None:
+            return True
+        try:
+            said = self._verify(body, headers)
+            return (await said if inspect.isawaitable(said) else said) is True
+        except Exception as exc:  # noqa: BLE001 (a caller's code may raise anything, and its text may quote the body)
+            logger.warning("verifying a callback failed: %s", type(exc).__name__)
+            return False
+
+    def _hint_at(self, names: Sequence[str]) -> list[str]:
+        """Hint at what the names name, and return it; remember the names that are not known yet."""
+        named: dict[str, None] = {}
+        until = anyio.current_time() + _EARLY_FOR
+        for name in names:
+            transaction_id = self._known.get(name)
+            if transaction_id is None:
+                self._early[name] = until
+                self._early.move_to_end(name)
+                transaction_id = name  # the poller may follow it by itself
+            else:
+                named[transaction_id] = None
+            self._hint(transaction_id)
+        _shrink(self._early, _EARLY_NAMES)
+        return list(named)
+
+    def _hint(self, transaction_id: str) -> None:
+        try:
+            self._poller.hint(transaction_id)
+        except InvalidRequest as exc:
+            # No id, or a poller that is closed: the service need not know.
+            logger.debug("a callback came to nothing: %s", exc)
+
+    async def _look_up(self, names: Sequence[str]) -> list[str]:
+        now = anyio.current_time()
+        self._finds, self._found_at = min(_FINDS, self._finds + now - self._found_at), now
+        if self._find is None or not names or self._finds < 1:
+            return []
+        self._finds -= 1
+        try:
+            found = list(dict.fromkeys(await self._find(names)))[:MAX_CANDIDATES]
+            for transaction_id in found:
+                self.track(transaction_id)
+                self._hint(transaction_id)
+        except Exception as exc:  # noqa: BLE001 (as above)
+            logger.warning("looking up what a callback names failed: %s", type(exc).__name__)
+            return []
+        return found
+
+    def _keep_body(self, body: bytes, headers: Mapping[str, str]) -> bool:
+        """Keep a body; return whether it is there already."""
+        if not self._keep:
+            return False
+        digest = hashlib.sha256(body).digest()
+        old = self._kept.get(digest)
+        if old is not None:
+            self._kept[digest] = attrs.evolve(old, times=old.times + 1)
+            return True
+        shown = {
+            _shown(name, 100): "[redacted]" if name in _HIDDEN_HEADERS else _shown(value, 100)
+            for name, value in list(headers.items())[:_KEPT_HEADERS]
+        }
+        text = body[: 2 * _KEPT_TEXT].decode(errors="replace")
+        self._kept[digest] = KeptCallback(body=_shown(text, _KEPT_TEXT), headers=shown, size=len(body))
+        _shrink(self._kept, self._keep)
+        return False
+
+
+def _shown(text: str, limit: int) -> str:
+    # Long runs first: the patterns of `redact` take the square of their length, and would hide them anyway.
+    return redact(_LONG_RUN.sub("[redacted]", text), limit)
+
+
+def _shrink(mapping: OrderedDict[Any, Any], size: int) -> None:
+    while len(mapping) > size:
+        mapping.popitem(last=False)
+
+
+def _plain_headers(headers: Headers) -> dict[str, str]:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return {_plain(name).lower(): _plain(value) for name, value in pairs}
+
+
+def _plain(text: str | bytes) -> str:
+    return text.decode("latin-1") if isinstance(text, bytes) else text
+
+
+def _check_callable(argument: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise refuse(argument, "a callable, or None")
+    return value
+
+
+def _check_secret(secret: object) -> Secret | None:
+    if secret is None:
+        return None
+    value = secret if isinstance(secret, Secret) else Secret(secret) if isinstance(secret, str) else None
+    if value is None or len(value.reveal()) < _SECRET_LENGTH:
+        raise refuse("secret", f"a str or Secret of at least {_SECRET_LENGTH} characters")
+    return value

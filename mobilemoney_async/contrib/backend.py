@@ -1,0 +1,420 @@
+"""The payments of a merchant's backend, without a web framework: one object for the life of a process.
+
+Who owns what: creates run in the backend's own tasks, not in those of HTTP requests, so that a customer who closes the
+page does not leave a payment unknown. The store knows what became of every order; `_Seen` only spares it questions.
+The poller finds out how payments end, and a loop here what became of unknown ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import weakref
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.abc
+import attrs
+
+from mobilemoney_async.callbacks import CallbackReceiver, Verify
+from mobilemoney_async.client import AsyncClient
+from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, ended, read_record
+from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState
+from mobilemoney_async.resources.creates import Collections, Disbursements
+from mobilemoney_async.values import Secret, refuse, require_integer, require_seconds, require_text
+
+if TYPE_CHECKING:
+    from mobilemoney_async.polling.poller import Poller
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# How many orders are remembered at most; of others the store is asked again.
+_REMEMBERED = 20_000
+# For how long, seconds, what the store says of an order is taken to be so that nobody here follows.
+_FRESH = 1.0
+# Seconds between two looks at such an order while somebody watches it.
+_RECHECK = 2.0
+# Seconds until unknown payments are looked for again, the first time.
+_FIRST_LOOK = 2.0
+# Of which open payments a callback is looked up among: how old, how many.
+_FIND_AGE = timedelta(hours=2)
+_FIND_MANY = 2_000
+
+
+@attrs.define(eq=False)
+class _Attempt:
+    """One create in progress, and those who wait for it."""
+
+    asked: tuple[Any, ...]
+    done: anyio.Event = attrs.field(factory=anyio.Event)
+    error: Exception | None = None
+
+
+@attrs.define(eq=False, weakref_slot=True)
+class _Bell:
+    """Rings once, when something about an order has changed. Lives as long as somebody listens."""
+
+    rung: anyio.Event = attrs.field(factory=anyio.Event)
+
+
+@attrs.frozen
+class _Seen:
+    status: OrderStatus
+    until: float
+
+
+class _Watch:
+    """Those who watch one order; a class, since nobody closes a generator that is left early."""
+
+    def __init__(self, backend: Backend, order: str, heartbeat: float) -> None:
+        self._backend = backend
+        self._order = order
+        self._heartbeat = heartbeat
+        self._last: OrderStatus | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> OrderStatus:
+        if self._last is None or not self._last.is_settled:
+            status = await self._backend._next(self._order, self._last, self._heartbeat)
+            if status is not None:
+                self._last = status
+                return status
+        raise StopAsyncIteration
+
+
+class Backend(anyio.AsyncContextManagerMixin):
+    """Client, poller and callbacks of one process, and the orders that it is paying for.
+
+    ``async with client, Backend(client) as backend: ...``. Entering resumes the store's open payments. Leaving waits
+    for creates in progress, `drain` seconds at most; what became of those cut short is found out after the next start.
+
+    Attributes:
+        client: The client.
+        poller: Follows the payments; open inside the block.
+        callbacks: Takes what the service sends; open inside the block.
+
+    Args:
+        client: With a store. Not closed by the backend.
+        verify: As for `CallbackReceiver`.
+        secret: As for `CallbackReceiver`.
+        on_settled: Awaited when an order's payment has reached its final state while this process followed it. Once in
+            each process that does; not at all if it dies before: look through ``client.payments`` at the start.
+        min_interval: As for `AsyncClient.poller`, seconds.
+        reconcile_every: Between two looks for unknown payments, seconds, more than 0; the first come sooner.
+        drain: How long to wait for creates at the end, seconds, at least 0.
+        most_waiting: How many creates may be in progress, at least 1. Sixty a minute are sent.
+
+    Raises:
+        InvalidRequest: An argument is not what it accepts, or the client has no store.
+        StoreError: On entering: the store cannot be reached.
+    """
+
+    client: AsyncClient
+    poller: Poller
+    callbacks: CallbackReceiver
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        *,
+        verify: Verify | None = None,
+        secret: str | Secret | None = None,
+        on_settled: Callable[[OrderStatus], Awaitable[None]] | None = None,
+        min_interval: float = 1.0,
+        reconcile_every: float = 60.0,
+        drain: float = 10.0,
+        most_waiting: int = 500,
+    ) -> None:
+        if not isinstance(client, AsyncClient):
+            raise refuse("client", "an AsyncClient")
+        self._payments = client.payments  # refuses a client without a store
+        self.client = client
+        self.poller = client.poller(min_interval=min_interval)
+        self.callbacks = CallbackReceiver(self.poller, verify=verify, secret=secret, find=self._find)
+        self._on_settled = on_settled
+        self._reconcile_every = require_seconds("reconcile_every", reconcile_every)
+        self._drain = require_seconds("drain", drain, allow_zero=True)
+        self._most_waiting = require_integer("most_waiting", most_waiting, 1)
+        self._attempts: dict[str, _Attempt] = {}
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._followed: dict[str, OrderStatus] = {}
+        self._bells: weakref.WeakValueDictionary[str, _Bell] = weakref.WeakValueDictionary()
+        self._is_unknown = anyio.Event()
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with self.poller:
+            for record in await self._payments.list(PaymentState.ACKNOWLEDGED):
+                self._take(record)
+            failure: BaseException | None = None
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._listen)
+                tasks.start_soon(self._reconcile)
+                try:
+                    yield self
+                except (GeneratorExit, anyio.get_cancelled_exc_class()):
+                    raise
+                except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
+                    failure = exc
+                finally:
+                    self._tasks = None
+                    with anyio.move_on_after(self._drain, shield=True):
+                        for attempt in list(self._attempts.values()):
+                            await attempt.done.wait()
+                    tasks.cancel_scope.cancel()
+            if failure is not None:
+                raise failure
+
+    # Paying
+
+    async def collect(
+        self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
+    ) -> OrderStatus:
+        """Ask a customer to pay for an order, once, and answer soon.
+
+        The create goes on when this returns or is cancelled. Calling it again for the same order joins it, or gives
+        the payment that exists.
+
+        Args:
+            order: The order's name in your system, at most 200 characters; the payment's idempotency key.
+            phone_number: As for ``client.collections.create``.
+            amount: As for ``client.collections.create``: yours, never the customer's.
+            patience: How long to wait for the service's answer, seconds, at least 0.
+
+        Returns:
+            How the payment stands: ``sending`` where patience ended first.
+
+        Raises:
+            TooManyOrders: Too many others are waiting; nothing was sent.
+            MobileMoneyError: As of ``client.collections.create``.
+        """
+        return await self._pay(self.client.collections, order, phone_number, amount, patience)
+
+    async def disburse(
+        self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
+    ) -> OrderStatus:
+        """Send money for an order, once, and answer soon; otherwise as `collect`."""
+        return await self._pay(self.client.disbursements, order, phone_number, amount, patience)
+
+    # Knowing
+
+    async def status(self, order: str) -> OrderStatus | None:
+        """Return how an order's payment stands, or None where there was never one.
+
+        Raises:
+            InvalidRequest: The name is blank.
+            StoreError: The store failed.
+        """
+        require_text("order", order)
+        attempt, seen = self._attempts.get(order), self._seen.get(order)
+        # While an order is paid for again, what is followed is still so; what was only looked up may change.
+        until = -math.inf if seen is None else seen.until
+        if seen is not None and (until == math.inf or (attempt is None and anyio.current_time() < until)):
+            await anyio.lowlevel.checkpoint()
+            return seen.status
+        if attempt is not None:
+            await anyio.lowlevel.checkpoint()
+            return OrderStatus(order=order, state=OrderState.SENDING)
+        record = await self._payments.get(order)
+        return None if record is None else self._take(record)
+
+    def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
+        """Return an iterator over how an order's payment stands: now, whenever it changes, and after each heartbeat.
+
+        It ends with the settled state, and at once for an order without a payment. While the store fails it gives what
+        was known last.
+
+        Args:
+            order: The order's name.
+            heartbeat: Seconds, more than 0, after which the same status comes again.
+
+        Raises:
+            InvalidRequest: An argument is not what it accepts.
+        """
+        return _Watch(self, require_text("order", order), require_seconds("heartbeat", heartbeat))
+
+    def __repr__(self) -> str:
+        return f"<Backend: {len(self._attempts)} being created, {len(self._followed)} followed>"
+
+    # Inside
+
+    async def _pay(
+        self,
+        creates: Collections | Disbursements,
+        order: str,
+        phone_number: str,
+        amount: int | Decimal | str,
+        patience: float,
+    ) -> OrderStatus:
+        require_text("order", order)
+        require_seconds("patience", patience, allow_zero=True)
+        if self._tasks is None:
+            raise refuse("backend", "one that is open: use it inside its `async with`")
+        asked = (type(creates), phone_number, amount)
+        attempt = self._attempts.get(order)
+        if attempt is None:
+            if len(self._attempts) >= self._most_waiting:
+                raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
+            attempt = self._attempts[order] = _Attempt(asked)
+            self._tasks.start_soon(self._create, attempt, creates, order, phone_number, amount)
+        elif attempt.asked != asked:
+            raise IdempotencyConflict("the order is being paid with other particulars", idempotency_key=order)
+        with anyio.move_on_after(patience):
+            await attempt.done.wait()
+        if isinstance(attempt.error, MobileMoneyError):
+            raise copy.copy(attempt.error) from attempt.error  # each waiter its own: raising it changes its traceback
+        if attempt.error is not None:
+            raise attempt.error
+        return await self.status(order) or OrderStatus(order=order, state=OrderState.SENDING)
+
+    async def _create(
+        self,
+        attempt: _Attempt,
+        creates: Collections | Disbursements,
+        order: str,
+        phone_number: str,
+        amount: int | Decimal | str,
+    ) -> None:
+        try:
+            answer = await creates.create(phone_number=phone_number, amount=amount, idempotency_key=order)
+            await self._created(order, answer)
+        except MobileMoneyError as exc:
+            attempt.error = exc
+            if isinstance(exc, OutcomeUnknown):
+                self._is_unknown.set()
+        except Exception as exc:  # (a caller's own token source may raise anything)
+            logger.exception("paying for order %r failed", order)
+            attempt.error = exc
+        finally:
+            # First what is known, then the bells: who hears them asks.
+            self._attempts.pop(order, None)
+            seen = self._seen.get(order)
+            if seen is not None and not seen.status.is_final and attempt.error is not None:
+                del self._seen[order]
+            attempt.done.set()
+            self._ring(order)
+
+    async def _created(self, order: str, answer: Acknowledgement) -> None:
+        try:
+            record = await self._payments.get(order)
+        except StoreError:
+            record = None  # it will be followed, and looked up in the store when somebody asks
+        if record is None or record.state is not PaymentState.FINAL:
+            status = OrderStatus(
+                order=order, state=OrderState.PENDING, amount=answer.amount, reference=answer.reference
+            )
+            self._follow(status, answer)
+        else:
+            self._take(record)  # an order of old, paid for again
+
+    def _take(self, record: PaymentRecord) -> OrderStatus:
+        """Take in what the store says of an order; follow what is open."""
+        seen = self._seen.get(record.key)
+        if seen is not None and seen.status.is_final:
+            return seen.status  # the record was read before it was told
+        status = read_record(record)
+        if record.state is PaymentState.ACKNOWLEDGED and record.transaction_id is not None:
+            self._follow(status, record.transaction_id)
+        else:
+            self._remember(status, math.inf if status.is_final else anyio.current_time() + _FRESH)
+        return status
+
+    def _follow(self, status: OrderStatus, payment: Acknowledgement | str) -> None:
+        seen = self._seen.get(status.order)
+        if seen is not None and seen.status.is_final:
+            return
+        transaction_id = payment if isinstance(payment, str) else payment.transaction_id
+        if transaction_id not in self._followed:
+            self._followed[transaction_id] = status
+            self.callbacks.track(payment, *filter(None, (status.order, status.reference)))
+        self._remember(status, math.inf)
+
+    def _remember(self, status: OrderStatus, until: float) -> None:
+        self._seen[status.order] = _Seen(status, until)
+        self._seen.move_to_end(status.order)
+        while len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        self._ring(status.order)
+
+    def _ring(self, order: str) -> None:
+        bell = self._bells.pop(order, None)
+        if bell is not None:
+            bell.rung.set()
+
+    async def _next(self, order: str, last: OrderStatus | None, heartbeat: float) -> OrderStatus | None:
+        """Return what there is to say next about an order."""
+        until = anyio.current_time() + heartbeat
+        while True:
+            # Before the look, so that no change falls between the two.
+            bell = self._bells.setdefault(order, _Bell())
+            try:
+                status = await self.status(order)
+            except StoreError:
+                status = last or OrderStatus(order=order, state=OrderState.FINDING_OUT)
+            now = anyio.current_time()
+            if status is None or status != last or now >= until:
+                return status
+            seen = self._seen.get(order)
+            is_told = order in self._attempts or (seen is not None and seen.until == math.inf)
+            with anyio.CancelScope(deadline=until if is_told else min(until, now + _RECHECK)):
+                await bell.rung.wait()
+
+    async def _listen(self) -> None:
+        async for outcome in self.poller.outcomes(forever=True):
+            status = self._followed.pop(outcome.transaction_id, None)
+            if status is None:
+                continue
+            if outcome.transaction is None:
+                # Given up, or not found although acknowledged: a person's business, as unknown payments may be.
+                logger.error("order %r: %s", status.order, outcome.error)
+                self._remember(attrs.evolve(status, state=OrderState.FINDING_OUT), anyio.current_time() + 60)
+                continue
+            status = ended(status, outcome.transaction)
+            self._remember(status, math.inf)
+            if self._on_settled is not None and self._tasks is not None:
+                self._tasks.start_soon(self._tell, self._on_settled, status)
+
+    async def _tell(self, on_settled: Callable[[OrderStatus], Awaitable[None]], status: OrderStatus) -> None:
+        try:
+            await on_settled(status)
+        except Exception:
+            logger.exception("on_settled failed for order %r", status.order)
+
+    async def _reconcile(self) -> None:
+        """Look for unknown payments: now, soon after one has become unknown, and every now and then."""
+        pause = 0.0
+        while True:
+            with anyio.move_on_after(pause):
+                await self._is_unknown.wait()
+                await anyio.sleep(_FIRST_LOOK)
+            is_new = self._is_unknown.is_set()
+            if is_new:
+                self._is_unknown, pause = anyio.Event(), _FIRST_LOOK
+            try:
+                for record in await self._payments.reconcile():
+                    self._take(record)
+            except MobileMoneyError as exc:
+                logger.warning("unknown payments will be looked for later: %s", exc)
+            pause = min(self._reconcile_every, max(_FIRST_LOOK, 2 * pause))
+
+    async def _find(self, names: Sequence[str]) -> list[str]:
+        """Return the open payments of other processes that go by one of these names."""
+        wanted = set(names)
+        since = datetime.now(UTC) - _FIND_AGE
+        records = await self._payments.list(PaymentState.ACKNOWLEDGED, since=since, limit=_FIND_MANY)
+        named = [each for each in records if wanted & {each.transaction_id, each.reference, each.key}]
+        for record in named:
+            self._take(record)
+        return [each.transaction_id for each in named if each.transaction_id is not None]

@@ -1,0 +1,124 @@
+"""What an error of ours means to the client of a merchant's own HTTP interface. Pure, for any framework.
+
+Bodies are problem details (RFC 9457) in fixed words: what the service or the database said is for the merchant's log.
+An outcome that nobody knows is no error: it is answered with 202, and the order's status tells the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders
+from mobilemoney_async.errors import (
+    APIError,
+    AuthenticationError,
+    DuplicateSuspected,
+    IdempotencyConflict,
+    InvalidRequest,
+    InvalidTransactionId,
+    MobileMoneyError,
+    PermissionDenied,
+    RateLimitExceeded,
+    RequestTimeout,
+    ServerError,
+    StoreError,
+    TransactionNotFound,
+    TransportError,
+    UnexpectedResponse,
+    WaitTimeout,
+)
+
+FINDING_OUT = "We are finding out whether this payment was made. Please do not pay again."
+
+
+@attrs.frozen
+class HTTPAnswer:
+    """An answer for a framework to send.
+
+    Attributes:
+        status: The HTTP status.
+        body: The JSON object.
+        headers: Content type and others.
+    """
+
+    status: int
+    body: Mapping[str, Any]
+    headers: Mapping[str, str]
+
+
+# The first that fits, subclasses first: status, title, seconds after which it is worth another attempt.
+_ANSWERS: tuple[tuple[type[MobileMoneyError], int, str, int | None], ...] = (
+    (IdempotencyConflict, 409, "This order was used for another payment.", None),
+    (DuplicateSuspected, 409, "An earlier payment of this amount to this number is still being looked into.", None),
+    (TooManyOrders, 503, "There are very many orders now. Nothing was paid; please try again in a moment.", 10),
+    (StoreError, 503, "Payments are not available now. Nothing was paid.", 5),
+    (RateLimitExceeded, 503, "The payment service is busy. Nothing was paid; please try again in a moment.", 10),
+    (TransactionNotFound, 404, "There is no such payment.", None),
+    (InvalidTransactionId, 404, "There is no such payment.", None),
+    # Our own credentials: nothing that the customer could do about it.
+    (AuthenticationError, 502, "The payment service does not let us in. Nothing was paid.", None),
+    (PermissionDenied, 502, "The payment service does not let us in. Nothing was paid.", None),
+    (ServerError, 502, "The payment service has a problem.", 5),
+    (APIError, 422, "The payment service refused this payment. Nothing was paid.", None),
+    (UnexpectedResponse, 502, "The payment service has a problem.", 5),
+    (RequestTimeout, 504, "The payment service did not answer in time.", 5),
+    (TransportError, 503, "The payment service cannot be reached.", 5),
+)
+
+
+def answer_error(error: MobileMoneyError) -> HTTPAnswer:
+    """Return the answer for an error of this library.
+
+    A create whose outcome is unknown gives 202, whatever went wrong.
+    """
+    if isinstance(error, WaitTimeout):
+        return HTTPAnswer(202, {"state": str(OrderState.PENDING), "detail": "The payment is still open."}, {})
+    order = error.idempotency_key
+    if error.outcome == "unknown" and order is not None:
+        return HTTPAnswer(202, {"order": order, "state": str(OrderState.FINDING_OUT), "detail": FINDING_OUT}, {})
+    if isinstance(error, InvalidRequest):
+        return _problem(422, f"Please check this value: {error.argument}.", order, argument=error.argument)
+    for kind, status, title, retry_after in _ANSWERS:
+        if isinstance(error, kind):
+            headers = {} if retry_after is None else {"Retry-After": str(_patience(error, retry_after))}
+            return _problem(status, title, order, headers)
+    return _problem(502, "The payment service has a problem.", order)
+
+
+def answer_status(status: OrderStatus | None) -> HTTPAnswer:
+    """Return the answer that tells how an order stands: 200, 202 while it is not settled, 404 where there is none."""
+    if status is None:
+        return _problem(404, "There is no such order.", None)
+    return HTTPAnswer(200 if status.is_settled else 202, order_fields(status), {"Cache-Control": "no-store"})
+
+
+def order_fields(status: OrderStatus) -> dict[str, Any]:
+    """Return an order's status as plain JSON values. The amount is a string, as it is everywhere in the service."""
+    fields: dict[str, Any] = {"order": status.order, "state": str(status.state)}
+    if status.amount is not None:
+        fields["amount"] = str(status.amount)
+    if status.reference is not None:
+        fields["reference"] = status.reference
+    if status.reason is not None:
+        fields["reason"] = status.reason
+    if status.state is OrderState.FINDING_OUT:
+        fields["detail"] = FINDING_OUT
+    return fields
+
+
+def _patience(error: MobileMoneyError, otherwise: int) -> int:
+    asked = error.retry_after if isinstance(error, APIError) else None
+    return otherwise if asked is None else max(1, math.ceil(asked))
+
+
+def _problem(
+    status: int, title: str, order: str | None, headers: Mapping[str, str] | None = None, **more: str
+) -> HTTPAnswer:
+    body: dict[str, Any] = {"title": title, "status": status, **more}
+    if order is not None:
+        body["order"] = order
+    return HTTPAnswer(status, body, {"Content-Type": "application/problem+json", **(headers or {})})

@@ -1,0 +1,103 @@
+"""Orders as a shop sees them: what a payment's record means to a customer. Pure."""
+
+from __future__ import annotations
+
+import enum
+from decimal import Decimal
+from typing import Any
+
+import attrs
+
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus
+from mobilemoney_async.errors import CallOutcome, MobileMoneyError
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState
+
+
+class OrderState(str, enum.Enum):
+    """How an order's payment stands, in the words of a shop."""
+
+    SENDING = "sending"
+    """It is about to be sent, or on its way to the service."""
+    PENDING = "pending"
+    """It exists; the customer is asked, or the money is on its way."""
+    FINDING_OUT = "finding_out"
+    """Nobody knows yet whether it exists. It must not be paid again."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    """The customer did not answer in time."""
+    NOT_MADE = "not_made"
+    """There is no payment: it was refused, or never sent. The order may be paid again, under the same name."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_FINAL = frozenset({OrderState.SUCCEEDED, OrderState.FAILED, OrderState.EXPIRED})
+
+
+@attrs.frozen(kw_only=True)
+class OrderStatus:
+    """How an order's payment stands.
+
+    Attributes:
+        order: Its name, which is the payment's idempotency key.
+        state: How it stands.
+        amount: Whole TZS, once recorded.
+        reference: The service's reference, once known: for questions to the service.
+        reason: Why it failed, in the service's words, or None.
+    """
+
+    order: str
+    state: OrderState
+    amount: Decimal | None = None
+    reference: str | None = None
+    reason: str | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it can never become anything else."""
+        return self.state in _FINAL
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more will happen by itself."""
+        return self.is_final or self.state is OrderState.NOT_MADE
+
+
+class TooManyOrders(MobileMoneyError):
+    """More creates wait for the rate limit than the backend allows. Nothing was sent; later is another time."""
+
+    outcome: CallOutcome = "not_sent"
+
+
+def read_record(record: PaymentRecord) -> OrderStatus:
+    """Return what a record means to a shop."""
+    status = OrderStatus(
+        order=record.key, state=OrderState.FINDING_OUT, amount=record.amount, reference=record.reference
+    )
+    match record.state:
+        case PaymentState.SENDING:
+            return attrs.evolve(status, state=OrderState.SENDING)
+        case PaymentState.NOT_SENT | PaymentState.REFUSED | PaymentState.RELEASED:
+            return attrs.evolve(status, state=OrderState.NOT_MADE)
+        case PaymentState.ACKNOWLEDGED:
+            return attrs.evolve(status, state=OrderState.PENDING)
+        case PaymentState.FINAL if record.transaction is not None:
+            return ended(status, record.transaction)
+        case _:
+            return status
+
+
+def ended(status: OrderStatus, transaction: Transaction) -> OrderStatus:
+    """Return what an order has become by its transaction's final state."""
+    return attrs.evolve(status, **_ended(transaction))
+
+
+def _ended(transaction: Transaction) -> dict[str, Any]:
+    if transaction.succeeded:
+        return {"state": OrderState.SUCCEEDED}
+    if transaction.status == TransactionStatus.TIMEOUT:
+        return {"state": OrderState.EXPIRED}
+    return {"state": OrderState.FAILED, "reason": transaction.failure_reason or str(transaction.status)}

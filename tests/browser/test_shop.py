@@ -1,0 +1,217 @@
+"""A customer in a browser pays, and sees how it ends. Screenshots go where MOBILEMONEY_SCREENSHOTS says, if it does."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+from mobilemoney_async.sandbox import Sandbox
+from mobilemoney_async.sandbox.choices import Choices
+from tests.support.chromium import FLAGS, find_browser
+from tests.support.shops import SPEED, Shop, fastapi_shop, running
+
+PAYS, DECLINES, LATE, STUCK, LOST, NO_ANSWER = (f"+255780000{n}" for n in ("789", "039", "408", "129", "202", "203"))
+NARROW, WIDE = (360, 760), (1440, 900)
+# What a person with normal sight can read: WCAG 2.2, 1.4.3.
+CONTRAST = """
+const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map((v) => v / 255)
+  .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+  if (c !== "rgba(0, 0, 0, 0)") return c; } return "rgb(255, 255, 255)"; };
+return [...document.querySelectorAll("p, h1, h2, label, legend, small, button, a, dt, dd, span, b, summary, code, li")]
+  .filter((e) => e.offsetParent && e.textContent.trim())
+  .map((e) => { const [a, b] = [light(getComputedStyle(e).color), light(ground(e))];
+    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.textContent.trim().slice(0, 30)]; })
+  .filter(([ratio]) => ratio < 4.5);
+"""
+UNNAMED = """
+return [...document.querySelectorAll("input, button, a")].filter((e) => e.offsetParent)
+  .filter((e) => !(e.labels && e.labels.length) && !e.textContent.trim()).map((e) => e.outerHTML);
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    # A customer takes a moment, so that there is something to see meanwhile.
+    sandbox = Sandbox(speed=SPEED, choices=Choices(decided_delay=1.0 * SPEED, prompt_lifetime=2.0 * SPEED))
+    with running(fastapi_shop, tmp_path_factory.mktemp("shop"), sandbox=sandbox) as shop:
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    browser, driver = find_browser()
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    # Debian's wrapper scripts write to stderr.
+    service = webdriver.ChromeService(driver, log_output=subprocess.DEVNULL)
+    chrome = webdriver.Chrome(options=options, service=service)
+    try:
+        yield chrome
+    finally:
+        chrome.quit()
+
+
+class Customer:
+    """What a customer does and sees."""
+
+    def __init__(self, chrome: webdriver.Chrome, shop: Shop, name: str) -> None:
+        self.chrome = chrome
+        self.shop = shop
+        self.name = name
+
+    def look(self, size: tuple[int, int], scheme: str) -> None:
+        """Take a screen of a size, light or dark, and a clean browser."""
+        width, height = size
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def open(self, path: str = "/") -> None:
+        self.chrome.get(self.shop.url + path)
+
+    def pay(self, phone_number: str) -> None:
+        field = self.chrome.find_element(By.ID, "phone")
+        field.clear()
+        field.send_keys(phone_number, Keys.ENTER)
+
+    def sees(self, state: str) -> WebElement:
+        """Wait until the page shows a state, and return it."""
+
+        def find(chrome: webdriver.Chrome) -> WebElement | bool:
+            section = chrome.find_element(By.ID, "payment")
+            return section if section.get_attribute("data-state") == state and section.is_displayed() else False
+
+        found = WebDriverWait(self.chrome, 20, poll_frequency=0.05).until(find, f"never {state}")
+        self.show(state)
+        assert isinstance(found, WebElement)
+        return found
+
+    def show(self, what: str) -> None:
+        """Check what is on the screen for everybody's eyes, and keep a picture."""
+        folder = os.environ.get("MOBILEMONEY_SCREENSHOTS")
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.chrome.save_screenshot(str(Path(folder) / f"{self.name}-{what}.png"))
+        assert self.chrome.execute_script(CONTRAST) == []
+        assert self.chrome.execute_script(UNNAMED) == []
+        root = "return document.documentElement"
+        assert self.chrome.execute_script(f"{root}.scrollWidth <= {root[7:]}.clientWidth")
+
+
+@pytest.fixture
+def customer(
+    chromium: webdriver.Chrome, shop: Shop, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Customer]]:
+    def arrive(size: tuple[int, int] = NARROW, scheme: str = "light") -> Customer:
+        customer = Customer(chromium, shop, request.node.callspec.id if hasattr(request.node, "callspec") else "shop")
+        customer.look(size, scheme)
+        customer.open()
+        return customer
+
+    chromium.get_log("browser")  # type: ignore[no-untyped-call]
+    yield arrive
+    # A refused order is an error of HTTP, which Chromium mentions; anything else is ours.
+    said = [each["message"] for each in chromium.get_log("browser")]  # type: ignore[no-untyped-call]
+    assert [each for each in said if "422" not in each] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["360", "1440"])
+@pytest.mark.parametrize(
+    ("phone_number", "end"),
+    [
+        (PAYS, ("succeeded", "Paid. Thank you!")),
+        (DECLINES, ("failed", "The payment failed")),
+        (LATE, ("expired", "Time ran out")),
+    ],
+    ids=["pays", "declines", "late"],
+)
+def test_a_customer_pays_and_sees_how_it_ends(
+    customer: Callable[..., Customer], size: tuple[int, int], scheme: str, phone_number: str, end: tuple[str, str]
+) -> None:
+    """Success, failure and time-out are shown as they happen, readable on a phone and on a desk, light and dark."""
+    state, headline = end
+    here = customer(size, scheme)
+    here.show("form")
+    here.pay(phone_number)
+    here.sees("pending")
+    section = here.sees(state)
+    assert section.find_element(By.ID, "headline").text == headline
+    assert "15,000 TZS" in section.text
+    assert section.get_attribute("aria-busy") == "false"
+    assert section.find_element(By.ID, "new").is_displayed()
+    assert headline in here.chrome.title
+
+
+def test_a_customer_is_not_told_that_an_unknown_payment_failed(customer: Callable[..., Customer]) -> None:
+    """While nobody knows, the page says so and offers no second payment."""
+    here = customer()
+    here.pay(LOST)
+    section = here.sees("finding_out")
+    assert "do not pay again" in section.text
+    assert not section.find_element(By.ID, "again").is_displayed()
+    assert not section.find_element(By.ID, "new").is_displayed()
+
+
+def test_a_customer_learns_what_became_of_an_unknown_payment(customer: Callable[..., Customer]) -> None:
+    """A payment whose request got no proper answer is found, and its end is shown like any other."""
+    here = customer()
+    here.pay(NO_ANSWER)
+    here.sees("succeeded")
+
+
+def test_a_reload_shows_the_same_order(customer: Callable[..., Customer], shop: Shop) -> None:
+    """A customer who reloads the page, or comes back, sees the payment that is open, and where it went."""
+    here = customer()
+    here.pay(STUCK)
+    order = here.sees("pending").find_element(By.ID, "order").text
+    here.chrome.refresh()
+    assert here.sees("pending").find_element(By.ID, "order").text == order
+    newest = shop.call(lambda: list(shop.sandbox.transactions))[-1]
+    shop.call(shop.sandbox.approve, newest)
+    here.sees("succeeded")
+
+
+def test_a_wrong_number_is_explained_beside_the_field(customer: Callable[..., Customer]) -> None:
+    """A number without its country code is refused beside the field, which has the focus and says that it is wrong."""
+    here = customer()
+    here.pay("0681 234 567")
+    error = here.chrome.find_element(By.ID, "phone-error")
+    WebDriverWait(here.chrome, 10).until(lambda _: error.is_displayed())
+    here.show("wrong-number")
+    field = here.chrome.switch_to.active_element
+    assert field.get_attribute("id") == "phone"
+    assert field.get_attribute("aria-invalid") == "true"
+    assert "phone-error" in str(field.get_attribute("aria-describedby"))
+    assert "country code" in error.text
+    here.pay(PAYS)
+    here.sees("succeeded")
+
+
+def test_everything_is_reached_by_keyboard(customer: Callable[..., Customer]) -> None:
+    """Tab leads from the items to the number and to the button, in this order, and the news takes the focus."""
+    here = customer()
+    body = here.chrome.find_element(By.TAG_NAME, "body")
+    body.send_keys(Keys.TAB)
+    met = []
+    for _ in range(3):
+        focused = here.chrome.switch_to.active_element
+        met.append(focused.get_attribute("id") or focused.get_attribute("name"))
+        focused.send_keys(Keys.TAB)
+    assert met == ["item", "phone", "pay"]
+    here.pay(PAYS)
+    here.sees("pending")
+    assert here.chrome.switch_to.active_element.get_attribute("id") == "headline"
+    here.sees("succeeded")

@@ -1,0 +1,228 @@
+"""The payments of a backend: orders are paid once, answered soon, and known for ever."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from mobilemoney_async import (
+    AsyncClient,
+    IdempotencyConflict,
+    InvalidRequest,
+    OutcomeUnknown,
+    RateLimiter,
+    RetryPolicy,
+    SQLStore,
+    StoreError,
+)
+from mobilemoney_async.contrib.backend import Backend
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders
+from mobilemoney_async.sandbox import Sandbox, faults
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+SPEED = 100.0
+PAYS, DECLINES, STUCK, NO_ANSWER = (f"+255780000{n}" for n in ("789", "039", "129", "203"))
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(speed=SPEED)
+
+
+@asynccontextmanager
+async def opened(sandbox: Sandbox, folder: Path, **options: Any) -> AsyncIterator[Backend]:
+    limiter = RateLimiter(per_minute=60 * SPEED, burst=10, window=60 / SPEED, jitter=0.5 / SPEED)
+    store = SQLStore(f"sqlite:///{folder}/payments.db", grace=0)
+    settings = {"min_interval": 0.02, "reconcile_every": 0.2, "drain": 5.0, **options}
+    async with (
+        sandbox.client(store=store, rate_limiter=limiter, timeout=0.5, retry=RetryPolicy(first_delay=0.05)) as client,
+        Backend(client, **settings) as backend,
+    ):
+        yield backend
+
+
+async def end(backend: Backend, order: str) -> OrderStatus:
+    with anyio.fail_after(20):
+        statuses = [status async for status in backend.watch(order)]
+    assert statuses[-1].is_settled
+    return statuses[-1]
+
+
+async def test_an_order_is_paid_watched_and_told(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A watcher sees each state once, `on_settled` is told the end, and the order is known from then on."""
+    told: list[OrderStatus] = []
+
+    async def on_settled(status: OrderStatus) -> None:
+        told.append(status)
+        raise RuntimeError("the merchant's code fails")
+
+    async with opened(sandbox, tmp_path, on_settled=on_settled) as backend:
+        first = await backend.collect("order-1", phone_number=PAYS, amount=1500)
+        assert first.state is OrderState.PENDING
+        assert first.reference is not None
+        states = [status.state async for status in backend.watch("order-1")]
+        assert states == [OrderState.PENDING, OrderState.SUCCEEDED]
+        assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
+        refused = await backend.disburse("order-2", phone_number="+255780000089", amount=1500)
+        assert refused.state is OrderState.PENDING
+        assert (await end(backend, "order-2")).reason == "RECIPIENT_NOT_FOUND"
+    assert [status.order for status in told] == ["order-1", "order-2"]
+
+
+async def test_a_slow_service_does_not_keep_the_customer(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The answer comes when patience ends, and a customer who leaves does not take the create along."""
+    sandbox.script(faults.latency(0.3 * SPEED), on="POST c2b")
+    async with opened(sandbox, tmp_path) as backend:
+        with anyio.move_on_after(0.05) as left:
+            await backend.collect("order-1", phone_number=PAYS, amount=1500)
+        assert left.cancelled_caught
+        soon = await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
+        assert soon == OrderStatus(order="order-1", state=OrderState.SENDING)
+        with pytest.raises(IdempotencyConflict):
+            await backend.collect("order-1", phone_number=PAYS, amount=1501)
+        assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
+    assert len(sandbox.transactions) == 1
+
+
+async def test_leaving_waits_for_what_is_on_its_way(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A create in progress is finished before the backend closes, and its payment resumed by the next one."""
+    sandbox.script(faults.latency(0.3 * SPEED), on="POST c2b")
+    async with opened(sandbox, tmp_path) as backend:
+        await backend.collect("order-1", phone_number=STUCK, amount=1500, patience=0)
+    (transaction_id,) = sandbox.transactions
+    async with opened(sandbox, tmp_path) as backend:
+        status = await backend.status("order-1")
+        assert status is not None and status.state is OrderState.PENDING
+        sandbox.approve(transaction_id)
+        assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
+
+
+async def test_an_unknown_payment_is_found_out(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The caller hears that nobody knows, and a watcher what became of it, without a second payment."""
+    async with opened(sandbox, tmp_path) as backend:
+        with pytest.raises(OutcomeUnknown):
+            await backend.collect("order-1", phone_number=NO_ANSWER, amount=1500)
+        assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
+    assert len(sandbox.transactions) == 1
+
+
+async def test_a_refused_order_may_be_paid_again(sandbox: Sandbox, tmp_path: Path) -> None:
+    """An order that was provably not sent says so, and is paid under the same name when the service is back."""
+    sandbox.script(faults.refused(), on="POST c2b", times=4)
+    async with opened(sandbox, tmp_path) as backend:
+        first = await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
+        assert first.state is OrderState.SENDING
+        assert (await end(backend, "order-1")).state is OrderState.NOT_MADE
+        await backend.collect("order-1", phone_number=PAYS, amount=1500)
+        assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
+
+
+async def test_another_process_s_order_is_followed(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Status, watch and callbacks of one process tell about the orders of another."""
+    async with opened(sandbox, tmp_path) as one, opened(sandbox, tmp_path) as other:
+        paid = await one.collect("order-1", phone_number=STUCK, amount=1500)
+        assert paid.reference is not None
+        result = await other.callbacks.receive(b'{"reference": "%s"}' % paid.reference.encode())
+        (transaction_id,) = result.transaction_ids
+        assert await other.status("order-1") == paid
+        sandbox.approve(transaction_id)
+        assert (await end(other, "order-1")).state is OrderState.SUCCEEDED
+        assert (await end(one, "order-1")).state is OrderState.SUCCEEDED
+
+
+async def test_too_many_orders_are_turned_away(sandbox: Sandbox, tmp_path: Path) -> None:
+    """What could only wait for hours is refused at once, and may come again."""
+    sandbox.script(faults.latency(0.2 * SPEED), on="POST c2b")
+    async with opened(sandbox, tmp_path, most_waiting=1) as backend:
+        await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
+        with pytest.raises(TooManyOrders) as raised:
+            await backend.collect("order-2", phone_number=PAYS, amount=1500)
+        assert raised.value.outcome == "not_sent"
+        assert await backend.status("order-2") is None
+        await end(backend, "order-1")
+        assert (await backend.collect("order-2", phone_number=PAYS, amount=1500)).state is OrderState.PENDING
+
+
+async def test_a_quiet_watch_says_the_same_again(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A watcher of an open order hears from it at every heartbeat; of an unknown one nothing."""
+    async with opened(sandbox, tmp_path) as backend:
+        await backend.collect("order-1", phone_number=STUCK, amount=1500)
+        heard = []
+        async for status in backend.watch("order-1", heartbeat=0.05):
+            heard.append(status.state)
+            if len(heard) == 3:
+                break
+        assert heard == [OrderState.PENDING] * 3
+        assert [status async for status in backend.watch("order-9")] == []
+        assert "1 followed" in repr(backend)
+
+
+async def test_arguments_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
+    """What could not work is refused by name, and nothing is sent."""
+    async with opened(sandbox, tmp_path) as backend:
+        with pytest.raises(InvalidRequest):
+            await backend.collect("order-1", phone_number="0681", amount=1500)
+        with pytest.raises(InvalidRequest):
+            await backend.collect(" ", phone_number=PAYS, amount=1500)
+        assert await backend.status("order-1") is None
+        client = backend.client
+    with pytest.raises(InvalidRequest):
+        await backend.collect("order-1", phone_number=PAYS, amount=1500)
+    with pytest.raises(InvalidRequest):
+        Backend(client, reconcile_every=0)
+    async with sandbox.client() as without_store:
+        with pytest.raises(InvalidRequest):
+            Backend(without_store)
+    assert not sandbox.transactions
+
+
+async def test_a_caller_s_own_failure_is_the_caller_s(sandbox: Sandbox, tmp_path: Path) -> None:
+    """An exception of a token source reaches whoever pays, and does not end the backend."""
+
+    class Broken:
+        async def token(self, *args: Any, **options: Any) -> Any:
+            raise RuntimeError("no token today")
+
+    client = AsyncClient(
+        sandbox.base_url,
+        auth=Broken(),  # type: ignore[arg-type]
+        transport=sandbox.transport(),
+        store=SQLStore(f"sqlite:///{tmp_path}/payments.db"),
+    )
+    async with client, Backend(client) as backend:
+        for number in range(2):
+            with pytest.raises(RuntimeError, match="no token today"):
+                await backend.collect(f"order-{number}", phone_number=PAYS, amount=1500 + number)
+
+
+async def test_an_exception_of_the_block_leaves_it_as_it_is(sandbox: Sandbox, tmp_path: Path) -> None:
+    """What the application raises, and what keeps the backend from starting, is not wrapped in a group."""
+    with pytest.raises(KeyError):
+        async with opened(sandbox, tmp_path):
+            raise KeyError("mine")
+    with pytest.raises(StoreError):
+        async with opened(sandbox, tmp_path / "missing"):
+            pytest.fail("there is no database")
+
+
+async def test_a_store_that_fails_is_waited_out(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watcher of an order hears nothing wrong while the database is away, and the truth when it is back."""
+    async with opened(sandbox, tmp_path) as one, opened(sandbox, tmp_path) as other:
+        await one.collect("order-1", phone_number=STUCK, amount=1500)
+
+        async def fail(key: str) -> None:
+            raise StoreError("the database is away")
+
+        watch = other.watch("order-1", heartbeat=0.05)
+        with monkeypatch.context() as away:
+            away.setattr(other.client.payments, "get", fail)
+            with pytest.raises(StoreError):
+                await other.status("order-1")
+            assert (await anext(watch)).state is OrderState.FINDING_OUT
+        assert (await anext(watch)).state is OrderState.PENDING

@@ -1,0 +1,89 @@
+"""What the FastAPI parts promise to routes, beyond the example shop."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from mobilemoney_async import AsyncClient, InvalidRequest, SQLStore, TransactionNotFound
+from mobilemoney_async.contrib import fastapi as contrib
+from mobilemoney_async.contrib.fastapi import (
+    ClientDependency,
+    callback_router,
+    install_error_answers,
+    mobilemoney_lifespan,
+)
+from mobilemoney_async.sandbox import Sandbox
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+CALLBACKS = "/mobilemoney/callbacks"
+
+
+@asynccontextmanager
+async def served(folder: Path, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    sandbox = Sandbox(speed=100)
+
+    def make_client() -> AsyncClient:
+        return sandbox.client(store=SQLStore(f"sqlite:///{folder}/payments.db"))
+
+    app = FastAPI(lifespan=mobilemoney_lifespan(make_client, **options))
+    install_error_answers(app)
+    app.include_router(callback_router())
+
+    @app.get("/transactions/{transaction_id}")
+    async def get(transaction_id: str, client: ClientDependency) -> str:
+        return str((await client.transactions.get(transaction_id)).status)
+
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as web,
+    ):
+        yield web
+    assert not hasattr(app.state, "mobilemoney")
+
+
+async def test_errors_of_the_client_are_answered(tmp_path: Path) -> None:
+    """A route may use the client and let its errors through."""
+    async with served(tmp_path) as web:
+        answer = await web.get("/transactions/T-unknown")
+    assert answer.status_code == 404
+    assert answer.json()["title"] == "There is no such payment."
+    assert TransactionNotFound.__name__ not in answer.text
+
+
+async def test_a_callback_is_answered_within_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that takes for ever does not keep the service waiting."""
+    monkeypatch.setattr(contrib, "_CALLBACK_SECONDS", 0.05)
+
+    async def verify(body: bytes, headers: Mapping[str, str]) -> bool:
+        await anyio.sleep_forever()
+        return True
+
+    async with served(tmp_path, verify=verify) as web:
+        assert (await web.post(CALLBACKS, content=b"T-1")).status_code == 503
+
+
+async def test_a_callback_without_a_secret_needs_no_token(tmp_path: Path) -> None:
+    """Without a secret the plain address works; `verify` decides alone, and says no with 403."""
+
+    def verify(body: bytes, headers: Mapping[str, str]) -> bool:
+        return body == b"good"
+
+    async with served(tmp_path, verify=verify) as web:
+        assert (await web.post(CALLBACKS, content=b"good")).status_code == 204
+        assert (await web.post(CALLBACKS, content=b"bad")).status_code == 403
+
+
+async def test_a_missing_lifespan_is_named() -> None:
+    """An application that forgot the lifespan is told so, in place of an AttributeError."""
+    app = FastAPI()
+    app.include_router(callback_router())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as web:
+        with pytest.raises(InvalidRequest, match="lifespan"):
+            await web.post(CALLBACKS, content=b"")

@@ -1,0 +1,72 @@
+"""What errors mean to the client of a merchant's own interface."""
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from mobilemoney_async import errors
+from mobilemoney_async.contrib.http_answers import FINDING_OUT, answer_error, answer_status, order_fields
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+TEXT = "what the service said: +255681234567"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.OutcomeUnknown(TEXT, idempotency_key="order-1", sent_at=NOW), 202),
+        (errors.StoreError(TEXT, outcome="unknown", idempotency_key="order-1"), 202),
+        (errors.UnexpectedResponse(TEXT, status_code=200), 502),
+        (errors.WaitTimeout(TEXT, transaction_id="T-1"), 202),
+        (errors.InvalidRequest(TEXT, argument="phone_number"), 422),
+        (errors.IdempotencyConflict(TEXT), 409),
+        (errors.DuplicateSuspected(TEXT, other_key="order-0"), 409),
+        (errors.StoreError(TEXT), 503),
+        (TooManyOrders(TEXT), 503),
+        (errors.RateLimitExceeded(TEXT, status_code=429, retry_after=7.2), 503),
+        (errors.TransactionNotFound(TEXT, status_code=404), 404),
+        (errors.InvalidTransactionId(TEXT, status_code=400), 404),
+        (errors.InvalidCredentials(TEXT, status_code=401), 502),
+        (errors.InvalidToken(TEXT, status_code=401), 502),
+        (errors.PermissionDenied(TEXT, status_code=403), 502),
+        (errors.APIError(TEXT, status_code=400, code="NEW"), 422),
+        (errors.ServerError(TEXT, status_code=500), 502),
+        (errors.RequestTimeout(TEXT), 504),
+        (errors.ConnectionFailed(TEXT), 503),
+        (errors.MobileMoneyError(TEXT), 502),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_every_error_has_an_answer_in_fixed_words(error: errors.MobileMoneyError, status: int) -> None:
+    """No error is a 500, an unknown outcome is no error, and nothing that the service said reaches a customer."""
+    answer = answer_error(error)
+    assert answer.status == status
+    assert answer.headers.get("Content-Type", "") == ("" if status == 202 else "application/problem+json")
+    assert "255681234567" not in json.dumps(dict(answer.body))
+    if status == 503:
+        assert int(answer.headers["Retry-After"]) >= 1
+
+
+def test_an_unknown_outcome_says_so() -> None:
+    """The customer of an unknown payment is told that we are finding out, and for which order."""
+    answer = answer_error(errors.OutcomeUnknown(TEXT, idempotency_key="order-1", sent_at=NOW))
+    assert answer.body == {"order": "order-1", "state": "finding_out", "detail": FINDING_OUT}
+
+
+def test_the_service_s_patience_is_passed_on() -> None:
+    """A busy service's `retry_after` reaches the client, rounded up to whole seconds."""
+    assert answer_error(errors.RateLimitExceeded(TEXT, status_code=429, retry_after=7.2)).headers["Retry-After"] == "8"
+
+
+@pytest.mark.parametrize("state", list(OrderState))
+def test_a_status_is_accepted_until_it_is_settled(state: OrderState) -> None:
+    """202 means that there is more to come, 200 that there is not; money is a string."""
+    status = OrderStatus(order="o", state=state, amount=Decimal(15_000), reference="R", reason="WHY")
+    answer = answer_status(status)
+    assert answer.status == (200 if status.is_settled else 202)
+    assert answer.body == order_fields(status)
+    assert answer.body["amount"] == "15000"
+    assert answer_status(None).status == 404

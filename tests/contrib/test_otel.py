@@ -1,0 +1,316 @@
+"""What OpenTelemetry's own exporters get to see of payments."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from mobilemoney_async import InvalidRequest, LoginAuth, OutcomeUnknown, RateLimiter, TransactionNotFound
+from mobilemoney_async.contrib.otel import instrument
+from mobilemoney_async.events import (
+    AttemptEnded,
+    Event,
+    Handler,
+    LimiterWaited,
+    PaymentFinal,
+    PaymentUnknown,
+    PollerAsked,
+    RetryScheduled,
+    TokenRenewed,
+    both,
+)
+from mobilemoney_async.sandbox import Sandbox
+from tests.support.fakes import (
+    BASE_URL,
+    EMAIL,
+    PASSWORD,
+    PHONE_NUMBER,
+    TOKEN,
+    FakeTransport,
+    Hang,
+    make_client,
+    refusal,
+    script,
+)
+from tests.support.server import Response
+
+GARBAGE = Response(status=502, body=b"<html>bad gateway</html>", headers={"content-type": "text/html"})
+LOOKUP = "/payment-service/transaction/{transaction_id}"
+
+
+@attrs.define
+class Telemetry:
+    """An SDK that keeps everything in memory."""
+
+    exporter: InMemorySpanExporter
+    reader: InMemoryMetricReader
+    tracers: TracerProvider
+    meters: MeterProvider
+
+    def handler(self, **options: Any) -> Handler:
+        return instrument(self.tracers, self.meters, **options)
+
+    def spans(self, name: str | None = None) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if name in {None, span.name}]
+
+    def metrics(self) -> dict[str, list[tuple[dict[str, Any], float]]]:
+        """Return each metric's points: attributes, and the value or a histogram's sum."""
+        data = self.reader.get_metrics_data()
+        return {
+            metric.name: [
+                (dict(point.attributes or {}), point.value if isinstance(point, NumberDataPoint) else point.sum)
+                for point in metric.data.data_points
+            ]
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    tracers = TracerProvider(shutdown_on_exit=False)
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    meters = MeterProvider([reader], shutdown_on_exit=False)
+    yield Telemetry(exporter, reader, tracers, meters)
+    tracers.shutdown()
+    meters.shutdown()
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def seconds(span: ReadableSpan) -> float:
+    assert span.start_time is not None and span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
+@pytest.mark.anyio
+async def test_an_attempt_is_a_client_span_below_the_callers(telemetry: Telemetry) -> None:
+    """A request is found in the trace of the checkout that made it, in the words of the HTTP conventions."""
+    handler = telemetry.handler(base_url=BASE_URL)
+    async with make_client(FakeTransport(), on_event=handler) as client:
+        with telemetry.tracers.get_tracer("shop").start_as_current_span("checkout") as checkout:
+            await client.transactions.get("tx-1")
+    (span,) = telemetry.spans(f"GET {LOOKUP}")
+    assert span.parent is not None and span.parent.span_id == checkout.get_span_context().span_id
+    assert span.kind is SpanKind.CLIENT
+    assert span.status.status_code is StatusCode.UNSET
+    assert attributes(span) == {
+        "http.request.method": "GET",
+        "url.template": LOOKUP,
+        "http.response.status_code": 200,
+        "server.address": "payments.example",
+        "server.port": 443,
+        "mobilemoney.outcome": "answered",
+    }
+
+
+@pytest.mark.anyio
+async def test_a_span_begins_when_the_attempt_did(telemetry: Telemetry) -> None:
+    """The time that an answer took is the length of its span, and lies in the past."""
+
+    async def slow(sent: object) -> Response:
+        await anyio.sleep(3)
+        return GARBAGE
+
+    before = time.time_ns()
+    async with make_client(FakeTransport(slow), on_event=telemetry.handler()) as client:
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+    (span,) = telemetry.spans("POST /payment-service/airtel/c2b")
+    assert seconds(span) == pytest.approx(3)
+    assert span.end_time is not None and before <= span.end_time <= time.time_ns()
+
+
+@pytest.mark.anyio
+async def test_retries_are_numbered_and_failures_are_errors(telemetry: Telemetry) -> None:
+    """Each attempt is a span of its own; one that failed says why."""
+    async with make_client(FakeTransport(script(GARBAGE)), on_event=telemetry.handler()) as client:
+        await client.transactions.get("tx-1")
+    first, second = telemetry.spans()
+    assert attributes(first)["error.type"] == "ServerError"
+    assert attributes(first)["http.response.status_code"] == 502
+    assert first.status.status_code is StatusCode.ERROR
+    assert "http.request.resend_count" not in attributes(first)
+    assert attributes(second)["http.request.resend_count"] == 1
+    assert second.status.status_code is StatusCode.UNSET
+    request = {"http.request.method": "GET", "url.template": LOOKUP}
+    assert telemetry.metrics()["mobilemoney.retries"] == [({**request, "error.type": "ServerError"}, 1)]
+
+
+@pytest.mark.anyio
+async def test_a_refusal_has_its_status_and_its_error(telemetry: Telemetry) -> None:
+    """Metrics tell the service's no from a broken wire."""
+    transport = FakeTransport(script(refusal("TRANSACTION_NOT_FOUND", 404)))
+    async with make_client(transport, on_event=telemetry.handler()) as client:
+        with pytest.raises(TransactionNotFound):
+            await client.transactions.get("tx-1")
+    ((labels, _),) = telemetry.metrics()["http.client.request.duration"]
+    assert labels == {
+        "http.request.method": "GET",
+        "url.template": LOOKUP,
+        "http.response.status_code": 404,
+        "error.type": "TransactionNotFound",
+    }
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_attempt_is_called_the_same_on_both_loops(telemetry: Telemetry) -> None:
+    """A caller who gives up leaves a span, with one name for it whichever loop runs."""
+    async with make_client(FakeTransport(script(Hang())), on_event=telemetry.handler()) as client:
+        with anyio.move_on_after(2):
+            await client.transactions.get("tx-1")
+    (span,) = telemetry.spans()
+    assert (attributes(span)["error.type"], attributes(span)["mobilemoney.outcome"]) == ("cancelled", "cancelled")
+    assert seconds(span) == pytest.approx(2)
+
+
+@pytest.mark.anyio
+async def test_waiting_for_the_limit_is_seen(telemetry: Telemetry) -> None:
+    """A checkout that is slow because of the limit shows it in its trace, and the wait can be plotted by lane."""
+    limiter = RateLimiter(per_minute=60, burst=1)
+    async with make_client(FakeTransport(), rate_limiter=limiter, on_event=telemetry.handler()) as client:
+        await client.transactions.get("tx-1")
+        await client.transactions.get("tx-1")
+    (span,) = telemetry.spans("mobilemoney.limiter.wait")
+    assert attributes(span) == {"mobilemoney.lane": "LOOKUP"}
+    ((labels, waited),) = telemetry.metrics()["mobilemoney.limiter.wait"]
+    assert labels == {"mobilemoney.lane": "LOOKUP"}
+    assert seconds(span) == pytest.approx(waited)
+    assert 0.9 < waited < 1.2
+
+
+@pytest.mark.anyio
+async def test_logins_are_counted(telemetry: Telemetry) -> None:
+    """A login that fails shows before payments do."""
+    transport = FakeTransport(script(refusal("invalid_credentials", 401)))
+    async with make_client(transport, auth=LoginAuth(EMAIL, PASSWORD), on_event=telemetry.handler()) as client:
+        with pytest.raises(Exception, match="no"):
+            await client.transactions.get("tx-1")
+    assert telemetry.metrics()["mobilemoney.tokens.renewed"] == [({"error.type": "InvalidCredentials"}, 1)]
+
+
+@pytest.mark.anyio
+async def test_a_payment_of_which_nobody_knows_is_counted_and_named_on_a_span_only(telemetry: Telemetry) -> None:
+    """The key of an unknown payment is found in the trace; it makes no time series."""
+    async with make_client(FakeTransport(script(GARBAGE)), on_event=telemetry.handler()) as client:
+        with telemetry.tracers.get_tracer("shop").start_as_current_span("checkout") as checkout:
+            with pytest.raises(OutcomeUnknown):
+                await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="order-1")
+    (span,) = telemetry.spans("mobilemoney.payment.unknown")
+    assert attributes(span) == {"mobilemoney.idempotency_key": "order-1", "error.type": "ServerError"}
+    assert span.parent is not None and span.parent.span_id == checkout.get_span_context().span_id
+    assert telemetry.metrics()["mobilemoney.payments.unknown"] == [({"error.type": "ServerError"}, 1)]
+
+
+@pytest.mark.anyio
+async def test_the_poller_is_measured(telemetry: Telemetry) -> None:
+    """Pending payments, requests, lag and final states can be plotted; nothing pending is zero, not the last number."""
+    sandbox = Sandbox()
+    async with sandbox.client(on_event=telemetry.handler()) as client, client.poller() as poller:
+        for number in ("+255681234567", "+255681234568"):
+            poller.track(await client.collections.create(phone_number=number, amount=1000))
+        ended = {outcome.transaction_id: outcome.transaction async for outcome in poller.outcomes()}
+    found = telemetry.metrics()
+    finals = found["mobilemoney.payments.final"]
+    assert sum(value for _, value in finals) == 2
+    assert {labels["mobilemoney.type"] for labels, _ in finals} == {"collection"}
+    assert {labels["mobilemoney.status"] for labels, _ in finals} == {
+        transaction.status for transaction in ended.values() if transaction is not None
+    }
+    assert found["mobilemoney.poller.pending"] == [({}, 0)]
+    assert sum(value for _, value in found["mobilemoney.poller.requests"]) == poller.stats.requests
+    assert {labels["mobilemoney.kind"] for labels, _ in found["mobilemoney.poller.requests"]} <= {"page", "lookup"}
+    assert [labels for labels, _ in found["mobilemoney.poller.lag"]] == [{"mobilemoney.type": "collection"}]
+    spans = telemetry.spans("mobilemoney.payment.final")
+    assert {attributes(span)["mobilemoney.transaction_id"] for span in spans} == set(ended)
+
+
+EVENTS: list[Event] = [
+    AttemptEnded(
+        method="GET", path="/x", attempt=1, status_code=None, outcome="not_sent", error="ConnectionFailed", duration=1.0
+    ),
+    RetryScheduled(method="GET", path="/x", attempt=1, delay=1.0, error="ConnectionFailed"),
+    LimiterWaited(lane="POLL", waited=1.0),
+    TokenRenewed(error=None, duration=1.0),
+    PaymentUnknown(idempotency_key="order-1", sent_at=datetime(2999, 1, 1, tzinfo=UTC), error="RequestTimeout"),
+    PollerAsked(kind="page", pending=0, waited=2.0),
+    PaymentFinal(transaction_id="tx-1", type="disbursement", status="FAILED", lag=None),
+]
+
+
+def test_every_event_is_taken(telemetry: Telemetry) -> None:
+    """Whatever an event holds is recorded: a clock that is ahead, an unknown lag, a poller with nothing left."""
+    handler = telemetry.handler()
+    for event in EVENTS:
+        handler(event)
+    found = telemetry.metrics()
+    assert found["mobilemoney.limiter.wait"] == [({"mobilemoney.lane": "POLL"}, 3.0)]
+    assert found["mobilemoney.poller.pending"] == [({}, 0)]
+    assert "mobilemoney.poller.lag" not in found
+    assert min(seconds(span) for span in telemetry.spans()) == 0
+    assert {span.name for span in telemetry.spans()} == {
+        "GET",
+        "mobilemoney.limiter.wait",
+        "mobilemoney.payment.unknown",
+        "mobilemoney.payment.final",
+    }
+
+
+@pytest.mark.anyio
+async def test_nothing_secret_is_recorded(telemetry: Telemetry) -> None:
+    """No token, no password and no phone number, not even where the caller put one into a path; no id in a metric."""
+    async with make_client(FakeTransport(), auth=LoginAuth(EMAIL, PASSWORD), on_event=telemetry.handler()) as client:
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="order-1")
+        await client.transactions.get("tx-1")
+        await client.request("PURGE", f"/customers/{PHONE_NUMBER}", effect="read")
+    spans = " ".join(f"{span.name} {span.attributes} {span.events} {span.status}" for span in telemetry.spans())
+    found = str(telemetry.metrics())
+    for secret in (TOKEN, "login-token-1", PASSWORD, EMAIL, PHONE_NUMBER[1:]):
+        assert secret not in spans + found
+    assert "tx-1" not in found
+    assert "order-1" not in found
+    assert "HTTP" in {span.name for span in telemetry.spans()}
+    assert "'_OTHER'" in found
+
+
+@pytest.mark.anyio
+async def test_it_stands_beside_a_handler_of_ones_own(telemetry: Telemetry, caplog: pytest.LogCaptureFixture) -> None:
+    """Two handlers get every event, also where the first of them fails."""
+    events: list[Event] = []
+
+    def fail(event: Event) -> None:
+        raise ZeroDivisionError
+
+    on_event = both(fail, both(events.append, telemetry.handler()))
+    async with make_client(FakeTransport(), on_event=on_event) as client:
+        await client.transactions.get("tx-1")
+    assert len(events) == len(telemetry.spans()) == 1
+    assert "the handler of events failed" in caplog.text
+
+
+def test_without_providers_it_takes_the_global_ones() -> None:
+    """A program that sets up no SDK may be instrumented; it costs nothing and records nothing."""
+    handler = instrument()
+    for event in EVENTS:
+        handler(event)
+
+
+@pytest.mark.parametrize("base_url", ["", "payments.example/v1", "https://x:y/v1", "https:///v1", 7, b"https://x"])
+def test_an_address_that_is_none_is_refused(base_url: Any) -> None:
+    """A typing error shows at once, not in a dashboard."""
+    with pytest.raises(InvalidRequest, match="base_url"):
+        instrument(base_url=base_url)

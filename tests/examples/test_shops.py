@@ -1,0 +1,165 @@
+"""The example shops on FastAPI and aiohttp: servers and sandbox over sockets, a customer's requests from outside."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.shops import SECRET, SHOPS, Shop, running
+
+PAYS, DECLINES, LATE, STUCK, NO_ANSWER = (f"+255780000{n}" for n in ("789", "039", "408", "129", "203"))
+CALLBACKS = "/mobilemoney/callbacks"
+
+
+@pytest.fixture(scope="module", params=SHOPS)
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with running(SHOPS[request.param], tmp_path_factory.mktemp("shop")) as shop:
+        yield shop
+
+
+@pytest.fixture
+def order(request: pytest.FixtureRequest) -> str:
+    return f"order-{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:20]}"
+
+
+def pay(shop: Shop, order: str, phone_number: str = PAYS, *, item: str = "coffee") -> httpx.Response:
+    with shop.browser() as browser:
+        return browser.post(f"/orders/{order}", json={"item": item, "phone_number": phone_number})
+
+
+def transactions(shop: Shop) -> set[str]:
+    return shop.call(lambda: set(shop.sandbox.transactions))
+
+
+@pytest.mark.parametrize(
+    ("phone_number", "state", "collected"),
+    [(PAYS, "succeeded", 15_000), (DECLINES, "failed", 0), (LATE, "expired", 0)],
+)
+def test_a_checkout_answers_at_once_and_its_end_is_told(
+    shop: Shop, order: str, phone_number: str, state: str, collected: int
+) -> None:
+    """The checkout is answered while the customer has yet to approve; status and events tell how it ends."""
+    before = shop.call(lambda: shop.sandbox.ledger.collected)
+    answer = pay(shop, order, phone_number)
+    assert (answer.status_code, answer.json()["state"]) == (202, "pending")
+    with shop.browser() as browser, browser.stream("GET", f"/orders/{order}/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        told = [json.loads(line.removeprefix("data: ")) for line in stream.iter_lines() if line.startswith("data: ")]
+    assert [each["state"] for each in told[:-1]] == ["pending", state]
+    assert told[-1] == {}
+    with shop.browser() as browser:
+        again = browser.get(f"/orders/{order}")
+    assert again.status_code == 200
+    assert again.json()["amount"] == "15000"
+    assert shop.call(lambda: shop.sandbox.ledger.collected) - before == collected
+
+
+def test_one_order_is_one_payment(shop: Shop, order: str) -> None:
+    """Ten clicks at once, a click afterwards and one after the end ask the customer once."""
+    answers: list[httpx.Response] = []
+    before = transactions(shop)
+    clicks = [threading.Thread(target=lambda: answers.append(pay(shop, order))) for _ in range(10)]
+    for click in clicks:
+        click.start()
+    for click in clicks:
+        click.join()
+    assert {each.json()["state"] for each in answers} <= {"pending", "succeeded"}
+    shop.wait_for(order, "succeeded")
+    assert pay(shop, order).json()["state"] == "succeeded"
+    assert len(transactions(shop) - before) == 1
+
+
+def test_an_unknown_outcome_is_no_error_and_is_found_out(shop: Shop, order: str) -> None:
+    """Where the service gives no proper answer the customer hears "we are finding out", and then the truth."""
+    before = transactions(shop)
+    answer = pay(shop, order, NO_ANSWER)
+    assert answer.status_code == 202
+    assert answer.json()["state"] == "finding_out"
+    assert "finding out" in answer.json()["detail"]
+    assert shop.wait_for(order, "succeeded")["reference"]
+    assert len(transactions(shop) - before) == 1
+
+
+def test_a_callback_brings_the_news(shop: Shop, order: str) -> None:
+    """A callback under the secret address is answered with 204; others get no further than a status."""
+    before = transactions(shop)
+    reference = pay(shop, order, STUCK).json()["reference"]
+    shop.call(shop.sandbox.approve, *(transactions(shop) - before))
+    with shop.browser() as browser:
+        for path, body, status in [
+            (CALLBACKS, reference.encode(), 404),
+            (f"{CALLBACKS}/{SECRET}x", reference.encode(), 404),
+            (f"{CALLBACKS}/{SECRET}", b"x" * 70_000, 413),
+            (f"{CALLBACKS}/{SECRET}", b"\xff{[", 204),
+            (f"{CALLBACKS}/{SECRET}", json.dumps({"what": [reference]}).encode(), 204),
+        ]:
+            answer = browser.post(path, content=body)
+            assert (answer.status_code, answer.content) == (status, b"")
+    shop.wait_for(order, "succeeded")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "argument"),
+    [
+        ({"phone_number": "0681234567"}, 422, "phone_number"),
+        ({"item": "gold"}, 422, None),
+        ({"amount": 1}, 202, None),
+    ],
+)
+def test_a_wrong_value_is_named(
+    shop: Shop, order: str, change: dict[str, Any], status: int, argument: str | None
+) -> None:
+    """What the customer should mend is named; the price is the shop's, whatever the customer sends."""
+    with shop.browser() as browser:
+        answer = browser.post(f"/orders/{order}", json={"item": "coffee", "phone_number": PAYS, **change})
+    assert answer.status_code == status
+    assert answer.json().get("argument") == argument
+    if status == 202:
+        assert shop.wait_for(order, "succeeded")["amount"] == "15000"
+    else:
+        with shop.browser() as browser:
+            assert browser.get(f"/orders/{order}").status_code == 404
+
+
+def test_an_order_is_not_paid_twice_in_two_ways(shop: Shop, order: str) -> None:
+    """The same order for another item is a conflict, in the words of a problem."""
+    pay(shop, order)
+    answer = pay(shop, order, item="tea")
+    assert answer.status_code == 409
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["order"] == order
+
+
+def test_unknown_orders_are_not_found(shop: Shop, order: str) -> None:
+    """Nobody learns anything from a number that is no order."""
+    with shop.browser() as browser:
+        assert browser.get(f"/orders/{order}").status_code == 404
+        assert browser.get(f"/orders/{order}/events").status_code == 404
+        assert browser.get("/orders/short").status_code in {404, 422}
+        assert browser.get("/", params={"order": "<script>"}).status_code == 404
+
+
+@pytest.mark.parametrize("kind", SHOPS)
+def test_a_restart_resumes(kind: str, tmp_path: Path, order: str) -> None:
+    """An order that was open when the shop stopped is known after its next start, and its end is seen."""
+    with running(SHOPS[kind], tmp_path) as shop:
+        pay(shop, order, STUCK)
+        (transaction_id,), sandbox = transactions(shop), shop.sandbox
+    sandbox.approve(transaction_id)
+    with running(SHOPS[kind], tmp_path, sandbox=sandbox) as shop:
+        assert shop.wait_for(order, "succeeded")["amount"] == "15000"
+
+
+def test_the_page_loads_nothing_from_elsewhere(shop: Shop) -> None:
+    """The page and its two files come from the shop, with a policy that allows nothing else."""
+    with shop.browser() as browser:
+        for path in ("/", "/shop.css", "/shop.js"):
+            answer = browser.get(path)
+            assert answer.status_code == 200
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert "http://" not in answer.text and "https://" not in answer.text
