@@ -1,0 +1,219 @@
+"""OpenTelemetry (extra `otel`): spans and metrics of what a client tells.
+
+``AsyncClient(..., on_event=instrument(base_url=...))``. Needs OpenTelemetry's API only; without an SDK it does nothing.
+
+Events come when something has ended, in the task that waited for it. So each span is made then, with the time at which
+it began, as a child of the span that is current there. Nothing recorded is secret or a phone number. Ids and keys stand
+on spans only: as attributes of metrics they would make a time series each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import Meter, MeterProvider
+from opentelemetry.trace import SpanKind, StatusCode, Tracer, TracerProvider
+
+from mobilemoney_async._version import __version__
+from mobilemoney_async.contract import endpoints
+from mobilemoney_async.events import (
+    AttemptEnded,
+    Event,
+    Handler,
+    LimiterWaited,
+    PaymentFinal,
+    PaymentUnknown,
+    PollerAsked,
+    RetryScheduled,
+    TokenRenewed,
+)
+from mobilemoney_async.values import refuse
+
+__all__ = ["instrument"]
+
+Attributes: TypeAlias = dict[str, str | int | float]
+
+_SCOPE: Final = "mobilemoney_async"
+# The paths of the contract. Any other was the caller's own, and may hold an id or a phone number.
+_TEMPLATES: Final = frozenset(row.path for row in vars(endpoints).values() if isinstance(row, endpoints.Endpoint))
+# What the conventions know; `client.request` takes any word, and any word would be a time series.
+_METHODS: Final = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+_PORTS: Final = {"http": 80, "https": 443}
+
+# Boundaries of the histograms, seconds: an attempt's are the conventions', up to the client's usual time-out.
+_ATTEMPT_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30)
+_WAIT_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
+_LAG_SECONDS: Final = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+
+
+def instrument(
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    *,
+    base_url: str | None = None,
+) -> Handler:
+    """Return a handler for ``AsyncClient(on_event=...)``; with one of your own: ``on_event=both(instrument(), mine)``.
+
+    Make one for each client: the gauge of pending payments is that of one poller.
+
+    Args:
+        tracer_provider: By default the global one.
+        meter_provider: By default the global one.
+        base_url: The client's. It gives spans and metrics their ``server.address`` and ``server.port``.
+
+    Raises:
+        InvalidRequest: `base_url` is not a URL.
+    """
+    return _Instrumentation(
+        tracer=trace.get_tracer(_SCOPE, __version__, tracer_provider),
+        meter=metrics.get_meter(_SCOPE, __version__, meter_provider),
+        server={} if base_url is None else _server(base_url),
+    )
+
+
+def _server(base_url: str) -> Attributes:
+    try:
+        parts = urlsplit(base_url)
+        host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise refuse("base_url", "the client's base URL") from exc
+    if not host or port is None:
+        raise refuse("base_url", "the client's base URL")
+    return {"server.address": host, "server.port": port}
+
+
+class _Instrumentation:
+    """Handles events. Its calls come from one event loop."""
+
+    def __init__(self, *, tracer: Tracer, meter: Meter, server: Mapping[str, str | int | float]) -> None:
+        self._tracer = tracer
+        self._server = server
+        self._pending_now = 0
+        self._duration = meter.create_histogram(
+            "http.client.request.duration",
+            unit="s",
+            description="Duration of HTTP client requests.",
+            explicit_bucket_boundaries_advisory=_ATTEMPT_SECONDS,
+        )
+        self._limiter_wait = meter.create_histogram(
+            "mobilemoney.limiter.wait",
+            unit="s",
+            description="How long requests waited for their place under the rate limit, of those that had to.",
+            explicit_bucket_boundaries_advisory=_WAIT_SECONDS,
+        )
+        self._retries = meter.create_counter(
+            "mobilemoney.retries", unit="{retry}", description="Attempts that failed and were followed by another."
+        )
+        self._logins = meter.create_counter(
+            "mobilemoney.tokens.renewed", unit="{login}", description="Logins, those with an error.type failed."
+        )
+        self._unknown = meter.create_counter(
+            "mobilemoney.payments.unknown",
+            unit="{payment}",
+            description="Creates that ended without anybody knowing whether money moves.",
+        )
+        self._pending = meter.create_gauge(
+            "mobilemoney.poller.pending", unit="{payment}", description="Payments that the poller follows."
+        )
+        self._lag = meter.create_histogram(
+            "mobilemoney.poller.lag",
+            unit="s",
+            description="How late final states were seen, an estimate.",
+            explicit_bucket_boundaries_advisory=_LAG_SECONDS,
+        )
+        self._asked = meter.create_counter(
+            "mobilemoney.poller.requests", unit="{request}", description="Requests of the poller."
+        )
+        self._final = meter.create_counter(
+            "mobilemoney.payments.final", unit="{payment}", description="Payments whose final state was seen."
+        )
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case AttemptEnded():
+                self._attempt(event)
+            case RetryScheduled():
+                self._retries.add(1, {**_request(event.method, event.path), "error.type": event.error})
+            case LimiterWaited():
+                self._limiter(event)
+            case TokenRenewed():
+                self._logins.add(1, _error(event.error))
+            case PaymentUnknown():
+                self._payment_unknown(event)
+            case PollerAsked():
+                self._poller(event)
+            case PaymentFinal():
+                self._payment_final(event)
+
+    def _attempt(self, event: AttemptEnded) -> None:
+        # Each event loop names its cancellation otherwise.
+        error = "cancelled" if event.outcome == "cancelled" else event.error
+        attributes = {**self._server, **_request(event.method, event.path), **_error(error)}
+        if event.status_code is not None:
+            attributes["http.response.status_code"] = event.status_code
+        self._duration.record(event.duration, attributes)
+        details: Attributes = {"mobilemoney.outcome": event.outcome}
+        if event.attempt > 1:
+            details["http.request.resend_count"] = event.attempt - 1
+        self._span(_name(attributes), {**attributes, **details}, event.duration, kind=SpanKind.CLIENT)
+
+    def _limiter(self, event: LimiterWaited) -> None:
+        lane: Attributes = {"mobilemoney.lane": event.lane}
+        self._limiter_wait.record(event.waited, lane)
+        self._span("mobilemoney.limiter.wait", lane, event.waited)
+
+    def _payment_unknown(self, event: PaymentUnknown) -> None:
+        error = _error(event.error)
+        self._unknown.add(1, error)
+        key: Attributes = {"mobilemoney.idempotency_key": event.idempotency_key}
+        sent_for = time.time() - event.sent_at.timestamp()
+        self._span("mobilemoney.payment.unknown", {**error, **key}, max(0.0, sent_for))
+
+    def _poller(self, event: PollerAsked) -> None:
+        self._asked.add(1, {"mobilemoney.kind": event.kind})
+        self._pending_now = event.pending
+        self._pending.set(event.pending)
+        if event.waited > 0:
+            self._limiter_wait.record(event.waited, {"mobilemoney.lane": "POLL"})
+
+    def _payment_final(self, event: PaymentFinal) -> None:
+        attributes: Attributes = {"mobilemoney.type": event.type, "mobilemoney.status": event.status}
+        self._final.add(1, attributes)
+        if event.lag is not None:
+            self._lag.record(event.lag, {"mobilemoney.type": event.type})
+        if self._pending_now > 0:
+            # The poller asks no more when nothing is left, and the gauge must not stay where it was.
+            self._pending_now -= 1
+            self._pending.set(self._pending_now)
+        which: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
+        self._span("mobilemoney.payment.final", {**attributes, **which}, event.lag or 0.0)
+
+    def _span(self, name: str, attributes: Attributes, duration: float, *, kind: SpanKind = SpanKind.INTERNAL) -> None:
+        """Record a span that ends now and took so many seconds."""
+        ended_at = time.time_ns()
+        span = self._tracer.start_span(
+            name, kind=kind, attributes=attributes, start_time=ended_at - int(duration * 1_000_000_000)
+        )
+        if "error.type" in attributes:
+            span.set_status(StatusCode.ERROR)
+        span.end(ended_at)
+
+
+def _request(method: str, path: str) -> Attributes:
+    attributes: Attributes = {"http.request.method": method if method in _METHODS else "_OTHER"}
+    if path in _TEMPLATES:
+        attributes["url.template"] = path
+    return attributes
+
+
+def _name(attributes: Attributes) -> str:
+    method, template = str(attributes["http.request.method"]).replace("_OTHER", "HTTP"), attributes.get("url.template")
+    return method if template is None else f"{method} {template}"
+
+
+def _error(error: str | None) -> Attributes:
+    return {} if error is None else {"error.type": error}

@@ -1,0 +1,121 @@
+"""The pytest plugin in pytest runs of its own, and the recipes of docs/testing.md in them."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import _mobilemoney_pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text("utf-8"), re.DOTALL)
+ANYIO_CONFTEST, ASYNCIO_CONFTEST = BLOCKS[:2]
+RECIPES = "\n\n".join(BLOCKS[2:])
+
+IN_ITS_OWN_LOOP = """
+import anyio
+import pytest
+
+from mobilemoney_async.testing import run_virtual
+
+
+def pays(client):
+    async def main():
+        prompt = await client.collections.create(phone_number="+255780000789", amount=1000)
+        return await client.transactions.wait(prompt.transaction_id)
+
+    return main
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_virtual(mobilemoney_client, backend):
+    assert run_virtual(pays(mobilemoney_client), backend=backend).succeeded
+
+
+@pytest.mark.mobilemoney(speed=1000)
+def test_real(mobilemoney_sandbox, mobilemoney_client):
+    assert mobilemoney_sandbox.speed == 1000
+    assert anyio.run(pays(mobilemoney_client)).succeeded
+
+
+@pytest.mark.mobilemoney(speed=7, balance=5)
+class TestMarks:
+    @pytest.mark.mobilemoney(balance=6)
+    def test_nearest(self, mobilemoney_sandbox):
+        assert (mobilemoney_sandbox.speed, mobilemoney_sandbox.balance) == (7, 6)
+
+    def test_new(self, mobilemoney_sandbox, mobilemoney_client):
+        assert not mobilemoney_sandbox.transactions
+        assert mobilemoney_client._pipeline.utcnow() == mobilemoney_sandbox.now
+"""
+
+
+def run_pytest(folder: Path, *arguments: str, **files: str) -> dict[str, int]:
+    """Run pytest in a process of its own, with the plugin and no other but those named, and count how tests ended."""
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
+    plugin = Path(_mobilemoney_pytest.__file__)
+    package = plugin.parent
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", plugin.stem, "--strict-markers", "-q", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(package)},
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return {outcome: int(count) for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", ran.stdout)}
+
+
+def test_the_recipes_pass_under_anyio_on_both_loops(tmp_path: Path) -> None:
+    """Whoever copies the recipes of the docs has tests that pass, in virtual time, on asyncio and trio."""
+    tests = RECIPES.count("async def test_")
+    assert tests == 7
+    ended = run_pytest(tmp_path, "-p", "anyio.pytest_plugin", conftest=ANYIO_CONFTEST, test_recipes=RECIPES)
+    assert ended == {"passed": 2 * tests}
+
+
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_the_recipes_pass_under_pytest_asyncio(tmp_path: Path, mode: str) -> None:
+    """The same tests with the other plugin's marker, in both its modes."""
+    recipes = RECIPES.replace("@pytest.mark.anyio", "@pytest.mark.asyncio" if mode == "strict" else "")
+    ended = run_pytest(
+        tmp_path,
+        "-p",
+        "pytest_asyncio.plugin",
+        f"--asyncio-mode={mode}",
+        "--override-ini=asyncio_default_fixture_loop_scope=function",
+        conftest=ASYNCIO_CONFTEST,
+        test_recipes=recipes,
+    )
+    assert ended == {"passed": RECIPES.count("async def test_")}
+
+
+def test_the_fixtures_need_no_plugin_for_async_tests(tmp_path: Path) -> None:
+    """Tests that run a loop themselves take the fixtures too; the marker gives the sandbox its arguments."""
+    assert run_pytest(tmp_path, test_own=IN_ITS_OWN_LOOP) == {"passed": 5}
+
+
+def test_a_project_that_does_not_use_it_pays_nothing(tmp_path: Path) -> None:
+    """The plugin is loaded in every run of pytest; the library is imported by the first test that asks for it."""
+    unused = (
+        "import sys\n\n\ndef test_it():\n    assert not {'anyio', 'httpx', 'mobilemoney_async'} & set(sys.modules)\n"
+    )
+    assert run_pytest(tmp_path, test_unused=unused) == {"passed": 1}
+
+
+def test_pytest_finds_it() -> None:
+    """The entry point names the plugin, in the project's metadata and where it is installed."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]["pytest11"]
+    assert declared == {"mobilemoney": _mobilemoney_pytest.__name__}
+    if os.environ.get("MOBILEMONEY_TESTS_INSTALLED"):
+        (found,) = importlib.metadata.entry_points(group="pytest11", name="mobilemoney")
+        assert found.load() is _mobilemoney_pytest
