@@ -1,6 +1,8 @@
 """The project's checks. `pip install nox && nox` runs them all; `nox -l` lists them."""
 
 import itertools
+import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +11,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.sessions = ["lint", "types", "tests", "tests_lowest", "coverage"]
+nox.options.sessions = ["lint", "types", "tests", "tests_lowest", "coverage", "browser"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 SUPPORTED = ("3.11", "3.12", "3.13")
@@ -33,6 +35,9 @@ LOWEST_PYTHON = PYTHONS[0] if PYTHONS else None
 # What tells `tests/conftest.py` to insist on the installed wheel rather than the work tree; PYTHONSAFEPATH keeps the
 # working directory, which is the checkout, out of `sys.path`.
 INSTALLED = {"PYTHONSAFEPATH": "1", "MOBILEMONEY_TESTS_INSTALLED": "1"}
+
+# Many tests wait for databases and processes: one after another they would take twice as long.
+PARALLEL = ("-n", "auto", "--dist", "worksteal")
 
 built: list[Path] = []
 
@@ -60,7 +65,12 @@ def lowest_constraints() -> list[str]:
     """
     metadata = PROJECT["project"]
     requirements = [*metadata["dependencies"], *itertools.chain(*metadata["optional-dependencies"].values())]
-    return [r.replace(">=", "==") for r in requirements if not r.startswith(metadata["name"])]
+    # A constraint names no extras: the requirement itself does.
+    return [
+        re.sub(r"\[.*?\]", "", requirement).replace(">=", "==")
+        for requirement in requirements
+        if not requirement.startswith(metadata["name"])
+    ]
 
 
 @nox.session
@@ -74,7 +84,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types: of package and tests (mypy), of a user's program and of all that is public (basedpyright)."""
-    session.install(wheel(session), *group("test"), *group("types"))
+    session.install(wheel(session), *group("test"), *group("browser"), *group("types"))
     session.run("mypy")
     session.run("basedpyright")
     session.run("basedpyright", "--verifytypes", "mobilemoney_async", "--ignoreexternal", env=INSTALLED)
@@ -89,7 +99,7 @@ def tests(session: nox.Session) -> None:
     for old in COVERAGE.glob(f"{data.name}.*"):
         old.unlink()
     env = {**INSTALLED, "COVERAGE_FILE": str(data)}
-    session.run("coverage", "run", "-m", "pytest", *session.posargs, env=env)
+    session.run("coverage", "run", "-m", "pytest", *PARALLEL, *session.posargs, env=env)
 
 
 @nox.session(python=LOWEST_PYTHON)
@@ -98,7 +108,7 @@ def tests_lowest(session: nox.Session) -> None:
     constraints = Path(session.create_tmp(), "lowest.txt")
     constraints.write_text("\n".join(lowest_constraints()), encoding="utf-8")
     session.install(wheel(session), *group("test"), "--constraint", str(constraints))
-    session.run("python", "-m", "pytest", *session.posargs, env=INSTALLED)
+    session.run("python", "-m", "pytest", *PARALLEL, *session.posargs, env=INSTALLED)
 
 
 @nox.session
@@ -108,6 +118,18 @@ def coverage(session: nox.Session) -> None:
     env = {"COVERAGE_FILE": str(COVERAGE / "combined")}
     session.run("coverage", "combine", "--keep", *map(str, sorted(COVERAGE.glob("data-*"))), env=env)
     session.run("coverage", "report", env=env)
+
+
+@nox.session(python=LOWEST_PYTHON)
+def browser(session: nox.Session) -> None:
+    """Let a headless Chromium pay in the example shop; without one, skip, or fail under MOBILEMONEY_DEMAND_BROWSER."""
+    chromiums = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    if not any(map(shutil.which, chromiums)) or not shutil.which("chromedriver"):
+        missing = "no Chromium with its driver: `apt-get install chromium chromium-driver`"
+        (session.error if os.environ.get("MOBILEMONEY_DEMAND_BROWSER") else session.skip)(missing)
+    session.install(wheel(session), *group("test"), *group("browser"))
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_BROWSER": "1"}
+    session.run("python", "-m", "pytest", "tests/browser", *session.posargs, env=env)
 
 
 @nox.session(default=False)
