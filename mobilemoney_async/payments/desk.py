@@ -285,9 +285,8 @@ class Desk:
     async def _reconcile(self, record: PaymentRecord) -> None:
         try:
             await self._reconciler.find_out(record.key)
-        except StoreError:
-            raise
         except MobileMoneyError as exc:
+            # Whatever failed now, the store's own failure included, says nothing of what was sent before.
             raise _unknown(record) from exc
 
 

@@ -25,8 +25,8 @@ _ADVISORY_LOCK = 0x6D6F6D6F  # "momo": one process at a time makes or migrates t
 class UTCDateTime(sa.types.TypeDecorator[datetime]):
     """An aware UTC datetime, also in SQLite, which knows no time zones."""
 
-    impl = sa.DateTime(timezone=True)
-    cache_ok = True
+    impl: sa.types.TypeEngine[Any] | type[sa.types.TypeEngine[Any]] = sa.DateTime(timezone=True)
+    cache_ok: bool | None = True
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         """Return the value for the database."""
