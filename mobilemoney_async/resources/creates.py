@@ -76,9 +76,9 @@ class _Creates:
             IdempotencyConflict: With a store: the key was used for another payment; nothing was sent.
             DuplicateSuspected: With a store: a payment of this type and amount for this phone number is unresolved
                 under another key; nothing was sent.
-            StoreError: With a store: it failed or cannot be reached. Nothing was sent, unless its ``outcome`` is
-                ``"unknown"``: then what the service answered is not recorded yet. Either way the same key is safe to
-                use again.
+            StoreError: With a store: it failed or cannot be reached, and nothing was sent by this call. (Where the
+                answer cannot be recorded, `OutcomeUnknown` is raised, with this as its cause.) Either way the same key
+                is safe to use again.
         """
         key = uuid.uuid4().hex if idempotency_key is None else require_name("idempotency_key", idempotency_key)
         try:
