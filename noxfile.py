@@ -92,13 +92,15 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Test the installed wheel with the newest dependencies, on every Python found."""
+    """Test the installed wheel with the newest dependencies, on every Python found; measure coverage on the first."""
     session.install(wheel(session), *group("test"))
+    if session.python not in {LOWEST_PYTHON, None}:
+        session.run("python", "-m", "pytest", *PARALLEL, *session.posargs, env=INSTALLED)
+        return
     COVERAGE.mkdir(parents=True, exist_ok=True)
-    data = COVERAGE / f"data-{session.name}"
-    for old in COVERAGE.glob(f"{data.name}.*"):
+    for old in COVERAGE.glob("data.*"):
         old.unlink()
-    env = {**INSTALLED, "COVERAGE_FILE": str(data)}
+    env = {**INSTALLED, "COVERAGE_FILE": str(COVERAGE / "data")}
     session.run("coverage", "run", "-m", "pytest", *PARALLEL, *session.posargs, env=env)
 
 
@@ -113,10 +115,10 @@ def tests_lowest(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Combine the coverage of all `tests` sessions; fail under what `pyproject.toml` asks for."""
+    """Combine the coverage of all processes of `tests`; fail under what `pyproject.toml` asks for."""
     session.install("coverage>=7.10")
     env = {"COVERAGE_FILE": str(COVERAGE / "combined")}
-    session.run("coverage", "combine", "--keep", *map(str, sorted(COVERAGE.glob("data-*"))), env=env)
+    session.run("coverage", "combine", "--keep", *map(str, sorted(COVERAGE.glob("data.*"))), env=env)
     session.run("coverage", "report", env=env)
 
 

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -36,6 +35,7 @@ from mobilemoney_async.payments.store_fleet import StoreFleet
 from mobilemoney_async.polling.poller import Poller
 from tests.contract import samples
 from tests.payments.till import TTL, Till, make_fleet, make_poller, process, utcnow
+from tests.support.processes import module_command
 from tests.support.server import serve
 
 pytestmark = pytest.mark.anyio
@@ -212,7 +212,7 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
         workers: dict[str, anyio.abc.Process] = {}
         for name in "abc":
             numbers = ["shared", *(f"{name}-{number}" for number in range(5))]
-            command = [sys.executable, "-m", "tests.payments.fleet_worker"]
+            command = module_command("tests.payments.fleet_worker")
             command += [name, store_url, f"{server.base_url}/v1", anyio_backend_name, *numbers]
             workers[name] = await stack.enter_async_context(await anyio.open_process(command, stderr=None))
         # Last in, first out: what they say is read to its end before they are closed.

@@ -26,6 +26,7 @@ from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
 from tests.calls.test_limiter import Queue
 from tests.support.fakes import settle
+from tests.support.processes import let_children_import_tests
 
 BACKENDS: list[Literal["asyncio", "trio"]] = ["asyncio", "trio"]
 PAYMENT, LOOKUP, POLL, BULK = Priority
@@ -538,6 +539,7 @@ def gather(processes: list[tuple[Any, Connection]], victim: int) -> list[list[tu
 
 def test_four_real_processes_keep_one_budget_of_1200_a_minute(store_url: str) -> None:
     """Under 1 % is rejected, 90 % is used, each has its turns; and one that is killed takes nothing with it."""
+    let_children_import_tests()
     context = multiprocessing.get_context("spawn")
     processes: list[tuple[Any, Connection]] = []
     for _ in range(4):

@@ -42,6 +42,7 @@ from mobilemoney_async.payments.sealing import Sealing
 from mobilemoney_async.payments.shared_login import SharedLogin
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
 from tests.support.fakes import service as answer_of
+from tests.support.processes import module_command
 from tests.support.server import Reply, Request, serve
 
 KEY = "a key of the merchant's"
@@ -669,7 +670,7 @@ def test_who_lost_the_lease_does_not_throw_away_what_the_next_holder_got() -> No
 
 async def start(stack: AsyncExitStack, *arguments: str) -> anyio.abc.Process:
     """Start a process of `login_process` and wait until it is ready."""
-    command = [sys.executable, "-m", "tests.payments.login_process", *arguments]
+    command = module_command("tests.payments.login_process", *arguments)
     process = await stack.enter_async_context(await anyio.open_process(command, cwd=ROOT, stderr=None))
     assert process.stdout is not None
     said = b""

@@ -1,0 +1,21 @@
+"""Programs of the tests, as processes of their own."""
+
+import sys
+from pathlib import Path
+
+ROOT = str(Path(__file__).parents[2])
+
+
+def module_command(name: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of the tests.
+
+    The checkout comes last on its path, so that the process uses the package which is installed, as the tests do.
+    """
+    start = f"import runpy, sys; sys.path.append({ROOT!r}); runpy.run_module({name!r}, run_name='__main__')"
+    return [sys.executable, "-c", start, *arguments]
+
+
+def let_children_import_tests() -> None:
+    """Let processes that `multiprocessing` spawns find the modules of the tests: they get this process's path."""
+    if ROOT not in sys.path:
+        sys.path.append(ROOT)
