@@ -1,0 +1,69 @@
+"""The whole, as a merchant's processes use it: two clients with stores of their own on one database."""
+
+import pytest
+
+from mobilemoney_async import AsyncClient, LoginAuth, RateLimiter, SQLStore, StoreError
+from mobilemoney_async.payments.database import Database
+from mobilemoney_async.payments.shared_limiter import SharedLimiter
+from mobilemoney_async.sandbox import Sandbox
+from tests.payments.service import World, make_world
+
+pytestmark = pytest.mark.anyio
+
+
+def make_client(world: World, sandbox: Sandbox) -> AsyncClient:
+    """Return a client that logs in, as another process would make it."""
+    return AsyncClient(
+        sandbox.base_url,
+        auth=LoginAuth(sandbox.email, sandbox.password),
+        store=SQLStore(world.url),
+        rate_limiter=RateLimiter(),
+        transport=sandbox.transport(),
+        utcnow=world.utcnow,
+    )
+
+
+async def test_two_processes_share_login_limit_and_poller(
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One login, no rejection, each final state for both, also where the database is away for a while meanwhile."""
+    world = make_world(sqlite_file_url)
+    sandbox = world.sandbox
+    async with make_client(world, sandbox) as one, make_client(world, sandbox) as two:
+        made = []
+        for number in range(12):
+            client = one if number % 2 else two
+            order = {"phone_number": f"+2556812345{number:02}", "amount": 1000, "idempotency_key": f"order-{number}"}
+            made.append((await client.collections.create(**order)).transaction_id)  # type: ignore[arg-type]
+        async with two.poller(resume=True) as resumed, one.poller() as poller:
+            for transaction_id in made[:5]:
+                poller.track(transaction_id)
+            await world.advance(2)
+            with monkeypatch.context() as outage:
+
+                def fail(*arguments: object, **options: object) -> None:
+                    raise StoreError("the database is away", outcome="not_sent")
+
+                outage.setattr(Database, "_transact", fail)
+                await world.advance(20)
+            assert {outcome.transaction_id async for outcome in resumed.outcomes()} == set(made)
+            assert {outcome.transaction_id async for outcome in poller.outcomes()} == set(made[:5])
+            asked = resumed.stats.requests + poller.stats.requests
+        assert asked < 3 * len(made)
+        assert {str(record.state) for record in await one.payments.list()} == {"FINAL"}
+        async with one.poller() as again:
+            assert (await again.wait(made[0])).is_final
+            assert again.stats.requests == 0
+    log = [request.path for request in sandbox.requests]
+    assert sum(path.endswith("/login") for path in log) == 1
+    assert not [request for request in sandbox.requests if request.code == "RATE_LIMIT_EXCEEDED"]
+
+
+async def test_a_shared_limiter_is_not_shared_twice(sqlite_file_url: str) -> None:
+    """A limiter that was made shared by one client may be given to another."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        limiter = client._pipeline.limiter
+        assert isinstance(limiter, SharedLimiter)
+        async with world.client(rate_limiter=limiter) as other:
+            assert other._pipeline.limiter is limiter
