@@ -10,6 +10,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -219,6 +220,8 @@ class Database:
         with _turn(self._lock, until):
             if self._engine is None:
                 self._engine = _make_engine(self._url)
+                # A store that nobody closed leaves no connection behind.
+                weakref.finalize(self, _dispose, self._engine, self._pid)
             engine = self._engine
             if not self._is_prepared:
                 if self.dialect == "sqlite":
@@ -300,6 +303,12 @@ def _ahead_of_the_host() -> float:
         ahead = time.monotonic() - anyio.current_time()
         _loop_clocks.set(ahead)
         return ahead
+
+
+def _dispose(engine: sa.Engine, pid: int) -> None:
+    """Close the idle connections, unless they are those of the process that this one was forked from."""
+    if os.getpid() == pid:
+        engine.dispose()
 
 
 def _make_engine(url: sa.URL) -> sa.Engine:
