@@ -1,5 +1,6 @@
 """The project's checks. `pip install nox && nox` runs them all; `nox -l` lists them."""
 
+import functools
 import itertools
 import os
 import re
@@ -11,7 +12,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.sessions = ["lint", "types", "tests", "tests_lowest", "coverage", "browser"]
+nox.options.sessions = ["lint", "types", "tests", "tests_lowest", "coverage", "browser", "release-check"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 SUPPORTED = ("3.11", "3.12", "3.13")
@@ -132,6 +133,33 @@ def browser(session: nox.Session) -> None:
     session.install(wheel(session), *group("test"), *group("browser"))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_BROWSER": "1"}
     session.run("python", "-m", "pytest", "tests/browser", *session.posargs, env=env)
+
+
+@nox.session(name="release-check", python=LOWEST_PYTHON)
+def release_check(session: nox.Session) -> None:
+    """Build sdist and wheel into dist/ and check both; run the quick start from the wheel in an empty environment."""
+    dist = Path("dist").resolve()
+    shutil.rmtree(dist, ignore_errors=True)
+    session.install("build[virtualenv]", "twine>=6")
+    session.run("python", "-m", "build", "--outdir", str(dist), silent=True)  # the wheel is made from the sdist
+    session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
+    (path,) = dist.glob("*.whl")
+    version = path.name.split("-")[1]
+    if f"## [{version}]" not in Path("CHANGELOG.md").read_text(encoding="utf-8"):
+        session.error(f"CHANGELOG.md says nothing about {version}")
+    quick_start = re.search(r"```python\n(.*?)```", Path("README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert quick_start is not None
+
+    empty = Path(session.create_tmp(), "empty").resolve()
+    shutil.rmtree(empty, ignore_errors=True)
+    session.run("python", "-m", "venv", str(empty))
+    programs = empty / ("Scripts" if os.name == "nt" else "bin")
+    session.chdir(empty)  # where nothing of the checkout can be imported
+    run = functools.partial(session.run, external=True)
+    run(str(programs / "python"), "-m", "pip", "install", "--quiet", f"mobilemoney-async[all] @ {path.as_uri()}")
+    run(str(programs / "python"), "-W", "error", "-c", quick_start[1])
+    run(str(programs / "mobilemoney"), "--version")
+    run(str(programs / "mobilemoney"), "demo")
 
 
 @nox.session(default=False)
