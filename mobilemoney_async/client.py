@@ -34,7 +34,6 @@ from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
 from mobilemoney_async.contract.endpoints import Effect, undocumented
 from mobilemoney_async.contract.limits import Schedule
 from mobilemoney_async.events import Handler
-from mobilemoney_async.payments.store import SQLStore
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
@@ -43,6 +42,7 @@ from mobilemoney_async.values import Secret, refuse, require_seconds
 if TYPE_CHECKING:
     from mobilemoney_async.payments.desk import Desk
     from mobilemoney_async.payments.payments import Payments
+    from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.poller import Poller
 
 _DEFAULT_HEADERS = {
@@ -134,16 +134,17 @@ class AsyncClient:
             raise refuse("rate_limiter", "a RateLimiter")
         if on_event is not None and not callable(on_event):
             raise refuse("on_event", "a function of one event")
-        if store is not None and not isinstance(store, SQLStore):
-            raise refuse("store", "an SQLStore")
         utcnow = _utcnow if utcnow is None else utcnow
         self._owns_wire = True
         self._store = self._attached = store
         wire = Wire(base_url, transport, http_client)
         if store is not None:
-            # Here, since only who has a store has what it needs.
+            # Here and below: only who has a store pays for importing what it needs.
             from mobilemoney_async.payments.sharing import share_limiter, share_tokens
+            from mobilemoney_async.payments.store import SQLStore
 
+            if not isinstance(store, SQLStore):
+                raise refuse("store", "an SQLStore")
             rate_limiter, tokens = share_limiter(store, rate_limiter), share_tokens(store, tokens, utcnow)
             store._attach()
         self._assemble(
@@ -193,6 +194,8 @@ class AsyncClient:
             options["auth"] = auth_from_env()
         store_url = optional_variable("MOBILEMONEY_STORE")
         if "store" not in options and store_url is not None:
+            from mobilemoney_async.payments.store import SQLStore
+
             options["store"] = SQLStore(store_url, key=optional_variable("MOBILEMONEY_STORE_KEY"))
         base_url = options.pop("base_url", None) or variable("MOBILEMONEY_BASE_URL")
         return cls(base_url, **options)
