@@ -86,7 +86,8 @@ class CallbackResult:
     Attributes:
         status: What became of it.
         candidates: How many texts of it may be the name of a payment.
-        transaction_ids: Of the payments that it names, as far as the receiver knows their names.
+        transaction_ids: Of the payments that it names, as far as the receiver knows their names or the poller follows
+            them.
         is_duplicate: Whether the same body came before and is still kept.
     """
 
@@ -125,8 +126,8 @@ class Following(Protocol):
         """Follow a payment."""
         ...
 
-    def hint(self, transaction_id: str) -> None:
-        """Take note that a payment may have changed; ignore one that is not followed."""
+    def hint(self, transaction_id: str) -> bool:
+        """Take note that a payment may have changed; return whether it is followed."""
         ...
 
 
@@ -255,22 +256,24 @@ class CallbackReceiver:
         until = anyio.current_time() + _EARLY_FOR
         for name in names:
             transaction_id = self._known.get(name)
-            if transaction_id is None:
+            is_followed = self._hint(name if transaction_id is None else transaction_id)
+            if transaction_id is not None:
+                named[transaction_id] = None
+            elif is_followed:  # it was handed to the poller itself
+                named[name] = None
+            else:
                 self._early[name] = until
                 self._early.move_to_end(name)
-                transaction_id = name  # the poller may follow it by itself
-            else:
-                named[transaction_id] = None
-            self._hint(transaction_id)
         _shrink(self._early, _EARLY_NAMES)
         return list(named)
 
-    def _hint(self, transaction_id: str) -> None:
+    def _hint(self, transaction_id: str) -> bool:
         try:
-            self._poller.hint(transaction_id)
+            return self._poller.hint(transaction_id)
         except InvalidRequest as exc:
             # No id, or a poller that is closed: the service need not know.
             logger.debug("a callback came to nothing: %s", exc)
+            return False
 
     async def _look_up(self, names: Sequence[str]) -> list[str]:
         now = anyio.current_time()

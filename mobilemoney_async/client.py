@@ -259,7 +259,8 @@ class AsyncClient:
 
         Args:
             method: The HTTP method.
-            path: Below the base URL, with a leading slash; already quoted, without a query.
+            path: Below the base URL, with a leading slash; already quoted, without a query. Events and logs show its
+                plain words only: it may hold an id or a phone number.
             params: For the query string.
             json: The body: plain JSON values, without floats.
             effect: What the call does, which decides what may be repeated: ``"read"``, ``"session"`` or ``"money"``.

@@ -22,7 +22,8 @@ class AttemptEnded:
 
     Attributes:
         method: The HTTP method.
-        path: The path's template, below the base URL: ``/payment-service/transaction/{transaction_id}``.
+        path: The path's template, below the base URL: ``/payment-service/transaction/{transaction_id}``. Of
+            `AsyncClient.request`, whose path may hold anything, each part that is not a plain word is ``{…}``.
         attempt: Its number within the call, from 1.
         status_code: The HTTP status, or None where no answer came.
         outcome: ``answered``; ``refused`` by the service; ``not_sent``, provably; ``unknown``: sent, without a usable
@@ -46,7 +47,7 @@ class RetryScheduled:
 
     Attributes:
         method: The HTTP method.
-        path: The path's template.
+        path: The path's template, as in `AttemptEnded`.
         attempt: The number of the attempt that failed.
         delay: After how many seconds at least; 0 for at once, as after a renewed token.
         error: The class of the error.
@@ -101,12 +102,25 @@ class PaymentUnknown:
 
 
 @attrs.frozen(kw_only=True)
+class PaymentFollowed:
+    """A poller follows a payment from now on.
+
+    Attributes:
+        transaction_id: Which.
+        pending: How many payments it follows, this one among them.
+    """
+
+    transaction_id: str
+    pending: int
+
+
+@attrs.frozen(kw_only=True)
 class PollerAsked:
     """A poller decided what to ask.
 
     Attributes:
         kind: ``page`` of the list, or ``lookup`` by id.
-        pending: How many payments it follows.
+        pending: How many payments it follows; not those of other processes for which it asks too.
         waited: How long it was in line for its place under the rate limit, seconds.
     """
 
@@ -124,16 +138,53 @@ class PaymentFinal:
         type: ``collection`` or ``disbursement``.
         status: The final state.
         lag: How late it was seen, an estimate in seconds, or None.
+        pending: How many payments the poller still follows.
     """
 
     transaction_id: str
     type: str
     status: str
     lag: float | None
+    pending: int
+
+
+@attrs.frozen(kw_only=True)
+class PaymentGivenUp:
+    """A poller follows a payment no longer, without having seen its final state. The payment may still succeed.
+
+    Attributes:
+        transaction_id: Which.
+        error: The class of the error: ``WaitTimeout``, ``TransactionNotFound`` or ``InvalidTransactionId``.
+        pending: How many payments the poller still follows.
+    """
+
+    transaction_id: str
+    error: str
+    pending: int
+
+
+@attrs.frozen(kw_only=True)
+class PollerClosed:
+    """A poller was closed, and follows nothing any more.
+
+    Attributes:
+        pending: How many payments it followed until then.
+    """
+
+    pending: int
 
 
 Event: TypeAlias = (
-    AttemptEnded | RetryScheduled | LimiterWaited | TokenRenewed | PaymentUnknown | PollerAsked | PaymentFinal
+    AttemptEnded
+    | RetryScheduled
+    | LimiterWaited
+    | TokenRenewed
+    | PaymentUnknown
+    | PaymentFollowed
+    | PollerAsked
+    | PaymentFinal
+    | PaymentGivenUp
+    | PollerClosed
 )
 """Any of them."""
 

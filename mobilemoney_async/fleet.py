@@ -79,6 +79,18 @@ class Told:
     def __bool__(self) -> bool:
         return bool(self.tracked or self.withdrawn or self.hinted or self.news)
 
+    def and_then(self, later: Told) -> Told:
+        """Return what there is to say where this was said in vain, and more has come to be said since."""
+        told = Told(
+            tracked={**self.tracked, **later.tracked},
+            withdrawn=(self.withdrawn - later.tracked.keys()) | later.withdrawn,
+            hinted=self.hinted | later.hinted,
+            news=self.news + later.news,
+        )
+        for transaction_id in later.withdrawn:
+            told.tracked.pop(transaction_id, None)
+        return told
+
 
 @attrs.frozen(kw_only=True)
 class Learned:

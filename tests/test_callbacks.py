@@ -37,11 +37,12 @@ class Listener:
     def track(self, payment: Acknowledgement | str, *, timeout: float | None = None) -> None:
         self.tracked.append(payment if isinstance(payment, str) else payment.transaction_id)
 
-    def hint(self, transaction_id: str) -> None:
+    def hint(self, transaction_id: str) -> bool:
         if not self.is_open:
             raise InvalidRequest("closed", argument="poller")
         if transaction_id in self.tracked:
             self.hinted.append(transaction_id)
+        return transaction_id in self.tracked
 
 
 async def pay(client: AsyncClient, key: str = "order-1") -> Acknowledgement:
@@ -93,13 +94,18 @@ async def test_no_state_or_amount_is_taken_from_a_callback() -> None:
 
 @pytest.mark.anyio
 async def test_a_payment_that_the_poller_follows_by_itself_is_hinted_too() -> None:
-    """Payments that were handed to the poller directly, or that it has resumed, are found by their transaction id."""
-    poller = Listener()
-    receiver = CallbackReceiver(poller)
-    poller.track("T-100")
-    result = await receiver.receive(b"transaction T-100 has changed")
-    assert poller.hinted == ["T-100"]
-    assert result.transaction_ids == ()
+    """Payments that were handed to the poller directly are found by their transaction id, without asking `find`."""
+
+    async def find(names: Sequence[str]) -> list[str]:
+        pytest.fail("the payment is known")
+
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        receiver = CallbackReceiver(poller, find=find)
+        payment = await pay(client)
+        poller.track(payment)
+        result = await receiver.receive(b"transaction %s has changed" % payment.transaction_id.encode())
+        assert result.transaction_ids == (payment.transaction_id,)
 
 
 @pytest.mark.anyio

@@ -2,18 +2,27 @@
 
 import logging
 import pickle
+from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
-from mobilemoney_async import LoginAuth, OutcomeUnknown, RateLimiter, TransactionNotFound
+from mobilemoney_async import LoginAuth, OutcomeUnknown, RateLimiter, RetryPolicy, SQLStore, TransactionNotFound
 from mobilemoney_async.events import (
     AttemptEnded,
     Event,
     LimiterWaited,
+    PaymentFinal,
+    PaymentFollowed,
+    PaymentGivenUp,
     PaymentUnknown,
+    PollerAsked,
+    PollerClosed,
     RetryScheduled,
     TokenRenewed,
 )
+from mobilemoney_async.sandbox import Sandbox
 from tests.support.fakes import EMAIL, NOON, PASSWORD, PHONE_NUMBER, FakeTransport, make_client, refusal, script
 from tests.support.server import Response
 
@@ -91,6 +100,95 @@ async def test_a_payment_of_which_nobody_knows_is_an_event() -> None:
         PaymentUnknown(idempotency_key="order-1", sent_at=NOON, error="ServerError"),
     ]
     assert PHONE_NUMBER[1:] not in repr(events)
+
+
+STRANGER = "txn_" + "0" * 20
+PENDING = (PaymentFollowed, PaymentFinal, PaymentGivenUp, PollerAsked, PollerClosed)
+
+
+def pending(events: list[Event]) -> list[int]:
+    """Return how many payments a poller followed, each time that it said so."""
+    return [event.pending for event in events if isinstance(event, PENDING)]
+
+
+async def test_what_a_poller_follows_can_be_counted() -> None:
+    """Each payment that is followed ends in an event: final, given up, or left when the poller is closed."""
+    events: list[Event] = []
+    sandbox = Sandbox()
+    async with sandbox.client(on_event=events.append) as client:
+        paid = await client.collections.create(phone_number="+255780000789", amount=1000)
+        stuck = [await client.collections.create(phone_number="+255780000129", amount=n) for n in (1000, 2000)]
+        events.clear()
+        async with client.poller() as poller:
+            poller.track(paid)
+            poller.track(paid)
+            poller.track(stuck[0], timeout=60)
+            poller.track(STRANGER)
+            assert len([outcome async for outcome in poller.outcomes()]) == 3
+            assert pending(events)[-1] == poller.pending == 0
+            poller.track(stuck[1])
+            await anyio.sleep(10)
+    assert of(PaymentFollowed, events) == [
+        PaymentFollowed(transaction_id=paid.transaction_id, pending=1),
+        PaymentFollowed(transaction_id=stuck[0].transaction_id, pending=2),
+        PaymentFollowed(transaction_id=STRANGER, pending=3),
+        PaymentFollowed(transaction_id=stuck[1].transaction_id, pending=1),
+    ]
+    (final,) = of(PaymentFinal, events)
+    assert isinstance(final, PaymentFinal)
+    assert (final.transaction_id, final.status, final.pending) == (paid.transaction_id, "SUCCESS", 2)
+    assert of(PaymentGivenUp, events) == [
+        PaymentGivenUp(transaction_id=stuck[0].transaction_id, error="WaitTimeout", pending=1),
+        PaymentGivenUp(transaction_id=STRANGER, error="TransactionNotFound", pending=0),
+    ]
+    assert events[-1] == PollerClosed(pending=1)
+    assert pickle.loads(pickle.dumps(events)) == events
+
+
+async def test_each_process_counts_its_own(tmp_path: Path) -> None:
+    """Where one poller asks for those of all processes, their numbers of pending payments add up."""
+    sandbox = Sandbox()
+    told: list[list[Event]] = [[], []]
+    url = f"sqlite:///{tmp_path}/payments.db"
+    clients = [sandbox.client(store=SQLStore(url), on_event=events.append) for events in told]
+    async with clients[0] as one, clients[1] as other, one.poller() as first, other.poller() as second:
+        payments = [await one.collections.create(phone_number="+255780000789", amount=n) for n in (1000, 2000, 3000)]
+        first.track(payments[0])
+        second.track(payments[1])
+        second.track(payments[2])
+        for number, poller in enumerate((first, second)):
+            assert len([outcome async for outcome in poller.outcomes()]) == 1 + number
+    for number, events in enumerate(told):
+        assert max(pending(events)) == 1 + number
+        assert len(of(PaymentFinal, events)) == 1 + number
+        assert events[-1] == PollerClosed(pending=0)
+    assert sorted(bool(of(PollerAsked, events)) for events in told) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/payment-service/bulk", "/payment-service/bulk"),
+        ("/v2/Bulk_payments/", "/v2/Bulk_payments/"),
+        (f"/customers/{PHONE_NUMBER}/limits", "/customers/{…}/limits"),
+        ("/customers/255%37800", "/customers/{…}"),
+        ("/tokens/" + "abcdef" * 6, "/tokens/{…}"),
+        ("/me@example.com/9132", "/{…}/{…}"),
+    ],
+    ids=["words", "version", "phone number", "quoted", "token", "e-mail and code"],
+)
+async def test_the_path_of_a_call_of_ones_own_shows_no_id(
+    path: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a caller puts into the path of `client.request`, events and logs show its plain words."""
+    events: list[Any] = []
+    transport = FakeTransport(script(GARBAGE, Response.json({})))
+    retry = RetryPolicy(first_delay=0)
+    async with make_client(transport, on_event=events.append, retry=retry) as client:
+        with caplog.at_level(logging.DEBUG, "mobilemoney_async"):
+            await client.request("GET", path)
+    assert [event.path for event in events] == [shown] * 3
+    assert caplog.messages[0].startswith(f"GET {shown}: 502 ")
 
 
 async def test_a_handler_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -231,7 +231,7 @@ class Pipeline:
         if self.on_event is not None and decision.action is not Action.RAISE:
             again = RetryScheduled(
                 method=call.endpoint.method,
-                path=call.endpoint.path,
+                path=call.endpoint.shown,
                 attempt=call.attempts,
                 delay=decision.hold or decision.pause,
                 error=type(error).__name__,
@@ -311,7 +311,7 @@ class Pipeline:
 
     def _tell(self, call: _Call, status: int | None, error: BaseException | None, took: float) -> None:
         """Log an attempt, and hand it on as an event."""
-        method, path = call.endpoint.method, call.endpoint.path
+        method, path = call.endpoint.method, call.endpoint.shown
         if logger.isEnabledFor(logging.DEBUG):
             shown = "no answer" if status is None else status
             logger.debug("%s %s: %s in %.3f s, attempt %d", method, path, shown, took, call.attempts)

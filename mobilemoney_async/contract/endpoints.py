@@ -6,6 +6,7 @@ The pipeline knows nothing about an endpoint but what stands here. What may be s
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
@@ -17,6 +18,10 @@ from mobilemoney_async.contract.models import Acknowledgement, LoginResult, Page
 from mobilemoney_async.values import require_identifier
 
 T_co = TypeVar("T_co", covariant=True)
+
+# A part of a path that names an endpoint rather than a person, a payment or a secret. The words of the contract are
+# shorter, and tokens longer.
+_PLAIN = re.compile(r"[A-Za-z_-]{0,32}|v\d")
 
 
 class Effect(enum.Enum):
@@ -48,6 +53,7 @@ class Endpoint(Generic[T_co]):
         lane: Its lane in the rate limiter.
         read: From the body of a success to the answer; raises `DecodeError`.
         empty_is_success: Whether an empty body may be a success, where the contract shows no body at all.
+        shown: The path as events and logs show it: without what may be an id or a phone number.
     """
 
     method: str
@@ -57,6 +63,7 @@ class Endpoint(Generic[T_co]):
     lane: Priority
     read: Callable[[bytes], T_co]
     empty_is_success: bool = False
+    shown: str = attrs.field(default=attrs.Factory(lambda self: self.path, takes_self=True))
 
     def target(self, identifiers: Mapping[str, str], query: Mapping[str, str | int]) -> str:
         """Return path and query, quoted.
@@ -172,5 +179,11 @@ def undocumented(method: str, path: str, effect: Effect) -> Endpoint[JSONObject]
     """Return a row for an endpoint that the contract leaves out."""
     lane = Priority.PAYMENT if effect is Effect.MONEY else Priority.LOOKUP
     return Endpoint(
-        method=method, path=path, effect=effect, lane=lane, read=_read_object, empty_is_success=method == "HEAD"
+        method=method,
+        path=path,
+        effect=effect,
+        lane=lane,
+        read=_read_object,
+        empty_is_success=method == "HEAD",
+        shown="/".join(each if _PLAIN.fullmatch(each) else "{…}" for each in path.split("/")),
     )

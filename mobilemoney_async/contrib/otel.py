@@ -26,8 +26,11 @@ from mobilemoney_async.events import (
     Handler,
     LimiterWaited,
     PaymentFinal,
+    PaymentFollowed,
+    PaymentGivenUp,
     PaymentUnknown,
     PollerAsked,
+    PollerClosed,
     RetryScheduled,
     TokenRenewed,
 )
@@ -92,7 +95,6 @@ class _Instrumentation:
     def __init__(self, *, tracer: Tracer, meter: Meter, server: Mapping[str, str | int | float]) -> None:
         self._tracer = tracer
         self._server = server
-        self._pending_now = 0
         self._duration = meter.create_histogram(
             "http.client.request.duration",
             unit="s",
@@ -131,6 +133,11 @@ class _Instrumentation:
         self._final = meter.create_counter(
             "mobilemoney.payments.final", unit="{payment}", description="Payments whose final state was seen."
         )
+        self._given_up = meter.create_counter(
+            "mobilemoney.payments.given_up",
+            unit="{payment}",
+            description="Payments that the poller gave up without having seen their final state.",
+        )
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -144,10 +151,8 @@ class _Instrumentation:
                 self._logins.add(1, _error(event.error))
             case PaymentUnknown():
                 self._payment_unknown(event)
-            case PollerAsked():
+            case _:
                 self._poller(event)
-            case PaymentFinal():
-                self._payment_final(event)
 
     def _attempt(self, event: AttemptEnded) -> None:
         # Each event loop names its cancellation otherwise.
@@ -173,10 +178,18 @@ class _Instrumentation:
         sent_for = time.time() - event.sent_at.timestamp()
         self._span("mobilemoney.payment.unknown", {**error, **key}, max(0.0, sent_for))
 
-    def _poller(self, event: PollerAsked) -> None:
+    def _poller(self, event: PaymentFollowed | PollerAsked | PaymentFinal | PaymentGivenUp | PollerClosed) -> None:
+        self._pending.set(0 if isinstance(event, PollerClosed) else event.pending)
+        match event:
+            case PollerAsked():
+                self._poller_asked(event)
+            case PaymentFinal():
+                self._payment_final(event)
+            case PaymentGivenUp():
+                self._payment_given_up(event)
+
+    def _poller_asked(self, event: PollerAsked) -> None:
         self._asked.add(1, {"mobilemoney.kind": event.kind})
-        self._pending_now = event.pending
-        self._pending.set(event.pending)
         if event.waited > 0:
             self._limiter_wait.record(event.waited, {"mobilemoney.lane": "POLL"})
 
@@ -185,12 +198,14 @@ class _Instrumentation:
         self._final.add(1, attributes)
         if event.lag is not None:
             self._lag.record(event.lag, {"mobilemoney.type": event.type})
-        if self._pending_now > 0:
-            # The poller asks no more when nothing is left, and the gauge must not stay where it was.
-            self._pending_now -= 1
-            self._pending.set(self._pending_now)
         which: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
         self._span("mobilemoney.payment.final", {**attributes, **which}, event.lag or 0.0)
+
+    def _payment_given_up(self, event: PaymentGivenUp) -> None:
+        error = _error(event.error)
+        self._given_up.add(1, error)
+        which: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
+        self._span("mobilemoney.payment.given_up", {**error, **which}, 0.0)
 
     def _span(self, name: str, attributes: Attributes, duration: float, *, kind: SpanKind = SpanKind.INTERNAL) -> None:
         """Record a span that ends now and took so many seconds."""

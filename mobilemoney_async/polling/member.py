@@ -95,6 +95,9 @@ class Member:
     def __len__(self) -> int:
         return len(self._own)
 
+    def __contains__(self, transaction_id: object) -> bool:
+        return transaction_id in self._own
+
     # What this process follows: as `Plan` has it
 
     def track(self, transaction_id: str, now: float, *, is_new: bool, deadline: float) -> bool:
@@ -245,7 +248,7 @@ class Member:
                 reads_on=len(self._own) > len(told.tracked),
             )
         except BaseException as exc:
-            self._told = _joined(told, self._told)
+            self._told = told.and_then(self._told)
             if not isinstance(exc, Exception):
                 raise
             self._failed(exc)
@@ -383,19 +386,6 @@ class Member:
         self._has_failed = False
         self._pause = _PAUSES[0]
         self._not_before = -math.inf
-
-
-def _joined(first: Told, then: Told) -> Told:
-    """Return what was said in vain together with what was to be said after it."""
-    told = Told(
-        tracked={**first.tracked, **then.tracked},
-        withdrawn=(first.withdrawn - then.tracked.keys()) | then.withdrawn,
-        hinted=first.hinted | then.hinted,
-        news=first.news + then.news,
-    )
-    for transaction_id in then.withdrawn:
-        told.tracked.pop(transaction_id, None)
-    return told
 
 
 def _what(exc: Exception) -> str:

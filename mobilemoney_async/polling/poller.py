@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal, Self
+from typing import Self
 
 import anyio
 import anyio.abc
@@ -31,7 +31,6 @@ from mobilemoney_async.errors import (
     TransactionNotFound,
     UnexpectedResponse,
 )
-from mobilemoney_async.events import PaymentFinal, PollerAsked, emit
 from mobilemoney_async.fleet import Fleet
 from mobilemoney_async.polling.asking import Asked, ById, Ending, Page
 from mobilemoney_async.polling.granted import granted
@@ -40,6 +39,7 @@ from mobilemoney_async.polling.outcomes import Outcome, Outcomes
 from mobilemoney_async.polling.pace import Pace
 from mobilemoney_async.polling.plan import Plan
 from mobilemoney_async.polling.stats import PollerStats
+from mobilemoney_async.polling.tally import Tally
 from mobilemoney_async.polling.waiting import Waiting
 from mobilemoney_async.values import refuse, require_identifier, require_seconds
 
@@ -51,8 +51,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _MOST_ON_THE_WAY = 4
 # Until the limit is asked for again where the store that keeps it fails, seconds.
 _STORE_PAUSE = 1.0
-# Of how many endings the lag is averaged.
-_LAGS = 50
 
 
 class Poller(anyio.AsyncContextManagerMixin):
@@ -109,8 +107,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._changed = anyio.Event()
         self._is_open = self._was_open = self._limit_is_away = False
         self._on_the_way = 0
-        self._tracked = self._final = self._unresolved = self._pages = self._lookups = self._faults = 0
-        self._lag: float | None = None
+        self._tally = Tally(pipeline.on_event, lambda: self.pending)
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -171,21 +168,26 @@ class Poller(anyio.AsyncContextManagerMixin):
         now = anyio.current_time()
         deadline = math.inf if patience is None else now + patience
         if self._followed.track(transaction_id, now, is_new=is_new, deadline=deadline):
-            self._tracked += 1
+            self._tally.tracked(transaction_id)
             self._wake()
 
-    def hint(self, transaction_id: str) -> None:
+    def hint(self, transaction_id: str) -> bool:
         """Say that a payment may have changed: from a callback, whose contents nobody vouches for.
 
         It is asked about within a second, if the limit allows and hints are not too many. An id that is not followed
         is ignored.
 
+        Returns:
+            Whether this poller follows the payment: True also where it is asked about no sooner for the hint.
+
         Raises:
             InvalidRequest: The id is not one, or the poller is not open.
         """
         self._check_open()
-        if self._followed.hint(require_identifier("transaction_id", transaction_id), anyio.current_time()):
+        is_followed = require_identifier("transaction_id", transaction_id) in self._followed
+        if self._followed.hint(transaction_id, anyio.current_time()):
             self._wake()
+        return is_followed
 
     # What came of it
 
@@ -241,17 +243,8 @@ class Poller(anyio.AsyncContextManagerMixin):
     def stats(self) -> PollerStats:
         """How the poller is doing. Look at it inside the event loop."""
         ready_at = self._ready_at()
-        return PollerStats(
-            tracked=self._tracked,
-            pending=len(self._followed),
-            final=self._final,
-            unresolved=self._unresolved,
-            pages=self._pages,
-            lookups=self._lookups,
-            faults=self._faults,
-            mean_lag=self._lag,
-            next_request_in=None if ready_at == math.inf else max(0.0, ready_at - anyio.current_time()),
-        )
+        is_idle = ready_at == math.inf
+        return self._tally.stats(next_request_in=None if is_idle else max(0.0, ready_at - anyio.current_time()))
 
     def __repr__(self) -> str:
         return f"<Poller: {len(self._followed)} pending>"
@@ -281,6 +274,7 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     def _close(self) -> None:
         self._is_open = False
+        self._tally.closed()
         self._outcomes.close()
         self._waiting.close()
 
@@ -325,7 +319,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             request = self._plan.choose(now)
             if request is not None:
                 self._on_the_way += 1
-                self._tell_what_is_asked(request, now - queued_at)
+                self._tally.asked(request, now - queued_at)
                 group.start_soon(self._ask, self._plan.ask(request, now))
 
     async def _take_place(self) -> bool:
@@ -340,11 +334,6 @@ class Poller(anyio.AsyncContextManagerMixin):
             return False
         self._limit_is_away = False
         return True
-
-    def _tell_what_is_asked(self, request: Page | ById, waited: float) -> None:
-        if self._pipeline.on_event is not None:
-            kind: Literal["page", "lookup"] = "page" if isinstance(request, Page) else "lookup"
-            emit(self._pipeline.on_event, PollerAsked(kind=kind, pending=len(self._plan), waited=waited))
 
     async def _give_up(self) -> None:
         while True:
@@ -374,7 +363,7 @@ class Poller(anyio.AsyncContextManagerMixin):
     def _fail(self, asked: Asked, exc: Exception) -> None:
         what = exc if isinstance(exc, MobileMoneyError) else type(exc).__name__
         logger.warning("following payments goes on after: %s", what)
-        self._faults += 1
+        self._tally.failed()
         now = anyio.current_time()
         self._plan.fail(asked, now, is_unreadable=isinstance(exc, UnexpectedResponse))
         if self._member is not None:
@@ -382,9 +371,9 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     async def _answer(self, asked: Asked) -> tuple[list[Ending], Sequence[Transaction]]:
         pipeline = attrs.evolve(self._pipeline, limiter=granted(self._pipeline.limiter))
+        self._tally.sent(asked.request)
         match asked.request:
             case Page(number, status):
-                self._pages += 1
                 query: dict[str, int | str] = {"page": number, "limit": PAGE_SIZE_MAX}
                 if status is not None:
                     query["status"] = str(status)
@@ -392,7 +381,6 @@ class Poller(anyio.AsyncContextManagerMixin):
                 endings = self._plan.take_page(asked, page, anyio.current_time(), pipeline.utcnow())
                 return endings, page.transactions
             case ById(transaction_id):
-                self._lookups += 1
                 identifiers = {"transaction_id": transaction_id}
                 found = await pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.POLL)
                 row = found.transaction
@@ -401,20 +389,6 @@ class Poller(anyio.AsyncContextManagerMixin):
     def _hand_out(self, endings: list[Ending]) -> None:
         for ending in endings:
             outcome = Outcome(transaction_id=ending.transaction_id, transaction=ending.transaction, error=ending.error)
-            self._count(ending)
-            if self._pipeline.on_event is not None and ending.error is None and ending.transaction is not None:
-                seen = ending.transaction
-                final = PaymentFinal(
-                    transaction_id=seen.id, type=str(seen.type), status=str(seen.status), lag=ending.lag
-                )
-                emit(self._pipeline.on_event, final)
+            self._tally.ended(ending)
             self._waiting.end(outcome)
             self._outcomes.add(outcome)
-
-    def _count(self, ending: Ending) -> None:
-        if ending.error is None:
-            self._final += 1
-        else:
-            self._unresolved += 1
-        if ending.lag is not None:
-            self._lag = ending.lag if self._lag is None else self._lag + (ending.lag - self._lag) / _LAGS

@@ -23,8 +23,11 @@ from mobilemoney_async.events import (
     Handler,
     LimiterWaited,
     PaymentFinal,
+    PaymentFollowed,
+    PaymentGivenUp,
     PaymentUnknown,
     PollerAsked,
+    PollerClosed,
     RetryScheduled,
     TokenRenewed,
     both,
@@ -239,6 +242,26 @@ async def test_the_poller_is_measured(telemetry: Telemetry) -> None:
     assert {attributes(span)["mobilemoney.transaction_id"] for span in spans} == set(ended)
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(("payment", "error"), [(None, "WaitTimeout"), ("txn_" + "0" * 20, "TransactionNotFound")])
+async def test_a_payment_that_is_given_up_is_pending_no_longer(
+    telemetry: Telemetry, payment: str | None, error: str
+) -> None:
+    """When the last payment ends without a final state, nothing is pending, and what was given up is counted."""
+    sandbox = Sandbox()
+    async with sandbox.client(on_event=telemetry.handler()) as client, client.poller(timeout=300) as poller:
+        stuck = await client.collections.create(phone_number="+255780000129", amount=1000)
+        poller.track(payment or stuck)
+        assert telemetry.metrics()["mobilemoney.poller.pending"] == [({}, 1)]
+        (outcome,) = [outcome async for outcome in poller.outcomes()]
+        found = telemetry.metrics()
+    assert found["mobilemoney.poller.pending"] == [({}, 0)]
+    assert found["mobilemoney.payments.given_up"] == [({"error.type": error}, 1)]
+    (span,) = telemetry.spans("mobilemoney.payment.given_up")
+    assert attributes(span) == {"error.type": error, "mobilemoney.transaction_id": outcome.transaction_id}
+    assert span.status.status_code is StatusCode.ERROR
+
+
 EVENTS: list[Event] = [
     AttemptEnded(
         method="GET", path="/x", attempt=1, status_code=None, outcome="not_sent", error="ConnectionFailed", duration=1.0
@@ -247,13 +270,16 @@ EVENTS: list[Event] = [
     LimiterWaited(lane="POLL", waited=1.0),
     TokenRenewed(error=None, duration=1.0),
     PaymentUnknown(idempotency_key="order-1", sent_at=datetime(2999, 1, 1, tzinfo=UTC), error="RequestTimeout"),
-    PollerAsked(kind="page", pending=0, waited=2.0),
-    PaymentFinal(transaction_id="tx-1", type="disbursement", status="FAILED", lag=None),
+    PaymentFollowed(transaction_id="tx-1", pending=2),
+    PollerAsked(kind="page", pending=2, waited=2.0),
+    PaymentFinal(transaction_id="tx-1", type="disbursement", status="FAILED", lag=None, pending=1),
+    PaymentGivenUp(transaction_id="tx-2", error="WaitTimeout", pending=1),
+    PollerClosed(pending=1),
 ]
 
 
 def test_every_event_is_taken(telemetry: Telemetry) -> None:
-    """Whatever an event holds is recorded: a clock that is ahead, an unknown lag, a poller with nothing left."""
+    """Whatever an event holds is recorded: a clock that is ahead, an unknown lag, a poller that was closed."""
     handler = telemetry.handler()
     for event in EVENTS:
         handler(event)
@@ -267,6 +293,7 @@ def test_every_event_is_taken(telemetry: Telemetry) -> None:
         "mobilemoney.limiter.wait",
         "mobilemoney.payment.unknown",
         "mobilemoney.payment.final",
+        "mobilemoney.payment.given_up",
     }
 
 

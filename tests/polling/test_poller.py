@@ -221,10 +221,12 @@ async def test_a_hint_is_asked_about_within_a_second() -> None:
         poller.track(acknowledgement)
         await anyio.sleep(200)
         sandbox.approve(acknowledgement.transaction_id)
-        poller.hint("somebody else's")
-        poller.hint(acknowledgement.transaction_id)
+        assert not poller.hint("somebody else's")
+        assert poller.hint(acknowledgement.transaction_id)
+        assert poller.hint(acknowledgement.transaction_id), "it is followed, whether or not the hint counts"
         with anyio.fail_after(1):
             assert (await poller.wait(acknowledgement.transaction_id)).succeeded
+        assert not poller.hint(acknowledgement.transaction_id), "it has ended"
 
 
 async def test_forged_hints_cost_little() -> None:

@@ -218,7 +218,7 @@ async def follow(client: AsyncClient, acknowledgement: Acknowledgement) -> None:
     async with client.poller(timeout=600, min_interval=10) as poller:
         assert_type(poller, Poller)
         poller.track(acknowledgement, timeout=60)
-        poller.hint(acknowledgement.transaction_id)
+        assert_type(poller.hint(acknowledgement.transaction_id), bool)
         assert_type(await poller.wait(acknowledgement.transaction_id), Transaction)
         async for outcome in poller.outcomes(forever=True):
             assert_type(outcome, Outcome)
@@ -241,6 +241,7 @@ async def remember(base_url: str) -> None:
         assert_type(await client.payments.reconcile(stale_after=0), list[PaymentRecord])
         payment = await client.payments.confirm_absent("order-7", note="Asha looked")
         assert_type(payment, PaymentRecord)
+        assert_type(await client.payments.find(["order-7", "REF-1"], state="ACKNOWLEDGED"), list[PaymentRecord])
         assert_type(await client.payments.get("order-7"), PaymentRecord | None)
         assert_type(payment.state, PaymentState)
         assert_type(payment.amount, Decimal)
