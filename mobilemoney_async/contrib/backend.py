@@ -1,20 +1,16 @@
 """The payments of a merchant's backend, without a web framework: one object for the life of a process.
 
 Who owns what: creates run in the backend's own tasks, not in those of HTTP requests, so that a customer who closes the
-page does not leave a payment unknown. The store knows what became of every order; `_Seen` only spares it questions.
-The poller finds out how payments end, and a loop here what became of unknown ones.
+page does not leave a payment unknown. The store knows what became of every order, and `order_board` what this process
+has heard of it. The poller finds out how payments end, and a loop here what became of unknown ones.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import math
-import weakref
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,6 +21,7 @@ import attrs
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.contrib.order_board import Board, Watch
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, ended, read_record
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
@@ -36,17 +33,12 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# How many orders are remembered at most; of others the store is asked again.
-_REMEMBERED = 20_000
 # For how long, seconds, what the store says of an order is taken to be so that nobody here follows.
 _FRESH = 1.0
-# Seconds between two looks at such an order while somebody watches it.
-_RECHECK = 2.0
+# And that the poller gave it up.
+_GIVEN_UP = 60.0
 # Seconds until unknown payments are looked for again, the first time.
 _FIRST_LOOK = 2.0
-# Of which open payments a callback is looked up among: how old, how many.
-_FIND_AGE = timedelta(hours=2)
-_FIND_MANY = 2_000
 
 
 @attrs.define(eq=False)
@@ -56,40 +48,6 @@ class _Attempt:
     asked: tuple[Any, ...]
     done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
-
-
-@attrs.define(eq=False, weakref_slot=True)
-class _Bell:
-    """Rings once, when something about an order has changed. Lives as long as somebody listens."""
-
-    rung: anyio.Event = attrs.field(factory=anyio.Event)
-
-
-@attrs.frozen
-class _Seen:
-    status: OrderStatus
-    until: float
-
-
-class _Watch:
-    """Those who watch one order; a class, since nobody closes a generator that is left early."""
-
-    def __init__(self, backend: Backend, order: str, heartbeat: float) -> None:
-        self._backend = backend
-        self._order = order
-        self._heartbeat = heartbeat
-        self._last: OrderStatus | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> OrderStatus:
-        if self._last is None or not self._last.is_settled:
-            status = await self._backend._next(self._order, self._last, self._heartbeat)
-            if status is not None:
-                self._last = status
-                return status
-        raise StopAsyncIteration
 
 
 class Backend(anyio.AsyncContextManagerMixin):
@@ -146,9 +104,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._drain = require_seconds("drain", drain, allow_zero=True)
         self._most_waiting = require_integer("most_waiting", most_waiting, 1)
         self._attempts: dict[str, _Attempt] = {}
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._board = Board()
         self._followed: dict[str, OrderStatus] = {}
-        self._bells: weakref.WeakValueDictionary[str, _Bell] = weakref.WeakValueDictionary()
         self._is_unknown = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -218,13 +175,13 @@ class Backend(anyio.AsyncContextManagerMixin):
             StoreError: The store failed.
         """
         require_text("order", order)
-        attempt, seen = self._attempts.get(order), self._seen.get(order)
+        is_being_paid = order in self._attempts
         # While an order is paid for again, what is followed is still so; what was only looked up may change.
-        until = -math.inf if seen is None else seen.until
-        if seen is not None and (until == math.inf or (attempt is None and anyio.current_time() < until)):
+        known = self._board.holds(order, anyio.current_time())
+        if known is not None and (not is_being_paid or self._board.is_told(order)):
             await anyio.lowlevel.checkpoint()
-            return seen.status
-        if attempt is not None:
+            return known
+        if is_being_paid:
             await anyio.lowlevel.checkpoint()
             return OrderStatus(order=order, state=OrderState.SENDING)
         record = await self._payments.get(order)
@@ -243,7 +200,13 @@ class Backend(anyio.AsyncContextManagerMixin):
         Raises:
             InvalidRequest: An argument is not what it accepts.
         """
-        return _Watch(self, require_text("order", order), require_seconds("heartbeat", heartbeat))
+        return Watch(
+            require_text("order", order),
+            require_seconds("heartbeat", heartbeat),
+            board=self._board,
+            look=self.status,
+            is_told=lambda each: each in self._attempts or self._board.is_told(each),
+        )
 
     def __repr__(self) -> str:
         return f"<Backend: {len(self._attempts)} being created, {len(self._followed)} followed>"
@@ -300,11 +263,10 @@ class Backend(anyio.AsyncContextManagerMixin):
         finally:
             # First what is known, then the bells: who hears them asks.
             self._attempts.pop(order, None)
-            seen = self._seen.get(order)
-            if seen is not None and not seen.status.is_final and attempt.error is not None:
-                del self._seen[order]
+            if attempt.error is not None:
+                self._board.take_down(order)
             attempt.done.set()
-            self._ring(order)
+            self._board.ring(order)
 
     async def _created(self, order: str, answer: Acknowledgement) -> None:
         try:
@@ -321,55 +283,29 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     def _take(self, record: PaymentRecord) -> OrderStatus:
         """Take in what the store says of an order; follow what is open."""
-        seen = self._seen.get(record.key)
-        if seen is not None and seen.status.is_final:
-            return seen.status  # the record was read before it was told
+        ended_meanwhile = self._board.final(record.key)
+        if ended_meanwhile is not None:
+            return ended_meanwhile  # the record was read before it was told
         status = read_record(record)
         if record.state is PaymentState.ACKNOWLEDGED and record.transaction_id is not None:
             self._follow(status, record.transaction_id)
+        elif status.is_final:
+            self._board.post(status)
+        elif self._board.is_told(record.key):
+            # The record was read before somebody else read a newer one: an order does not go back.
+            return self._board.holds(record.key, anyio.current_time()) or status
         else:
-            self._remember(status, math.inf if status.is_final else anyio.current_time() + _FRESH)
+            self._board.post(status, until=anyio.current_time() + _FRESH)
         return status
 
     def _follow(self, status: OrderStatus, payment: Acknowledgement | str) -> None:
-        seen = self._seen.get(status.order)
-        if seen is not None and seen.status.is_final:
+        if self._board.final(status.order) is not None:
             return
         transaction_id = payment if isinstance(payment, str) else payment.transaction_id
         if transaction_id not in self._followed:
             self._followed[transaction_id] = status
             self.callbacks.track(payment, *filter(None, (status.order, status.reference)))
-        self._remember(status, math.inf)
-
-    def _remember(self, status: OrderStatus, until: float) -> None:
-        self._seen[status.order] = _Seen(status, until)
-        self._seen.move_to_end(status.order)
-        while len(self._seen) > _REMEMBERED:
-            self._seen.popitem(last=False)
-        self._ring(status.order)
-
-    def _ring(self, order: str) -> None:
-        bell = self._bells.pop(order, None)
-        if bell is not None:
-            bell.rung.set()
-
-    async def _next(self, order: str, last: OrderStatus | None, heartbeat: float) -> OrderStatus | None:
-        """Return what there is to say next about an order."""
-        until = anyio.current_time() + heartbeat
-        while True:
-            # Before the look, so that no change falls between the two.
-            bell = self._bells.setdefault(order, _Bell())
-            try:
-                status = await self.status(order)
-            except StoreError:
-                status = last or OrderStatus(order=order, state=OrderState.FINDING_OUT)
-            now = anyio.current_time()
-            if status is None or status != last or now >= until:
-                return status
-            seen = self._seen.get(order)
-            is_told = order in self._attempts or (seen is not None and seen.until == math.inf)
-            with anyio.CancelScope(deadline=until if is_told else min(until, now + _RECHECK)):
-                await bell.rung.wait()
+        self._board.post(status)
 
     async def _listen(self) -> None:
         async for outcome in self.poller.outcomes(forever=True):
@@ -379,10 +315,11 @@ class Backend(anyio.AsyncContextManagerMixin):
             if outcome.transaction is None:
                 # Given up, or not found although acknowledged: a person's business, as unknown payments may be.
                 logger.error("order %r: %s", status.order, outcome.error)
-                self._remember(attrs.evolve(status, state=OrderState.FINDING_OUT), anyio.current_time() + 60)
+                until = anyio.current_time() + _GIVEN_UP
+                self._board.post(attrs.evolve(status, state=OrderState.FINDING_OUT), until=until)
                 continue
             status = ended(status, outcome.transaction)
-            self._remember(status, math.inf)
+            self._board.post(status)
             if self._on_settled is not None and self._tasks is not None:
                 self._tasks.start_soon(self._tell, self._on_settled, status)
 
@@ -411,10 +348,7 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     async def _find(self, names: Sequence[str]) -> list[str]:
         """Return the open payments of other processes that go by one of these names."""
-        wanted = set(names)
-        since = datetime.now(UTC) - _FIND_AGE
-        records = await self._payments.list(PaymentState.ACKNOWLEDGED, since=since, limit=_FIND_MANY)
-        named = [each for each in records if wanted & {each.transaction_id, each.reference, each.key}]
+        named = await self._payments.find(names, state=PaymentState.ACKNOWLEDGED)
         for record in named:
             self._take(record)
         return [each.transaction_id for each in named if each.transaction_id is not None]

@@ -28,13 +28,20 @@ from mobilemoney_async.payments.records import (
     PaymentRecord,
     PaymentState,
     Source,
+    fit_name,
     may_send,
     move,
 )
-from mobilemoney_async.payments.schema import history, payments
+from mobilemoney_async.payments.schema import IS_SHORT, history, payments
 
 # Of a payment's errors and notes, characters.
 _DETAIL = 500
+# The columns that hold a payment's names, each with an index, and what has to be said to have that used.
+_NAMES: Mapping[str, Sequence[Any]] = {
+    "transaction_id": (),
+    "key": (),
+    **{kind: (short,) for kind, short in IS_SHORT.items()},
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -200,6 +207,7 @@ def record_seen(
     values: dict[str, Any] = {"status": str(transaction.status)}
     if transaction.is_final:
         values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump_transaction(transaction)}
+        values["external_id"] = row.external_id or fit_name(transaction.external_id)
         note(connection, row.id, at=at, what=Event.FINISH.value, source=change.source, detail=change.detail)
     elif row.status == values["status"]:
         return None
@@ -258,6 +266,22 @@ def select(
     return [rows.read(row) for row in connection.execute(statement)]
 
 
+def find_named(
+    connection: sa.Connection, account: str, names: Sequence[str], *, states: Iterable[PaymentState] | None, most: int
+) -> list[PaymentRecord]:
+    """Return payments that go by one of some names, oldest first: `most` for each kind of name at most."""
+    where = [payments.c.account == account]
+    if states is not None:
+        # No bare column: for a hundred names, SQLite would rather walk the index on states, however many have them.
+        where.append((payments.c.state + "").in_(sorted({str(state) for state in states})))
+    parts = [
+        sa.select(payments).where(*where, payments.c[kind].in_(names), *short).limit(most).subquery().select()
+        for kind, short in _NAMES.items()
+    ]
+    found = {row.id: row for row in connection.execute(sa.union_all(*parts))}
+    return [rows.read(row) for row in sorted(found.values(), key=lambda row: (row.created_at, row.id))]
+
+
 def find_with_history(connection: sa.Connection, account: str, key: str) -> PaymentRecord | None:
     """Return the record of a key with everything that happened to it."""
     row = rows.by_key(connection, account, key)
@@ -310,6 +334,7 @@ def _insert(connection: sa.Connection, account: str, order: Order, sending: Mapp
         "phone_number": order.phone_number,
         "amount": order.amount,
         "extra_digest": order.extra_digest,
+        "external_id": order.external_id,
         "attempt": 1,
         "walks": 0,
         "created_at": sending["sent_at"],

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -147,6 +148,34 @@ class Database:
             StoreError: The database failed, or cannot be reached.
         """
         return await self._in_thread(lambda: self._open_driver(statement))
+
+    @property
+    def file(self) -> Path | None:
+        """The file of an SQLite database, which need not exist; None for PostgreSQL, and for a URI of SQLite's."""
+        is_file = self.dialect == "sqlite" and "uri" not in self._url.query
+        return Path(str(self._url.database)) if is_file else None
+
+    async def peek(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run work on a connection of its own, without making or migrating the tables, and roll it back.
+
+        Raises:
+            StoreError: The database failed, or cannot be reached.
+        """
+
+        def roll_back() -> T:
+            engine = _make_engine(self._url)
+            try:
+                with engine.connect() as connection, connection.begin() as transaction:
+                    try:
+                        return work(connection)
+                    finally:
+                        transaction.rollback()
+            except (sa.exc.SQLAlchemyError, OSError) as exc:
+                raise _failed(exc) from None
+            finally:
+                engine.dispose()
+
+        return await self._in_thread(roll_back)
 
     def close(self) -> None:
         """Close the connections that are idle. The next work opens new ones."""

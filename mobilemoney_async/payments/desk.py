@@ -30,7 +30,16 @@ from mobilemoney_async.errors import CallOutcome, MobileMoneyError, OutcomeUnkno
 from mobilemoney_async.payments import bookkeeping, unsaved
 from mobilemoney_async.payments.bookkeeping import Change
 from mobilemoney_async.payments.reconciler import Reconciler
-from mobilemoney_async.payments.records import Event, Order, PaymentRecord, PaymentState, Source, is_stale, may_send
+from mobilemoney_async.payments.records import (
+    Event,
+    Order,
+    PaymentRecord,
+    PaymentState,
+    Source,
+    fit_name,
+    is_stale,
+    may_send,
+)
 from mobilemoney_async.payments.store import SQLStore
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -303,6 +312,7 @@ def _order(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], key: st
         phone_number=body["phone_number"],
         amount=body["amount"],
         extra_digest=digest,
+        external_id=fit_name(extra.get("external_id")),
     )
 
 

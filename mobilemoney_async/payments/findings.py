@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,9 +14,12 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments import rows
 from mobilemoney_async.payments.bookkeeping import Change, Contradiction, apply, find, note, record_seen
+from mobilemoney_async.payments.doubted import DoubtedAttempt
 from mobilemoney_async.payments.matching import Verdict
 from mobilemoney_async.payments.records import WALKS, Event, PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.schema import payments
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 
 def take_stale(
@@ -55,6 +59,7 @@ def record_walk(
     account: str,
     record: PaymentRecord,
     verdict: Verdict,
+    doubted: DoubtedAttempt | None,
     *,
     began_at: datetime,
     ended_at: datetime,
@@ -67,6 +72,7 @@ def record_walk(
         account: Whose.
         record: As it was before the walk.
         verdict: What the walk says.
+        doubted: The attempt of another payment that the transaction to be adopted may be: then a person decides.
         began_at: When the walk began.
         ended_at: When it was complete.
         grace: How long after the end of a request a walk may still miss it, seconds.
@@ -76,6 +82,8 @@ def record_walk(
     current = rows.read(row)
     if current.attempt != record.attempt or current.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
         return current
+    if doubted is not None:
+        verdict = _doubt(connection, current, verdict, doubted, at=ended_at)
     if verdict.adopt is not None:
         adopted = adopt(connection, account, current, verdict.adopt, source=Source.RECONCILE, at=ended_at)
         return current if isinstance(adopted, Contradiction) else adopted
@@ -115,6 +123,22 @@ def record_walk(
     updated = find(connection, account, record.key)
     assert updated is not None
     return updated
+
+
+def _doubt(
+    connection: sa.Connection, record: PaymentRecord, verdict: Verdict, doubted: DoubtedAttempt, *, at: datetime
+) -> Verdict:
+    """Return the verdict without its adoption, which another payment may contest; tell that one's history once."""
+    if verdict.adopt is None:
+        return verdict
+    transaction_id = verdict.adopt.id
+    verdict = Verdict(candidates=(transaction_id,))
+    if verdict.candidates == record.candidates:
+        return verdict
+    logger.error("payment %r may have been paid twice: transaction %s", doubted.key, transaction_id)
+    detail = f"transaction {transaction_id} may be attempt {doubted.number}, which was called absent: paid twice?"
+    note(connection, doubted.payment_id, at=at, what="contradiction", source=Source.RECONCILE, detail=detail)
+    return verdict
 
 
 def adopt(

@@ -33,6 +33,8 @@ from mobilemoney_async.values import (
     require_text,
 )
 
+_MOST_NAMES = 100
+
 
 class PaymentBook:
     """The payments of one account, as the store alone knows them: without the service. Nothing here moves money.
@@ -92,6 +94,40 @@ class PaymentBook:
             )
 
         return await self._store._database.read(look)
+
+    async def find(
+        self,
+        names: str | Iterable[str],
+        *,
+        state: PaymentState | str | Iterable[PaymentState | str] | None = None,
+    ) -> builtins.list[PaymentRecord]:
+        """Return the payments that go by a name, oldest first, without their histories.
+
+        A name is a transaction id, the service's reference, an external id or an idempotency key: what a callback or
+        a customer may quote. One indexed query, whatever is asked for, so it may be called with names that a stranger
+        has sent. A cancelled call changes nothing.
+
+        Args:
+            names: One, or up to 100; of at most 200 characters each.
+            state: Only those in this state, or in one of these.
+
+        Returns:
+            At most 100 for each kind of name: only an external id may be that of many payments.
+
+        Raises:
+            InvalidRequest: An argument is not what it accepts.
+        """
+        if not isinstance(names, Iterable):
+            raise refuse("names", "a str, or several")
+        asked = [names] if isinstance(names, str) else [*names]
+        if len(asked) > _MOST_NAMES:
+            raise refuse("names", f"{_MOST_NAMES} of them at most")
+        for each in asked:
+            require_name("names", each)
+        states, account = _check_states(state), self._store.account
+        return await self._store._database.read(
+            lambda each: bookkeeping.find_named(each, account, asked, states=states, most=_MOST_NAMES)
+        )
 
     async def unresolved(self) -> builtins.list[PaymentRecord]:
         """Return the payments of which nobody knows what became, those on their way now included, oldest first."""

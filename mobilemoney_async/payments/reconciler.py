@@ -16,6 +16,7 @@ from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import UnexpectedResponse
 from mobilemoney_async.payments import bookkeeping, findings, unsaved
+from mobilemoney_async.payments.doubted import owner_in_doubt
 from mobilemoney_async.payments.matching import (
     Search,
     Sighting,
@@ -134,13 +135,20 @@ class Reconciler:
             found = []
             for record in records:
                 search = searches[record.key]
-                verdict = judge(search, free, _skew(search, walked, claims))
+                skew = _skew(search, walked, claims)
+                verdict = judge(search, free, skew)
+                doubted = None
+                if verdict.adopt is not None:
+                    doubted = owner_in_doubt(
+                        connection, store.account, record.key, search=search, transaction=verdict.adopt, skew=skew
+                    )
                 found.append(
                     findings.record_walk(
                         connection,
                         store.account,
                         record,
                         verdict,
+                        doubted,
                         began_at=walked.began_at,
                         ended_at=walked.ended_at,
                         grace=store.grace,

@@ -23,7 +23,8 @@ import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.values import mask_phone_number
+from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.values import mask_phone_number, require_name
 
 
 class PaymentState(str, enum.Enum):
@@ -134,6 +135,7 @@ class Order:
         phone_number: In international format.
         amount: Whole TZS, as digits.
         extra_digest: Of the extra fields of the request; empty where there are none.
+        external_id: The one among the extra fields, to find the payment by.
     """
 
     key: str
@@ -141,6 +143,7 @@ class Order:
     phone_number: str = attrs.field(repr=mask_phone_number)
     amount: str
     extra_digest: str = ""
+    external_id: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -179,6 +182,8 @@ class PaymentRecord:
         stale_at: From when on a payment that is being sent counts as unknown.
         transaction_id: The service's transaction, once known.
         reference: The service's reference, once known.
+        external_id: Your reference: the `external_id` that was sent among the ``extra`` fields, or that the final
+            transaction shows; None where there is none.
         status: The transaction's state as last recorded, or None.
         transaction: The transaction in its final state, or None.
         is_adopted: Whether its transaction was found in the service's list, rather than acknowledged to us.
@@ -208,6 +213,7 @@ class PaymentRecord:
     candidates: tuple[str, ...] = ()
     walks: int = 0
     error: str | None = None
+    external_id: str | None = None
     history: tuple[HistoryEntry, ...] = ()
 
     @property
@@ -224,6 +230,14 @@ class PaymentRecord:
     def is_final(self) -> bool:
         """Whether its transaction's final state was seen."""
         return self.state is PaymentState.FINAL
+
+
+def fit_name(text: object) -> str | None:
+    """Return a text if a payment can be kept and found under it, as under a key."""
+    try:
+        return require_name("external_id", text)
+    except InvalidRequest:
+        return None
 
 
 def move(state: PaymentState, event: Event) -> PaymentState | None:

@@ -115,4 +115,5 @@ def read(row: sa.Row[Any]) -> PaymentRecord:
         is_adopted=bool(row.is_adopted),
         walks=row.walks,
         error=row.error,
+        external_id=row.external_id,
     )

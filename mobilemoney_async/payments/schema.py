@@ -6,18 +6,22 @@ SQLite has no decimals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.documents import load_transaction
+from mobilemoney_async.payments.records import fit_name
 
-VERSION = 1
+VERSION = 2
 """Of the tables below. A database of a newer version is refused."""
 
 METADATA: sa.MetaData = sa.MetaData()
+
+_SOME = 1_000  # rows held in memory at once while they are brought forward
 
 _ADVISORY_LOCK = 0x6D6F6D6F  # "momo": one process at a time makes or migrates the tables
 
@@ -49,6 +53,14 @@ _version = sa.Table("mobilemoney_schema", METADATA, sa.Column("version", sa.Inte
 IS_UNIDENTIFIED: sa.TextClause = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
 """`records.UNIDENTIFIED`, in the words of a partial index: SQLite uses one only for a query with the very same."""
 
+IS_SHORT: Mapping[str, sa.TextClause] = {
+    name: sa.text(f"length({name}) <= 200") for name in ("reference", "external_id")
+}
+"""Names of the service's making that an index holds: in PostgreSQL a text of any length would not go into one."""
+
+WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
+"""A payment of which an attempt was taken for absent, or certainly failed: a few of many."""
+
 payments: sa.Table = sa.Table(
     "mobilemoney_payments",
     METADATA,
@@ -76,6 +88,7 @@ payments: sa.Table = sa.Table(
     sa.Column("walked_at", UTCDateTime),
     sa.Column("candidates", sa.Text),
     sa.Column("error", sa.Text),
+    sa.Column("external_id", sa.Text),
     sa.UniqueConstraint("account", "key", name="mobilemoney_payments_key"),
     # A transaction of the service belongs to one record.
     sa.Index("mobilemoney_payments_transaction", "account", "transaction_id", unique=True),
@@ -93,6 +106,20 @@ payments: sa.Table = sa.Table(
     # Of a million, the first or the latest few, in a state or since a time, without sorting the rest.
     sa.Index("mobilemoney_payments_created", "account", "created_at", "id"),
     sa.Index("mobilemoney_payments_state", "account", "state", "created_at", "id"),
+    sa.Index(
+        "mobilemoney_payments_released",
+        "account",
+        "phone_number",
+        "type",
+        "amount",
+        sqlite_where=WAS_RELEASED,
+        postgresql_where=WAS_RELEASED,
+    ),
+    # By the names that a callback or a customer may use.
+    *(
+        sa.Index(f"mobilemoney_payments_{name}", "account", name, sqlite_where=short, postgresql_where=short)
+        for name, short in IS_SHORT.items()
+    ),
 )
 
 history: sa.Table = sa.Table(
@@ -180,7 +207,30 @@ logins: sa.Table = sa.Table(
 
 Migration: TypeAlias = Callable[[sa.Connection], Any]
 
-_MIGRATIONS: Sequence[Migration] = ()
+
+def _give_names(connection: sa.Connection) -> None:
+    """Version 2: payments have the external ids that final transactions show, and are found by their names."""
+    connection.execute(sa.text("ALTER TABLE mobilemoney_payments ADD COLUMN external_id TEXT"))
+    shown = sa.select(payments.c.id, payments.c.transaction).where(payments.c.transaction.like('%"external_id":%'))
+    named = payments.update().where(payments.c.id == sa.bindparam("of_id"))
+    rows = connection.execute(shown.order_by(payments.c.id).limit(_SOME)).all()
+    while rows:
+        connection.execute(named, [{"of_id": row.id, "external_id": _external_id(row.transaction)} for row in rows])
+        later = shown.where(payments.c.id > rows[-1].id).order_by(payments.c.id).limit(_SOME)
+        rows = connection.execute(later).all()
+    for index in payments.indexes:
+        if str(index.name).rpartition("_")[2] in {"released", "reference", "id"}:
+            index.create(connection)
+
+
+def _external_id(transaction: str) -> str | None:
+    try:
+        return fit_name(load_transaction(transaction).external_id)
+    except StoreError:
+        return None  # unreadable before, too
+
+
+_MIGRATIONS: Sequence[Migration] = (_give_names,)
 """The first makes version 2 of version 1, and so on."""
 
 
@@ -209,6 +259,9 @@ def prepare(
             f"the database has tables of version {found}, this release knows up to {version}: update mobilemoney-async",
             outcome="not_sent",
         )
+    if found < version and connection.dialect.name == "postgresql":
+        # It takes as long as there are payments: the patience for other statements would end it each time.
+        connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
     for migrate in migrations[found - 1 : version - 1]:
         migrate(connection)
     if found < version:

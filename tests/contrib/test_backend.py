@@ -22,7 +22,7 @@ from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders
 from mobilemoney_async.sandbox import Sandbox, faults
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.anyio
 
 SPEED = 100.0
 PAYS, DECLINES, STUCK, NO_ANSWER = (f"+255780000{n}" for n in ("789", "039", "129", "203"))
@@ -108,6 +108,35 @@ async def test_an_unknown_payment_is_found_out(sandbox: Sandbox, tmp_path: Path)
             await backend.collect("order-1", phone_number=NO_ANSWER, amount=1500)
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
     assert len(sandbox.transactions) == 1
+
+
+async def test_an_order_does_not_go_back(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks while an unknown payment is being found does not bring the old news back, however slow the store is."""
+    sandbox.script(faults.drop(processed=True), on="POST c2b")
+    heard: list[OrderStatus | None] = []
+    async with opened(sandbox, tmp_path) as backend, anyio.create_task_group() as tasks:
+        with pytest.raises(OutcomeUnknown):
+            await backend.collect("order-1", phone_number=STUCK, amount=1500)
+        read, go_on = backend.client.payments.get, anyio.Event()
+
+        async def slow(key: str) -> Any:
+            record = await read(key)
+            await go_on.wait()
+            return record
+
+        async def ask() -> None:
+            heard.append(await backend.status("order-1"))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend.client.payments, "get", slow)
+            tasks.start_soon(ask)
+            while "1 followed" not in repr(backend):
+                await anyio.sleep(0.1)
+            go_on.set()
+            while not heard:
+                await anyio.sleep(0.1)
+        assert heard == [await backend.status("order-1")]
+        assert heard[0] is not None and heard[0].state is OrderState.PENDING
 
 
 async def test_a_refused_order_may_be_paid_again(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A process of the fleet, to be killed: ``python -m tests.payments.fleet_worker NAME STORE_URL BASE_URL LOOP ID…``.
+"""A process of the fleet, to be killed: ``python -m tests.payments.fleet_worker NAME STORE_URL BASE_URL LOOP TTL ID…``.
 
 It says a line when it follows its payments, and one for each outcome.
 """
@@ -12,8 +12,8 @@ from tests.payments.till import make_fleet, make_poller, wide
 
 
 async def main(*arguments: str) -> None:
-    name, store_url, base_url, _, *numbers = arguments
-    fleet = make_fleet(store_url)
+    name, store_url, base_url, _, ttl, *numbers = arguments
+    fleet = make_fleet(store_url, ttl=float(ttl))
     async with (
         AsyncClient(base_url, auth=name, rate_limiter=wide()) as client,
         make_poller(client, fleet) as poller,

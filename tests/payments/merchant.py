@@ -1,14 +1,17 @@
 """A merchant with hundreds of orders at a service full of faults, and the checks that no payment is made twice or lost.
 
-Each order tells the service its key as `external_id`, which the library never looks at: so the service's book says
-whose each transaction is, and the store is held against that.
+Each order tells the service its key as `external_id`, by which the library identifies nothing: so the service's book
+says whose each transaction is, and the store is held against that.
 """
 
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import anyio
 import attrs
+import httpx
 
 from mobilemoney_async import Acknowledgement, AsyncClient, MobileMoneyError, PaymentRecord, PaymentState, SQLStore
 from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
@@ -132,7 +135,22 @@ def creates(sandbox: Sandbox) -> int:
     return sandbox.requests.count("c2b") + sandbox.requests.count("b2c")
 
 
-def open_merchant(sandbox: Sandbox, store_url: str, orders: Sequence[Order], *, grace: float = 0.0) -> Merchant:
+class Held(httpx.AsyncBaseTransport):
+    """Brings requests to a sandbox, and keeps the answers back until told to let go."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._inner = sandbox.transport()
+        self.let_go = anyio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self._inner.handle_async_request(request)
+        await self.let_go.wait()
+        return response
+
+
+def open_merchant(
+    sandbox: Sandbox, store_url: str, orders: Sequence[Order], *, grace: float = 0.0, timeout: float = 30.0, **more: Any
+) -> Merchant:
     store = SQLStore(store_url, grace=grace)
-    client = sandbox.client(store=store, timeout=0.5, retry=ONCE_MORE, rate_limiter=wide_open())
+    client = sandbox.client(store=store, timeout=timeout, retry=ONCE_MORE, rate_limiter=wide_open(), **more)
     return Merchant(sandbox, client, orders)

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async import InvalidRequest, SQLStore, StoreError
 from mobilemoney_async.payments import database as database_module
+from mobilemoney_async.payments import schema
 from mobilemoney_async.payments.database import Database
 from tests.payments.service import on_asyncio, rows
 
@@ -127,7 +128,7 @@ async def test_work_is_one_transaction(store_url: str) -> None:
 
     with pytest.raises(LookupError, match="half way"):
         await database.write(half)
-    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(1,)]
+    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
     assert await database.write(one) == 1
     assert await database.read(one) == 1
     database.close()

@@ -15,7 +15,7 @@ from mobilemoney_async import DuplicateSuspected, OutcomeUnknown, PaymentState, 
 from mobilemoney_async.payments import database
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.payments.crash_worker import ONCE_MORE, Job, Order, wide_open
-from tests.payments.merchant import Merchant, all_is_paid, creates, faulty_sandbox, make_orders, open_merchant
+from tests.payments.merchant import Held, Merchant, all_is_paid, creates, faulty_sandbox, make_orders, open_merchant
 from tests.payments.nursery import Nursery, nursery
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -39,7 +39,7 @@ async def test_of_300_orders_under_faults_none_is_paid_twice_and_none_is_lost(st
         ahead += timedelta(seconds=seconds)
 
     async with sandbox.client(
-        store=SQLStore(store_url, grace=120),
+        store=SQLStore(store_url, grace=600),
         timeout=0.5,
         retry=ONCE_MORE,
         rate_limiter=wide_open(),
@@ -61,7 +61,7 @@ async def test_of_300_orders_under_faults_none_is_paid_twice_and_none_is_lost(st
         assert await merchant.say_the_word() == 0
 
         while left:
-            pass_time(130)
+            pass_time(610)
             await client.payments.reconcile()
             await client.payments.reconcile()
             # What is left is absent, and the check says that it truly is; or its twin was in the way.
@@ -172,7 +172,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.sleep(0.005)
 
@@ -186,7 +186,7 @@ async def test_while_the_database_is_away_nothing_is_sent(store_url: str) -> Non
     async with merchant.client:
         assert not await merchant.try_all(orders[:5], tasks=1)
         with away(store_url):
-            with anyio.fail_after(20):  # and not each after the other's patience
+            with anyio.fail_after(60):
                 left = await merchant.try_all(orders[5:])
         assert len(left) == 35
         assert merchant.errors == {StoreError: 35}
@@ -202,14 +202,16 @@ async def test_while_the_database_is_away_nothing_is_sent(store_url: str) -> Non
 @pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
 async def test_an_answer_that_cannot_be_recorded_is_not_lost(store_url: str, dies: bool) -> None:
     """Of a payment whose answer came while the database was away, the id is known afterwards, even by a new process."""
-    sandbox, orders = Sandbox(choices=Choices(rate_limit=None, latency=0.2), balance=10**9), make_orders(4, count=20)
+    sandbox, orders = Sandbox(choices=Choices(rate_limit=None), balance=10**9), make_orders(4, count=20)
     orders = list({(order.is_collection, order.phone_number, order.amount): order for order in orders}.values())
-    merchant = open_merchant(sandbox, store_url, orders)
+    held = Held(sandbox)
+    merchant = open_merchant(sandbox, store_url, orders, transport=held)
     async with merchant.client:
         async with anyio.create_task_group() as group:
             group.start_soon(merchant.try_all, orders)
             await until(lambda: creates(sandbox) == len(orders))
             with away(store_url):
+                held.let_go.set()
                 await until(lambda: merchant.errors.total() == len(orders))
                 assert merchant.errors == {OutcomeUnknown: len(orders)}
                 if dies:
@@ -232,18 +234,20 @@ async def test_an_answer_that_cannot_be_recorded_is_not_lost(store_url: str, die
 async def test_orders_survive_a_database_that_comes_and_goes(store_url: str) -> None:
     """Also under faults of the service: after three absences the store agrees with the service's book."""
     sandbox, orders = faulty_sandbox(seed=5), make_orders(seed=5, count=100)
-    merchant = open_merchant(sandbox, store_url, orders, grace=1.0)
+    merchant = open_merchant(sandbox, store_url, orders, grace=1.0, timeout=0.5)
 
     async def come_and_go() -> None:
         for _ in range(3):
-            enough = creates(sandbox) + 15
+            enough, failed = creates(sandbox) + 15, merchant.errors[StoreError]
             await until(lambda: creates(sandbox) >= enough)  # noqa: B023 (called here)
             with away(store_url):
                 await anyio.sleep(0.7)
+                if store_url.startswith("sqlite"):  # who is thrown out by PostgreSQL tries for longer to come back
+                    await until(lambda: not left or merchant.errors[StoreError] > failed)  # noqa: B023
 
+    left: Sequence[Order] = orders
     async with merchant.client, anyio.create_task_group() as group:
         group.start_soon(come_and_go)
-        left: Sequence[Order] = orders
         while left:
             left = await merchant.try_all(left, tasks=20)
             with suppress(StoreError):

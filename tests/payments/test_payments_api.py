@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import random
+import string
 from datetime import datetime, timedelta
 from typing import Any
 
+import attrs
 import pytest
 
-from mobilemoney_async import InvalidRequest, MobileMoneyError, OutcomeUnknown, PaymentState, RetryPolicy, StoreError
+from mobilemoney_async import (
+    InvalidRequest,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PaymentState,
+    RetryPolicy,
+    SQLStore,
+    StoreError,
+    TransactionStatus,
+)
+from mobilemoney_async.payments import bookkeeping
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_asyncio
-from tests.support.fakes import make_client
+from tests.support.fakes import PHONE_NUMBER as PAYS
+from tests.support.fakes import FakeTransport, acknowledgement, make_client
+from tests.support.server import Response
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +102,78 @@ async def test_what_a_list_refuses(sqlite_file_url: str, argument: str, value: A
     async with make_world(sqlite_file_url).client() as client:
         with pytest.raises(InvalidRequest) as caught:
             await client.payments.list(**{argument: value})
+    assert caught.value.argument == argument
+
+
+async def test_payments_are_found_by_any_name(store_url: str) -> None:
+    """A transaction id, a reference, an external id and a key all find their payment, in whatever state it is."""
+    world = make_world(store_url)
+    async with world.client() as client, world.client(store=world.store(account="other")) as other:
+        first = await client.collections.create(**ORDER, idempotency_key="order-1", extra={"external_id": "shop/1"})
+        second = await client.disbursements.create(**ORDER, idempotency_key="order-2")
+        world.sandbox.approve(second.transaction_id)
+        await client.payments.reconcile()
+        for name in (first.transaction_id, first.reference, "shop/1", "order-1"):
+            (found,) = await client.payments.find(name)
+            assert (found.key, found.external_id, found.history) == ("order-1", "shop/1", ())
+            assert await other.payments.find(name) == []
+        names = [second.reference, "order-2", "order-1", "shop/1", "forged", first.transaction_id]
+        assert [each.key for each in await client.payments.find(names)] == ["order-1", "order-2"]
+        assert await client.payments.find(names, state="UNKNOWN") == []
+        assert len(await client.payments.find(iter(names), state=[PaymentState.ACKNOWLEDGED, "FINAL"])) == 2
+        assert await client.payments.find(names, state=[]) == []
+        assert await client.payments.find([]) == []
+        assert await client.payments.find(["shop/%", "ORDER-1", "'; --"]) == []
+
+
+async def test_the_external_id_that_the_service_shows_is_found(store_url: str) -> None:
+    """Where a final transaction has an external id that was not sent by us, the payment goes by it from then on."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        made = await client.collections.create(**ORDER, idempotency_key="order-1")
+        shown = attrs.evolve(await client.transactions.get(made.transaction_id), external_id="shop/1")
+        ended = attrs.evolve(shown, status=TransactionStatus.FAILED)
+        assert client._store is not None
+        await client._store._database.write(
+            lambda each: bookkeeping.record_seen(each, "default", ended, source="poll", at=world.utcnow())
+        )
+        assert [each.external_id for each in await client.payments.find("shop/1")] == ["shop/1"]
+
+
+async def test_a_reference_of_any_length_is_recorded(store_url: str) -> None:
+    """A name that is too long for an index does not keep a payment from being recorded."""
+    reference = "".join(random.Random(0).choices(string.printable, k=20_000))
+    answer = json.loads(acknowledgement().body) | {"reference": reference}
+    transport = FakeTransport(lambda sent: Response.json(answer))
+    async with make_client(transport, store=SQLStore(store_url)) as client:
+        extra = {"external_id": reference}
+        await client.collections.create(phone_number=PAYS, amount=1000, idempotency_key="order-1", extra=extra)
+        (record,) = await client.payments.find("order-1")
+        assert (record.state, record.reference, record.external_id) == (PaymentState.ACKNOWLEDGED, reference, None)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("names", ""),
+        ("names", 7),
+        ("names", None),
+        ("names", ["order-1", " "]),
+        ("names", ["order-1", 7]),
+        ("names", ["a\0b"]),
+        ("names", ["\ud800"]),
+        ("names", ["x" * 201]),
+        ("names", [f"order-{number}" for number in range(101)]),
+        ("state", "gone"),
+    ],
+    ids=["blank", "a number", "nothing", "one blank", "one a number", "NUL", "surrogate", "long", "many", "state"],
+)
+@on_asyncio
+async def test_what_find_refuses(sqlite_file_url: str, argument: str, value: Any) -> None:
+    """What cannot be a payment's name is refused by its argument."""
+    async with make_world(sqlite_file_url).client() as client:
+        with pytest.raises(InvalidRequest) as caught:
+            await client.payments.find(**{"names": "order-1", argument: value})
     assert caught.value.argument == argument
 
 

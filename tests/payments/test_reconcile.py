@@ -19,10 +19,11 @@ from mobilemoney_async import (
     OutcomeUnknown,
     PaymentRecord,
     RetryPolicy,
+    SQLStore,
     StoreError,
     UnexpectedResponse,
 )
-from mobilemoney_async.sandbox import faults
+from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.magic import ORDINARY
 from mobilemoney_async.sandbox.states import Kind
 from tests.payments.service import ORDER, PHONE_NUMBER, World, leave, make_world, on_asyncio
@@ -284,6 +285,60 @@ async def test_a_person_may_release_an_ambiguous_payment(sqlite_file_url: str) -
     assert answer.transaction_id == world.made[-1]
 
 
+@pytest.mark.parametrize("is_sent_again", [False, True])
+async def test_a_person_s_wrong_word_does_not_mislead_a_twin(
+    store_url: str, is_sent_again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A transaction that may be of a payment which was called absent is not given to another order: a person looks."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await lose(world, client, made=False)
+        await client.payments.confirm_absent("order-1", note="not on the dashboard")
+        if is_sent_again:
+            await create(client)
+        await lose(world, client, "order-2", made=False)
+        late = stranger(world)  # of the first order's first attempt, which the service has only now worked off
+        for _ in range(3):
+            (record,) = await client.payments.reconcile()
+            assert (record.state, record.candidates) == ("UNKNOWN", (late,))
+            await world.advance(150)
+        first = await get(client)
+        (doubt,) = [entry for entry in first.history if entry.what == "contradiction"]
+        assert doubt.detail == f"transaction {late} may be attempt 1, which was called absent: paid twice?"
+        assert first.state == ("ACKNOWLEDGED" if is_sent_again else "RELEASED")
+        assert caplog.messages == [f"payment 'order-1' may have been paid twice: transaction {late}"]
+        with pytest.raises(OutcomeUnknown):
+            await create(client, "order-2")
+        assert (await client.payments.identify("order-2", late, note="Asha paid once")).transaction_id == late
+
+
+@pytest.mark.parametrize("first", ["absent", "long ago", "refused", "not sent", "of another kind"])
+@on_asyncio
+async def test_a_payment_that_was_sent_again_rightly_does_not_matter(sqlite_file_url: str, first: str) -> None:
+    """Earlier attempts that cannot be the transaction leave a lost twin to be found as ever."""
+    world = make_world(sqlite_file_url)
+    async with world.client(world.store(grace=0), retry=RetryPolicy(max_attempts=1)) as client:
+        if first in {"refused", "not sent"}:
+            if first == "not sent":
+                world.line.refuse = 1
+            else:
+                world.sandbox.script(faults.rate_limited(), on="c2b")
+            with pytest.raises(MobileMoneyError):
+                await create(client)
+        else:
+            await lose(world, client, made=False, amount=7 if first == "of another kind" else 1000)
+            for _ in range(3 if first == "absent" else 0):
+                await client.payments.reconcile()
+                await world.advance(1)
+            await client.payments.confirm_absent("order-1", note="not on the dashboard")
+        await create(client, amount=7 if first == "of another kind" else 1000)
+        await world.advance(300 if first == "long ago" else 0)
+        await lose(world, client, "order-2", made=True)
+        await client.payments.reconcile()
+        assert (await get(client, "order-2")).is_adopted
+        assert all(entry.what != "contradiction" for entry in (await get(client)).history)
+
+
 async def test_of_what_a_person_may_not_say_that_it_is_absent(sqlite_file_url: str) -> None:
     """What exists, what does not, what is on its way and what nobody asked for cannot be called absent."""
     world = make_world(sqlite_file_url)
@@ -519,6 +574,22 @@ async def test_a_clock_that_was_set_meanwhile(sqlite_file_url: str, by: float, h
 
 
 # What a dead process left
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.0])
+async def test_the_clock_of_a_sandbox_moves_that_of_its_clients(sqlite_file_url: str, rate: float) -> None:
+    """After `sandbox.advance(...)` a client of the sandbox still finds its payment where it was sent."""
+    sandbox = Sandbox()
+    store = SQLStore(sqlite_file_url, grace=0)
+    async with sandbox.client(store=store, timeout=1) as client:
+        sandbox.run_clock(rate)
+        for day in range(3):
+            sandbox.advance(10 * 86_400)
+            sandbox.script(faults.lost(processed=True), on="c2b")
+            with pytest.raises(OutcomeUnknown):
+                await client.collections.create(**ORDER, idempotency_key=f"order-{day}")
+            (record,) = await client.payments.reconcile()
+            assert record.is_adopted
 
 
 async def test_stale_payments_are_found_out(store_url: str) -> None:

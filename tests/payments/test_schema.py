@@ -6,18 +6,23 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
+import attrs
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import SQLStore, StoreError
-from mobilemoney_async.payments import schema
+from mobilemoney_async import Network, SQLStore, StoreError, Transaction, TransactionStatus, TransactionType
+from mobilemoney_async.payments import bookkeeping, schema
 from mobilemoney_async.payments.database import Database
-from mobilemoney_async.payments.records import UNIDENTIFIED
+from mobilemoney_async.payments.documents import dump_transaction
+from mobilemoney_async.payments.payments import PaymentBook
+from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
 from tests.payments.service import on_asyncio, rows
+from tests.support.fakes import NOON
 
 pytestmark = pytest.mark.anyio
 
@@ -85,29 +90,121 @@ async def test_a_newer_database_is_refused(store_url: str) -> None:
 
 @on_asyncio
 async def test_an_older_database_is_brought_forward(store_url: str) -> None:
-    """Each version between the old and the new is made once, in order."""
+    """Each version between the old and the new is made once, in order, however long it takes."""
     database = Database(store_url)
     done: list[str] = []
 
     def adds(name: str) -> schema.Migration:
         def migrate(connection: sa.Connection) -> None:
             done.append(name)
+            if connection.dialect.name == "postgresql":
+                assert connection.execute(sa.text("SHOW statement_timeout")).scalar_one() == "0"
             connection.execute(sa.text(f"ALTER TABLE mobilemoney_payments ADD COLUMN {name} TEXT"))
 
         return migrate
 
-    forward = [adds("first"), adds("second"), adds("third")]
-    await database.write(lambda each: schema.prepare(each, version=3, migrations=forward))
+    def forward(to: int) -> Any:
+        migrations = [*[adds("before")] * (schema.VERSION - 1), adds("first"), adds("second"), adds("third")]
+        return database.write(lambda each: schema.prepare(each, version=schema.VERSION + to, migrations=migrations))
+
+    await forward(2)
     assert done == ["first", "second"]
-    assert await database.read(version) == 3
-    await database.write(lambda each: schema.prepare(each, version=4, migrations=forward))
-    await database.write(lambda each: schema.prepare(each, version=4, migrations=forward))
+    assert await database.read(version) == schema.VERSION + 2
+    await forward(3)
+    await forward(3)
     assert done == ["first", "second", "third"]
     columns = await database.read(
         lambda each: {c["name"] for c in sa.inspect(each).get_columns("mobilemoney_payments")}
     )
     assert {"first", "second", "third"} < columns
     database.close()
+
+
+SEEN = Transaction(
+    id="tx-1",
+    reference="REF-1",
+    external_id="order/7",
+    type=TransactionType.COLLECTION,
+    amount=Decimal(1000),
+    currency="TZS",
+    phone_number="+255780000789",
+    network=Network.AIRTEL_MONEY,
+    status=TransactionStatus.FAILED,
+    created_at=NOON,
+)
+
+
+def shape(connection: sa.Connection) -> dict[str, Any]:
+    """Return the columns and the indexes of every table, as the database tells them."""
+    told = sa.inspect(connection)
+    return {
+        name: (
+            {each["name"]: str(each["type"]) for each in told.get_columns(name)},
+            sorted((str(each["name"]), each["column_names"], bool(each["unique"])) for each in told.get_indexes(name)),
+            told.get_pk_constraint(name)["constrained_columns"],
+        )
+        for name in sorted(schema.METADATA.tables)
+    }
+
+
+@on_asyncio
+async def test_a_database_of_version_1_is_brought_forward(store_url: str) -> None:
+    """A store that the first release made has all of its payments after an upgrade, and finds them by every name."""
+    engine = sa.create_engine(store_url, poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        tables = Path(__file__).with_name(f"version_1.{engine.dialect.name}.sql").read_text(encoding="utf-8")
+        for statement in tables.split(";\n"):
+            connection.execute(sa.text(statement or "SELECT 1"))
+        final = {"state": "FINAL", "status": "FAILED"}
+        _insert(connection, **final, transaction_id="tx-1", reference="REF-1", transaction=dump_transaction(SEEN))
+        unreadable = {"transaction": '{"external_id":"order/8"}', "reference": "REF" * 5_000}
+        _insert(connection, **final, key="order-2", transaction_id="tx-2", **unreadable)
+        nameless = {"transaction": dump_transaction(attrs.evolve(SEEN, external_id="x" * 9_000))}
+        _insert(connection, **final, key="order-3", transaction_id="tx-3", **nameless)
+        _insert(connection, key="order-4")
+    store = SQLStore(store_url)
+    book = PaymentBook(store, lambda: NOON)
+    for name in ("tx-1", "REF-1", "order/7", "order-1"):
+        assert [each.key for each in await book.find(name)] == ["order-1"], name
+    assert (await book.find("order-1"))[0].external_id == "order/7"
+    assert await book.find(["order/8", "REF"]) == []
+    assert await store._database.read(version) == schema.VERSION == 2
+    migrated = await store._database.read(shape)
+    store.close()
+    assert rows(store_url, "SELECT count(*) FROM mobilemoney_payments") == [(4,)]
+    with engine.begin() as connection:
+        schema.METADATA.drop_all(connection)
+        schema.prepare(connection)
+        assert shape(connection) == migrated
+
+
+@on_asyncio
+async def test_payments_are_found_by_indexes(store_url: str) -> None:
+    """However many payments there are, those that a callback may name are not searched one by one."""
+    plans = list[str]()
+
+    def explain(connection: sa.Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.text("SET LOCAL enable_seqscan = off"))
+
+        @sa.event.listens_for(connection, "before_cursor_execute", retval=True)
+        def ask(_: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
+            prefix = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
+            cursor.execute(prefix + statement, parameters)
+            plans.extend(str(row) for row in cursor.fetchall())
+            return statement, parameters
+
+        names = [f"name-{number}" for number in range(100)]
+        bookkeeping.find_named(connection, "default", names, states=[PaymentState.ACKNOWLEDGED], most=100)
+
+    database = Database(store_url)
+    await database.read(explain)
+    database.close()
+    told = " ".join(plans)
+    for index in ("transaction", "key", "reference", "external_id"):
+        assert f"mobilemoney_payments_{index}" in told or (index == "key" and "sqlite_autoindex" in told), told
+    assert "SCAN mobilemoney_payments" not in told
+    assert "Seq Scan" not in told
 
 
 @on_asyncio
@@ -122,8 +219,9 @@ async def test_a_migration_that_fails_changes_nothing(store_url: str) -> None:
         connection.execute(sa.text("ALTER TABLE no_such_table ADD COLUMN other TEXT"))
 
     with pytest.raises(StoreError, match="the store failed"):
-        await database.write(lambda each: schema.prepare(each, version=3, migrations=[adds, breaks]))
-    assert await database.read(version) == 1
+        migrations = [adds] * schema.VERSION + [breaks]
+        await database.write(lambda each: schema.prepare(each, version=schema.VERSION + 2, migrations=migrations))
+    assert await database.read(version) == schema.VERSION
     columns = await database.read(
         lambda each: {c["name"] for c in sa.inspect(each).get_columns("mobilemoney_payments")}
     )
@@ -199,7 +297,7 @@ def _insert(connection: sa.Connection, **changes: Any) -> None:
         "walks": 0,
     }
     values |= changes
-    names = ", ".join(values)
+    names = ", ".join(f'"{name}"' for name in values)
     marks = ", ".join(f":{name}" for name in values)
     connection.execute(sa.text(f"INSERT INTO mobilemoney_payments ({names}) VALUES ({marks})"), values)
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import multiprocessing
 import signal
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,6 +32,8 @@ from tests.support.processes import let_children_import_tests
 BACKENDS: list[Literal["asyncio", "trio"]] = ["asyncio", "trio"]
 PAYMENT, LOOKUP, POLL, BULK = Priority
 AHEAD = 1e9  # how far the store's clock is ahead of the loop's, seconds
+LAST_WORDS = 12  # requests of the process that is killed
+PATIENCE = 60.0  # for what is bound to happen, however busy the machine is, seconds
 
 
 class Row:
@@ -432,24 +435,24 @@ def strict(used: list[float]) -> list[str]:
 @pytest.mark.anyio
 @pytest.mark.real_time
 async def test_two_processes_keep_one_limit_on_a_real_database(store_url: str) -> None:
-    """On SQLite and PostgreSQL, two pools of connections and one row: together never above the limit."""
+    """On SQLite and PostgreSQL, two pools of connections and one row: together never above the limit, both served."""
     with contextlib.closing(Database(store_url)) as one, contextlib.closing(Database(store_url)) as other:
         limiters = [Recording(fast(), database, "merchant") for database in (one, other)]
-        with anyio.move_on_after(1):
+        with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as tasks:
                 for limiter in limiters:
                     tasks.start_soon(saturate, Queue(limiter), LOOKUP, 10)
-    used = [at for limiter in limiters for at in limiter.used]
-    assert strict(used) == []
-    assert len(used) >= 15
-    assert all(limiter.used for limiter in limiters)
+                while min(len(limiter.used) for limiter in limiters) < 10:
+                    await anyio.sleep(0.05)
+                tasks.cancel_scope.cancel()
+    assert strict([at for limiter in limiters for at in limiter.used]) == []
 
 
 @pytest.mark.anyio
 @pytest.mark.real_time
 async def test_accounts_have_budgets_of_their_own(store_url: str) -> None:
     """Merchants that share a database do not share a limit."""
-    with contextlib.closing(Database(store_url)) as database, anyio.fail_after(20):
+    with contextlib.closing(Database(store_url)) as database, anyio.fail_after(PATIENCE):
         for account in ("one", "other"):
             limiter = SharedLimiter(RateLimiter(1), database, account)
             await limiter.acquire()
@@ -488,15 +491,15 @@ async def test_time_outs_of_asyncio_leave_the_limiter_sound(store_url: str) -> N
 
         await asyncio.gather(*(lose_patience(0.0005 * 1.5**number) for number in range(12)))
         assert not limiter._waiting
-        await asyncio.wait_for(limiter.acquire(), 20)
+        await asyncio.wait_for(limiter.acquire(), PATIENCE)
     assert strict(limiter.used) == []
 
 
 # -- real processes ----------------------------------------------------------------------------------------------------
 
 
-def worker(url: str, seconds: float, pipe: Connection) -> None:
-    """Saturate the limit in a process of its own, and tell when each request went."""
+def worker(url: str, pipe: Connection) -> None:
+    """Saturate the limit in a process of its own, and tell when each request went, until told to stop."""
 
     async def main(database: Database) -> None:
         limiter = Recording(fast(), database, "merchant")
@@ -509,22 +512,56 @@ def worker(url: str, seconds: float, pipe: Connection) -> None:
                 await limiter.acquire()
                 pipe.send((limiter.used[-1], anyio.current_time()))
 
-        with anyio.move_on_after(seconds):
-            async with anyio.create_task_group() as tasks:
-                for _ in range(20):
-                    tasks.start_soon(keep_going)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(keep_going)
+            await anyio.to_thread.run_sync(pipe.recv)
+            tasks.cancel_scope.cancel()
 
     with contextlib.closing(Database(url)) as database:
         anyio.run(main, database)
     pipe.close()
 
 
-def gather(processes: list[tuple[Any, Connection]], victim: int) -> list[list[tuple[float, float]]]:
-    """Return what each process tells until its end; the victim is killed after its twelfth request."""
-    told: list[list[tuple[float, float]]] = [[] for _ in processes]
+Told = list[list[tuple[float, float]]]  # by each process: the slots that it used by the store's clock, and when
+
+
+def keeps_pace(told: Told, victim: int, *, seconds: float = 3.0) -> bool:
+    """Return whether the fleet did what it should in its last seconds.
+
+    A busy machine may wake a process long after its slot: then its requests arrive in a heap, and none before.
+    """
+    arrivals = sorted((at, number) for number, each in enumerate(told) for _, at in each)
+    end = arrivals[-1][0]
+    if len(told[victim]) < LAST_WORDS or arrivals[0][0] > end - seconds:
+        return False
+    service, rejected, turns = RateLimit(20), 0, [0] * len(told)
+    for at, number in arrivals:
+        is_rejected = service.wait("both", at) > 0
+        if not is_rejected:
+            service.use(at)
+        if at > end - seconds:
+            rejected += is_rejected
+            turns[number] += 1
+    others = turns[:victim] + turns[victim + 1 :]
+    return (
+        rejected < 0.01 * sum(turns)
+        and sum(turns) >= 0.9 * 20 * seconds
+        and turns[victim] == 0
+        and min(others) >= 0.5 * max(others)
+    )
+
+
+def gather(processes: list[tuple[Any, Connection]], victim: int) -> tuple[Told, bool]:
+    """Return what each process tells until its end, and whether they kept the pace, after which they are stopped.
+
+    The victim is killed after its twelfth request.
+    """
+    told: Told = [[] for _ in processes]
     numbers = {id(pipe): number for number, (_, pipe) in enumerate(processes)}
+    deadline, kept_pace, is_over = time.monotonic() + PATIENCE, False, False
     while pipes := [pipe for _, pipe in processes if not pipe.closed]:
-        for pipe in wait(pipes):
+        for pipe in wait(pipes, PATIENCE):
             assert isinstance(pipe, Connection)
             number = numbers[id(pipe)]
             try:
@@ -532,9 +569,14 @@ def gather(processes: list[tuple[Any, Connection]], victim: int) -> list[list[tu
             except (EOFError, ConnectionResetError):
                 pipe.close()
                 continue
-            if number == victim and len(told[victim]) == 12:
+            if number == victim and len(told[victim]) == LAST_WORDS:
                 processes[victim][0].kill()
-    return told
+        if not is_over and all(told):
+            kept_pace = keeps_pace(told, victim)
+            is_over = kept_pace or time.monotonic() > deadline
+            for pipe in (pipe for _, pipe in processes if is_over and not pipe.closed):
+                pipe.send("stop")
+    return told, kept_pace
 
 
 def test_four_real_processes_keep_one_budget_of_1200_a_minute(store_url: str) -> None:
@@ -544,7 +586,7 @@ def test_four_real_processes_keep_one_budget_of_1200_a_minute(store_url: str) ->
     processes: list[tuple[Any, Connection]] = []
     for _ in range(4):
         ours, theirs = context.Pipe()
-        process = context.Process(target=worker, args=(store_url, 4.0, theirs))
+        process = context.Process(target=worker, args=(store_url, theirs))
         process.start()
         theirs.close()
         processes.append((process, ours))
@@ -552,19 +594,9 @@ def test_four_real_processes_keep_one_budget_of_1200_a_minute(store_url: str) ->
         assert pipe.recv() == "ready"
     for _, pipe in processes:
         pipe.send("go")
-    told = gather(processes, victim=3)
+    told, kept_pace = gather(processes, victim=3)
     for process, _ in processes:
         process.join()
     assert [process.exitcode for process, _ in processes] == [0, 0, 0, -signal.SIGKILL]
-
     assert strict([slot for each in told for slot, _ in each]) == []
-    arrivals = sorted(at for each in told for _, at in each)
-    service, rejected = RateLimit(20), 0
-    for at in arrivals:
-        if service.wait("both", at):
-            rejected += 1
-        else:
-            service.use(at)
-    assert rejected < 0.01 * len(arrivals)
-    assert len(arrivals) >= 0.9 * 20 * (arrivals[-1] - arrivals[0])
-    assert min(map(len, told[:3])) >= 0.5 * max(map(len, told[:3]))
+    assert kept_pace

@@ -19,6 +19,9 @@ from tests.contract import samples
 from tests.support.server import Reply, Request, Response
 
 TTL = 0.8
+"""Of the lease of a poller that is to die, seconds."""
+LEASE = 50.0
+"""Of the others': a machine that stands still for seconds does not make another poller ask, seconds."""
 
 
 @attrs.define(eq=False)
@@ -107,15 +110,17 @@ def make_poller(client: AsyncClient, fleet: Fleet, **options: Any) -> Poller:
     return Poller(client._pipeline, fleet=fleet, **options)
 
 
-def make_fleet(url: str, *, ttl: float = TTL, poll: float = 0.05) -> StoreFleet:
+def make_fleet(url: str, *, ttl: float = LEASE, poll: float = 0.05) -> StoreFleet:
     """Return a seat in a fleet that is quicker than the real ones."""
-    return StoreFleet(Database(url), "default", utcnow=utcnow, ttl=ttl, poll=poll, linger=0.2)
+    fleet = StoreFleet(Database(url), "default", utcnow=utcnow, ttl=ttl, poll=poll, linger=0.2)
+    fleet.listening_poll = max(poll, TTL / 2)
+    return fleet
 
 
 @asynccontextmanager
-async def process(till: Till, url: str, name: str, **options: Any) -> AsyncIterator[Poller]:
+async def process(till: Till, url: str, name: str, *, ttl: float = LEASE, **options: Any) -> AsyncIterator[Poller]:
     """Yield a poller with all that another process would have for itself."""
-    fleet = make_fleet(url)
+    fleet = make_fleet(url, ttl=ttl)
     try:
         async with till.client(name) as client, make_poller(client, fleet, **options) as poller:
             yield poller

@@ -1,0 +1,74 @@
+"""What state a store is in, seen without changing it: no tables are made, and none are brought forward."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.payments import schema
+from mobilemoney_async.payments.records import PaymentState
+from mobilemoney_async.payments.store import SQLStore
+
+
+@attrs.frozen(kw_only=True)
+class StoreCondition:
+    """What was seen of a store.
+
+    Attributes:
+        version: Of its tables; None where there are none yet.
+        known_version: What this release makes and reads.
+        cannot_write: Why nothing can be written, or None where it can.
+        unresolved: How many payments of the account nobody knows about, and waiting for an answer will not tell.
+        clear_tokens: How many login tokens of the account lie there in clear text.
+    """
+
+    version: int | None
+    known_version: int = schema.VERSION
+    cannot_write: str | None = None
+    unresolved: int = 0
+    clear_tokens: int = 0
+
+
+async def examine(store: SQLStore, now: datetime) -> StoreCondition:
+    """Return what state a store is in. A database that does not exist is not made.
+
+    Args:
+        store: Which.
+        now: Aware UTC.
+
+    Raises:
+        StoreError: The database failed, or cannot be reached.
+    """
+    database = store._database
+    if database.file is not None and not database.file.exists():
+        return StoreCondition(version=None)
+    return await database.peek(lambda connection: _look(connection, store.account, now))
+
+
+def _look(connection: sa.Connection, account: str, now: datetime) -> StoreCondition:
+    if not sa.inspect(connection).has_table("mobilemoney_schema"):
+        return StoreCondition(version=None)
+    version = int(connection.execute(sa.text("SELECT version FROM mobilemoney_schema")).scalar_one())
+    unresolved = clear = 0
+    if version <= schema.VERSION:
+        # These columns are as old as the tables.
+        table = schema.payments
+        waiting = (table.c.state == PaymentState.SENDING.value) & (table.c.stale_at > now)
+        lost = (table.c.account == account) & schema.IS_UNIDENTIFIED & ~waiting
+        unresolved = connection.execute(sa.select(sa.func.count()).select_from(table).where(lost)).scalar_one()
+        logins = schema.logins
+        in_clear = (logins.c.account == account) & logins.c.token.like("clear:%")
+        clear = connection.execute(sa.select(sa.func.count()).select_from(logins).where(in_clear)).scalar_one()
+    return StoreCondition(
+        version=version, cannot_write=_try_to_write(connection), unresolved=unresolved, clear_tokens=clear
+    )
+
+
+def _try_to_write(connection: sa.Connection) -> str | None:
+    try:
+        connection.execute(sa.text("UPDATE mobilemoney_schema SET version = version"))
+    except sa.exc.SQLAlchemyError as exc:
+        return type(getattr(exc, "orig", None) or exc).__name__
+    return None

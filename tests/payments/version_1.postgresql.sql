@@ -1,0 +1,106 @@
+-- The tables of version 1, as the release that had them made them on PostgreSQL.
+CREATE TABLE mobilemoney_budgets (
+	account TEXT NOT NULL,
+	state TEXT NOT NULL,
+	PRIMARY KEY (account)
+);
+CREATE TABLE mobilemoney_followed (
+	account TEXT NOT NULL,
+	transaction_id TEXT NOT NULL,
+	follower TEXT NOT NULL,
+	number BIGINT NOT NULL,
+	hinted BIGINT NOT NULL,
+	is_new BOOLEAN NOT NULL,
+	has_deadline BOOLEAN NOT NULL,
+	tracked_at TIMESTAMP WITH TIME ZONE NOT NULL,
+	until TIMESTAMP WITH TIME ZONE NOT NULL,
+	PRIMARY KEY (account, transaction_id, follower)
+);
+CREATE INDEX mobilemoney_followed_follower ON mobilemoney_followed (account, follower);
+CREATE INDEX mobilemoney_followed_number ON mobilemoney_followed (account, number);
+CREATE TABLE mobilemoney_leases (
+	account TEXT NOT NULL,
+	name TEXT NOT NULL,
+	holder TEXT,
+	epoch INTEGER NOT NULL,
+	until DOUBLE PRECISION NOT NULL,
+	followed BIGINT NOT NULL,
+	told BIGINT NOT NULL,
+	PRIMARY KEY (account, name)
+);
+CREATE TABLE mobilemoney_logins (
+	account TEXT NOT NULL,
+	credentials TEXT NOT NULL,
+	token TEXT,
+	expires_at TIMESTAMP WITH TIME ZONE,
+	renew_from DOUBLE PRECISION,
+	good_until DOUBLE PRECISION,
+	failure TEXT,
+	paused_until DOUBLE PRECISION,
+	pause_length DOUBLE PRECISION,
+	refused_anew DOUBLE PRECISION,
+	holder TEXT,
+	held_until DOUBLE PRECISION,
+	written DOUBLE PRECISION NOT NULL,
+	PRIMARY KEY (account, credentials)
+);
+CREATE TABLE mobilemoney_news (
+	account TEXT NOT NULL,
+	number BIGINT NOT NULL,
+	transaction_id TEXT NOT NULL,
+	is_final BOOLEAN NOT NULL,
+	transaction TEXT,
+	error TEXT,
+	lag DOUBLE PRECISION,
+	at TIMESTAMP WITH TIME ZONE NOT NULL,
+	PRIMARY KEY (account, number)
+);
+CREATE INDEX mobilemoney_news_at ON mobilemoney_news (account, at);
+CREATE INDEX mobilemoney_news_transaction ON mobilemoney_news (account, transaction_id);
+CREATE TABLE mobilemoney_payments (
+	id BIGSERIAL NOT NULL,
+	account TEXT NOT NULL,
+	key TEXT NOT NULL,
+	type TEXT NOT NULL,
+	phone_number TEXT NOT NULL,
+	amount TEXT NOT NULL,
+	extra_digest TEXT NOT NULL,
+	state TEXT NOT NULL,
+	attempt INTEGER NOT NULL,
+	created_at TIMESTAMP WITH TIME ZONE NOT NULL,
+	changed_at TIMESTAMP WITH TIME ZONE NOT NULL,
+	sent_at TIMESTAMP WITH TIME ZONE,
+	stale_at TIMESTAMP WITH TIME ZONE,
+	ended_at TIMESTAMP WITH TIME ZONE,
+	transaction_id TEXT,
+	reference TEXT,
+	status TEXT,
+	transaction TEXT,
+	acknowledgement TEXT,
+	is_adopted BOOLEAN NOT NULL,
+	walks INTEGER NOT NULL,
+	walked_at TIMESTAMP WITH TIME ZONE,
+	candidates TEXT,
+	error TEXT,
+	PRIMARY KEY (id),
+	CONSTRAINT mobilemoney_payments_key UNIQUE (account, key)
+);
+CREATE INDEX mobilemoney_payments_created ON mobilemoney_payments (account, created_at, id);
+CREATE INDEX mobilemoney_payments_state ON mobilemoney_payments (account, state, created_at, id);
+CREATE UNIQUE INDEX mobilemoney_payments_transaction ON mobilemoney_payments (account, transaction_id);
+CREATE UNIQUE INDEX mobilemoney_payments_unidentified ON mobilemoney_payments (account, type, phone_number, amount) WHERE state IN ('SENDING', 'UNKNOWN', 'ABSENT');
+CREATE TABLE mobilemoney_schema (
+	version INTEGER NOT NULL
+);
+CREATE TABLE mobilemoney_history (
+	id BIGSERIAL NOT NULL,
+	payment_id BIGINT NOT NULL,
+	at TIMESTAMP WITH TIME ZONE NOT NULL,
+	what TEXT NOT NULL,
+	source TEXT NOT NULL,
+	detail TEXT,
+	PRIMARY KEY (id),
+	FOREIGN KEY(payment_id) REFERENCES mobilemoney_payments (id)
+);
+CREATE INDEX ix_mobilemoney_history_payment_id ON mobilemoney_history (payment_id);
+INSERT INTO mobilemoney_schema (version) VALUES (1);
