@@ -1,0 +1,100 @@
+"""What is known of each salary of the payroll, and how it is told."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mobilemoney_async import PaymentRecord, PaymentState
+from mobilemoney_async.values import mask_phone_number
+from payroll_file import Salary
+
+UNSENT = {PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED}
+
+
+class Standing(enum.Enum):
+    """What is known of a salary; the value says what to do about it."""
+
+    PAID = "nothing is left to do."
+    FAILED = "accepted, and no money moved. Mend the cause and start again with --retry-failed."
+    REFUSED = "the service said no. Mend the cause and start again, with --retry-failed if the row has changed."
+    NOT_SENT = "nothing was sent, or it provably did not arrive. Start again."
+    ON_ITS_WAY = "accepted, and not final yet. Start again later; do not pay it in another way."
+    UNKNOWN = "it may be paid or not. Start again later, which finds out; do not pay it in another way."
+    AMBIGUOUS = (
+        "it may be one of the transactions named. Compare them. If it is none of them, say so with "
+        "`mobilemoney payments confirm-absent KEY --note …` and start again."
+    )
+    ABSENT = (
+        "the service's list does not show it. Look on its dashboard, or ask the employee. If it is not paid, say so "
+        "with `mobilemoney payments confirm-absent KEY --note …` and start again."
+    )
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Payment:
+    """A salary, the key under which it is paid, and what the store knows of that."""
+
+    salary: Salary
+    key: str
+    record: PaymentRecord | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """Where it stands."""
+        record = self.record
+        if record is None or record.state in {PaymentState.NOT_SENT, PaymentState.RELEASED}:
+            return Standing.NOT_SENT
+        if record.state is PaymentState.REFUSED:
+            return Standing.REFUSED
+        if record.transaction is not None and record.is_final:
+            return Standing.PAID if record.transaction.succeeded else Standing.FAILED
+        if record.is_unresolved:
+            absent = Standing.ABSENT if record.state is PaymentState.ABSENT else Standing.UNKNOWN
+            return Standing.AMBIGUOUS if record.is_ambiguous else absent
+        return Standing.ON_ITS_WAY
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be sent."""
+        return self.record is None or self.record.state in UNSENT
+
+    @property
+    def is_open(self) -> bool:
+        """Whether waiting may tell more."""
+        return self.standing in {Standing.ON_ITS_WAY, Standing.UNKNOWN}
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the file says something else than what was sent, or tried, under this key."""
+        told = (self.salary.phone_number, self.salary.amount)
+        return self.record is not None and told != (self.record.phone_number, int(self.record.amount))
+
+
+def report(payments: Sequence[Payment], errors: Mapping[str, str]) -> int:
+    """Print what is paid, and all else with what to do about it; return the exit code."""
+    paid = [each.salary.amount for each in payments if each.standing is Standing.PAID]
+    total = sum(each.salary.amount for each in payments)
+    print(f"paid: {len(paid)} of {len(payments)} salaries, {sum(paid):,} of {total:,} TZS")
+    left = {each.standing for each in payments} - {Standing.PAID}
+    for standing in (each for each in Standing if each in left):
+        print(f"\n{standing}: {standing.value}")
+        for each in payments:
+            if each.standing is standing:
+                salary, number = each.salary, mask_phone_number(each.salary.phone_number)
+                what = f"line {salary.line}  {each.key}  {salary.amount:,} TZS  {number}  {why(each, errors)}"
+                print(f"  {what.rstrip()}")
+    if not left:
+        return 0
+    return 4 if left <= {Standing.FAILED, Standing.REFUSED} else 3
+
+
+def why(payment: Payment, errors: Mapping[str, str]) -> str:
+    record = payment.record
+    if record is not None and record.transaction is not None:
+        return record.transaction.failure_reason or str(record.transaction.status)
+    if record is not None:
+        return " ".join(record.candidates) or record.error or ""
+    return errors.get(payment.key, "")

@@ -1,0 +1,314 @@
+"""The taskiq example: a real Redis, worker processes that are killed, and the sandbox over a socket."""
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import anyio.abc
+import attrs
+import pytest
+import redis
+
+from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, PaymentState, RateLimiter, SQLStore
+from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from tests.support.processes import environment
+from tests.support.redis_server import redis_server
+from tests.support.shops import EXAMPLES, load
+
+EXAMPLE = load("taskiq_payouts")
+PROGRAM = EXAMPLES / "taskiq_payouts.py"
+WORKER = [sys.executable, "-m", "taskiq", "worker", "--workers=1", f"--app-dir={EXAMPLES}", "taskiq_payouts:broker"]
+SPEED = 60.0
+TWINS = ("+255681999999", 500_000)
+ORDERS = {
+    **{f"refund-{number}": (f"+2556812345{number:02d}", 5_000 + 100 * number) for number in range(57)},
+    "refund-nobody": ("+255780000089", 700_000),
+    "twin-1": TWINS,
+    "twin-2": TWINS,
+}
+ENDS = re.compile(r"(?:refund|twin)-\w+(?=: (?:SUCCESS|FAILED)$)", re.MULTILINE)
+
+on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+
+
+@attrs.define(eq=False)
+class Payouts:
+    """The example, with one queue, one store and one sandbox."""
+
+    sandbox: Sandbox
+    folder: Path
+    env: dict[str, str]
+    queue: redis.Redis
+    logs: list[Path] = attrs.field(factory=list)
+
+    @asynccontextmanager
+    async def worker(self) -> AsyncIterator[anyio.abc.Process]:
+        """Run a worker, killed at the end at the latest."""
+        log = self.folder / f"worker-{len(self.logs)}.log"
+        self.logs.append(log)
+        with log.open("wb") as output:
+            # Elsewhere than in the checkout, since taskiq puts the working directory on the path.
+            process = await anyio.open_process(
+                WORKER, env=self.env, cwd=self.folder, stdout=output, stderr=output, start_new_session=True
+            )
+        async with process:
+            try:
+                yield process
+            finally:
+                kill(process)
+
+    async def enqueue(self, orders: Iterable[str]) -> None:
+        """Queue orders by the example's own command."""
+        file = self.folder / "payouts.csv"
+        rows = ["order,phone_number,amount", *(f"{each},{ORDERS[each][0]},{ORDERS[each][1]}" for each in orders)]
+        file.write_text("\n".join(rows))
+        ran = await anyio.run_process([sys.executable, str(PROGRAM), str(file)], env=self.env)
+        assert ran.stdout == f"{len(rows) - 1} payouts queued\n".encode()
+
+    def unfinished(self) -> int:
+        """Return how many jobs were delivered and not acknowledged."""
+        summary: Any = self.queue.xpending("payouts", "taskiq")
+        return int(summary["pending"])
+
+    def said(self) -> str:
+        """Return what the workers have logged."""
+        return "".join(log.read_text() for log in self.logs)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition; where it does not come, what the workers have said tells why."""
+        with anyio.move_on_after(120):
+            while not condition():
+                await anyio.sleep(0.05)
+            return
+        pytest.fail(self.said())
+
+    async def find_out(self) -> None:
+        """Do what a person does about payments that were lost on their way, for as long as the test lasts.
+
+        A worker that is killed between its record and its first byte leaves such a payment. The person is told by the
+        list after the grace period; here there is no need to wait for that.
+        """
+        limiter = RateLimiter(per_minute=60 * SPEED, burst=10, window=60 / SPEED)
+        store = SQLStore(self.env["MOBILEMONEY_STORE"], grace=0)
+        base_url, token = self.env["MOBILEMONEY_BASE_URL"], self.env["MOBILEMONEY_TOKEN"]
+        async with AsyncClient(base_url, auth=token, store=store, rate_limiter=limiter) as client:
+            while True:
+                with suppress(MobileMoneyError):  # what fails now is found out the next time
+                    await client.payments.reconcile()
+                    for absent in await client.payments.list(PaymentState.ABSENT):
+                        await client.payments.confirm_absent(absent.key, note="looked")
+                        await self.enqueue([absent.key])
+                await anyio.sleep(1)
+
+
+def kill(process: anyio.abc.Process) -> None:
+    """Kill a worker and all that it has started, at once."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def strike(sandbox: Sandbox, *workers: anyio.abc.Process) -> None:
+    """Let two answers be lost, and a worker be killed whenever so many more payouts have been made."""
+    sandbox.script(faults.drop(processed=True), on="b2c", times=2)
+    for worker in workers:
+
+        def kill_it(reply: Any, worker: anyio.abc.Process = worker) -> Any:
+            kill(worker)
+            return reply
+
+        sandbox.script(faults.latency(0), on="b2c", times=13)
+        sandbox.script(faults.Fault(name="killed", change=kill_it), on="b2c")
+
+
+@asynccontextmanager
+async def payouts(folder: Path) -> AsyncIterator[Payouts]:
+    choices = Choices(latency=6.0, median_delay=15.0, longest_delay=60.0)
+    sandbox = Sandbox(speed=SPEED, balance=10**9, choices=choices)
+    with redis_server() as redis_url, redis.Redis.from_url(redis_url) as queue:
+        async with sandbox.serve() as base_url:
+            env = environment(
+                MOBILEMONEY_BASE_URL=base_url,
+                MOBILEMONEY_TOKEN=sandbox.token,
+                MOBILEMONEY_STORE=f"sqlite:///{folder / 'payouts.db'}",
+                REDIS_URL=redis_url,
+                SANDBOX_SPEED=f"{SPEED}",
+            )
+            yield Payouts(sandbox, folder, env, queue)
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+@on_asyncio
+async def test_each_order_is_paid_once_though_workers_are_killed(tmp_path: Path) -> None:
+    """Queued twice and with workers killed on the way, each order is paid once and followed to its final state."""
+    async with payouts(tmp_path) as run:
+        async with run.worker() as first, run.worker() as second:
+            strike(run.sandbox, first, second)
+            await run.until(lambda: run.said().count("Listening started") == 2)
+            await run.enqueue([*ORDERS, *list(ORDERS)[::3]])
+            await run.until(lambda: None not in {first.returncode, second.returncode})
+        assert run.unfinished()
+        async with run.worker() as third, anyio.create_task_group() as group:
+            group.start_soon(run.find_out)
+            await run.until(lambda: set(ENDS.findall(run.said())) == set(ORDERS))
+            group.cancel_scope.cancel()
+            await run.until(lambda: run.unfinished() == 0)
+            third.terminate()
+            with anyio.fail_after(60):
+                assert await third.wait() == 0
+    sandbox = run.sandbox
+    owed = Counter((phone_number, Decimal(amount)) for phone_number, amount in ORDERS.values())
+    made = Counter((each.phone_number, Decimal(each.amount)) for each in sandbox.transactions.values())
+    assert made == owed
+    del owed[ORDERS["refund-nobody"][0], Decimal(700_000)]
+    assert Counter((entry.phone_number, entry.amount) for entry in sandbox.ledger) == owed
+    print(run.said())
+    assert "Traceback" not in run.said()
+    assert "6812345" not in run.said()
+
+
+@attrs.define(eq=False)
+class Job:
+    """What taskiq gives a task: the worker's state, and a way to acknowledge."""
+
+    state: Any
+    acknowledged: int = 0
+
+    async def ack(self) -> None:
+        self.acknowledged += 1
+
+
+@asynccontextmanager
+async def worker_state(sandbox: Sandbox, folder: Path, **options: Any) -> AsyncIterator[Any]:
+    """Open what a worker has, in this process."""
+    store = SQLStore(f"sqlite:///{folder / 'payouts.db'}", grace=0)
+    async with sandbox.client(store=store, **options) as client, client.poller(resume=True) as poller:
+        yield SimpleNamespace(client=client, poller=poller)
+
+
+@pytest.fixture
+def queued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the orders that are queued to be followed."""
+    names: list[str] = []
+
+    async def kiq(order: str) -> None:
+        names.append(order)
+
+    monkeypatch.setattr(EXAMPLE.follow, "kiq", kiq)
+    return names
+
+
+@pytest.mark.anyio
+@on_asyncio
+@pytest.mark.parametrize("wrong", ["phone number", "amount", "refused"])
+async def test_an_order_that_cannot_be_paid_is_left_to_a_person(
+    wrong: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, queued: list[str]
+) -> None:
+    """An order that the library or the service refuses is told to a person, and not tried for ever."""
+    sandbox = Sandbox()
+    async with worker_state(sandbox, tmp_path) as state:
+        job = Job(state)
+        if wrong == "amount":  # another one than before
+            await EXAMPLE.pay_out("order-1", "+255681234567", "4000", job=Job(state))
+        if wrong == "refused":
+            sandbox.script(faults.server_error(422, processed=False), on="b2c")
+        number = "0681 234 567" if wrong == "phone number" else "+255681234567"
+        await EXAMPLE.pay_out("order-1", number, "5000", job=job)
+    assert job.acknowledged == 1
+    assert re.match("order-1: not paid, and a person has to look: ", caplog.messages[-1])
+    assert "234567" not in caplog.text
+    assert queued == (["order-1"] if wrong == "amount" else [])
+    assert sum(each.amount == "5000" for each in sandbox.transactions.values()) == 0
+
+
+@pytest.mark.anyio
+@on_asyncio
+@pytest.mark.parametrize("wrong", ["network", "permission", "closed", "twin"])
+async def test_an_order_that_cannot_be_paid_now_is_delivered_again(
+    wrong: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, queued: list[str]
+) -> None:
+    """A job whose payment was provably not sent is not acknowledged, and the next delivery pays it."""
+    sandbox = Sandbox()
+    token = sandbox.issue_token(["read"]) if wrong == "permission" else sandbox.token
+    async with worker_state(sandbox, tmp_path, auth=token, timeout=1) as state:
+        job = Job(state)
+        if wrong == "network":
+            sandbox.script(faults.refused(), on="b2c", times=20)
+        if wrong == "closed":
+            await state.client.aclose()
+        if wrong == "twin":
+            sandbox.script(faults.lost(processed=False), on="b2c")
+            with pytest.raises(OutcomeUnknown):
+                await state.client.disbursements.create(
+                    phone_number="+255681234567", amount=5000, idempotency_key="order-0"
+                )
+        await EXAMPLE.pay_out("order-1", "+255681234567", "5000", job=job)
+        assert (job.acknowledged, queued) == (0, [])
+        assert re.match("order-1: not paid, again in some minutes: ", caplog.messages[-1])
+        if wrong == "twin":
+            await state.client.payments.confirm_absent("order-0", note="looked")
+    sandbox.clear_script()
+    async with worker_state(sandbox, tmp_path) as state:
+        await EXAMPLE.pay_out("order-1", "+255681234567", "5000", job=(job := Job(state)))
+    assert (job.acknowledged, queued) == (1, ["order-1"])
+    assert len(sandbox.transactions) == 1
+
+
+@pytest.mark.anyio
+@on_asyncio
+async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, queued: list[str]
+) -> None:
+    """A payment that may exist is never sent again: it is found, or a person is told that it was not."""
+    caplog.set_level(logging.INFO, "payouts")
+    sandbox = Sandbox()
+    async with worker_state(sandbox, tmp_path, timeout=1) as state:
+        for order, is_processed in {"found": True, "absent": False}.items():
+            sandbox.script(faults.lost(processed=is_processed), on="b2c")
+            for _ in range(2):  # delivered twice
+                await EXAMPLE.pay_out(order, f"+25568123456{is_processed:d}", "5000", job=Job(state))
+        assert queued == ["found", "found", "absent", "absent"]
+        for _ in range(2):
+            await EXAMPLE.reconcile(job=Job(state))
+        for order in ("found", "absent", "never-made"):
+            await EXAMPLE.follow(order, job=(job := Job(state)))
+            assert job.acknowledged == 1
+    assert len(sandbox.transactions) == sandbox.requests.count("b2c") - 1 == 1
+    assert caplog.messages[-3:] == [
+        "found: SUCCESS",
+        "absent: ABSENT, and a person has to look: `mobilemoney payments show absent`",
+        "never-made: None, and a person has to look: `mobilemoney payments show never-made`",
+    ]
+
+
+@pytest.mark.anyio
+@on_asyncio
+async def test_a_payment_that_takes_long_makes_room(tmp_path: Path, queued: list[str]) -> None:
+    """A job that follows an open payment ends after a minute, and another one goes on."""
+    async with worker_state(Sandbox(), tmp_path) as state:
+        await EXAMPLE.pay_out("open", "+255780000129", "5000", job=Job(state))
+        started_at = anyio.current_time()
+        await EXAMPLE.follow("open", job=(job := Job(state)))
+        assert anyio.current_time() - started_at == pytest.approx(60, abs=1)
+    assert (job.acknowledged, queued) == (1, ["open", "open"])
+
+
+def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
+    """Of a file with a line that is cut, nothing is queued."""
+    file = tmp_path / "payouts.csv"
+    file.write_text("order,phone_number,amount\norder-1,+255681234567,5000\norder-2,+255681234567\n")
+    command = [sys.executable, str(PROGRAM), str(file)]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr == "nothing was queued: every line must have order, phone_number, amount\n"
