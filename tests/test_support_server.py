@@ -192,7 +192,7 @@ async def test_moves_bodies_larger_than_the_socket_buffers() -> None:
     async def handler(request: Request) -> Reply:
         return Response(body=await request.read())
 
-    async with serve(handler) as server, httpx.AsyncClient(timeout=30) as client:
+    async with serve(handler) as server, httpx.AsyncClient(timeout=240) as client:
         assert (await client.post(server.base_url, content=large)).content == large
 
 

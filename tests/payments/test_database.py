@@ -287,7 +287,7 @@ async def test_many_tasks_write_at_once(store_url: str) -> None:
 
 def test_a_fork_leaves_the_connections_to_the_parent(store_url: str) -> None:
     """Parent and child of a fork both go on with the store, each on connections of its own."""
-    subprocess.run([sys.executable, "-c", _FORK, store_url], check=True, timeout=60, cwd=Path.cwd())
+    subprocess.run([sys.executable, "-c", _FORK, store_url], check=True, timeout=240, cwd=Path.cwd())
     counts = dict(rows(store_url, "SELECT who, count(*) FROM marks GROUP BY who"))
     assert counts == {"before": 5, "child": 5, "parent": 5, "after": 5}
 

@@ -144,8 +144,13 @@ async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_
 def away(url: str) -> Iterator[None]:
     """Take the database away: another connection locks the file, or the server throws everybody out."""
     if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+        with (
+            closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other,
+            pytest.MonkeyPatch.context() as patch,
+        ):
             other.execute("BEGIN EXCLUSIVE")
+            # Not before: on a busy machine the transactions of many tasks wait longer for each other.
+            patch.setattr(database, "_QUEUE", 0.5)
             yield
         return
     name = sa.make_url(url).database
@@ -168,7 +173,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
     """Let transactions wait for half a second where another connection locks the file."""
     if store_url.startswith("sqlite"):
         monkeypatch.setattr(database, "_PATIENCE", 0.5)
-        monkeypatch.setattr(database, "_QUEUE", 0.5)
 
 
 async def until(condition: Callable[[], bool]) -> None:

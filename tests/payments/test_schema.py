@@ -276,7 +276,7 @@ def test_processes_make_the_tables_at_once(store_url: str) -> None:
         assert worker.stdin is not None
         worker.stdin.write("go\n")
         worker.stdin.flush()
-    ended = [worker.communicate(timeout=60) for worker in workers]
+    ended = [worker.communicate(timeout=240) for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * 3, ended
     assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
 

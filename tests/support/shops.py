@@ -1,11 +1,12 @@
 """The example shops over real sockets: server and sandbox in a thread of their own, the test outside like a browser."""
 
-import importlib.util
+import importlib
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -20,6 +21,8 @@ from mobilemoney_async.sandbox import Sandbox
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SPEED = 100.0
 SECRET = "the-secret-part-of-the-path"
+# For what is bound to happen, however busy the machine is, seconds.
+PATIENCE = 60.0
 OPTIONS: dict[str, Any] = {"min_interval": 0.05, "reconcile_every": 0.5, "secret": SECRET}
 
 T = TypeVar("T")
@@ -27,12 +30,10 @@ Serve = Callable[[Callable[[], AsyncClient], dict[str, Any]], AbstractAsyncConte
 
 
 def load(name: str) -> Any:
-    """Import an example by its file: the examples are not installed."""
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """Import an example: the examples are not installed."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))
+    return importlib.import_module(name)
 
 
 @attrs.define(eq=False)
@@ -49,11 +50,15 @@ class Shop:
 
     def browser(self) -> httpx.Client:
         """Return a client of the shop."""
-        return httpx.Client(base_url=self.url, timeout=20)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE)
+
+    def end(self, how: Literal["approve", "decline", "expire"]) -> None:
+        """Let the customer of the newest transaction do something."""
+        self.call(lambda: getattr(self.sandbox, how)(list(self.sandbox.transactions)[-1]))
 
     def wait_for(self, order: str, state: str) -> dict[str, Any]:
         """Ask until the order is in a state, and return what the shop says then."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         with self.browser() as browser:
             while True:
                 answer: dict[str, Any] = browser.get(f"/orders/{order}").json()
@@ -97,8 +102,18 @@ SHOPS: dict[str, Serve] = {"fastapi": fastapi_shop, "aiohttp": aiohttp_shop}
 
 
 @contextmanager
-def running(serve: Serve, folder: Path, *, sandbox: Sandbox | None = None, **options: Any) -> Iterator[Shop]:
-    """Run a shop and a sandbox, each on a socket; the payments are in a file of the folder, and stay there."""
+def running(
+    serve: Serve, folder: Path, *, sandbox: Sandbox | None = None, timeout: float = PATIENCE, **options: Any
+) -> Iterator[Shop]:
+    """Run a shop and a sandbox, each on a socket; the payments are in a file of the folder, and stay there.
+
+    Args:
+        serve: One of `SHOPS`.
+        folder: Where the store is.
+        sandbox: The service; a new one by default.
+        timeout: Of the shop's client, seconds.
+        options: Of `Backend`.
+    """
     service = Sandbox(speed=SPEED) if sandbox is None else sandbox
 
     @asynccontextmanager
@@ -111,7 +126,7 @@ def running(serve: Serve, folder: Path, *, sandbox: Sandbox | None = None, **opt
                     auth=service.token,
                     store=SQLStore(f"sqlite:///{folder}/payments.db", grace=0),
                     rate_limiter=RateLimiter(per_minute=60 * SPEED, burst=10, window=60 / SPEED, jitter=0.5 / SPEED),
-                    timeout=1.0,
+                    timeout=timeout,
                 )
 
             async with serve(make_client, options) as url:
