@@ -38,4 +38,4 @@ def mobilemoney_sandbox(request: pytest.FixtureRequest) -> Sandbox:
 @pytest.fixture
 def mobilemoney_client(mobilemoney_sandbox: Sandbox) -> AsyncClient:
     """Return a client of `mobilemoney_sandbox`, on the sandbox's clock. It holds nothing that has to be closed."""
-    return mobilemoney_sandbox.client(utcnow=lambda: mobilemoney_sandbox.now)
+    return mobilemoney_sandbox.client()

@@ -3,26 +3,39 @@
 import logging
 import signal
 import sys
+from collections.abc import Callable
 
 import anyio
 
 from mobilemoney_async.sandbox import MAGIC_NUMBERS, Sandbox
 
 
-def run_sandbox(*, port: int = 8765, speed: float = 1.0, host: str = "127.0.0.1", seed: int = 0) -> None:
-    """Serve a sandbox until Ctrl-C (or SIGTERM), and log each request in one line on standard error.
+def run_sandbox(
+    *,
+    port: int = 8765,
+    speed: float = 1.0,
+    host: str = "127.0.0.1",
+    seed: int = 0,
+    by_hand: bool = False,
+    prepare: Callable[[Sandbox], object] | None = None,
+) -> None:
+    """Serve a sandbox and its phone page until Ctrl-C (or SIGTERM), and log each request in one line on standard error.
 
     Args:
         port: TCP port; 0 takes a free one.
         speed: Divides delays and multiplies the rate limit.
         host: Address to listen on.
         seed: For ids, delays, token and password.
+        by_hand: Whether payments of ordinary numbers wait for a person; it can be changed on the phone page.
+        prepare: Is given the sandbox before it is served.
 
     Raises:
         SystemExit: With a message: the extra `sandbox` is missing, the port is in use, or `speed` is not positive.
     """
     try:
-        sandbox = Sandbox(speed=speed, seed=seed)
+        sandbox = Sandbox(speed=speed, seed=seed, by_hand=by_hand)
+        if prepare is not None:
+            prepare(sandbox)
         anyio.run(_serve, sandbox, host, port, backend="asyncio")
     except (ImportError, ValueError) as exc:
         raise SystemExit(str(exc)) from exc
@@ -46,6 +59,7 @@ async def _serve(sandbox: Sandbox, host: str, port: int) -> None:
         print(f"token: {sandbox.token}", flush=True)
         print(f"email: {sandbox.email}", flush=True)
         print(f"password: {sandbox.password}", flush=True)
+        print(f"phone page: {base_url.removesuffix('v1')}", flush=True)
         print(flush=True)
         print_numbers()
         await _until_stopped()

@@ -41,7 +41,7 @@ class Account:
         password: Changes when it is reset.
         token: An issued token that allows everything and never expires.
         failed_logins: Refused logins since the last accepted one.
-        locked_until: Seconds since the sandbox's start; logins are refused before.
+        locked_until: Unscaled seconds since the sandbox's start; logins are refused before.
     """
 
     user_id: int
@@ -85,6 +85,7 @@ class Accounts:
         self._dice = dice
         self._key = dice.randbytes(32)
         self._by_email: dict[str, Account] = {}
+        self._by_merchant: dict[str, Account] = {}
         self._issued: dict[str, Principal] = {}
 
     def open(self, email: str) -> Account:
@@ -101,12 +102,21 @@ class Accounts:
             user_id=number, merchant_id=f"mer_{number:04d}", email=email, password=password, token=self.secret("sbx")
         )
         self._by_email[email] = account
+        self._by_merchant[account.merchant_id] = account
         self._issued[account.token] = Principal(account, frozenset(Permission))
         return account
 
     def find(self, email: str) -> Account | None:
         """Give the account with this e-mail, if there is one."""
         return self._by_email.get(email)
+
+    def of_merchant(self, merchant_id: str) -> Account:
+        """Give a merchant's account.
+
+        Raises:
+            KeyError: There is none.
+        """
+        return self._by_merchant[merchant_id]
 
     def secret(self, prefix: str) -> str:
         """Make a new unguessable text."""

@@ -1,20 +1,23 @@
 """The ASGI front (extra `sandbox`): the engine behind any ASGI server, or behind httpx's ASGITransport."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Protocol
 
 import anyio
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mobilemoney_async.sandbox import access_log
 from mobilemoney_async.sandbox.messages import Reply, Request, Wire
+from mobilemoney_async.sandbox.routes import PREFIX
 
 CONNECTION = "mobilemoney_async.sandbox.connection"
 """Where in the ASGI scope's `state` a server that can end connections without an answer puts a `Connection`."""
+
+_NO_PAGE = f'The API is under {PREFIX}. The phone page needs an extra: pip install "mobilemoney-async[sandbox]"\n'
 
 
 class Connection(Protocol):
@@ -33,11 +36,14 @@ class SandboxApp:
     """The sandbox as an ASGI application.
 
     Args:
-        handle: Gives the reply to a request.
+        handle: Gives the reply to a request to the API.
+        open_page: Gives the application that answers everything else, or raises ImportError if it cannot be had.
     """
 
-    def __init__(self, handle: Callable[[Request], Reply]) -> None:
+    def __init__(self, handle: Callable[[Request], Awaitable[Reply]], open_page: Callable[[], ASGIApp]) -> None:
         self._handle = handle
+        self._open_page = open_page
+        self._page: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection scope.
@@ -48,9 +54,20 @@ class SandboxApp:
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http":
-            await self._answer(HTTPRequest(scope, receive), send)
+            answer = self._answer if _is_for_the_api(scope) else self._show
+            await answer(HTTPRequest(scope, receive), send)
         else:
             raise RuntimeError(f"the sandbox serves HTTP, not {scope['type']}")
+
+    async def _show(self, http: HTTPRequest, send: Send) -> None:
+        if self._page is None:
+            try:
+                self._page = self._open_page()
+            except ImportError as exc:
+                if exc.name != "jinja2":
+                    raise
+                self._page = PlainTextResponse(_NO_PAGE, 404)
+        await self._page(http.scope, http.receive, send)
 
     async def _answer(self, http: HTTPRequest, send: Send) -> None:
         came = anyio.current_time()
@@ -63,7 +80,7 @@ class SandboxApp:
         request = Request(
             method=request.method, path=request.path, query=request.query, headers=request.headers, body=body
         )
-        reply = self._handle(request)
+        reply = await self._handle(request)
         silence = inf if reply.wire is Wire.LOST else reply.delay
         if silence and await _client_left_within(silence, http.receive):
             access_log.log_gone(request, seconds=anyio.current_time() - came)
@@ -115,6 +132,11 @@ async def _live(receive: Receive, send: Send) -> None:
     while message["type"] != "lifespan.shutdown":
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
+
+
+def _is_for_the_api(scope: Scope) -> bool:
+    path = _raw_path(scope)
+    return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
 def _raw_path(scope: Scope) -> str:

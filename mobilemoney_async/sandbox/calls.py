@@ -25,7 +25,8 @@ class Call:
         query: Query parameters, decoded.
         body: The JSON object of the body, empty for GET.
         account: Who sends it; on the endpoints without a bearer token None.
-        now: Seconds since the sandbox's start.
+        now: Seconds of the service's time since the sandbox's start.
+        unscaled_now: The same moment by the clock that clients measure by.
         choices: The sandbox's, as changed by faults for this request.
     """
 
@@ -34,6 +35,7 @@ class Call:
     body: Mapping[str, Any]
     account: Account | None
     now: float
+    unscaled_now: float
     choices: Choices
 
     @property

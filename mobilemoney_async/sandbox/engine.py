@@ -16,11 +16,12 @@ from mobilemoney_async.sandbox import magic
 from mobilemoney_async.sandbox.accounts import Account, Accounts, ExpiredTokenError, InvalidTokenError, Principal
 from mobilemoney_async.sandbox.calls import Call, read_body
 from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply, token_expired_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error
 from mobilemoney_async.sandbox.payment_service import PaymentService
 from mobilemoney_async.sandbox.payments import PaymentBook
-from mobilemoney_async.sandbox.rate_limit import RateLimit
+from mobilemoney_async.sandbox.rate_limit import RateBudget, RateLimit
 from mobilemoney_async.sandbox.request_log import LoggedRequest, RequestLog
 from mobilemoney_async.sandbox.routes import Match, Name, match
 from mobilemoney_async.sandbox.script import Script
@@ -28,6 +29,14 @@ from mobilemoney_async.sandbox.states import Kind
 from mobilemoney_async.sandbox.user_service import UserService
 
 _KINDS = {"c2b": Kind.COLLECTION, "b2c": Kind.DISBURSEMENT}
+
+
+@attrs.frozen
+class _Moment:
+    """One moment, by both hands of the sandbox's clock: seconds since its start."""
+
+    service: float
+    unscaled: float
 
 
 class Engine:
@@ -42,23 +51,24 @@ class Engine:
     """
 
     def __init__(self, *, start: datetime, speed: float, seed: int, balance: Decimal, choices: Choices) -> None:
-        self.accounts: Accounts = Accounts(_dice(seed, "secrets"))
-        self.book: PaymentBook = PaymentBook(start=start, speed=speed, choices=choices, dice=_dice(seed, "payments"))
-        self.users: UserService = UserService(self.accounts, self.book, _dice(seed, "one-time passwords"))
-        self.script: Script = Script(_dice(seed, "script"))
+        self.accounts: Accounts = Accounts(dice(seed, "secrets"))
+        self.book: PaymentBook = PaymentBook(start=start, speed=speed, choices=choices, dice=dice(seed, "payments"))
+        self.users: UserService = UserService(self.accounts, self.book, dice(seed, "one-time passwords"))
+        self.script: Script = Script(dice(seed, "script"))
+        self.switches: SwitchBoard = SwitchBoard()
         self.requests: RequestLog = RequestLog()
-        self._payments = PaymentService(self.book, speed=speed)
+        self.payments: PaymentService = PaymentService(self.book, speed=speed)
         self._speed = speed
         self._balance = balance
         self._choices = choices
         self._limits: dict[str, RateLimit] = {}
         self._struck: set[tuple[str, ...]] = set()
         self._handlers: Mapping[Name, Callable[[Call], Reply]] = {
-            "c2b": self._payments.collect,
-            "b2c": self._payments.disburse,
-            "transaction": self._payments.by_id,
-            "lookup": self._payments.lookup,
-            "transactions": self._payments.list,
+            "c2b": self.payments.collect,
+            "b2c": self.payments.disburse,
+            "transaction": self.payments.by_id,
+            "lookup": self.payments.lookup,
+            "transactions": self.payments.list,
             "profile": self.users.profile,
             "users-profile": self.users.profile,
             "login": self.users.log_in,
@@ -79,20 +89,26 @@ class Engine:
         self._limits[account.merchant_id] = RateLimit(self._speed)
         return account
 
-    def handle(self, request: Request, now: float) -> Reply:
+    def rate_budget(self, account: Account, unscaled_now: float) -> RateBudget:
+        """Say what is left of a merchant's request limit."""
+        return self._limits[account.merchant_id].budget(self._choices.rate_limit, unscaled_now)
+
+    def handle(self, request: Request, now: float, unscaled_now: float | None = None) -> Reply:
         """Answer one request. Total: every request gets a reply.
 
         Args:
             request: What came.
-            now: When, seconds since the start; never less than in an earlier call.
+            now: When, seconds of the service's time since the start; never less than in an earlier call.
+            unscaled_now: The same moment by the clock that the request limit is counted by; None for `now`.
         """
         self.book.settle(now)
+        moment = _Moment(now, now if unscaled_now is None else unscaled_now)
         try:
             found: Match | RefusedError = match(request.method, request.path)
         except RefusedError as refusal:
             found = refusal
         endpoint = found.route.name if isinstance(found, Match) else None
-        faults = self.script.pick(request.method, endpoint)
+        faults = self.script.pick(request.method, endpoint) or self.switches.pick(request.method, endpoint)
         choices = self._choices
         for fault in faults:
             choices = attrs.evolve(choices, **fault.choices)
@@ -101,7 +117,7 @@ class Engine:
             try:
                 if isinstance(found, RefusedError):
                     raise found
-                reply = self._process(request, found, choices, now)
+                reply = self._process(request, found, choices, moment)
             except RefusedError as refusal:
                 reply = refusal.reply
             reply = _changed(faults, reply)
@@ -109,10 +125,10 @@ class Engine:
         self._log(request, endpoint, reply, now)
         return reply
 
-    def _process(self, request: Request, found: Match, choices: Choices, now: float) -> Reply:
+    def _process(self, request: Request, found: Match, choices: Choices, moment: _Moment) -> Reply:
         """Check a request in the order sender, body, magic, limit, permission; then let it take effect."""
         route = found.route
-        principal = self._authenticate(request, now) if route.bearer else None
+        principal = self._authenticate(request, moment.service) if route.bearer else None
         body = read_body(request)
         kind = _KINDS.get(route.name)
         faults = self._magic_faults(kind, body, principal) if kind and principal else ()
@@ -121,7 +137,7 @@ class Engine:
             return reply
         account = principal.account if principal else self.accounts.find(str(body.get("email")))
         if account:
-            self._count(account, choices, now)
+            self._count(account, choices, moment.unscaled)
         if principal and route.permission and route.permission not in principal.permissions:
             status = choices.status_insufficient_permissions
             raise RefusedError(auth_error(status, "insufficient_permissions", "The token does not allow this"))
@@ -130,7 +146,8 @@ class Engine:
             query=request.query,
             body=body,
             account=principal.account if principal else None,
-            now=now,
+            now=moment.service,
+            unscaled_now=moment.unscaled,
             choices=choices,
         )
         return _changed(faults, self._handlers[route.name](call))
@@ -143,13 +160,13 @@ class Engine:
         except ExpiredTokenError as exc:
             raise RefusedError(token_expired_reply()) from exc
 
-    def _count(self, account: Account, choices: Choices, now: float) -> None:
+    def _count(self, account: Account, choices: Choices, unscaled_now: float) -> None:
         """Let a request through the merchant's limit, and count it; a rejected one does not count."""
         limit = self._limits[account.merchant_id]
-        wait = limit.wait(choices.rate_limit, now)
+        wait = limit.wait(choices.rate_limit, unscaled_now)
         if wait:
             raise RefusedError(rate_limit_reply(choices, max(1, ceil(wait))))
-        limit.use(now)
+        limit.use(unscaled_now)
 
     def _magic_faults(self, kind: Kind, body: Mapping[str, object], sender: Principal) -> tuple[Fault, ...]:
         row = magic.find(str(body.get("phone_number")), kind)
@@ -184,7 +201,7 @@ class Engine:
         )
 
 
-def _dice(seed: int, purpose: str) -> random.Random:
+def dice(seed: int, purpose: str) -> random.Random:
     """Make dice of their own for each purpose, so that one more throw for one does not change the others."""
     return random.Random(f"{seed}/{purpose}")  # noqa: S311 - simulated secrets must repeat with the seed
 

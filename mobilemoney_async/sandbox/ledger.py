@@ -87,3 +87,21 @@ class Ledger:
         """Add a movement and change the balance by it."""
         self._entries.append(entry)
         self._balances[entry.merchant_id] = self.balance(entry.merchant_id) + entry.change
+
+
+def opening_balance(value: Decimal | int | str) -> Decimal:
+    """Read the amount that an account starts with, TZS.
+
+    Raises:
+        TypeError: It is a float.
+        ValueError: It is negative or no number.
+    """
+    if isinstance(value, (float, bool)):
+        raise TypeError("balance must be an int, a Decimal or a str")
+    try:
+        money = Decimal(value)
+    except ArithmeticError as exc:
+        raise ValueError("balance must be a number") from exc
+    if not (money.is_finite() and money >= 0):
+        raise ValueError("balance must not be negative")
+    return money

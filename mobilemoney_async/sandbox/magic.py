@@ -37,6 +37,7 @@ class Plan:
 
 
 ORDINARY = Plan()
+BY_HAND = Plan(event=Event.EXPIRE, pace="expiry")
 _SUCCEEDS = Plan(pace="decided")
 
 

@@ -26,9 +26,13 @@ class PaymentService:
     Args:
         book: Keeps the transactions.
         speed: Divides the lags.
+
+    Attributes:
+        by_hand: Whether a collection from an ordinary number waits for a person, until its prompt expires.
     """
 
     def __init__(self, book: PaymentBook, *, speed: float) -> None:
+        self.by_hand: bool = False
         self._book = book
         self._speed = speed
 
@@ -102,13 +106,14 @@ class PaymentService:
         # Not in the contract's request fields; accepted because the record has it and a lookup by it is documented.
         external_id = call.text("external_id", payment_error) if call.body.get("external_id") is not None else None
         row = magic.find(phone_number, kind)
+        ordinary = magic.BY_HAND if self.by_hand and kind is Kind.COLLECTION else magic.ORDINARY
         payment = self._book.create(
             kind,
             merchant_id=call.owner.merchant_id,
             phone_number=phone_number,
             amount=amount,
             external_id=external_id,
-            plan=row.plan if row else magic.ORDINARY,
+            plan=row.plan if row else ordinary,
             now=call.now,
         )
         return answer(

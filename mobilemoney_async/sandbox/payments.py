@@ -2,7 +2,7 @@
 
 import heapq
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from types import MappingProxyType
@@ -12,7 +12,7 @@ import attrs
 
 from mobilemoney_async.sandbox.choices import Choices
 from mobilemoney_async.sandbox.ledger import Ledger, LedgerEntry
-from mobilemoney_async.sandbox.magic import Plan
+from mobilemoney_async.sandbox.magic import Pace, Plan
 from mobilemoney_async.sandbox.states import INITIAL, Event, Kind, Status, after
 
 _CENT = Decimal("0.01")
@@ -30,7 +30,7 @@ class Payment:
         id: The contract's transaction id.
         ended_at: When it reached its final state, None while it is open.
         visible_at: When it can first be looked up.
-        listed_at: When it can first be listed, if the list does not lag further.
+        expires_at: When its prompt expires if nobody decides before; None if something else is to happen to it.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Payment:
     merchant_id: str
     created_at: float
     visible_at: float
+    expires_at: float | None = None
     ended_at: float | None = None
     failure_reason: str | None = None
     fees: Mapping[str, str] | None = None
@@ -72,9 +73,14 @@ class PaymentBook:
         self._by_reference: dict[str, str] = {}
         self._by_external_id: dict[tuple[str, str], str] = {}
         self._due: list[tuple[float, int, str, Event, str | None]] = []
+        self._watchers: list[Callable[[Payment], None]] = []
+
+    def watch(self, watcher: Callable[[Payment], None]) -> None:
+        """Call this with each new transaction, and with each that changed its state; it must not raise."""
+        self._watchers.append(watcher)
 
     @property
-    def payments(self) -> Mapping[str, Payment]:
+    def payments(self) -> MappingProxyType[str, Payment]:
         """A live, read-only view of all transactions by id, in the order in which they were created."""
         return MappingProxyType(self._payments)
 
@@ -103,21 +109,16 @@ class PaymentBook:
             created_at=now,
             visible_at=now + hidden / self._speed,
         )
+        due_at = now + self._durations()[plan.pace] / self._speed
+        if plan.event is Event.EXPIRE:
+            payment = attrs.evolve(payment, expires_at=due_at)
         self._payments[payment.id] = payment
         self._by_reference[payment.reference] = payment.id
         if external_id is not None:
             self._by_external_id[merchant_id, external_id] = payment.id
-        # Drawn for every payment, so that a magic number does not shift the fate of the ordinary ones after it.
-        ordinary = self._dice.lognormvariate(0, _SPREAD) * self._choices.median_delay
         if plan.event is not None:
-            delays = {
-                "ordinary": min(ordinary, self._choices.longest_delay),
-                "decided": self._choices.decided_delay,
-                "late": self._choices.late_delay,
-                "expiry": self._choices.prompt_lifetime,
-            }
-            due_at = now + delays[plan.pace] / self._speed
             heapq.heappush(self._due, (due_at, len(self._payments), payment.id, plan.event, plan.reason))
+        self._tell(payment)
         return payment
 
     def by_reference(self, reference: str) -> Payment | None:
@@ -131,6 +132,12 @@ class PaymentBook:
     def owned_by(self, merchant_id: str) -> Iterator[Payment]:
         """A merchant's transactions, oldest first."""
         return (payment for payment in self._payments.values() if payment.merchant_id == merchant_id)
+
+    def next_due(self) -> float | None:
+        """Say when something happens next of itself, seconds since the sandbox's start; None for never."""
+        while self._due and self._payments[self._due[0][2]].ended_at is not None:
+            heapq.heappop(self._due)  # somebody decided earlier
+        return self._due[0][0] if self._due else None
 
     def settle(self, now: float) -> None:
         """Let everything happen that is due by now."""
@@ -164,6 +171,7 @@ class PaymentBook:
         elif status is Status.SUCCESS:
             payment = self._move_money(payment, at)
         self._payments[transaction_id] = payment
+        self._tell(payment)
         return payment
 
     def record(self, payment: Payment) -> dict[str, Any]:
@@ -195,6 +203,21 @@ class PaymentBook:
     def timestamp(self, at: float) -> str:
         """Turn seconds since the sandbox's start into ISO 8601, UTC, to the millisecond."""
         return self.datetime_at(at).astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def _durations(self) -> Mapping[Pace, float]:
+        """Give the time to the end of a new payment, seconds at speed 1."""
+        # Drawn for every payment, so that a magic number does not shift the fate of the ordinary ones after it.
+        ordinary = self._dice.lognormvariate(0, _SPREAD) * self._choices.median_delay
+        return {
+            "ordinary": min(ordinary, self._choices.longest_delay),
+            "decided": self._choices.decided_delay,
+            "late": self._choices.late_delay,
+            "expiry": self._choices.prompt_lifetime,
+        }
+
+    def _tell(self, payment: Payment) -> None:
+        for watcher in self._watchers:
+            watcher(payment)
 
     def _ended(self, payment: Payment, status: Status) -> str | None:
         return self.timestamp(payment.ended_at) if payment.ended_at is not None and payment.status is status else None

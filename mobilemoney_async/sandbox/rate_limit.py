@@ -6,6 +6,8 @@ says which of them may reject. A rejected request counts in none.
 
 import collections
 
+import attrs
+
 from mobilemoney_async.sandbox.choices import RateLimitReading
 
 PER_MINUTE = 60
@@ -13,6 +15,28 @@ BURST = 10
 
 _TOLERANCE = 1e-6
 """Seconds. A request that is early by no more than rounding errors is not early."""
+
+
+@attrs.frozen(kw_only=True)
+class RateBudget:
+    """What is left of one merchant's limit at one moment.
+
+    Args:
+        bucket_left: Requests that the bucket holds, 0 to `burst`; it fills steadily, so this is no whole number.
+        window_used: Requests accepted within the last `window_seconds`; under the reading `"fixed"`, since that minute
+            began.
+        per_window: How many of them may be accepted.
+        burst: How many the bucket holds when it is full.
+        window_seconds: Real seconds: 60 divided by the sandbox's speed.
+        next_in: Real seconds until a request is accepted; 0 if one would be now.
+    """
+
+    bucket_left: float
+    window_used: int
+    per_window: int
+    burst: int
+    window_seconds: float
+    next_in: float
 
 
 class RateLimit:
@@ -50,6 +74,22 @@ class RateLimit:
         minute, used = self._this_minute
         index = self._minute_index(now)
         self._this_minute = (index, used + 1 if index == minute else 1)
+
+    def budget(self, reading: RateLimitReading | None, now: float) -> RateBudget:
+        """Say what is left now; the reading decides who may reject, and so `next_in`."""
+        if reading == "fixed":
+            minute, used = self._this_minute
+            used = used if self._minute_index(now) == minute else 0
+        else:
+            used = sum(now - at < self._minute - _TOLERANCE for at in self._recent)
+        return RateBudget(
+            bucket_left=self._tokens_at(now),
+            window_used=used,
+            per_window=PER_MINUTE,
+            burst=BURST,
+            window_seconds=self._minute,
+            next_in=self.wait(reading, now),
+        )
 
     def _tokens_at(self, now: float) -> float:
         return min(BURST, self._tokens + (now - self._counted_at) * self._rate)

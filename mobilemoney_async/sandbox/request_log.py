@@ -56,6 +56,9 @@ class RequestLog:
     def __iter__(self) -> Iterator[LoggedRequest]:
         return iter(self._entries)
 
+    def __reversed__(self) -> Iterator[LoggedRequest]:
+        return reversed(self._entries)
+
     @property
     def total(self) -> int:
         """Requests since the start."""

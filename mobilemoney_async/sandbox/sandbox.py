@@ -3,49 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from decimal import Decimal
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from mobilemoney_async.sandbox.accounts import Account, Permission
+from mobilemoney_async.sandbox.callback_sender import CallbackSender
 from mobilemoney_async.sandbox.choices import Choices
 from mobilemoney_async.sandbox.clock import Clock
-from mobilemoney_async.sandbox.engine import Engine
-from mobilemoney_async.sandbox.faults import Fault
-from mobilemoney_async.sandbox.ledger import Ledger
+from mobilemoney_async.sandbox.engine import Engine, dice
+from mobilemoney_async.sandbox.ledger import Ledger, opening_balance
 from mobilemoney_async.sandbox.messages import Reply, Request
 from mobilemoney_async.sandbox.payments import Payment
+from mobilemoney_async.sandbox.rate_limit import RateBudget
 from mobilemoney_async.sandbox.request_log import RequestLog
 from mobilemoney_async.sandbox.routes import PREFIX
-from mobilemoney_async.sandbox.script import Rule
-from mobilemoney_async.sandbox.states import Event, Kind
+from mobilemoney_async.sandbox.stage import Stage
 from mobilemoney_async.sandbox.transport import SandboxTransport
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from mobilemoney_async.client import AsyncClient
     from mobilemoney_async.sandbox.asgi import SandboxApp
 
 EMAIL = "merchant@example.com"
 
 
-class Sandbox:
+class Sandbox(Stage):
     """The payments service on your own machine: simulated money, magic numbers, scripted faults, a movable clock.
 
     Args:
         speed: Divides the durations under "Pace" in `Choices` and multiplies the rate limit. It changes neither how
-            fast the clock runs nor the 3600 seconds of a login token.
+            fast the clock runs (`run_clock` does) nor the 3600 seconds of a login token.
         seed: The same seed and the same requests at the same times give the same ids, delays and probable faults.
         balance: What each merchant starts with, TZS.
         choices: What the contract leaves open.
         now: Aware time at which the sandbox's clock starts; None for the present.
+        by_hand: Whether payments wait for a person; see the property.
+
+    Attributes:
+        speed: As given.
+        callbacks: Reports status changes to a URL, while `serve()` runs.
 
     Raises:
         ValueError: `speed` is not a positive number, `balance` is negative or no number, or `now` is naive.
-        TypeError: `balance` is a float.
+        TypeError: `balance` is a float, or `by_hand` no bool.
     """
 
     def __init__(
@@ -56,19 +64,22 @@ class Sandbox:
         balance: Decimal | int | str = Decimal(10_000_000),
         choices: Choices | None = None,
         now: datetime | None = None,
+        by_hand: bool = False,
     ) -> None:
         if not (math.isfinite(speed) and speed > 0):
             raise ValueError("speed must be a positive number")
-        self.speed = speed
-        self._clock = Clock(now)
-        self._engine = Engine(
-            start=self._clock.start,
+        self.speed: float = speed
+        clock = Clock(now)
+        engine = Engine(
+            start=clock.start,
             speed=speed,
             seed=seed,
-            balance=_money(balance),
+            balance=opening_balance(balance),
             choices=Choices() if choices is None else choices,
         )
-        self._account = self._engine.open_account(EMAIL)
+        super().__init__(engine, clock, CallbackSender(engine.book, clock, dice(seed, "callbacks")))
+        self._account = engine.open_account(EMAIL)
+        self.by_hand = by_hand
 
     def __repr__(self) -> str:
         return f"Sandbox(speed={self.speed}, transactions={len(self._engine.book.payments)})"
@@ -138,7 +149,7 @@ class Sandbox:
 
     @property
     def app(self) -> SandboxApp:
-        """The ASGI application.
+        """The ASGI application: the API under `/v1`, and the phone page at `/`.
 
         Raises:
             ImportError: The extra `sandbox` is not installed.
@@ -147,11 +158,13 @@ class Sandbox:
             from mobilemoney_async.sandbox.asgi import SandboxApp
         except ImportError as exc:
             raise _extra_missing() from exc
-        return SandboxApp(self._handle)
+        return SandboxApp(self._answer, self._open_page)
 
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-        """Serve on a real socket inside the running asyncio loop, until the context is left.
+        """Serve API and phone page on a real socket inside the running asyncio loop, until the context is left.
+
+        Callbacks are sent meanwhile; see `callbacks`.
 
         Args:
             host: Address to listen on.
@@ -169,7 +182,7 @@ class Sandbox:
             from mobilemoney_async.sandbox import server
         except ImportError as exc:
             raise _extra_missing() from exc
-        async with server.serve(self.app, host=host, port=port) as address:
+        async with server.serve(self.app, host=host, port=port, beside=self.callbacks.run) as address:
             yield address + PREFIX
 
     def client(self, **options: Any) -> AsyncClient:
@@ -177,12 +190,12 @@ class Sandbox:
 
         Args:
             **options: Of `AsyncClient`; they take precedence over what this method would choose: the issued token, the
-                in-process transport, and a limiter at the sandbox's speed.
+                in-process transport, a limiter at the sandbox's speed, and a wall clock that `advance` moves too.
         """
         # Here and nowhere else: the service shares no code with its client, and is tested without it.
         from mobilemoney_async import AsyncClient, RateLimiter
 
-        chosen: dict[str, Any] = {"base_url": self.base_url, "auth": self.token}
+        chosen: dict[str, Any] = {"base_url": self.base_url, "auth": self.token, "utcnow": self._utcnow}
         if "http_client" not in options:
             chosen["transport"] = self.transport()
         if "rate_limiter" not in options:
@@ -191,91 +204,17 @@ class Sandbox:
             )
         return AsyncClient(**{**chosen, **options})
 
-    # What happens
-
-    def script(
-        self, *faults: Fault, on: str | None = None, times: int | None = None, probability: float | None = None
-    ) -> Rule:
-        """Let faults strike coming requests.
-
-        Rules form a sequence: a request meets the first rule that strikes it, and no other.
-
-        Args:
-            *faults: From `mobilemoney_async.sandbox.faults`; they strike together.
-            on: Which requests: an HTTP method, an endpoint's name or both, as in `"POST c2b"`; None for every request.
-                The names: `c2b`, `b2c`, `transaction` (by id), `lookup` (by reference), `transactions`, `profile`,
-                `users-profile`, `login`, `request-otp`, `verify-otp`, `forgot-password`, `reset-password`; `*` and `?`
-                stand for any letters and any one, as in file names.
-            times: How often at most. None means once, or without end if a `probability` is given.
-            probability: Of striking a matching request, 0 to 1. None means always, the same as 1.
-
-        Returns:
-            The rule: `.fired` counts, `.cancel()` ends it.
-
-        Raises:
-            ValueError: No fault, an `on` that no request can match, or a number out of range.
-        """
-        if times is None and probability is None:
-            times = 1
-        return self._engine.script.add(
-            faults, on=on, times=times, probability=1.0 if probability is None else probability
-        )
-
-    def clear_script(self) -> None:
-        """Forget all rules."""
-        self._engine.script.clear()
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock ahead: what would have happened meanwhile has happened.
-
-        Args:
-            seconds: Not negative.
-
-        Raises:
-            ValueError: It is negative.
-        """
-        self._clock.advance(seconds)
-
-    def approve(self, transaction_id: str) -> Payment:
-        """Let the customer pay, or the recipient be paid, now. A payout over the balance ends in INSUFFICIENT_FUNDS.
-
-        Raises:
-            KeyError: There is no such transaction.
-            IllegalTransitionError: Its state is final.
-        """
-        return self._decide(transaction_id, Event.APPROVE)
-
-    def decline(self, transaction_id: str, reason: str | None = None) -> Payment:
-        """Let the payment fail now.
-
-        Args:
-            transaction_id: Which.
-            reason: Its `failure_reason`; None for the usual one of its kind.
-
-        Raises:
-            KeyError: There is no such transaction.
-            IllegalTransitionError: Its state is final.
-        """
-        if reason is None:
-            kind = self._engine.book.payments[transaction_id].kind
-            reason = "PAYMENT_NOT_APPROVED" if kind is Kind.COLLECTION else "UNSPECIFIED_FAILURE"
-        return self._decide(transaction_id, Event.DECLINE, reason)
-
-    def expire(self, transaction_id: str) -> Payment:
-        """Let the customer's prompt expire now.
-
-        Raises:
-            KeyError: There is no such transaction.
-            IllegalTransitionError: Its state is final, or it is a disbursement.
-        """
-        return self._decide(transaction_id, Event.EXPIRE)
-
     # What happened
 
     @property
     def now(self) -> datetime:
         """The sandbox's time, aware UTC."""
         return self._engine.book.datetime_at(self._clock.seconds())
+
+    @property
+    def started_at(self) -> datetime:
+        """The sandbox's time at second 0, from which payments and requests count; aware UTC."""
+        return self._clock.start
 
     @property
     def ledger(self) -> Ledger:
@@ -288,8 +227,12 @@ class Sandbox:
         """What the merchant has now, TZS."""
         return self.ledger.balance(self._account.merchant_id)
 
+    def rate_budget(self) -> RateBudget:
+        """Say what is left of the merchant's request limit now."""
+        return self._engine.rate_budget(self._account, self._clock.unscaled_seconds())
+
     @property
-    def transactions(self) -> Mapping[str, Payment]:
+    def transactions(self) -> MappingProxyType[str, Payment]:
         """All transactions by id, oldest first, in their true state now, whatever the service says about them."""
         self._engine.book.settle(self._clock.seconds())
         return self._engine.book.payments
@@ -299,26 +242,21 @@ class Sandbox:
         """The requests that came."""
         return self._engine.requests
 
-    def _handle(self, request: Request) -> Reply:
-        return self._engine.handle(request, self._clock.seconds())
+    def _utcnow(self) -> datetime:
+        """Return what a client's clock shows: unscaled, since how long its requests live is not scaled either."""
+        return self._engine.book.datetime_at(self._clock.unscaled_seconds())
 
-    def _decide(self, transaction_id: str, event: Event, reason: str | None = None) -> Payment:
-        now = self._clock.seconds()
-        self._engine.book.settle(now)
-        return self._engine.book.apply(transaction_id, event, at=now, reason=reason)
+    def _handle(self, request: Request) -> Reply:
+        return self._engine.handle(request, self._clock.seconds(), self._clock.unscaled_seconds())
+
+    async def _answer(self, request: Request) -> Reply:
+        return await self.callbacks.reported_before(self._handle, request)
+
+    def _open_page(self) -> ASGIApp:
+        from mobilemoney_async.sandbox.page import create_page
+
+        return create_page(self)
 
 
 def _extra_missing() -> ImportError:
     return ImportError('the sandbox\'s server needs an extra: pip install "mobilemoney-async[sandbox]"')
-
-
-def _money(value: Decimal | int | str) -> Decimal:
-    if isinstance(value, (float, bool)):
-        raise TypeError("balance must be an int, a Decimal or a str")
-    try:
-        money = Decimal(value)
-    except ArithmeticError as exc:
-        raise ValueError("balance must be a number") from exc
-    if not (money.is_finite() and money >= 0):
-        raise ValueError("balance must not be negative")
-    return money

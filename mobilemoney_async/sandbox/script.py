@@ -11,7 +11,7 @@ from mobilemoney_async.sandbox.routes import METHODS, ROUTES
 
 @attrs.define(eq=False)
 class Rule:
-    """Faults that strike matching requests together; `Script.add` makes it.
+    """Faults that strike matching requests together; `make_rule` makes it.
 
     Attributes:
         fired: How often it struck.
@@ -33,11 +33,15 @@ class Rule:
         """Let it never strike again."""
         self._times = self.fired
 
-    def strikes(self, method: str, endpoint: str | None, dice: random.Random) -> bool:
-        """Decide whether it strikes this request, and count it if so; dice are thrown only for a match."""
+    def fits(self, method: str, endpoint: str | None) -> bool:
+        """Tell whether it may strike this request."""
         if self.spent or self._method not in ("*", method):
             return False
-        if self._endpoint != "*" and not fnmatch.fnmatchcase(endpoint or "", self._endpoint):
+        return self._endpoint == "*" or fnmatch.fnmatchcase(endpoint or "", self._endpoint)
+
+    def strikes(self, method: str, endpoint: str | None, dice: random.Random) -> bool:
+        """Decide whether it strikes this request, and count it if so; dice are thrown only for a match."""
+        if not self.fits(method, endpoint):
             return False
         if self._probability < 1 and dice.random() >= self._probability:
             return False
@@ -62,14 +66,7 @@ class Script:
         Raises:
             ValueError: No fault, an `on` that no request can match, `times` below 1 or a probability outside 0 to 1.
         """
-        if not faults:
-            raise ValueError("script() needs at least one fault")
-        if times is not None and times < 1:
-            raise ValueError("times must be at least 1")
-        if not 0 <= probability <= 1:
-            raise ValueError("probability must be between 0 and 1")
-        method, endpoint = _pattern(on)
-        rule = Rule(faults, method, endpoint, times, probability)
+        rule = make_rule(faults, on=on, times=times, probability=probability)
         self._rules.append(rule)
         return rule
 
@@ -90,6 +87,22 @@ class Script:
                     self._rules.remove(rule)
                 return rule.faults
         return ()
+
+
+def make_rule(faults: tuple[Fault, ...], *, on: str | None, times: int | None, probability: float = 1.0) -> Rule:
+    """Make a rule; see `Sandbox.script`.
+
+    Raises:
+        ValueError: No fault, an `on` that no request can match, `times` below 1 or a probability outside 0 to 1.
+    """
+    if not faults:
+        raise ValueError("script() needs at least one fault")
+    if times is not None and times < 1:
+        raise ValueError("times must be at least 1")
+    if not 0 <= probability <= 1:
+        raise ValueError("probability must be between 0 and 1")
+    method, endpoint = _pattern(on)
+    return Rule(faults, method, endpoint, times, probability)
 
 
 def _pattern(on: str | None) -> tuple[str, str]:

@@ -7,8 +7,9 @@ when it cannot start. Its protocol class does all that a sandbox needs, and a su
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import uvicorn
@@ -17,6 +18,8 @@ from uvicorn.server import ServerState
 
 from mobilemoney_async.sandbox.asgi import CONNECTION, SandboxApp
 
+# Seconds until the tasks of connections that were cut are cancelled, and then until they are left alone.
+_LEAVING = 1.0
 _SHUTDOWN_TIMEOUT = 5.0
 
 # Seconds. Longer than clients keep idle connections (httpx: 5), so that the server is never the one that closes a
@@ -51,13 +54,16 @@ class _Protocol(H11Protocol):
 
 
 @asynccontextmanager
-async def serve(app: SandboxApp, *, host: str, port: int) -> AsyncIterator[str]:
+async def serve(
+    app: SandboxApp, *, host: str, port: int, beside: Callable[[], Coroutine[Any, Any, None]]
+) -> AsyncIterator[str]:
     """Serve until the context is left; then connections are cut, whatever they wait for.
 
     Args:
         app: The application.
         host: Address to listen on.
         port: TCP port; 0 takes a free one.
+        beside: Runs while it serves, then is cancelled.
 
     Yields:
         Scheme, host and port of the server, without a path.
@@ -76,16 +82,29 @@ async def serve(app: SandboxApp, *, host: str, port: int) -> AsyncIterator[str]:
         lambda: _Protocol(config=config, server_state=state, app_state={}, _loop=loop), host, port, reuse_address=True
     )
     bound_to, bound_port = listener.sockets[0].getsockname()[:2]
+    worker = asyncio.create_task(beside())
     try:
         yield origin(bound_to, bound_port)
     finally:
+        worker.cancel()
         listener.close()
         for connection in list(state.connections):
             assert isinstance(connection, _Protocol), "every connection was made above"
             connection.transport.abort()
-        with anyio.move_on_after(_SHUTDOWN_TIMEOUT, shield=True):
-            # Each task sees its client leave, and ends.
-            await asyncio.gather(*state.tasks, return_exceptions=True)
+        await _end({worker, *state.tasks})
+    if worker.done() and not worker.cancelled():
+        worker.result()  # it ends only when cancelled, or by an error, which is not to go unseen
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    """Wait for tasks whose clients have left; those that do not notice are cancelled."""
+    for grace in (_LEAVING, _SHUTDOWN_TIMEOUT):
+        with anyio.CancelScope(shield=True):
+            _, tasks = await asyncio.wait(tasks, timeout=grace)
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
 
 
 def origin(address: str, port: int) -> str:

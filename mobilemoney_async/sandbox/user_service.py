@@ -41,14 +41,16 @@ class UserService:
         account = self._accounts.find(email)
         if account is None:
             raise _invalid_credentials(call)
-        if call.now < account.locked_until:
+        if call.unscaled_now < account.locked_until:
             # The contract limits login attempts without saying how; its only documented code for a limit is this one.
-            raise RefusedError(rate_limit_reply(call.choices, max(1, math.ceil(account.locked_until - call.now))))
+            raise RefusedError(
+                rate_limit_reply(call.choices, max(1, math.ceil(account.locked_until - call.unscaled_now)))
+            )
         if not self._accounts.password_fits(account, password):
             account.failed_logins += 1
             if account.failed_logins == call.choices.failed_logins_before_lock:
                 account.failed_logins = 0
-                account.locked_until = call.now + call.choices.lock_seconds
+                account.locked_until = call.unscaled_now + call.choices.lock_seconds
             raise _invalid_credentials(call)
         account.failed_logins = 0
         return answer(

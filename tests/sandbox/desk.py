@@ -58,6 +58,7 @@ class Desk:
         )
         self.account = self.engine.open_account("merchant@example.com")
         self.now = 0.0
+        self.unscaled_now: float | None = None
 
     def send(
         self,
@@ -80,7 +81,7 @@ class Desk:
             headers={**sent, **(headers or {})},
             body=body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode(),
         )
-        return Answer(self.engine.handle(request, self.now))
+        return Answer(self.engine.handle(request, self.now, self.unscaled_now))
 
     def collect(self, phone_number: str = ORDINARY, amount: str = "1000", **more: Any) -> Answer:
         body = {"phone_number": phone_number, "amount": amount, **more}

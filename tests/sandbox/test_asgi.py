@@ -1,6 +1,7 @@
 """The ASGI front, without sockets."""
 
 import logging
+import sys
 from typing import Any
 
 import anyio
@@ -10,7 +11,7 @@ import pytest
 
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.access_log import target
-from mobilemoney_async.sandbox.asgi import CONNECTION, CannotDropError
+from mobilemoney_async.sandbox.asgi import CONNECTION, CannotDropError, SandboxApp
 from mobilemoney_async.sandbox.messages import Request
 from tests.sandbox.desk import ORDINARY, START
 
@@ -145,3 +146,50 @@ async def test_it_serves_http_only(sandbox: Sandbox) -> None:
     line = Line()
     with pytest.raises(RuntimeError, match="websocket"):
         await sandbox.app({"type": "websocket"}, line.receive, line.send)
+
+
+async def test_the_phone_page_is_beside_the_api() -> None:
+    """What a person does on the page is no request to the service: not logged, not counted, not struck by faults."""
+    sandbox = Sandbox(now=START)
+    rule = sandbox.script(faults.html_page(), times=100)
+    sandbox.switches.turn_on("answer-lost", once=False)
+    app = sandbox.app
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8765") as client:
+        for _ in range(15):
+            answer = await client.get("/")
+            assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert (await client.get("/v1x")).headers["content-type"].startswith("text/plain")
+        assert (rule.fired, sandbox.requests.total, sandbox.rate_budget().window_used) == (0, 0, 0)
+        sandbox.clear_script()
+        sandbox.switches.all_off()
+        for path in ("/v1", "/v1/", "/v1/nothing"):
+            assert (await client.get(path)).json()["error_code"] == "NOT_FOUND"
+    assert sandbox.requests.total == 3
+
+
+async def test_the_api_needs_no_templates(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without jinja2 the API works, and in place of the page stands what to install."""
+    for module in [name for name in sys.modules if name.startswith("mobilemoney_async.sandbox.page")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr("mobilemoney_async.sandbox.page", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(sandbox.app), base_url="http://127.0.0.1") as client:
+        page = await client.get("/")
+        assert page.status_code == 404
+        assert page.text == (
+            'The API is under /v1. The phone page needs an extra: pip install "mobilemoney-async[sandbox]"\n'
+        )
+    async with http(sandbox) as client:
+        assert (await client.get("/user-service/profile")).status_code == 200
+
+
+async def test_a_page_that_is_broken_is_not_taken_for_missing() -> None:
+    def open_page() -> Any:
+        raise ImportError("cannot import name", name="mobilemoney_async.sandbox.page.views")
+
+    async def handle(request: Request) -> Any:
+        pytest.fail("it is no request to the API")
+
+    line = Line()
+    with pytest.raises(ImportError, match="cannot import name"):
+        await SandboxApp(handle, open_page)(http_scope(path="/"), line.receive, line.send)

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from mobilemoney_async.cli import sandbox_command
+from mobilemoney_async.cli.app import app
 from mobilemoney_async.cli.sandbox_command import print_numbers, run_sandbox
-from mobilemoney_async.sandbox import MAGIC_NUMBERS
+from mobilemoney_async.sandbox import MAGIC_NUMBERS, Sandbox
 from tests.sandbox.desk import SUCCEEDS
 
 RUN = "from mobilemoney_async.cli.sandbox_command import run_sandbox; run_sandbox(port=0, speed=20)"
@@ -43,22 +45,37 @@ def test_the_sandbox_prints_how_to_reach_it_and_stops_on_ctrl_c() -> None:
     assert process.stdout
     assert process.stderr
     with process:
-        facts = dict(process.stdout.readline().strip().split(": ") for _ in range(4))
-        assert list(facts) == ["base url", "token", "email", "password"]
+        facts = dict(process.stdout.readline().strip().split(": ") for _ in range(5))
+        assert list(facts) == ["base url", "token", "email", "password", "phone page"]
         httpx.get(
             f"{facts['base url']}/payment-service/transaction",
             params={"reference": SUCCEEDS},
             headers={"Authorization": f"Bearer {facts['token']}"},
             trust_env=False,
         )
+        page = httpx.get(facts["phone page"], trust_env=False)
         process.send_signal(signal.SIGINT)
         out, log = process.stdout.read(), process.stderr.read()
     assert process.returncode == 0
+    assert facts["base url"] == f"{facts['phone page']}v1"
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert len([line for line in out.splitlines() if line.startswith("+255")]) == len(MAGIC_NUMBERS)
     assert out.endswith("stopped\n")
     assert len(log.splitlines()) == 1
     assert "GET /v1/payment-service/transaction?reference=+25578…789 404" in log
     assert facts["token"] not in log
+
+
+def test_options_reach_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    async def serve(sandbox: Sandbox, host: str, port: int) -> None:
+        made.append((sandbox.speed, sandbox.by_hand, host, port))
+
+    monkeypatch.setattr(sandbox_command, "_serve", serve)
+    for arguments in (["sandbox", "--speed", "3", "--by-hand", "--port", "0"], ["sandbox"]):
+        assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    assert made == [(3, True, "127.0.0.1", 0), (1, False, "127.0.0.1", 8765)]
 
 
 def test_signals_end_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

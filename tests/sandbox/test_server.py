@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+from contextlib import AsyncExitStack
+from typing import Any
 
 import httpx
 import pytest
@@ -138,3 +140,71 @@ def served_in_virtual_time(sandbox: Sandbox) -> list[str]:
 
 def test_it_runs_in_virtual_time_too(sandbox: Sandbox) -> None:
     assert served_in_virtual_time(sandbox) == ["PENDING", "SUCCESS", "SUCCESS"]
+
+
+@pytest.mark.asyncio
+async def test_leaving_ends_the_streams_of_open_pages(sandbox: Sandbox) -> None:
+    """A page that is open in a browser does not keep the server from stopping."""
+    async with http(sandbox, "", timeout=60) as client, AsyncExitStack() as server:
+        page = (await server.enter_async_context(sandbox.serve())).removesuffix("/v1")
+        assert (await client.get(f"{page}/")).status_code == 200
+        async with client.stream("GET", f"{page}/live") as live:
+            news = live.aiter_bytes()
+            assert b"data:" in await anext(news)
+            await server.aclose()
+            with pytest.raises(httpx.TransportError):
+                async for _ in news:
+                    pass
+
+
+class Stuck:
+    """An application that does not notice when its client has left, nor at first that it is cancelled."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.ended = False
+
+    async def __call__(self, *args: Any) -> None:
+        self.entered.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.5)
+            self.ended = True
+
+
+def test_an_application_that_does_not_notice_is_cancelled(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving takes seconds at most, whatever a page does, and leaves no task behind."""
+    stuck = Stuck()
+    monkeypatch.setattr(sandbox, "_open_page", lambda: stuck)
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        async with http(sandbox, "") as client, sandbox.serve() as base_url:
+            asking = asyncio.create_task(client.get(base_url.removesuffix("v1")))
+            await stuck.entered.wait()
+            started = loop.time()
+        with pytest.raises(httpx.RemoteProtocolError):
+            await asking
+        assert stuck.ended
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return loop.time() - started
+
+    assert run_virtual(main) < 3
+
+
+@pytest.mark.asyncio
+async def test_an_error_beside_the_server_is_not_lost(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes out when the server is left, unless the caller has an error of its own."""
+
+    async def fail() -> None:
+        raise KeyError("beside")
+
+    monkeypatch.setattr(sandbox.callbacks, "run", fail)
+    with pytest.raises(KeyError, match="beside"):
+        async with sandbox.serve():
+            await asyncio.sleep(0)
+    with pytest.raises(KeyError, match="mine"):
+        async with sandbox.serve():
+            await asyncio.sleep(0)
+            raise KeyError("mine")

@@ -55,6 +55,8 @@ ONE_IMPORTER: Mapping[str, set[str]] = {
     "httpx": {"calls.transport", SANDBOX, "cli", "testing", "testing_routes"},
     "httpx2": set(),
     "httpx_aiohttp": {"calls.transport"},
+    "jinja2": {SANDBOX},
+    "markupsafe": {SANDBOX},
     "opentelemetry": {"contrib.otel"},
     "psycopg": {"payments"},
     "respx": {"testing_routes"},

@@ -1,0 +1,5 @@
+"""The phone page (extra `sandbox`): customers' phones, the merchant's view and the sandbox's controls, for a person."""
+
+from mobilemoney_async.sandbox.page.app import create_page
+
+__all__ = ["create_page"]

@@ -1,0 +1,172 @@
+"""The phone page as an ASGI application: what is shown where, and what each form does."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from mobilemoney_async.sandbox.callback_queue import CallbackMode
+from mobilemoney_async.sandbox.page import views
+from mobilemoney_async.sandbox.page.controls import Controls, Form
+from mobilemoney_async.sandbox.page.forms import Refused, one_of, read
+from mobilemoney_async.sandbox.page.fragments import ASSETS, Parts, write_answer, write_page, write_parts
+from mobilemoney_async.sandbox.page.guard import Guard
+from mobilemoney_async.sandbox.page.live import Stream
+from mobilemoney_async.sandbox.page.picture import Picture
+from mobilemoney_async.sandbox.routes import PREFIX, ROUTES
+
+if TYPE_CHECKING:
+    from mobilemoney_async.sandbox.sandbox import Sandbox
+
+MASK_COOKIE = "mobilemoney_mask"
+
+_NOT_KEPT = {"cache-control": "no-store"}
+_YEAR = 31_536_000
+_MODES = {
+    CallbackMode.ONCE: "once for each change",
+    CallbackMode.TWICE: "twice",
+    CallbackMode.LATE: "30 s late",
+    CallbackMode.BEFORE_ANSWER: "before the answer to the request",
+}
+
+
+def create_page(sandbox: Sandbox) -> Starlette:
+    """Make the phone page of a sandbox.
+
+    It has no password and is meant for the machine it runs on: requests that come from other websites, or under a name
+    that is neither a loopback one nor the address served, are answered with HTTP 403.
+
+    Args:
+        sandbox: The one that it shows and steers.
+    """
+    page = _Page(sandbox)
+    controls = Controls(sandbox)
+    forms: dict[str, Callable[[Form], str]] = {
+        "/phones/pin": controls.enter_pin,
+        "/phones/decline": controls.decline,
+        "/phones/expire": controls.expire,
+        "/phones/by-hand": controls.answer_by_hand,
+        "/clock": controls.run_clock,
+        "/clock/jump": controls.jump,
+        "/faults": controls.switch_faults,
+        "/callbacks": controls.send_callbacks,
+    }
+    routes = [
+        Route("/", page.show),
+        Route("/live", page.follow),
+        Route("/static/{name}", _asset),
+        Route("/mask", page.mask, methods=["POST"]),
+        *(Route(path, page.does(control), methods=["POST"]) for path, control in forms.items()),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Guard)], exception_handlers={404: _not_found})
+
+
+class _Page:
+    """The page of one sandbox, and the streams of those who look at it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._key = views.Keys()
+        self._looks: dict[bool, tuple[Picture, Parts]] = {}
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+    async def show(self, request: Request) -> Response:
+        return self._write(request)
+
+    async def follow(self, request: Request) -> ASGIApp:
+        masked = _is_masked(request)
+        stream = Stream(lambda: self._look(masked=masked))
+        self._streams.add(stream)
+        return stream
+
+    async def mask(self, request: Request) -> Response:
+        """Show phone numbers whole or in part from now on, in this browser."""
+        try:
+            masked = one_of(await read(request), "masked", "yes", "no")
+        except Refused as refused:
+            return self._write(request, refused)
+        answer = RedirectResponse("/", 303)
+        if masked == "yes":
+            answer.set_cookie(MASK_COOKIE, "yes", max_age=_YEAR, httponly=True, samesite="strict")
+        else:
+            answer.delete_cookie(MASK_COOKIE, httponly=True, samesite="strict")
+        # Other pages of this browser follow streams that were opened with the cookie as it was before.
+        for stream in self._streams:
+            stream.hang_up()
+        return answer
+
+    def does(self, control: Callable[[Form], str]) -> Callable[..., object]:
+        """Make the endpoint of a control: a plain form is answered with a page, htmx with what the stream omits."""
+
+        async def endpoint(request: Request) -> Response:
+            form: Form = {}
+            part, refused = "", None
+            try:
+                form = await read(request)
+                part = control(form)
+            except Refused as refusal:
+                refused = refusal
+            for stream in self._streams:
+                stream.wake()
+            if request.headers.get("hx-request") == "true":
+                html = write_answer(**self._details(request, refused, form))
+                return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
+            return self._write(request, refused, form) if refused else RedirectResponse(f"/#{part}", 303)
+
+        return endpoint
+
+    def _look(self, *, masked: bool) -> Parts:
+        """Write the parts of the page, unless nothing changed since anybody looked last."""
+        picture = self._take(masked=masked)
+        last = self._looks.get(masked)
+        if last is None or last[0] != picture:
+            last = self._looks[masked] = (picture, write_parts(picture))
+        return last[1]
+
+    def _take(self, *, masked: bool) -> Picture:
+        return views.take(self._sandbox, masked=masked, key=self._key)
+
+    def _write(self, request: Request, refused: Refused | None = None, form: Form | None = None) -> Response:
+        picture = self._take(masked=_is_masked(request))
+        html = write_page(picture, **self._details(request, refused, form or {}))
+        return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
+
+    def _details(self, request: Request, refused: Refused | None, form: Form) -> dict[str, object]:
+        """Give what the page shows beside the picture: what does not change by itself, and what was refused."""
+        callbacks = self._sandbox.callbacks
+        wrong_url = refused is not None and refused.field == "url"
+        return {
+            "notice": refused.notice if refused else None,
+            "base_url": f"{request.url.scheme}://{request.headers['host']}{PREFIX}",
+            "token": self._sandbox.token,
+            "endpoints": [route.name for route in ROUTES],
+            "endpoint": form.get("on", ""),
+            "callback_note": callbacks.body_note,
+            "callback_url": form.get("url", "") if wrong_url else callbacks.url or "",
+            "callback_error": refused.notice if refused and wrong_url else None,
+            "callback_mode": callbacks.mode,
+            "callback_modes": [{"value": mode, "text": text} for mode, text in _MODES.items()],
+        }
+
+
+def _is_masked(request: Request) -> bool:
+    return request.cookies.get(MASK_COOKIE) == "yes"
+
+
+async def _asset(request: Request) -> Response:
+    asset = ASSETS.get(request.path_params["name"])
+    if asset is None:
+        return await _not_found(request)
+    return Response(asset.body, 200, {"cache-control": "max-age=31536000, immutable"}, asset.content_type)
+
+
+async def _not_found(request: Request, _: Exception | None = None) -> Response:
+    return PlainTextResponse(f"There is nothing here. The page is at /, the API under {PREFIX}.\n", 404)

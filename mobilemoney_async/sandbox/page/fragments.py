@@ -1,0 +1,144 @@
+"""Writing the page and its parts as HTML."""
+
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import jinja2
+from markupsafe import Markup
+
+from mobilemoney_async.sandbox.page.picture import PhoneView, Picture
+
+_HERE = Path(__file__).parent
+
+REGIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "mask-form": "mask.html",
+        "by-hand": "by_hand.html",
+        "phone-list": "phones.html",
+        "summary": "summary.html",
+        "transactions": "transactions.html",
+        "requests": "requests.html",
+        "clock-face": "clock.html",
+        "faults-on": "faults_on.html",
+        "fault-list": "faults.html",
+        "sent": "sent.html",
+        "news": "news.html",
+    }
+)
+"""The parts that change, by the id of their outermost element."""
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_HERE / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@attrs.frozen
+class Asset:
+    """A file that the page loads.
+
+    Args:
+        path: Where, with what changes when the file does.
+        body: Its bytes.
+        content_type: What it is.
+    """
+
+    path: str
+    body: bytes
+    content_type: str
+
+
+@attrs.frozen
+class Parts:
+    """The parts of a picture as HTML.
+
+    Args:
+        regions: By id; `phone-list` is all phones together.
+        phones: Each phone alone, by id, in their order.
+    """
+
+    regions: Mapping[str, str]
+    phones: Mapping[str, str]
+
+
+def write_page(picture: Picture, **details: Any) -> str:
+    """Write the whole page; `details` are what does not change by itself."""
+    paths = {name: asset.path for name, asset in ASSETS.items()}
+    return _ENVIRONMENT.get_template("page.html").render(
+        picture=picture, cards=_write_phones(picture).values(), static=paths, **details
+    )
+
+
+def write_answer(**details: Any) -> str:
+    """Write what htmx gets for a form: the parts that the stream of news leaves out."""
+    return _ENVIRONMENT.get_template("answer.html").render(**details)
+
+
+def write_parts(picture: Picture) -> Parts:
+    """Write each part that changes."""
+    phones = _write_phones(picture)
+    regions = {
+        name: _ENVIRONMENT.get_template(file).render(picture=picture, cards=phones.values())
+        for name, file in REGIONS.items()
+    }
+    return Parts(regions, phones)
+
+
+def changed(before: Parts | None, after: Parts) -> list[str]:
+    """Give the HTML of what differs: all of it if nothing was shown before.
+
+    While the same phones are shown in the same order, only those that changed are among it.
+    """
+    if before is None:
+        return list(after.regions.values())
+    same_phones = list(before.phones) == list(after.phones)
+    news = [
+        html
+        for name, html in after.regions.items()
+        if html != before.regions[name] and not (name == "phone-list" and same_phones and after.phones)
+    ]
+    if same_phones:
+        news += [html for name, html in after.phones.items() if html != before.phones[name]]
+    return news
+
+
+def as_event(parts: Iterable[str]) -> bytes:
+    """Write parts as one server-sent event, each to be merged into the element that has its id."""
+    lines: list[str] = []
+    for part in parts:
+        start, tag_end = part.lstrip().split(">", 1)
+        lines += f'{start} hx-swap-oob="outerMorph">{tag_end}'.splitlines()
+    return "".join(f"data: {line}\n" for line in lines if line.strip()).encode() + b"\n"
+
+
+def _write_phones(picture: Picture) -> dict[str, Markup]:
+    return {f"phone-{each.key}": _write_phone(each, picture.clock.short, picture.pin) for each in picture.phones}
+
+
+@functools.lru_cache(maxsize=200)
+def _write_phone(phone: PhoneView, time: str, pin: str) -> Markup:
+    """Write one phone; remembered, since every page shows the same ones, and looks several times a second."""
+    # Safe: the template escapes what it is given.
+    return Markup(_ENVIRONMENT.get_template("phone.html").render(phone=phone, time=time, pin=pin))  # noqa: S704
+
+
+def _read_assets() -> dict[str, Asset]:
+    types = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"}
+    assets = {}
+    for file in sorted((_HERE / "static").iterdir()):
+        body = file.read_bytes()
+        version = hashlib.sha256(body).hexdigest()[:12]
+        assets[file.name] = Asset(f"/static/{file.name}?v={version}", body, f"{types[file.suffix]}; charset=utf-8")
+    return assets
+
+
+ASSETS: Mapping[str, Asset] = MappingProxyType(_read_assets())
+"""What the page loads, by file name."""

@@ -1,0 +1,148 @@
+"""The customers' phones: the prompts that wait on them, and their PIN.
+
+The contract shows nothing of what a customer sees: prompt, PIN and the three tries are the sandbox's own stage setting.
+"""
+
+import collections
+import itertools
+from collections.abc import Iterator
+from datetime import datetime
+
+import attrs
+
+from mobilemoney_async.sandbox.accounts import Accounts
+from mobilemoney_async.sandbox.payments import Payment, PaymentBook
+from mobilemoney_async.sandbox.states import Event, IllegalTransitionError, Kind
+
+PIN = "1234"
+"""Every customer's."""
+
+TRIES = 3
+"""The last wrong PIN of so many declines the payment."""
+
+PHONES_SHOWN = 50
+PROMPTS_SHOWN = 20
+HISTORY_SHOWN = 20
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """A question on a customer's phone: an open collection.
+
+    Args:
+        transaction_id: The collection.
+        reference: The service's reference.
+        amount: Whole TZS.
+        merchant: Who asks: the account's e-mail.
+        created_at: Aware UTC.
+        expires_at: Aware UTC; None if something else is to happen to it, or nothing.
+        wrong_pins: How many wrong PINs were entered, less than `TRIES`.
+    """
+
+    transaction_id: str
+    reference: str
+    amount: str
+    merchant: str
+    created_at: datetime
+    expires_at: datetime | None
+    wrong_pins: int
+
+
+@attrs.frozen(kw_only=True)
+class Phone:
+    """One customer's phone.
+
+    Args:
+        phone_number: As the merchant wrote it.
+        prompts: The newest `PROMPTS_SHOWN` that wait, newest first.
+        history: The newest `HISTORY_SHOWN` payments from and to it that are over, the last to end first.
+    """
+
+    phone_number: str = attrs.field(repr=False)
+    prompts: tuple[Prompt, ...]
+    history: tuple[Payment, ...]
+
+
+class _Line:
+    """The ids of the transactions of one phone."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, None] = {}
+        self.over: collections.deque[str] = collections.deque(maxlen=HISTORY_SHOWN)
+
+
+class Phones:
+    """All phones that were ever asked or paid.
+
+    Args:
+        book: Keeps the transactions; each change in it is followed.
+        accounts: Names the merchants.
+    """
+
+    def __init__(self, book: PaymentBook, accounts: Accounts) -> None:
+        self._book = book
+        self._accounts = accounts
+        # By phone number, the most recently used last; a phone is in one of the two. A plain dict would be slow to
+        # read from its end after many were taken out of it.
+        self._asked: collections.OrderedDict[str, _Line] = collections.OrderedDict()
+        self._quiet: collections.OrderedDict[str, _Line] = collections.OrderedDict()
+        self._wrong_pins: dict[str, int] = {}
+        book.watch(self._follow)
+
+    def shown(self) -> tuple[Phone, ...]:
+        """The newest `PHONES_SHOWN`: those with open prompts first, each half with the most recently used first."""
+        newest = itertools.chain(reversed(self._asked.items()), reversed(self._quiet.items()))
+        return tuple(self._phone(number, line) for number, line in itertools.islice(newest, PHONES_SHOWN))
+
+    def enter_pin(self, transaction_id: str, pin: str, *, at: float) -> bool:
+        """Answer a prompt; see `Sandbox.enter_pin`. `at` in seconds since the sandbox's start.
+
+        Raises:
+            TypeError: `pin` is no str.
+            KeyError: There is no such transaction.
+            IllegalTransitionError: It has no open prompt.
+        """
+        if not isinstance(pin, str):
+            raise TypeError("pin must be a str of digits")
+        payment = self._book.payments[transaction_id]
+        if payment.kind is not Kind.COLLECTION or payment.ended_at is not None:
+            raise IllegalTransitionError(f"a {payment.kind} in {payment.status} has no prompt")
+        if pin == PIN:
+            self._book.apply(transaction_id, Event.APPROVE, at=at)
+            return True
+        self._wrong_pins[transaction_id] = self._wrong_pins.get(transaction_id, 0) + 1
+        if self._wrong_pins[transaction_id] >= TRIES:
+            self._book.apply(transaction_id, Event.DECLINE, at=at, reason="PAYMENT_NOT_APPROVED")
+        return False
+
+    def _phone(self, number: str, line: _Line) -> Phone:
+        payments = self._book.payments
+        waiting: Iterator[str] = itertools.islice(reversed(line.waiting), PROMPTS_SHOWN)
+        return Phone(
+            phone_number=number,
+            prompts=tuple(self._prompt(payments[transaction_id]) for transaction_id in waiting),
+            history=tuple(payments[transaction_id] for transaction_id in line.over),
+        )
+
+    def _prompt(self, payment: Payment) -> Prompt:
+        expires_at = payment.expires_at
+        return Prompt(
+            transaction_id=payment.id,
+            reference=payment.reference,
+            amount=payment.amount,
+            merchant=self._accounts.of_merchant(payment.merchant_id).email,
+            created_at=self._book.datetime_at(payment.created_at),
+            expires_at=None if expires_at is None else self._book.datetime_at(expires_at),
+            wrong_pins=self._wrong_pins.get(payment.id, 0),
+        )
+
+    def _follow(self, payment: Payment) -> None:
+        number = payment.phone_number
+        line = self._asked.pop(number, None) or self._quiet.pop(number, None) or _Line()
+        if payment.ended_at is not None:
+            line.waiting.pop(payment.id, None)
+            line.over.appendleft(payment.id)
+            self._wrong_pins.pop(payment.id, None)
+        elif payment.kind is Kind.COLLECTION:
+            line.waiting[payment.id] = None
+        (self._asked if line.waiting else self._quiet)[number] = line

@@ -1,0 +1,119 @@
+"""A person at the phone page, without a browser: what the page shows, and what its forms do."""
+
+import html.parser
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+
+from mobilemoney_async.sandbox import Sandbox
+
+ADDRESS = "http://127.0.0.1:8765"
+
+
+class Elements(html.parser.HTMLParser):
+    """The ids in a piece of HTML, the forms' targets, whatever it refers to, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, dict[str, str]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.attributes.append((tag, found))
+        if "id" in found:
+            self.ids.append(found["id"])
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def values(self, *names: str) -> set[str]:
+        """Return the values of these attributes."""
+        return {found[name] for _, found in self.attributes for name in names if name in found}
+
+
+class Person:
+    """Looks at the page of a sandbox and works its controls by plain forms, as a browser without JavaScript does."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.app = sandbox.app
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=ADDRESS)
+
+    async def see(self) -> str:
+        """Return the text of the page."""
+        return Elements(await self.source()).text
+
+    async def source(self) -> str:
+        answer = await self.http.get("/")
+        assert answer.status_code == 200
+        return answer.text
+
+    async def post(self, path: str, **fields: str) -> httpx.Response:
+        return await self.http.post(path, data=fields)
+
+    async def do(self, path: str, **fields: str) -> None:
+        """Send a form that works."""
+        answer = await self.post(path, **fields)
+        assert answer.status_code == 303, Elements(answer.text).text
+        assert answer.headers["location"].startswith("/")
+
+
+async def ask(sandbox: Sandbox, phone_number: str, amount: int = 15_000, **more: str) -> str:
+    """Create a collection as any program does, and return its id."""
+    headers = {"Authorization": f"Bearer {sandbox.token}"}
+    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url, headers=headers) as http:
+        body = {"phone_number": phone_number, "amount": str(amount), **more}
+        answer = await http.post("/payment-service/airtel/c2b", json=body)
+    created: str = answer.json()["transaction_id"]
+    return created
+
+
+class Reader:
+    """One connection to the stream of news, at the level of ASGI: on any loop, also in virtual time."""
+
+    def __init__(self, person: Person, cookie: str = "") -> None:
+        self._app = person.app
+        self._headers = [(b"host", b"127.0.0.1:8765"), *([(b"cookie", cookie.encode())] if cookie else [])]
+        self.sent: list[Mapping[str, Any]] = []
+        self.left = anyio.Event()
+
+    async def read(self) -> None:
+        """Stay until `left` is set or the stream ends."""
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "scheme": "http",
+            "path": "/live",
+            "query_string": b"",
+            "headers": self._headers,
+            "server": ("127.0.0.1", 8765),
+        }
+        await self._app(scope, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.sent.append(message)
+
+    @property
+    def chunks(self) -> list[str]:
+        """What came so far, one string for each event or comment."""
+        bodies = (message["body"].decode() for message in self.sent if message["type"] == "http.response.body")
+        return [body for body in bodies if body]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server ended the stream."""
+        return bool(self.sent) and self.sent[-1].get("more_body") is False

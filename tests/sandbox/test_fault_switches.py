@@ -1,0 +1,205 @@
+"""The fault switches: each fault by hand, alone and together with others and with a script."""
+
+import inspect
+import json
+from collections.abc import Callable
+
+import pytest
+
+from mobilemoney_async.sandbox import SWITCHES, Choices, Fault, Sandbox, Switch, SwitchState, faults
+from mobilemoney_async.sandbox.messages import Reply, Wire
+from tests.sandbox.desk import ORDINARY, STUCK, Desk
+
+PROFILE = "/user-service/profile"
+
+
+def state(desk: Desk, slug: str) -> SwitchState:
+    return next(state for state in desk.engine.switches.states() if state.switch.slug == slug)
+
+
+def profile(desk: Desk) -> Reply:
+    return desk.send("GET", PROFILE).reply
+
+
+def make(function: Callable[..., Fault]) -> Fault:
+    """Call a function of `faults` with what it requires."""
+    required = {"processed": True, "seconds": 1.0, "order": "oldest-first"}
+    parameters = inspect.signature(function).parameters.values()
+    return function(**{each.name: required[each.name] for each in parameters if each.default is each.empty})
+
+
+def test_every_fault_has_a_switch() -> None:
+    """A fault that a script can let strike, a person can turn on by hand."""
+    makers = [
+        function
+        for name, function in inspect.getmembers(faults, inspect.isfunction)
+        if not name.startswith("_") and inspect.signature(function).return_annotation is Fault
+    ]
+    assert len(makers) > 10
+    assert {make(maker).name for maker in makers} == {switch.fault().name for switch in SWITCHES}
+
+
+def test_each_variant_of_what_was_processed_has_a_switch() -> None:
+    """Whether the request took effect is what a client must not guess, so it can be tried both ways."""
+    for name in ("drop", "lost", "server error", "html page", "empty body"):
+        variants = {switch.fault().instead is None for switch in SWITCHES if switch.fault().name == name}
+        assert variants == {True, False}, name
+
+
+def test_switches_are_told_apart_by_their_slugs() -> None:
+    slugs = [switch.slug for switch in SWITCHES]
+    assert len(set(slugs)) == len(slugs)
+    for switch in SWITCHES:
+        assert switch.slug.strip("abcdefghijklmnopqrstuvwxyz0123456789-") == ""
+        assert switch.label
+        assert switch.description.endswith(".")
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.slug)
+def test_each_switch_strikes_once_and_turns_itself_off(switch: Switch) -> None:
+    desk = Desk()
+    desk.collect(STUCK)
+    calm = desk.list().reply
+    desk.engine.switches.turn_on(switch.slug)
+    assert state(desk, switch.slug).is_on
+    struck = desk.list().reply
+    assert struck.fault == switch.fault().name
+    assert (state(desk, switch.slug).is_on, state(desk, switch.slug).fired) == (False, 1)
+    assert desk.list().reply == calm
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.slug)
+def test_what_a_switch_says_about_processing_is_true(switch: Switch) -> None:
+    """The description promises no effect exactly where the request has none."""
+    desk = Desk()
+    desk.engine.switches.turn_on(switch.slug, on="*")
+    desk.collect(STUCK)
+    says_no_effect = "has no effect" in switch.description or "never sent" in switch.description
+    assert len(desk.engine.book.payments) == (not says_no_effect)
+
+
+def test_one_can_stay_on_until_it_is_turned_off() -> None:
+    desk = Desk()
+    switches = desk.engine.switches
+    switches.turn_on("error-500-after", once=False)
+    assert [profile(desk).status for _ in range(3)] == [500] * 3
+    assert (state(desk, "error-500-after").once, state(desk, "error-500-after").fired) == (False, 3)
+    switches.turn_off("error-500-after")
+    assert profile(desk).status == 200
+    switches.turn_off("error-500-after")
+    switches.turn_on("error-500-after")
+    assert [profile(desk).status for _ in range(2)] == [500, 200]
+    assert (state(desk, "error-500-after").is_on, state(desk, "error-500-after").fired) == (False, 4)
+
+
+def test_one_can_be_for_some_requests_only() -> None:
+    desk = Desk()
+    desk.engine.switches.turn_on("refused", on="POST c2b")
+    assert state(desk, "refused").on == "POST c2b"
+    assert profile(desk).wire is Wire.ANSWERED
+    assert desk.collect().reply.wire is Wire.REFUSED
+    assert state(desk, "refused").on == "POST c2b"
+
+
+def test_those_about_the_list_strike_lists_unless_told_otherwise() -> None:
+    desk = Desk()
+    desk.engine.switches.turn_on("oldest-first")
+    assert state(desk, "oldest-first").on == "transactions"
+    profile(desk)
+    assert state(desk, "oldest-first").fired == 0
+    desk.engine.switches.turn_on("oldest-first", on="*")
+    assert state(desk, "oldest-first").on is None
+    profile(desk)
+    assert state(desk, "oldest-first").fired == 1
+
+
+def test_what_is_for_the_next_request_strikes_one_request_each() -> None:
+    """In the order in which they were turned on; turning one on again puts it last."""
+    desk = Desk()
+    for slug in ("error-500-after", "token-expired", "error-503-before", "error-500-after"):
+        desk.engine.switches.turn_on(slug)
+    assert [profile(desk).status for _ in range(4)] == [401, 503, 500, 200]
+
+
+def test_what_shapes_the_answer_strikes_together() -> None:
+    desk = Desk()
+    for slug in ("slow", "unknown-fields", "nulls"):
+        desk.engine.switches.turn_on(slug, once=False)
+    transaction_id = desk.collect(STUCK).json["transaction_id"]
+    reply = desk.get(transaction_id).reply
+    record = json.loads(reply.body)["transaction"]
+    assert (reply.delay, record["x_note"], record["fees"]) == (5, "new in v1.1", None)
+    assert [state(desk, slug).fired for slug in ("slow", "unknown-fields", "nulls")] == [2, 2, 2]
+
+
+def test_one_alone_decides_the_whole_answer() -> None:
+    """Of those that stay on the first; one for the next request goes before them; the counts say which."""
+    desk = Desk()
+    switches = desk.engine.switches
+    switches.turn_on("slow", once=False)
+    switches.turn_on("error-500-after", once=False)
+    switches.turn_on("error-503-before", once=False)
+    switches.turn_on("token-expired")
+    replies = [profile(desk) for _ in range(3)]
+    assert [reply.status for reply in replies] == [401, 500, 500]
+    assert [reply.delay for reply in replies] == [5, 5, 5]
+    assert [reply.fault for reply in replies] == ["token expired", "server error", "server error"]
+    assert [state(desk, slug).fired for slug in ("slow", "error-500-after", "error-503-before")] == [3, 2, 0]
+    switches.turn_off("error-500-after")
+    assert profile(desk).status == 503
+
+
+def test_a_shaping_one_for_the_next_request_leaves_room_for_a_deciding_one() -> None:
+    desk = Desk()
+    desk.engine.switches.turn_on("error-500-after", once=False)
+    desk.engine.switches.turn_on("slow")
+    assert [(reply.status, reply.delay) for reply in (profile(desk), profile(desk))] == [(500, 5), (500, 0)]
+
+
+def test_a_script_goes_before_the_switches() -> None:
+    """What a test scripted happens exactly so, and switches strike the requests that the script leaves alone."""
+    desk = Desk()
+    desk.engine.switches.turn_on("token-expired")
+    desk.engine.switches.turn_on("slow", once=False)
+    desk.engine.script.add((faults.html_page(),), on="profile", times=2, probability=1.0)
+    replies = [profile(desk) for _ in range(4)]
+    assert [(reply.status, reply.delay) for reply in replies] == [(502, 0), (502, 0), (401, 5), (200, 5)]
+
+
+def test_clearing_the_script_leaves_the_switches_alone_and_the_other_way_round() -> None:
+    sandbox = Sandbox(choices=Choices(rate_limit=None))
+    sandbox.switches.turn_on("slow")
+    rule = sandbox.script(faults.html_page())
+    sandbox.clear_script()
+    assert any(state.is_on for state in sandbox.switches.states())
+    sandbox.script(faults.html_page())
+    sandbox.switches.all_off()
+    assert not any(state.is_on for state in sandbox.switches.states())
+    assert not rule.fired
+
+
+def test_a_magic_number_works_while_switches_are_on() -> None:
+    desk = Desk()
+    desk.engine.switches.turn_on("slow", once=False)
+    reply = desk.collect("+255780000203").reply
+    assert (reply.status, reply.delay) == (500, 5)
+
+
+def test_states_tell_all_in_one_order() -> None:
+    desk = Desk()
+    states = desk.engine.switches.states()
+    assert tuple(each.switch for each in states) == SWITCHES
+    assert {(each.is_on, each.once, each.fired) for each in states} == {(False, True, 0)}
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    desk = Desk()
+    switches = desk.engine.switches
+    for wrong in (switches.turn_on, switches.turn_off):
+        with pytest.raises(ValueError, match="there is no switch 'rats'; there are: slow, "):
+            wrong("rats")
+    switches.turn_on("slow", once=False)
+    with pytest.raises(ValueError, match="no request can match"):
+        switches.turn_on("slow", on="DELETE c2b")
+    assert (state(desk, "slow").is_on, state(desk, "slow").once) == (True, False)
+    assert desk.collect(ORDINARY).reply.delay == 5

@@ -1,0 +1,214 @@
+"""Whom the phone page refuses, and what it keeps to itself."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from mobilemoney_async.sandbox import Choices, Payment, Sandbox
+from mobilemoney_async.sandbox.page import create_page, wording
+from mobilemoney_async.sandbox.page.guard import refusal
+from tests.sandbox.desk import ORDINARY, START
+from tests.sandbox.person import ADDRESS, Elements, Person, ask
+
+pytestmark = pytest.mark.anyio
+
+WRITTEN = "+255 681 000 001"
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(now=START, by_hand=True, choices=Choices(rate_limit=None))
+
+
+@pytest.fixture
+def person(sandbox: Sandbox) -> Person:
+    return Person(sandbox)
+
+
+def only(sandbox: Sandbox) -> Payment:
+    (payment,) = sandbox.transactions.values()
+    return payment
+
+
+async def test_texts_of_anybody_s_are_shown_as_they_are(person: Person, sandbox: Sandbox) -> None:
+    """A reference, a path or a URL is anybody's text, and never becomes a part of the page."""
+    nasty = "\"><img src=x onerror=alert(1)>'{{7*7}}"
+    await ask(sandbox, ORDINARY, external_id=nasty)
+    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url) as http:
+        await http.get("/%3Cimg%20src=x%3E")
+    sandbox.callbacks.configure("http://127.0.0.1:9/?" + "a=<b>&c='d'")
+    source = await person.source()
+    assert "<img src=x" not in source
+    assert "onerror=alert(1)>'{{7*7}}" in Elements(source).text
+    assert {tag for tag, _ in Elements(source).attributes} & {"img", "script"} == {"img", "script"}
+    assert [found for tag, found in Elements(source).attributes if tag == "img" and found["src"] == "x"] == []
+
+
+# Masking
+
+
+async def test_masked_numbers_are_nowhere_in_the_page(person: Person, sandbox: Sandbox) -> None:
+    """With numbers masked the whole number is not in the page, wherever it stood; the choice outlives a reload."""
+    await ask(sandbox, ORDINARY, external_id=ORDINARY)
+    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url) as http:
+        await http.get(f"/payment-service/transaction/{ORDINARY}")
+        await http.get("/payment-service/transaction/%2B255681000001")
+    assert WRITTEN in await person.see()
+    await person.do("/mask", masked="yes")
+    for source in (await person.source(), await person.source()):
+        assert "+255 ••• ••• 001" in source
+        assert "681000001" not in re.sub(r"[\s-]", "", Elements(source).text)
+        assert "681000001" not in source
+        assert only(sandbox).reference in source
+    await person.do("/mask", masked="no")
+    assert WRITTEN in await person.see()
+    assert (await person.post("/mask", masked="perhaps")).status_code == 422
+
+
+def test_what_is_masked_and_what_is_not() -> None:
+    """Ids of the service stay readable; whatever could be a phone number does not."""
+    assert wording.mask_within("/v1/payment-service/transaction/txn_0123456789012345678a") == (
+        "/v1/payment-service/transaction/txn_0123456789012345678a"
+    )
+    assert wording.mask_within("call 255681000001 now") == "call 2556 ••• ••• 001 now"
+    assert wording.mask("12345") == "•••"
+    assert wording.phone_number("12345", masked=False) == "12345"
+
+
+# Whom it refuses
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "passes"),
+    [
+        ("GET", {"host": "127.0.0.1:8765"}, True),
+        ("GET", {"host": "localhost:8765"}, True),
+        ("GET", {"host": "phones.localhost"}, True),
+        ("GET", {"host": "[::1]:8765"}, True),
+        ("GET", {"host": "192.168.1.5:8765"}, True),
+        ("GET", {"host": "192.168.1.6:8765"}, False),
+        ("GET", {"host": "evil.example"}, False),
+        ("GET", {"host": "127.0.0.1.evil.example"}, False),
+        ("GET", {"host": "localhost.evil.example"}, False),
+        ("GET", {"host": "[::1"}, False),
+        ("GET", {}, False),
+        ("POST", {"host": "127.0.0.1:8765"}, True),
+        ("POST", {"host": "127.0.0.1:8765", "origin": "http://127.0.0.1:8765"}, True),
+        ("POST", {"host": "127.0.0.1:8765", "origin": "http://127.0.0.1:8000"}, False),
+        ("POST", {"host": "127.0.0.1:8765", "origin": "http://localhost:8765"}, False),
+        ("POST", {"host": "127.0.0.1:8765", "origin": "https://evil.example"}, False),
+        ("POST", {"host": "127.0.0.1:8765", "origin": "null"}, False),
+        ("POST", {"host": "127.0.0.1:8765", "origin": ""}, False),
+        ("POST", {"host": "127.0.0.1:8765", "sec-fetch-site": "same-origin"}, True),
+        ("POST", {"host": "127.0.0.1:8765", "sec-fetch-site": "none"}, True),
+        ("POST", {"host": "127.0.0.1:8765", "sec-fetch-site": "same-site"}, False),
+        ("POST", {"host": "127.0.0.1:8765", "sec-fetch-site": "cross-site"}, False),
+        ("POST", {"host": "evil.example", "origin": "http://evil.example"}, False),
+    ],
+    ids=str,
+)
+def test_the_page_knows_its_own_requests(method: str, headers: dict[str, str], passes: bool) -> None:
+    """A request passes if it is made under an address of this machine, and a form only from the page itself."""
+    assert (refusal(method, headers, served_at="192.168.1.5") is None) == passes
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}, {"host": "evil.example"}],
+    ids=str,
+)
+async def test_another_website_can_do_nothing(person: Person, sandbox: Sandbox, headers: dict[str, str]) -> None:
+    """A form that another website posts, or one under a name that only points here, gets 403 and has no effect."""
+    payment = await ask(sandbox, ORDINARY)
+    fields = {"transaction_id": payment, "pin": "1234"}
+    answer = await person.http.post("/phones/pin", data=fields, headers=headers)
+    assert answer.status_code == 403
+    assert "page" in answer.text or "websites" in answer.text
+    assert only(sandbox).status == "PENDING"
+
+
+async def test_the_page_loads_nothing_from_elsewhere(person: Person) -> None:
+    """The page needs no network: everything it loads is its own, and the browser is told to allow nothing else."""
+    answer = await person.http.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["cache-control"] == "no-store"
+    elements = Elements(answer.text)
+    assert not [name for _, found in elements.attributes for name in found if name.startswith("on") or name == "style"]
+    for path in elements.values("src", "href") - {"/"}:
+        if path.startswith("#"):
+            assert path[1:] in elements.ids
+            continue
+        assert path.startswith("/static/")
+        loaded = await person.http.get(path)
+        assert loaded.status_code == 200
+        assert loaded.content
+        assert "immutable" in loaded.headers["cache-control"]
+    assert "url(" not in (await person.http.get("/static/page.css")).text
+
+
+async def test_what_is_shipped_says_under_which_licence(person: Person) -> None:
+    """htmx comes with its licence."""
+    answer = await person.http.get("/static/htmx.LICENSE.txt")
+    assert "Permission to use, copy, modify" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/static/nothing.js", "/static/../app.py", "/static/%2e%2e%2fapp.py"])
+async def test_there_is_nothing_else(person: Person, path: str) -> None:
+    """What does not exist gets a 404 that says where page and API are."""
+    answer = await person.http.get(path)
+    assert answer.status_code == 404
+    assert "The page is at /, the API under /v1" in answer.text
+
+
+async def test_every_id_is_there_once(person: Person, sandbox: Sandbox) -> None:
+    """Ids are unique, and whatever refers to one finds it."""
+    for last in "12":
+        payment = await ask(sandbox, ORDINARY[:-1] + last)
+        sandbox.enter_pin(payment, "0000")
+        sandbox.approve(await ask(sandbox, ORDINARY[:-1] + last))
+    sandbox.switches.turn_on("slow")
+    elements = Elements(await person.source())
+    assert len(elements.ids) == len(set(elements.ids))
+    for names in elements.values("for", "aria-labelledby", "aria-describedby", "data-copy"):
+        assert set(names.split()) <= set(elements.ids)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"pin=" + b"1" * 30_000, "application/x-www-form-urlencoded", 413),
+        (b"{}", "application/json", 415),
+        (b"pin=%FF", "application/x-www-form-urlencoded", 400),
+        (b"\xff=1", "application/x-www-form-urlencoded", 400),
+        (b"&".join(b"a=1" for _ in range(50)), "application/x-www-form-urlencoded", 400),
+    ],
+    ids=["too long", "JSON", "no UTF-8, quoted", "no UTF-8", "many fields"],
+)
+@pytest.mark.parametrize("path", ["/phones/pin", "/mask"])
+async def test_what_is_no_form_is_refused(person: Person, path: str, content: bytes, kind: str, status: int) -> None:
+    """Whatever is posted, the answer is a page that says what was wrong."""
+    answer = await person.http.post(path, content=content, headers={"content-type": kind})
+    assert answer.status_code == status
+    assert Elements(answer.text).ids.count("main") == 1
+
+
+async def test_the_page_can_stand_alone(sandbox: Sandbox) -> None:
+    """`create_page` gives a whole ASGI application, with a lifespan for servers that want one."""
+    sent: list[str] = []
+    messages = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": next(messages)}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    page = create_page(sandbox)
+    await page({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(page), base_url=ADDRESS) as http:
+        assert (await http.get("/")).status_code == 200

@@ -1,0 +1,219 @@
+"""The stream of news behind the phone page: what it sends, and that nothing of it stays when a page is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async.sandbox import Choices, Sandbox
+from mobilemoney_async.sandbox.page import views
+from mobilemoney_async.sandbox.page.fragments import REGIONS, Parts, as_event, changed, write_parts
+from mobilemoney_async.sandbox.page.live import TICK
+from tests.sandbox.desk import ORDINARY, START
+from tests.sandbox.person import Elements, Person, Reader, ask
+
+pytestmark = pytest.mark.anyio
+
+OTHER = "+255681000002"
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(now=START, by_hand=True, choices=Choices(rate_limit=None))
+
+
+@pytest.fixture
+def person(sandbox: Sandbox) -> Person:
+    return Person(sandbox)
+
+
+@asynccontextmanager
+async def reading(person: Person, cookie: str = "") -> AsyncIterator[Reader]:
+    """Read the stream meanwhile, then leave as a page that closes."""
+    reader = Reader(person, cookie)
+    with anyio.fail_after(3600):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reader.read)
+            await anyio.sleep(TICK / 2)
+            yield reader
+            reader.left.set()
+
+
+def touched(events: list[str]) -> list[str]:
+    """Return the ids of the parts in some events, in their order."""
+    parts = [found["id"] for _, found in Elements("\n".join(events)).attributes if "hx-swap-oob" in found]
+    return sorted(parts)
+
+
+def text(event: str) -> str:
+    return Elements(event.replace("data: ", "")).text
+
+
+async def test_a_page_that_connects_gets_everything_at_once(person: Person, sandbox: Sandbox) -> None:
+    """The first event is the whole picture, so a page that lost its connection is right again."""
+    await ask(sandbox, ORDINARY)
+    async with reading(person) as reader:
+        (first,) = reader.chunks
+    assert touched([first]) == sorted(REGIONS)
+    assert "15,000" in text(first)
+    headers = dict(reader.sent[0]["headers"])
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert headers[b"cache-control"] == b"no-store"
+
+
+async def test_only_what_changed_is_sent(person: Person, sandbox: Sandbox) -> None:
+    """While nothing happens nothing is sent; then what changed is, and of the phones only the one that did."""
+    sandbox.run_clock(0)
+    first = await ask(sandbox, ORDINARY)
+    sandbox.advance(1)
+    await ask(sandbox, OTHER)
+    sandbox.advance(60)  # so that the request limit is whole again, and no news
+    async with reading(person) as reader:
+        reader.sent.clear()
+        await anyio.sleep(10)
+        assert reader.chunks == []
+        sandbox.enter_pin(first, "0000")
+        await anyio.sleep(2 * TICK)
+        (event,) = reader.chunks
+        key = touched([event])
+        assert len(key) == 1 and key[0].startswith("phone-") and key[0] != "phone-list"
+        assert "2 tries left" in text(event)
+        reader.sent.clear()
+        sandbox.switches.turn_on("slow")
+        await anyio.sleep(2 * TICK)
+        assert touched(reader.chunks) == ["fault-list", "faults-on"]
+        reader.sent.clear()
+        sandbox.approve(first)
+        await anyio.sleep(2 * TICK)
+        assert touched(reader.chunks) == ["news", "phone-list", "summary", "transactions"]
+        assert "collection of 15,000 TZS is SUCCESS" in text(reader.chunks[0])
+
+
+async def test_what_is_done_on_the_page_is_told_at_once(person: Person, sandbox: Sandbox) -> None:
+    """A form is followed by its effect without waiting for the next look."""
+    async with reading(person) as reader:
+        await anyio.sleep(TICK)
+        reader.sent.clear()
+        await person.do("/faults", once="slow")
+        await anyio.sleep(TICK / 100)
+        assert touched(reader.chunks) == ["fault-list", "faults-on"]
+
+
+async def test_the_clock_and_the_time_left_are_followed(person: Person, sandbox: Sandbox) -> None:
+    """A prompt counts down on the page second by second, and nothing else is sent meanwhile."""
+    await ask(sandbox, ORDINARY)
+    sandbox.advance(60)
+    async with reading(person) as reader:
+        reader.sent.clear()
+        await anyio.sleep(3)
+        assert len(reader.chunks) == 3
+        assert all(touched([event])[0] == "clock-face" and len(touched([event])) == 2 for event in reader.chunks)
+        assert "0:57 left" in text(reader.chunks[-1])
+
+
+async def test_a_quiet_stream_gives_signs_of_life(person: Person, sandbox: Sandbox) -> None:
+    """A page whose clock is paused still hears from the sandbox now and then."""
+    sandbox.run_clock(0)
+    async with reading(person) as reader:
+        reader.sent.clear()
+        await anyio.sleep(31)
+        assert reader.chunks == [":\n\n"] * 2
+
+
+async def test_masked_numbers_are_nowhere_in_the_stream(person: Person, sandbox: Sandbox) -> None:
+    """A stream that was opened masked never sends a whole number."""
+    async with reading(person, "mobilemoney_mask=yes") as reader:
+        await ask(sandbox, ORDINARY, external_id=ORDINARY)
+        sandbox.approve(await ask(sandbox, ORDINARY))
+        await anyio.sleep(5)
+        sent = "".join(reader.chunks)
+    assert "+255 ••• ••• 001" in sent
+    assert "681000001" not in sent and "681 000 001" not in sent
+
+
+async def test_masking_ends_the_streams_that_were_opened_without(person: Person, sandbox: Sandbox) -> None:
+    """Who masks numbers in one window masks them in all: their streams end, and are opened anew with the choice."""
+    async with reading(person) as reader:
+        await person.do("/mask", masked="yes")
+        await ask(sandbox, ORDINARY)
+        await anyio.sleep(5)
+        assert reader.ended
+        assert "681 000 001" not in "".join(reader.chunks)
+
+
+async def test_a_page_that_closes_leaves_nothing_behind(person: Person, sandbox: Sandbox) -> None:
+    """When the page is closed its stream is over, although nothing was to be sent."""
+    sandbox.run_clock(0)
+    async with reading(person) as reader:
+        reader.sent.clear()
+    assert reader.sent == []
+
+
+async def test_a_foreign_page_gets_no_stream(person: Person, sandbox: Sandbox) -> None:
+    """The stream answers under addresses of this machine only."""
+    answer = await person.http.get("/live", headers={"host": "evil.example"})
+    assert answer.status_code == 403
+
+
+def test_a_new_phone_or_another_order_sends_the_phones_together() -> None:
+    """A phone alone is sent only into its own place."""
+    one, two = "<li id='a'>1</li>", "<li id='a'>2</li>"
+    before = Parts({"phone-list": "<div>1</div>"}, {"a": one, "b": "<li id='b'></li>"})
+    after = Parts({"phone-list": "<div>2</div>"}, {"a": two, "b": "<li id='b'></li>"})
+    assert changed(before, after) == [two]
+    assert changed(before, before) == []
+    assert changed(None, before) == ["<div>1</div>"]
+    reversed_ = Parts({"phone-list": "<div>2</div>"}, dict(reversed(list(before.phones.items()))))
+    assert changed(before, reversed_) == ["<div>2</div>"]
+    assert changed(before, Parts({"phone-list": "<div>0</div>"}, {})) == ["<div>0</div>"]
+
+
+async def test_each_part_begins_with_the_element_that_it_replaces(person: Person, sandbox: Sandbox) -> None:
+    """Every part is one element with its id, whole and in one event, whatever line ends it holds."""
+    await ask(sandbox, ORDINARY, external_id="two\r\nlines\u2028three>")
+    parts = write_parts(views.take(sandbox, masked=False, key=views.Keys()))
+    for name, html in {**parts.regions, **parts.phones}.items():
+        event = as_event([html]).decode()
+        assert event.endswith("\n\n")
+        assert event.count("\n\n") == 1
+        assert all(line.startswith("data: ") for line in event.splitlines() if line)
+        assert touched([event]) == [name]
+
+
+# Over sockets: asyncio only, as the server is.
+
+over_sockets = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+
+
+@over_sockets
+@pytest.mark.real_time
+async def test_the_server_stops_under_open_pages() -> None:
+    """Leaving `serve()` ends the streams of all pages at once, and leaves no task."""
+    sandbox = Sandbox()
+    before = asyncio.all_tasks()
+    async with sandbox.serve() as base_url, httpx.AsyncClient(base_url=base_url.removesuffix("/v1")) as http:
+        first, second = [await http.send(http.build_request("GET", "/live"), stream=True) for _ in range(2)]
+        lines = [await anext(each.aiter_lines()) for each in (first, second)]
+        assert all(line.startswith("data: <") for line in lines)
+    assert asyncio.all_tasks() == before
+    for each in (first, second):
+        await each.aclose()
+
+
+@over_sockets
+@pytest.mark.real_time
+async def test_a_page_that_leaves_ends_its_task() -> None:
+    """A reload or a closed tab costs the sandbox nothing afterwards."""
+    sandbox = Sandbox()
+    async with sandbox.serve() as base_url, httpx.AsyncClient(base_url=base_url.removesuffix("/v1")) as http:
+        await http.get("/")
+        before = len(asyncio.all_tasks())
+        async with http.stream("GET", "/live") as answer:
+            await anext(answer.aiter_bytes())
+            assert len(asyncio.all_tasks()) > before
+        with anyio.fail_after(60):
+            while len(asyncio.all_tasks()) > before:
+                await anyio.sleep(0.01)

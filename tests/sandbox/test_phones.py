@@ -1,0 +1,218 @@
+"""The customers' phones, and payments that wait for a person."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async.sandbox import PIN, Choices, IllegalTransitionError, Phone, Sandbox
+from mobilemoney_async.sandbox.phones import HISTORY_SHOWN, PHONES_SHOWN, PROMPTS_SHOWN, TRIES
+from tests.sandbox.desk import ORDINARY, START, STUCK, SUCCEEDS
+
+pytestmark = pytest.mark.anyio
+
+OTHER = "+255681000002"
+
+
+class Merchant:
+    """Asks phones for money, and sends some."""
+
+    def __init__(self, sandbox: Sandbox, token: str | None = None) -> None:
+        self.sandbox = sandbox
+        self._headers = {"Authorization": f"Bearer {token or sandbox.token}"}
+
+    async def collect(self, phone_number: str = ORDINARY, amount: str = "1000") -> str:
+        return await self._create("c2b", phone_number, amount)
+
+    async def disburse(self, phone_number: str = ORDINARY, amount: str = "1000") -> str:
+        return await self._create("b2c", phone_number, amount)
+
+    async def _create(self, endpoint: str, phone_number: str, amount: str) -> str:
+        async with httpx.AsyncClient(transport=self.sandbox.transport(), base_url=self.sandbox.base_url) as client:
+            body = {"phone_number": phone_number, "amount": amount}
+            answer = await client.post(f"/payment-service/airtel/{endpoint}", json=body, headers=self._headers)
+        return str(answer.json()["transaction_id"])
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(now=START, by_hand=True, choices=Choices(rate_limit=None))
+
+
+def phone_of(sandbox: Sandbox, phone_number: str) -> Phone:
+    return next(phone for phone in sandbox.phones() if phone.phone_number == phone_number)
+
+
+async def test_by_hand_a_payment_waits_for_a_person_until_its_prompt_expires(sandbox: Sandbox) -> None:
+    merchant = Merchant(sandbox)
+    paid, left_alone = await merchant.collect(), await merchant.collect()
+    await anyio.sleep(119)
+    assert sandbox.enter_pin(paid, PIN) is True
+    assert [sandbox.transactions[each].status for each in (paid, left_alone)] == ["SUCCESS", "PENDING"]
+    await anyio.sleep(1)
+    assert sandbox.transactions[left_alone].status == "TIMEOUT"
+    assert sandbox.ledger.collected == 1000
+
+
+async def test_by_hand_magic_numbers_and_payouts_go_on_by_themselves(sandbox: Sandbox) -> None:
+    merchant = Merchant(sandbox)
+    magic, payout = await merchant.collect(SUCCEEDS), await merchant.disburse()
+    await anyio.sleep(100)
+    assert [sandbox.transactions[each].status for each in (magic, payout)] == ["SUCCESS", "SUCCESS"]
+
+
+async def test_by_hand_can_be_switched_at_any_time(sandbox: Sandbox) -> None:
+    """It decides about payments that are new, and leaves those that wait alone."""
+    merchant = Merchant(sandbox)
+    assert not Sandbox().by_hand
+    first = await merchant.collect()
+    sandbox.by_hand = False
+    second = await merchant.collect()
+    sandbox.by_hand = True
+    third = await merchant.collect()
+    await anyio.sleep(110)
+    statuses = [sandbox.transactions[each].status for each in (first, second, third)]
+    assert (statuses, sandbox.by_hand) == (["PENDING", "SUCCESS", "PENDING"], True)
+
+
+async def test_by_hand_is_yes_or_no() -> None:
+    text: Any = "no"
+    with pytest.raises(TypeError, match="by_hand must be True or False"):
+        Sandbox(by_hand=text)
+
+
+async def test_by_hand_changes_nothing_about_the_other_payments() -> None:
+    """The same seed gives the same ids, and ordinary payments end when they would have."""
+    ends = []
+    for by_hand in (False, True):
+        sandbox = Sandbox(now=START, by_hand=by_hand)
+        merchant = Merchant(sandbox)
+        await merchant.collect()
+        payout = await merchant.disburse()
+        sandbox.advance(100)
+        ends.append((payout, sandbox.transactions[payout].ended_at))
+    assert ends[0] == ends[1]
+
+
+async def test_a_phone_shows_what_a_customer_is_asked(sandbox: Sandbox) -> None:
+    sandbox.advance(10)
+    transaction_id = await Merchant(sandbox).collect(amount="2500")
+    (phone,) = sandbox.phones()
+    (prompt,) = phone.prompts
+    assert (phone.phone_number, phone.history) == (ORDINARY, ())
+    assert (prompt.transaction_id, prompt.amount, prompt.merchant) == (transaction_id, "2500", sandbox.email)
+    assert prompt.reference == sandbox.transactions[transaction_id].reference
+    assert prompt.created_at == START + timedelta(seconds=10)
+    assert prompt.expires_at == START + timedelta(seconds=130)
+    assert prompt.wrong_pins == 0
+    assert ORDINARY not in repr(phone)
+
+
+async def test_a_prompt_that_nothing_will_expire_says_so(sandbox: Sandbox) -> None:
+    await Merchant(sandbox).collect(STUCK)
+    assert phone_of(sandbox, STUCK).prompts[0].expires_at is None
+
+
+async def test_the_third_wrong_pin_declines(sandbox: Sandbox) -> None:
+    transaction_id = await Merchant(sandbox).collect()
+    for wrong in range(1, TRIES):
+        assert sandbox.enter_pin(transaction_id, "0000") is False
+        assert sandbox.phones()[0].prompts[0].wrong_pins == wrong
+    assert sandbox.enter_pin(transaction_id, "") is False
+    payment = sandbox.transactions[transaction_id]
+    assert (payment.status, payment.failure_reason) == ("FAILED", "PAYMENT_NOT_APPROVED")
+    assert sandbox.phones()[0].prompts == ()
+    with pytest.raises(IllegalTransitionError):
+        sandbox.enter_pin(transaction_id, PIN)
+
+
+async def test_wrong_pins_are_counted_for_each_prompt(sandbox: Sandbox) -> None:
+    merchant = Merchant(sandbox)
+    first, second = await merchant.collect(), await merchant.collect()
+    sandbox.enter_pin(first, "0000")
+    assert [prompt.wrong_pins for prompt in sandbox.phones()[0].prompts] == [0, 1]
+    assert sandbox.enter_pin(first, PIN) is True
+    assert sandbox.enter_pin(second, PIN) is True
+
+
+async def test_only_an_open_prompt_takes_a_pin(sandbox: Sandbox) -> None:
+    merchant = Merchant(sandbox)
+    payout, prompt = await merchant.disburse(), await merchant.collect()
+    with pytest.raises(IllegalTransitionError, match="a disbursement in PROCESSING has no prompt"):
+        sandbox.enter_pin(payout, PIN)
+    with pytest.raises(KeyError):
+        sandbox.enter_pin("txn_unknown", PIN)
+    number: Any = 1234
+    with pytest.raises(TypeError, match="pin must be a str"):
+        sandbox.enter_pin(prompt, number)
+    await anyio.sleep(120)
+    with pytest.raises(IllegalTransitionError, match="a collection in TIMEOUT has no prompt"):
+        sandbox.enter_pin(prompt, PIN)
+    assert not sandbox.ledger.collected
+
+
+@pytest.mark.parametrize(
+    ("decide", "status"),
+    [
+        (lambda sandbox, each: sandbox.enter_pin(each, PIN), "SUCCESS"),
+        (lambda sandbox, each: sandbox.decline(each), "FAILED"),
+        (lambda sandbox, each: sandbox.expire(each), "TIMEOUT"),
+        (lambda sandbox, _: sandbox.advance(120), "TIMEOUT"),
+    ],
+    ids=["pin", "decline", "expire", "wait"],
+)
+async def test_a_decided_prompt_becomes_history(
+    sandbox: Sandbox, decide: Callable[[Sandbox, str], object], status: str
+) -> None:
+    transaction_id = await Merchant(sandbox).collect()
+    decide(sandbox, transaction_id)
+    (phone,) = sandbox.phones()
+    assert phone.prompts == ()
+    assert [(payment.id, payment.status) for payment in phone.history] == [(transaction_id, status)]
+
+
+async def test_history_has_the_last_to_end_first_and_payouts_too(sandbox: Sandbox) -> None:
+    merchant = Merchant(sandbox)
+    payout, first, second = await merchant.disburse(), await merchant.collect(), await merchant.collect()
+    assert sandbox.phones()[0].history == ()
+    sandbox.decline(second)
+    sandbox.approve(payout)
+    sandbox.approve(first)
+    assert [payment.id for payment in sandbox.phones()[0].history] == [first, payout, second]
+
+
+async def test_phones_with_prompts_come_first_then_the_most_recently_used(sandbox: Sandbox) -> None:
+    merchant = Merchant(sandbox)
+    numbers = [f"+25568100000{digit}" for digit in range(4)]
+    prompts = [await merchant.collect(number) for number in numbers]
+    assert [phone.phone_number for phone in sandbox.phones()] == [numbers[3], numbers[2], numbers[1], numbers[0]]
+    sandbox.decline(prompts[3])
+    sandbox.decline(prompts[2])
+    assert [phone.phone_number for phone in sandbox.phones()] == [numbers[1], numbers[0], numbers[2], numbers[3]]
+    await merchant.collect(numbers[3])
+    assert [phone.phone_number for phone in sandbox.phones()] == [numbers[3], numbers[1], numbers[0], numbers[2]]
+
+
+async def test_what_is_shown_is_bounded(sandbox: Sandbox) -> None:
+    """A flood of payments does not make the answer grow without end: the newest are shown."""
+    merchant = Merchant(sandbox)
+    prompts = [await merchant.collect() for _ in range(PROMPTS_SHOWN + 5)]
+    for number in range(PHONES_SHOWN + 5):
+        await merchant.disburse(f"+2556810001{number:02d}")
+    phones = sandbox.phones()
+    assert len(phones) == PHONES_SHOWN
+    assert [prompt.transaction_id for prompt in phones[0].prompts] == prompts[: -PROMPTS_SHOWN - 1 : -1]
+    for transaction_id in prompts:
+        sandbox.decline(transaction_id)
+    history = phone_of(sandbox, ORDINARY).history
+    assert [payment.id for payment in history] == prompts[: -HISTORY_SHOWN - 1 : -1]
+
+
+async def test_a_prompt_names_the_merchant_who_asks(sandbox: Sandbox) -> None:
+    other = sandbox.add_account("other@example.com")
+    await Merchant(sandbox).collect()
+    await Merchant(sandbox, other.token).collect()
+    assert [prompt.merchant for prompt in sandbox.phones()[0].prompts] == ["other@example.com", sandbox.email]
