@@ -11,7 +11,17 @@ import importlib
 import sys
 from pathlib import Path
 
-NAMES = ("decode", "one_call", "construct", "fifty_calls", "import_time", "limiter_cost", "limit_use", "store")
+NAMES = (
+    "decode",
+    "one_call",
+    "construct",
+    "fifty_calls",
+    "import_time",
+    "cli_start",
+    "limiter_cost",
+    "limit_use",
+    "store",
+)
 
 
 def main() -> int:

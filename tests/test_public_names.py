@@ -1,6 +1,10 @@
 """The names that users import."""
 
+import ast
 import types
+from pathlib import Path
+
+import pytest
 
 import mobilemoney_async
 
@@ -78,3 +82,26 @@ def test_nothing_else_is_public() -> None:
         and not isinstance(value, types.ModuleType)
     }
     assert others == set()
+
+
+def test_each_is_what_type_checkers_take_it_for() -> None:
+    """A name that is imported when it is first asked for comes from where the type checkers read it."""
+    assert mobilemoney_async.__file__ is not None
+    tree = ast.parse(Path(mobilemoney_async.__file__).read_text("utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and isinstance(node.body[0], ast.ImportFrom))
+    read = {
+        alias.name: str(node.module).removeprefix("mobilemoney_async.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert read == mobilemoney_async._HOMES
+    assert {*read, "__version__"} == set(mobilemoney_async.__all__)
+
+
+def test_a_name_that_does_not_exist_is_an_error() -> None:
+    """A slip of the pen is found at once, and the names are there for completion."""
+    with pytest.raises(AttributeError, match="has no attribute 'AsyncCleint'"):
+        _ = mobilemoney_async.AsyncCleint  # type: ignore[attr-defined]
+    assert set(mobilemoney_async.__all__) <= set(dir(mobilemoney_async))
+    assert mobilemoney_async.errors.InvalidRequest is mobilemoney_async.InvalidRequest

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
-_EXTRA = frozenset({"typer", "rich", "click"})
+_EXTRA = ("typer", "rich")
 
 
 def main() -> None:
@@ -13,11 +14,11 @@ def main() -> None:
     Raises:
         SystemExit: Always, with the command's exit code; 2 where the extra is missing.
     """
-    try:
-        from mobilemoney_async.cli.app import app
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] not in _EXTRA:
-            raise
+    # Looked for rather than imported: what has to be found missing here, before anything is done, is loaded when it is
+    # needed, and a list of commands needs no tables.
+    if any(importlib.util.find_spec(name) is None for name in _EXTRA):
         print('mobilemoney: the command line needs an extra: pip install "mobilemoney-async[cli]"', file=sys.stderr)
-        raise SystemExit(2) from exc
-    app()
+        raise SystemExit(2)
+    from mobilemoney_async.cli.app import app
+
+    app(prog_name="mobilemoney")

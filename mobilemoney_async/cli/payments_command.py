@@ -1,8 +1,7 @@
 """`mobilemoney payments …`: look into a store of payments, find out about unknown ones, and say what a person knows.
 
 Exit codes: 0 fine; 1 an error, or the person said no; 2 wrong usage; 3, with ``--exit-code`` only, something is
-unresolved. Only `reconcile` and `identify` talk to the service. What is secret comes from the environment, never from
-an argument, which other users of the machine can read.
+unresolved. Only `reconcile` and `identify` talk to the service, which somebody must have named.
 """
 
 from __future__ import annotations
@@ -14,63 +13,52 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import anyio
+import attrs
 import typer
 
 from mobilemoney_async.cli import payments_report as report
-from mobilemoney_async.client import AsyncClient
-from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
+from mobilemoney_async.cli.failures import ExitCode, Refused, require_service, run, say
+from mobilemoney_async.cli.lazy import lazy_group
+from mobilemoney_async.cli.options import (
+    AccountOption,
+    AsJSON,
+    BaseURLOption,
+    ConfigOption,
+    ProfileOption,
+    StoreOption,
+    Unmasked,
+)
+from mobilemoney_async.cli.settings import Settings, load_settings, open_client, open_store
+from mobilemoney_async.cli.text import plain, print_json
 from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentRecord, PaymentState
-from mobilemoney_async.payments.store import SQLStore
+from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.payments import PaymentBook
+    from mobilemoney_async.payments.store import SQLStore
 
 T = TypeVar("T")
 
-ERROR, USAGE, UNRESOLVED = 1, 2, 3
 # How many payments are listed where nobody says.
 _MANY = 100
-# As SQLAlchemy reads a URL: up to the first @, and within the query.
-_PASSWORD = re.compile(r"^[^:]*://[^:/]*:[^@]+@|[?&](ssl)?password=", re.IGNORECASE)
 _SQLITE_FILE = re.compile(r"sqlite(?:\+pysqlite)?:///(?!file:)([^?]+)(?:\?.*)?")
 
 payments_app: typer.Typer = typer.Typer(
+    cls=lazy_group(),
     help="The payments of a store: what became of each, and what nobody knows.",
     epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage, 3 something is unresolved (only with --exit-code).",
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_show_locals=False,
 )
 
 
-def _no_password(context: typer.Context, url: str) -> str:
-    source = context.get_parameter_source("store")
-    if source is not None and source.name == "COMMANDLINE" and _PASSWORD.search(url):
-        raise typer.BadParameter(
-            "a URL with a password belongs in MOBILEMONEY_STORE (or the password in PGPASSWORD or ~/.pgpass): "
-            "other users of this machine can read arguments"
-        )
-    return url
-
-
-Store = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        envvar="MOBILEMONEY_STORE",
-        callback=_no_password,
-        help="The store: sqlite:///payments.db or postgresql+psycopg://user@host/database. "
-        "Where the URL holds a password, give it by the environment.",
-        show_default=False,
-    ),
-]
-Account = Annotated[str, typer.Option(metavar="NAME", help="Whose payments, where merchants share a database.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The payment's idempotency key.", show_default=False)]
 Note = Annotated[
     str, typer.Option(metavar="TEXT", help="Who says so and why; kept in the payment's history.", show_default=False)
 ]
-AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show phone numbers whole.")]
-ExitCode = Annotated[
+SaysUnresolved = Annotated[
     bool, typer.Option("--exit-code", help="Exit with 3 where a payment is unknown or absent: for monitoring.")
 ]
 
@@ -78,8 +66,10 @@ ExitCode = Annotated[
 @payments_app.command("list")
 def list_payments(
     *,
-    store: Store,
-    account: Account = "default",
+    store: StoreOption = None,
+    account: AccountOption = None,
+    profile: ProfileOption = None,
+    config: ConfigOption = None,
     state: Annotated[
         list[PaymentState] | None,
         typer.Option(
@@ -103,7 +93,7 @@ def list_payments(
     ] = None,
     as_json: AsJSON = False,
     unmasked: Unmasked = False,
-    exit_code: ExitCode = False,
+    exit_code: SaysUnresolved = False,
 ) -> None:
     """List payments, oldest first. Needs no service."""
     if state and unresolved:
@@ -116,29 +106,38 @@ def list_payments(
         # One more than are shown tells whether there are more.
         return await book.list(wanted, limit=limit + 1 if limit else None, newest_first=True)
 
-    records = _run(look, store, account)
+    books = _find_books(store, account, profile, config)
+    records = _run(look, books)
     shown = (records[:limit] if limit else records)[::-1]
     if as_json:
-        report.print_json([report.plain(record, unmasked=unmasked) for record in shown])
+        print_json([plain(record, unmasked=unmasked) for record in shown])
     elif shown:
         report.print_payments(shown, unmasked=unmasked)
     else:
-        _say(f"no such payments of account {account!r}")
+        say("payments", f"no such payments of account {books.account!r}")
     if len(shown) < len(records):
-        _say(f"these are the newest {limit}; there are more (--limit 0 shows all)")
+        say("payments", f"these are the newest {limit}; there are more (--limit 0 shows all)")
     _exit_for(shown, exit_code=exit_code)
 
 
 @payments_app.command()
 def show(
-    *, store: Store, key: Key, account: Account = "default", as_json: AsJSON = False, unmasked: Unmasked = False
+    *,
+    store: StoreOption = None,
+    key: Key,
+    account: AccountOption = None,
+    profile: ProfileOption = None,
+    config: ConfigOption = None,
+    as_json: AsJSON = False,
+    unmasked: Unmasked = False,
 ) -> None:
     """Show one payment with everything that happened to it, and what to do next. Needs no service."""
-    record = _run(lambda book: book.get(key), store, account)
+    books = _find_books(store, account, profile, config)
+    record = _run(lambda book: book.get(key), books)
     if record is None:
-        raise _missing(key, account)
+        raise _missing(key, books)
     if as_json:
-        report.print_json(report.plain(record, unmasked=unmasked))
+        print_json(plain(record, unmasked=unmasked))
     else:
         report.print_payment(record, _utcnow(), unmasked=unmasked)
 
@@ -146,13 +145,16 @@ def show(
 @payments_app.command(
     # Here, since a docstring of several lines would be shown with its line breaks.
     help="Find out what became of unknown payments, from the service's transaction list. Sends no money.\n\n"
-    "Takes the service and the credentials from the environment: MOBILEMONEY_BASE_URL, and MOBILEMONEY_TOKEN or "
-    "MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD; MOBILEMONEY_STORE_KEY where the store has a key."
+    "Takes the service and the credentials from a profile, or from the environment: MOBILEMONEY_BASE_URL, and "
+    "MOBILEMONEY_TOKEN or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD; MOBILEMONEY_STORE_KEY where the store has a key."
 )
 def reconcile(
     *,
-    store: Store,
-    account: Account = "default",
+    store: StoreOption = None,
+    account: AccountOption = None,
+    profile: ProfileOption = None,
+    config: ConfigOption = None,
+    base_url: BaseURLOption = None,
     stale_after: Annotated[
         float | None,
         typer.Option(
@@ -173,18 +175,19 @@ def reconcile(
     ] = 120.0,
     as_json: AsJSON = False,
     unmasked: Unmasked = False,
-    exit_code: ExitCode = False,
+    exit_code: SaysUnresolved = False,
 ) -> None:
     """Find out what became of unknown payments."""
+    settings = require_service(load_settings(profile, config, base_url, store, account))
 
     async def find_out() -> tuple[list[PaymentRecord], list[PaymentRecord]]:
-        async with AsyncClient.from_env(store=_open(store, account, grace=grace)) as client:
+        async with open_client(settings, store=_open(_books_of(settings), grace=grace)) as client:
             looked_for = await client.payments.reconcile(stale_after=stale_after)
             return looked_for, await client.payments.unresolved()
 
-    looked_for, left = _guarded(find_out)
+    looked_for, left = run("payments", find_out, settings=settings)
     if as_json:
-        report.print_json([report.plain(record, unmasked=unmasked) for record in looked_for])
+        print_json([plain(record, unmasked=unmasked) for record in looked_for])
     else:
         report.print_reconciled(looked_for, left, _utcnow(), unmasked=unmasked)
     _exit_for(left, exit_code=exit_code)
@@ -198,65 +201,95 @@ def reconcile(
 )
 def confirm_absent(
     *,
-    store: Store,
+    store: StoreOption = None,
     key: Key,
     note: Note,
-    account: Account = "default",
+    account: AccountOption = None,
+    profile: ProfileOption = None,
+    config: ConfigOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask back.")] = False,
     unmasked: Unmasked = False,
 ) -> None:
     """Say that an unknown or absent payment does not exist."""
-    before = _run(lambda book: book.get(key), store, account)
+    books = _find_books(store, account, profile, config)
+    before = _run(lambda book: book.get(key), books)
     if before is None:
-        raise _missing(key, account)
+        raise _missing(key, books)
     if not yes:
         report.print_payment(before, _utcnow(), unmasked=unmasked)
         report.print_warning()
         typer.confirm("Do you say that this payment does not exist?", abort=True, err=True)
 
-    async def say(book: PaymentBook) -> PaymentRecord:
+    async def confirm(book: PaymentBook) -> PaymentRecord:
         now = await book.get(key)
         # What was shown is what the person's word is about.
         if now is None or (now.attempt, now.candidates) != (before.attempt, before.candidates):
-            raise _Refused(f"payment {key!r} has changed meanwhile: look at it again")
+            raise Refused(f"payment {key!r} has changed meanwhile: look at it again")
         return await book.confirm_absent(key, note=note)
 
-    record = _run(say, store, account)
+    record = _run(confirm, books)
     typer.echo(f"{record.key}: {record.state}. {report.advice(record, _utcnow())}")
 
 
 @payments_app.command(
     help="Say which transaction an unknown or absent payment is, after you have looked. Sends no money.\n\n"
     "The transaction is fetched first, and must be of the payment's type, phone number and amount. Takes the service "
-    "and the credentials from the environment, as reconcile does."
+    "and the credentials as reconcile does."
 )
 def identify(
     *,
-    store: Store,
+    store: StoreOption = None,
     key: Key,
     transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID", help="Which it is.", show_default=False)],
     note: Note,
-    account: Account = "default",
+    account: AccountOption = None,
+    profile: ProfileOption = None,
+    config: ConfigOption = None,
+    base_url: BaseURLOption = None,
 ) -> None:
     """Say which transaction an unknown or absent payment is."""
+    settings = require_service(load_settings(profile, config, base_url, store, account))
 
-    async def say() -> PaymentRecord:
-        async with AsyncClient.from_env(store=_open(store, account)) as client:
+    async def look_and_say() -> PaymentRecord:
+        async with open_client(settings, store=_open(_books_of(settings))) as client:
             return await client.payments.identify(key, transaction_id, note=note)
 
-    record = _guarded(say)
+    record = run("payments", look_and_say, settings=settings)
     typer.echo(f"{record.key}: {record.state}. {report.advice(record, _utcnow())}")
 
 
-class _Refused(Exception):
-    """What a person is told instead of a result."""
+@attrs.frozen
+class _Books:
+    """Which payments of which database."""
+
+    url: str = attrs.field(repr=False)
+    account: str
+    key: Secret | None
 
 
-def _run(work: Callable[[PaymentBook], Awaitable[T]], url: str, account: str) -> T:
+def _find_books(store: str | None, account: str | None, profile: str | None, config: str | None) -> _Books:
+    """Return the store that is named: no service is spoken to, so none has to be."""
+    url = store or os.environ.get("MOBILEMONEY_STORE", "").strip()
+    if url and profile is None and config is None:
+        key = os.environ.get("MOBILEMONEY_STORE_KEY")
+        return _Books(url, "default" if account is None else account, Secret(key) if key else None)
+    return _books_of(load_settings(profile, config, None, store, account))
+
+
+def _books_of(settings: Settings) -> _Books:
+    if settings.store is None:
+        raise Refused(
+            f"profile {settings.profile} has no store: name one with --store, MOBILEMONEY_STORE or in the profile",
+            ExitCode.USAGE,
+        )
+    return _Books(settings.store, settings.account, settings.store_key)
+
+
+def _run(work: Callable[[PaymentBook], Awaitable[T]], books: _Books) -> T:
     """Run work on what the store alone knows."""
 
     async def on_the_store() -> T:
-        store = _open(url, account)
+        store = _open(books)
         from mobilemoney_async.payments.payments import PaymentBook  # needs the extra, which the store asks for
 
         try:
@@ -264,38 +297,26 @@ def _run(work: Callable[[PaymentBook], Awaitable[T]], url: str, account: str) ->
         finally:
             store.close()
 
-    return _guarded(on_the_store)
+    return run("payments", on_the_store)
 
 
-def _open(url: str, account: str, **options: Any) -> SQLStore:
-    file = _SQLITE_FILE.fullmatch(url)
+def _open(books: _Books, **options: Any) -> SQLStore:
+    file = _SQLITE_FILE.fullmatch(books.url)
     if file is not None and not Path(file[1]).exists():
         # A store makes its database on first use; a person who looks for payments has mistyped the name of one.
-        raise _Refused(f"there is no file {file[1]}")
-    return SQLStore(url, account, key=os.environ.get("MOBILEMONEY_STORE_KEY") or None, **options)
+        raise Refused(f"there is no file {file[1]}")
+    return open_store(books.url, books.account, key=books.key, **options)
 
 
-def _guarded(work: Callable[[], Awaitable[T]]) -> T:
-    try:
-        return anyio.run(work, backend="asyncio")
-    except (MobileMoneyError, _Refused) as exc:
-        _say(" ".join(str(exc).split()))
-        raise typer.Exit(USAGE if isinstance(exc, InvalidRequest) else ERROR) from exc
-
-
-def _missing(key: str, account: str) -> typer.Exit:
-    _say(f"there is no payment {key!r} of account {account!r}")
-    return typer.Exit(ERROR)
+def _missing(key: str, books: _Books) -> typer.Exit:
+    say("payments", f"there is no payment {key!r} of account {books.account!r}")
+    return typer.Exit(ExitCode.ERROR)
 
 
 def _exit_for(records: Sequence[PaymentRecord], *, exit_code: bool) -> None:
     now = _utcnow()
     if exit_code and any(report.needs_attention(record, now) for record in records):
-        raise typer.Exit(UNRESOLVED)
-
-
-def _say(text: str) -> None:
-    typer.echo(f"mobilemoney payments: {text}", err=True)
+        raise typer.Exit(ExitCode.UNRESOLVED)
 
 
 def _utcnow() -> datetime:

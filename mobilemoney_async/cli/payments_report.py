@@ -1,27 +1,18 @@
-"""What `mobilemoney payments` shows: tables and JSON, and what to do about each state.
+"""What `mobilemoney payments` shows: tables, and what to do about each state.
 
 Keys, notes and errors are anybody's text: none of it is taken for markup or for a terminal's commands.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from decimal import Decimal
-from typing import Any
+from datetime import datetime
 
-import attrs
-from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mobilemoney_async.cli.text import literal, phone, show
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState, is_stale
-from mobilemoney_async.values import mask_phone_number
-
-_PIPED_WIDTH = 200
 
 _ADVICE = {
     PaymentState.UNKNOWN: "Nobody knows whether it exists: reconcile finds out. "
@@ -55,27 +46,6 @@ def needs_attention(record: PaymentRecord, now: datetime) -> bool:
     return record.is_unresolved and (record.state is not PaymentState.SENDING or is_stale(record, now))
 
 
-def plain(value: Any, *, unmasked: bool) -> Any:
-    """Return a record as JSON: money and times as text, what is not known left out."""
-    if attrs.has(type(value)):
-        fields = {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
-        if "phone_number" in fields:
-            fields["phone_number"] = _number(fields["phone_number"], unmasked=unmasked)
-        return {name: plain(inside, unmasked=unmasked) for name, inside in fields.items() if inside not in (None, ())}
-    if isinstance(value, tuple):
-        return [plain(each, unmasked=unmasked) for each in value]
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, Decimal):
-        return f"{value:f}"
-    return str(value) if isinstance(value, str) else value
-
-
-def print_json(value: Any) -> None:
-    """Print a value as JSON, in ASCII: whatever the terminal is."""
-    print(json.dumps(value, indent=2))
-
-
 def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     """Print a table of payments."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
@@ -89,15 +59,15 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     table.add_column("transaction", overflow="fold", min_width=11)
     for record in records:
         table.add_row(
-            _text(record.key),
-            _text(str(record.type)),
+            literal(record.key),
+            literal(str(record.type)),
             f"{record.amount:,f}",
-            _number(record.phone_number, unmasked=unmasked),
+            phone(record.phone_number, unmasked=unmasked),
             _state(record),
             _time(record.sent_at),
-            _text(record.transaction_id or ""),
+            literal(record.transaction_id or ""),
         )
-    _print(table)
+    show(table)
 
 
 def print_payment(record: PaymentRecord, now: datetime, *, unmasked: bool) -> None:
@@ -106,7 +76,7 @@ def print_payment(record: PaymentRecord, now: datetime, *, unmasked: bool) -> No
         "key": record.key,
         "type": str(record.type),
         "amount": f"{record.amount:,f} TZS",
-        "phone number": _number(record.phone_number, unmasked=unmasked),
+        "phone number": phone(record.phone_number, unmasked=unmasked),
         "state": _state(record).plain,
         "attempts": str(record.attempt),
         "first recorded": _time(record.created_at),
@@ -125,15 +95,15 @@ def print_payment(record: PaymentRecord, now: datetime, *, unmasked: bool) -> No
     table.add_column(overflow="fold")
     for name, value in facts.items():
         if value:
-            table.add_row(name, _text(value))
-    _print(table)
+            table.add_row(name, literal(value))
+    show(table)
     if record.history:
         happened = Table(box=None, pad_edge=False, padding=(0, 1))
         for name in ("at, UTC", "what", "source", "detail"):
             happened.add_column(name, overflow="fold")
         for entry in record.history:
-            happened.add_row(_time(entry.at), entry.what, entry.source, _text(entry.detail or ""))
-        _print("", happened)
+            happened.add_row(_time(entry.at), entry.what, entry.source, literal(entry.detail or ""))
+        show("", happened)
 
 
 def print_reconciled(
@@ -141,7 +111,7 @@ def print_reconciled(
 ) -> None:
     """Print what became of the payments that were looked for, and what is left."""
     if not looked_for:
-        _print("No payment is unknown.")
+        show("No payment is unknown.")
     else:
         table = Table(box=None, pad_edge=False, padding=(0, 1))
         table.add_column("key", overflow="fold", min_width=8)
@@ -149,50 +119,33 @@ def print_reconciled(
         table.add_column("became", overflow="fold")
         table.add_column("what to do", ratio=1)
         for record in looked_for:
-            number = _number(record.phone_number, unmasked=unmasked)
+            number = phone(record.phone_number, unmasked=unmasked)
             found = record.transaction_id or " ".join(record.candidates)
             table.add_row(
-                _text(record.key),
-                _text(f"{record.type} of {record.amount:,f} TZS, {number}"),
-                _text(f"{_state(record).plain} {found}".rstrip()),
-                _text(advice(record, now)),
+                literal(record.key),
+                literal(f"{record.type} of {record.amount:,f} TZS, {number}"),
+                literal(f"{_state(record).plain} {found}".rstrip()),
+                literal(advice(record, now)),
             )
-        _print(table)
+        show(table)
     found_out = sum(not record.is_unresolved for record in looked_for)
     waiting = sum(needs_attention(record, now) for record in left)
-    _print(f"{found_out} found out, {waiting} still unresolved, {len(left) - waiting} on their way.")
+    show(f"{found_out} found out, {waiting} still unresolved, {len(left) - waiting} on their way.")
 
 
 def print_warning() -> None:
     """Print what a person's word does, before it is given."""
-    _print(
+    show(
         "If you say that it does not exist, its key may be used again, and money is sent again when it is. "
         "If it exists after all, somebody pays twice."
     )
 
 
-def _print(*things: RenderableType) -> None:
-    # What is piped is for programs that read lines: wide enough that hardly anything is folded.
-    is_piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    console = Console(highlight=False, width=_PIPED_WIDTH if is_piped else None)
-    with console.capture() as shown:
-        console.print(*things, sep="\n")
-    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
-
-
 def _state(record: PaymentRecord) -> Text:
     status = f" {record.status}" if record.status is not None else ""
     ambiguous = ", ambiguous" if record.is_ambiguous else ""
-    return _text(f"{record.state}{status}{ambiguous}")
-
-
-def _number(phone_number: str, *, unmasked: bool) -> str:
-    return phone_number if unmasked else mask_phone_number(phone_number)
+    return literal(f"{record.state}{status}{ambiguous}")
 
 
 def _time(moment: datetime | None) -> str:
     return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
-
-
-def _text(text: str) -> Text:
-    return Text("".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text))

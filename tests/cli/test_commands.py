@@ -20,7 +20,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `mobilemoney` with these arguments."""
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, env=PLAIN, check=False
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=240, env=PLAIN, check=False
     )
 
 
@@ -110,13 +110,13 @@ async def test_the_served_sandbox_takes_payments_and_stops_on_ctrl_c(
 ) -> None:
     """A program that knows only what the command printed can log in, collect and see the final state."""
     process, printed = served
-    assert set(printed) == {"base url", "token", "email", "password"}
+    assert set(printed) == {"base url", "token", "email", "password", "phone page"}
     for auth in (printed["token"], LoginAuth(printed["email"], printed["password"])):
         async with AsyncClient(printed["base url"], auth=auth) as client:
             prompt = await client.collections.create(phone_number="+255780000789", amount=100)
             assert (await client.transactions.wait(prompt.transaction_id)).succeeded
     process.send_signal(signal.SIGINT)
-    _, log = process.communicate(timeout=30)
+    _, log = process.communicate(timeout=120)
     assert process.returncode == 0
     assert "POST /v1/payment-service/airtel/c2b" in log
     assert "Traceback" not in log

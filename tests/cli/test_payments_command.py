@@ -269,6 +269,37 @@ class TestReconcile:
         assert re.fullmatch(r"mobilemoney payments: invalid_token .*\n", result.stderr)
         assert not result.stdout
 
+    def test_a_profile_has_it_all(
+        self, sandbox: Sandbox, url: str, served: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Store, service and credentials of a profile serve every command; a flag names another store."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
+        config = tmp_path / "mobilemoney.toml"
+        service = f'base_url = "{served["MOBILEMONEY_BASE_URL"]}"\ntoken = "{sandbox.token}"'
+        config.write_text(f'profile = "shop"\n[profiles.shop]\n{service}\nstore = "{url}"\n', "utf-8")
+        config.chmod(0o600)
+        monkeypatch.chdir(tmp_path)
+        assert "order-1" in run("list").stdout
+        assert "UNKNOWN" in run("show", "order-1").stdout
+        result = run("reconcile")
+        assert result.exit_code == 0, result.stderr
+        assert "1 found out" in result.stdout
+        assert run("list", "--profile", "sandbox").exit_code == 2
+        assert "there is no file" in run("list", "--store", "sqlite:///other.db").stderr
+
+    def test_the_service_must_be_named(
+        self, sandbox: Sandbox, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A sandbox that happens to run is not asked for payments that may be another service's."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
+        for command in (["reconcile"], ["identify", "order-1", "txn_1", "--note", "x"]):
+            result = run(*command, "--store", url)
+            assert result.exit_code == 2
+            assert "nothing says which service" in result.stderr
+            assert run(*command, MOBILEMONEY_STORE=url).exit_code == 2
+
     def test_credentials_come_from_the_environment(self, sandbox: Sandbox, url: str) -> None:
         """Without them the command says which variable is missing."""
         pay(sandbox, url, "order-1")

@@ -1,0 +1,324 @@
+"""`mobilemoney collect` and `disburse`: money asked for and sent from a command line, whatever happens meanwhile."""
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from mobilemoney_async import PaymentState, TransactionType
+from mobilemoney_async.cli.failures import ExitCode, Refused
+from mobilemoney_async.cli.paying import Order, Payment
+from mobilemoney_async.cli.service import Service
+from mobilemoney_async.cli.settings import Settings
+from mobilemoney_async.sandbox import Sandbox, faults
+from mobilemoney_async.sandbox.choices import Choices
+from tests.support.commands import leave_home, remembered, run, served, started, wait_until
+from tests.support.databases import sqlite_url
+from tests.support.terminal import terminal
+
+NUMBER = "+255681234501"
+MASKED = "+25568…501"
+SUCCEEDS, DECLINED, STAYS_OPEN = "+255780000789", "+255780000039", "+255780000129"
+ANSWER_LOST = "+255780000201"
+# In the middle of sending, as a line says it that a person reads.
+UNKNOWN = "nobody knows whether the payment exists"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    leave_home(monkeypatch, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(speed=50, choices=Choices(rate_limit=None))
+
+
+@pytest.fixture
+def url(sandbox: Sandbox) -> Iterator[str]:
+    with served(sandbox) as base_url:
+        yield base_url
+
+
+@pytest.fixture
+def store(folder: Path) -> str:
+    """The URL of a store that does not exist yet."""
+    return sqlite_url(folder)
+
+
+def write_profile(folder: Path, url: str, **settings: object) -> None:
+    """Write a `mobilemoney.toml` with one profile, which is the default."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in {"base_url": url, **settings}.items()]
+    text = "\n".join(['profile = "shop"', "[profiles.shop]", *lines])
+    (folder / "mobilemoney.toml").write_text(text, encoding="utf-8")
+
+
+class TestEndings:
+    def test_a_customer_pays(self, sandbox: Sandbox, url: str) -> None:
+        """`collect` exits 0 once the money has come, names the transaction at once, and shows no whole number."""
+        result = run("collect", "+255 681-234-501", "15000", "--base-url", url)
+        (payment,) = sandbox.transactions.values()
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout.splitlines() == [
+            f"{payment.id}  collection of 15,000 TZS, {MASKED}: PENDING",
+            f"{payment.id}  collection of 15,000 TZS, {MASKED}: SUCCESS",
+        ]
+        assert sandbox.ledger.collected == Decimal(15_000)
+
+    def test_a_payout_fails(self, url: str) -> None:
+        """A payment that ends without success exits 5 and says why; programs read an event a line."""
+        result = run("disburse", "+255780000089", "2500", "--json", "--unmasked", "--base-url", url)
+        assert result.exit_code == 5, result.stderr
+        first, last = map(json.loads, result.stdout.splitlines())
+        assert (first["event"], last["event"]) == ("acknowledged", "final")
+        assert first["acknowledgement"]["status_code"] == "PROCESSING"
+        assert last["transaction"]["failure_reason"] == "RECIPIENT_NOT_FOUND"
+        assert last["transaction"]["phone_number"] == "+255780000089"
+        assert first["transaction_id"] == last["transaction_id"] == last["transaction"]["id"]
+
+    def test_nobody_waits_who_does_not_want_to(self, sandbox: Sandbox, url: str) -> None:
+        """With --no-wait the command ends with the acknowledgement, and exits 0."""
+        result = run("collect", STAYS_OPEN, "100", "--no-wait", "--base-url", url)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout == f"{next(iter(sandbox.transactions))}  collection of 100 TZS, +25578…129: PENDING\n"
+
+    def test_patience_ends(self, sandbox: Sandbox, url: str) -> None:
+        """A payment that is not final in time exits 4 and names the command that goes on following it."""
+        result = run("collect", STAYS_OPEN, "100", "--timeout", "0.5", "--base-url", url)
+        assert result.exit_code == 4
+        again = f"mobilemoney watch {next(iter(sandbox.transactions))} --base-url {url}"
+        assert result.stderr.splitlines()[-1] == f"mobilemoney collect: to go on following: {again}"
+
+    def test_a_reader_that_leaves_changes_nothing(self, sandbox: Sandbox, url: str) -> None:
+        """Where nobody reads the output any more, the payment goes on and the exit code still tells how it ended."""
+        with started("collect", DECLINED, "100", "--base-url", url) as process:
+            process.leave()
+            code, _, errors = process.end()
+        assert (code, errors) == (5, "")
+        assert len(sandbox.transactions) == 1
+
+    def test_the_service_says_no(self, sandbox: Sandbox, url: str) -> None:
+        """A refusal exits 1, in one line that says that no money moved."""
+        sandbox.script(faults.token_expired(), on="c2b", times=2)
+        result = run("collect", NUMBER, "100", "--base-url", url)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert re.fullmatch(r"mobilemoney collect: no money moved: .*mobilemoney login.*\n", result.stderr)
+        assert not sandbox.transactions
+
+    def test_nobody_answers(self) -> None:
+        """Where no service is, nothing was sent, and the line says how to get one."""
+        result = run("collect", NUMBER, "100", "--base-url", "http://127.0.0.1:9/v1")
+        assert result.exit_code == 1
+        assert re.fullmatch(r"mobilemoney collect: nothing was sent: .*\n", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["0681234567", "100"], "PHONE must be"),
+        ([NUMBER, "1,000"], "AMOUNT must be"),
+        ([NUMBER, "0"], "AMOUNT must be"),
+        ([NUMBER, "1.5"], "AMOUNT must be"),
+        ([NUMBER, "100", "--timeout", "0"], "--timeout must be"),
+        ([NUMBER, "100", "--timeout", "nan"], "--timeout must be"),
+        ([NUMBER, "100", "--key", " ", "--store", "sqlite:///payments.db"], "--key must be"),
+        ([NUMBER, "100", "--key", "order-1"], "--key needs a store"),
+        ([NUMBER, "100", "--store", "sqlite:///payments.db"], "nothing says which service"),
+        ([NUMBER, "100", "--profile", "elsewhere"], "elsewhere"),
+        ([NUMBER], "AMOUNT"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(arguments: list[str], said: str, folder: Path) -> None:
+    """What is not accepted exits 2, in one line that names the argument; nothing was asked, sent or written."""
+    result = run("collect", *arguments)
+    assert result.exit_code == 2
+    assert re.fullmatch(rf"mobilemoney collect: .*{re.escape(said)}.*\n", result.stderr)
+    assert not any(number in result.stderr for number in (NUMBER, "0681234567"))
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.anyio
+class TestFollowing:
+    """In virtual time, on both loops."""
+
+    @staticmethod
+    def payment(sandbox: Sandbox, phone_number: str) -> Payment:
+        order = Order(
+            type=TransactionType.COLLECTION, phone_number=phone_number, amount="100", key=None, unmasked=False
+        )
+        settings = Settings(profile="till", base_url=sandbox.base_url, is_production=False)
+        return Payment(order, settings, Service(profile="till"), as_json=False)
+
+    async def test_refused_credentials_do_not_hide_a_payment(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Where the service stops accepting the token after the payment was sent, the command says that it is open."""
+        sandbox = Sandbox()
+        payment = self.payment(sandbox, STAYS_OPEN)
+        async with sandbox.client(on_event=payment.heard) as client:
+            await payment.send(client)
+            (transaction_id,) = sandbox.transactions
+            assert capsys.readouterr().out == f"{transaction_id}  collection of 100 TZS, +25578…129: PENDING\n"
+            sandbox.script(faults.token_expired(), on="GET", probability=1)
+            with pytest.raises(Refused) as caught:
+                await payment.follow(client, 300)
+        assert caught.value.exit_code is ExitCode.NOT_FINAL
+        assert str(caught.value).endswith(f"mobilemoney watch {transaction_id} --profile till")
+
+    async def test_a_payment_that_the_service_forgets_is_not_called_failed(self) -> None:
+        """Where the service accepts a payment and never shows it, nobody knows whether it exists, and that is said."""
+        sandbox = Sandbox(choices=Choices(lookup_lag=10_000, list_lag=10_000))
+        payment = self.payment(sandbox, SUCCEEDS)
+        async with sandbox.client(on_event=payment.heard) as client:
+            await payment.send(client)
+            with pytest.raises(Refused) as caught:
+                await payment.follow(client, 300)
+        assert caught.value.exit_code is ExitCode.UNRESOLVED
+        assert "nobody knows whether it exists" in str(caught.value)
+
+
+class TestStore:
+    def test_the_same_key_is_the_same_payment(self, sandbox: Sandbox, url: str, store: str) -> None:
+        """The same command with the same key shows the payment again, sends nothing, and the store knows its end."""
+        command = ["collect", SUCCEEDS, "1700", "--key", "order-8", "--base-url", url, "--store", store]
+        first, second = run(*command), run(*command)
+        assert (first.exit_code, second.exit_code) == (0, 0), second.stderr
+        assert first.stdout == second.stdout
+        assert len(sandbox.transactions) == 1
+        (record,) = remembered(store)
+        assert (record.key, record.state) == ("order-8", PaymentState.FINAL)
+        other = run("collect", SUCCEEDS, "1800", *command[3:])
+        assert other.exit_code == 1
+        assert "the idempotency key was used for another payment: nothing was sent" in other.stderr
+
+    def test_a_lost_answer_is_found_under_its_key(self, sandbox: Sandbox, url: str, store: str, folder: Path) -> None:
+        """Where no answer comes the command exits 3 and says what to do; done, that finds the one payment."""
+        write_profile(folder, url, timeout=2.0, store=store)
+        lost = run("collect", ANSWER_LOST, "1600")
+        assert (lost.exit_code, lost.stdout) == (3, "")
+        told, advised = lost.stderr.splitlines()
+        key = told.removeprefix("mobilemoney collect: the key of this payment is ")
+        assert f"the same command with --key {key} looks for it first, and never sends it twice" in advised
+        twin = run("collect", ANSWER_LOST, "1600")
+        assert twin.exit_code == 1, "a second payment of the same kind is not made while one is unknown"
+        assert f"mobilemoney payments show {key}" in twin.stderr
+        write_profile(folder, url, store=store)
+        found = run("collect", ANSWER_LOST, "1600", "--key", key)
+        assert found.exit_code == 0, found.stderr
+        assert found.stdout.endswith("SUCCESS\n")
+        assert len(sandbox.transactions) == 1
+
+
+def test_without_a_store_a_lost_answer_is_looked_for_by_the_person(sandbox: Sandbox, url: str, folder: Path) -> None:
+    """Without a store the command exits 3 with the list to look at, which shows the payment."""
+    write_profile(folder, url, timeout=2.0)
+    lost = run("collect", ANSWER_LOST, "1600")
+    assert lost.exit_code == 3
+    advised = re.fullmatch(
+        r"mobilemoney collect: .*; do not send it again before .*: mobilemoney (list .*)\n", lost.stderr
+    )
+    assert advised is not None, lost.stderr
+    write_profile(folder, url)
+    shown = run(*advised[1].split())
+    assert shown.exit_code == 0
+    assert next(iter(sandbox.transactions)) in shown.stdout
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize("how", ["Ctrl-C", "killed"])
+    def test_while_it_is_sent(self, how: str, sandbox: Sandbox, url: str, store: str) -> None:
+        """The key is printed before the request is sent: after Ctrl-C, or a crash, it finds the one payment."""
+        command = ["collect", ANSWER_LOST, "1600", "--base-url", url, "--store", store]
+        with started(*command) as process:
+            key = process.read_error().removeprefix("mobilemoney collect: the key of this payment is ").strip()
+            wait_until(lambda: sandbox.transactions)
+            if how == "Ctrl-C":
+                process.interrupt()
+                code, output, errors = process.end()
+                assert (code, output) == (130, "")
+                assert UNKNOWN in errors
+                assert f"--key {key}" in errors
+                assert [record.state for record in remembered(store)] == [PaymentState.UNKNOWN]
+                again = run(*command, "--key", key)
+                assert (again.exit_code, again.stdout[-8:]) == (0, "SUCCESS\n"), again.stderr
+            else:
+                process.kill()
+                assert process.end()[1:] == ("", "")
+                assert [(record.key, record.state) for record in remembered(store)] == [(key, PaymentState.SENDING)]
+        assert len(sandbox.transactions) == 1
+
+    def test_while_it_is_sent_without_a_store(self, sandbox: Sandbox, url: str) -> None:
+        """Without a store Ctrl-C says that nobody knows, and which list shows it: never that it failed."""
+        with started("disburse", ANSWER_LOST, "1600", "--base-url", url) as process:
+            wait_until(lambda: sandbox.transactions)
+            process.interrupt()
+            code, output, errors = process.end()
+        assert (code, output) == (130, "")
+        assert UNKNOWN in errors
+        assert "mobilemoney list --type disbursement --from " in errors
+
+    def test_before_it_is_sent(self, sandbox: Sandbox, url: str) -> None:
+        """Ctrl-C before the request says that nothing was sent, and nothing was."""
+        sandbox.script(faults.lost(processed=False), on="login")
+        password = {"MOBILEMONEY_BASE_URL": url, "MOBILEMONEY_EMAIL": sandbox.email}
+        with started("collect", NUMBER, "1600", env={**password, "MOBILEMONEY_PASSWORD": sandbox.password}) as process:
+            wait_until(lambda: sandbox.requests.total)
+            process.interrupt()
+            code, _, errors = process.end()
+        assert code == 130
+        assert errors.splitlines()[-1] == "mobilemoney collect: nothing was sent"
+        assert not sandbox.transactions
+
+    def test_while_it_is_followed(self, sandbox: Sandbox, url: str) -> None:
+        """Ctrl-C while the payment is followed says which it is and how to go on; the payment goes on by itself."""
+        with started("collect", STAYS_OPEN, "1600", "--base-url", url) as process:
+            transaction_id = process.read_line().split()[0]
+            process.interrupt()
+            code, output, errors = process.end()
+        assert (code, output) == (130, "")
+        assert f"1 payment is still open, and may end without us: {transaction_id}" in errors
+        assert f"mobilemoney watch {transaction_id} --base-url {url}" in errors
+        assert [str(payment.status) for payment in sandbox.transactions.values()] == ["PENDING"]
+
+
+class TestRealMoney:
+    @pytest.fixture(autouse=True)
+    def real(self, sandbox: Sandbox, url: str, folder: Path) -> None:
+        """A profile that moves real money, as far as the command knows."""
+        write_profile(folder, url, production=True)
+        (folder / "token").write_text(sandbox.token, encoding="utf-8")
+        with (folder / "mobilemoney.toml").open("a", encoding="utf-8") as file:
+            file.write('\ntoken_file = "token"\n')
+
+    def test_a_person_is_asked(self, sandbox: Sandbox) -> None:
+        """Before real money moves the person sees what would be done, without a whole number, and may say no."""
+        with terminal("disburse", NUMBER, "5000") as shown:
+            shown.wait_for("Go on?")
+            assert f"This moves real money: send 5,000 TZS to {MASKED}" in shown.text
+            assert not sandbox.requests.total
+            shown.type("n\n")
+            assert shown.end() == 1
+            assert "nothing was sent" in shown.text
+            assert NUMBER not in shown.text
+        assert not sandbox.requests.total
+
+    def test_a_person_agrees(self, sandbox: Sandbox) -> None:
+        """After a yes it is sent, a moving line shows what is waited for, and the end stays on the screen."""
+        with terminal("collect", SUCCEEDS, "5000") as shown:
+            shown.wait_for("Go on?")
+            shown.type("y\n")
+            shown.wait_for(": PENDING; Ctrl-C ends the watching")
+            assert shown.end() == 0
+            assert re.search(r"txn_\w+  collection of 5,000 TZS, \+25578…789: SUCCESS\n", shown.text)
+        assert sandbox.ledger.collected == 5_000
+
+    def test_a_script_has_to_say_so(self, sandbox: Sandbox) -> None:
+        """Where nobody can be asked nothing is sent; --yes is the script's word."""
+        refused = run("collect", SUCCEEDS, "5000")
+        assert refused.exit_code == 2
+        assert re.fullmatch(r"mobilemoney collect: .*nothing was sent: give --yes\n", refused.stderr)
+        assert not sandbox.requests.total
+        assert run("collect", SUCCEEDS, "5000", "--yes", "--no-wait").exit_code == 0
+        assert len(sandbox.transactions) == 1

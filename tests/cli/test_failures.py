@@ -1,0 +1,228 @@
+"""How commands end: exit codes, one line that says what to do next, Ctrl-C, and the question before money."""
+
+import errno
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import typer
+from anyio.lowlevel import checkpoint
+
+from mobilemoney_async import errors
+from mobilemoney_async.cli.advice import explain
+from mobilemoney_async.cli.failures import ExitCode, Refused, conclude, confirm_money, run
+from mobilemoney_async.cli.settings import Settings
+from tests.support.terminal import TERMINAL, terminal
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+ENDINGS: list[tuple[Exception, ExitCode, str]] = [
+    (errors.InvalidRequest("amount: digits", argument="amount"), ExitCode.USAGE, "amount: digits"),
+    (errors.OutcomeUnknown("lost", idempotency_key="k", sent_at=NOW), ExitCode.UNRESOLVED, "do not send it again"),
+    (errors.WaitTimeout("late", transaction_id="t"), ExitCode.NOT_FINAL, "mobilemoney watch"),
+    (errors.ConnectionFailed("ConnectError: not sent", outcome="not_sent"), ExitCode.ERROR, "mobilemoney doctor"),
+    (errors.RequestTimeout("ReadTimeout"), ExitCode.ERROR, "mobilemoney doctor"),
+    (errors.UnexpectedResponse("html", status_code=400), ExitCode.ERROR, "version prefix"),
+    (errors.InvalidCredentials("x", status_code=400), ExitCode.ERROR, "do not try at random"),
+    (errors.InvalidToken("x", status_code=400), ExitCode.ERROR, "mobilemoney login"),
+    (errors.TokenExpired("x", status_code=400), ExitCode.ERROR, "mobilemoney login"),
+    (errors.PermissionDenied("x", status_code=400), ExitCode.ERROR, "permission"),
+    (errors.TransactionNotFound("x", status_code=400), ExitCode.ERROR, "check the id"),
+    (errors.InvalidTransactionId("x", status_code=400), ExitCode.ERROR, "copy the id"),
+    (errors.RateLimitExceeded("x", status_code=400), ExitCode.ERROR, "wait a minute"),
+    (errors.ServerError("x", status_code=400), ExitCode.ERROR, "try again later"),
+    (errors.APIError("x", status_code=400), ExitCode.ERROR, "APIError (HTTP 400): x"),
+    (errors.IdempotencyConflict("x"), ExitCode.ERROR, "payments show"),
+    (errors.DuplicateSuspected("x", other_key="k"), ExitCode.ERROR, "payments reconcile"),
+    (errors.StoreError("the store failed: locked"), ExitCode.ERROR, "mobilemoney doctor"),
+    (errors.StoreError("payment 'k' is FINAL"), ExitCode.ERROR, "payment 'k' is FINAL"),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"), ExitCode.ERROR, "/x: No such file"),
+    (Refused("nobody is there", ExitCode.USAGE), ExitCode.USAGE, "nobody is there"),
+]
+
+
+def settings(**changes: object) -> Settings:
+    values = {"profile": "shop", "base_url": "https://pay.example/v1", "is_production": True, **changes}
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("exc", "exit_code", "text"), ENDINGS, ids=[f"{n}-{type(e[0]).__name__}" for n, e in enumerate(ENDINGS)]
+)
+def test_every_error_is_one_line_and_an_exit_code(
+    exc: Exception, exit_code: ExitCode, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the command, says what happened and what to do next; a group of errors counts as its first."""
+    for raised in (exc, ExceptionGroup("tasks", [ExceptionGroup("inner", [exc])])):
+        ended = conclude("get", raised)
+        assert ended is not None
+        assert ended.exit_code == exit_code
+        shown = capsys.readouterr()
+        assert shown.err.startswith("mobilemoney get: ")
+        assert text in shown.err
+        assert shown.err.count("\n") == 1
+        assert not shown.out
+
+
+def test_every_class_of_the_tree_has_an_ending() -> None:
+    """No error of the library is left to a traceback."""
+    covered = {type(exc) for exc, _, _ in ENDINGS}
+    leaves = {each for each in _subclasses(errors.MobileMoneyError) if not list(_subclasses(each))}
+    assert leaves <= covered
+
+
+def _subclasses(cls: type[Exception]) -> Iterator[type[Exception]]:
+    for each in cls.__subclasses__():
+        if each.__module__ == errors.__name__:
+            yield each
+            yield from _subclasses(each)
+
+
+def test_faults_of_ours_are_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    """What no person can do anything about keeps its traceback; a reader that has left is told nothing."""
+    for exc in (ValueError("x"), ZeroDivisionError(), BrokenPipeError(errno.EPIPE, "x")):
+        assert conclude("get", exc) is None
+    assert capsys.readouterr() == ("", "")
+
+
+def test_no_text_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a service says is shown on one line, as it is."""
+    conclude("get", errors.APIError("no\x1b[2J\nway", status_code=400))
+    assert capsys.readouterr().err == "mobilemoney get: APIError (HTTP 400): no\\x1b[2J way\n"
+
+
+def test_where_it_failed_is_said() -> None:
+    """A connection that failed is named with its URL; where nobody configured one, the sandbox is proposed."""
+    exc = errors.ConnectionFailed("ConnectError: not sent", outcome="not_sent")
+    assert explain(exc, settings())[0].startswith("https://pay.example/v1: ConnectError")
+    built_in = settings(sources={"base_url": "built in"})
+    assert "start one with mobilemoney sandbox" in explain(exc, built_in)[0]
+
+
+class TestRun:
+    def test_it_returns_what_the_work_returns(self) -> None:
+        """A command that ends well is left alone."""
+
+        async def work() -> str:
+            await checkpoint()
+            return "done"
+
+        assert run("get", work) == "done"
+
+    def test_it_ends_the_program_where_the_work_fails(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The exit code is the error's; what is no error of a person's is raised as it is."""
+
+        async def work() -> None:
+            raise errors.WaitTimeout("late", transaction_id="t")
+
+        with pytest.raises(typer.Exit) as ended:
+            run("watch", work)
+        assert ended.value.exit_code == 4
+        assert capsys.readouterr().err.startswith("mobilemoney watch: late; ")
+
+        async def broken() -> None:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            run("watch", broken)
+
+
+PROGRAM = f"""
+{TERMINAL}
+import anyio, sys, typer
+from mobilemoney_async.cli.failures import run
+
+async def work():
+    print("working", flush=True)
+    try:
+        await anyio.sleep_forever()
+    finally:
+        print("cleaning up", flush=True)
+        with anyio.CancelScope(shield=True):
+            await (anyio.sleep_forever() if sys.argv[1:] == ["stuck"] else anyio.sleep(0))
+        print("clean", flush=True)
+
+app = typer.Typer(add_completion=False)
+
+@app.command()
+def main(how: str = typer.Argument("")):
+    run("watch", work, open_work=lambda: ["payment tx_1 is still open: mobilemoney watch tx_1"])
+
+app()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_cleans_up_and_says_what_is_open(name: str) -> None:
+    """Ctrl-C and SIGTERM let the work end in order; what is still open is told, and the exit code is 130."""
+    with terminal(program=PROGRAM) as screen:
+        screen.wait_for("working")
+        screen.interrupt(name)
+        assert screen.end() == 130, screen.text
+    assert screen.text.replace("^C", "").splitlines() == [
+        "working",
+        "cleaning up",
+        "clean",
+        "mobilemoney watch: interrupted",
+        "mobilemoney watch: payment tx_1 is still open: mobilemoney watch tx_1",
+    ]
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    """A cleanup that hangs is not in the way of a person who presses Ctrl-C again; what is open is told even so."""
+    with terminal("stuck", program=PROGRAM) as screen:
+        screen.wait_for("working")
+        screen.interrupt()
+        screen.wait_for("cleaning up")
+        screen.interrupt()
+        assert screen.end() == 130, screen.text
+    assert "payment tx_1 is still open" in screen.text
+    assert "Traceback" not in screen.text
+
+
+class TestConfirm:
+    def test_simulated_money_moves_without_a_question(self) -> None:
+        """A sandbox asks nothing, and --yes has agreed beforehand."""
+        confirm_money(settings(is_production=False), "collect")
+        confirm_money(settings(), "collect", yes=True)
+
+    def test_where_nobody_can_be_asked_nothing_is_sent(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """Without a terminal and without --yes a script is told what to give."""
+        (tmp_path / "empty").touch()
+        with (tmp_path / "empty").open() as nobody:
+            monkeypatch.setattr(sys, "stdin", nobody)
+            with pytest.raises(
+                Refused, match=r"profile shop moves real money.*nothing was sent: give --yes"
+            ) as refused:
+                confirm_money(settings(), "collect")
+        assert refused.value.exit_code == 2
+
+    @pytest.mark.parametrize(
+        ("answer", "exit_code"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("\x04", 130)], ids=["yes", "no", "enter", "end"]
+    )
+    def test_a_person_is_asked(self, answer: str, exit_code: int) -> None:
+        """Money moves after a yes only; the question says whose money and where it goes."""
+        program = f"""
+{TERMINAL}
+import sys
+from mobilemoney_async.cli.failures import Refused, confirm_money
+from mobilemoney_async.cli.settings import Settings
+
+try:
+    confirm_money(
+        Settings(profile="shop", base_url="https://pay.example/v1", is_production=True), "collect 5,000 TZS"
+    )
+except Refused as exc:
+    print(exc)
+    sys.exit(exc.exit_code)
+print("moved")
+"""
+        with terminal(program=program) as screen:
+            screen.wait_for("Go on?")
+            screen.type(answer)
+            assert screen.end() == exit_code, screen.text
+        assert "This moves real money: collect 5,000 TZS" in screen.text
+        assert "profile shop, https://pay.example/v1" in screen.text
+        assert ("moved" in screen.text) == (exit_code == 0)
+        assert ("nothing was sent" in screen.text) == (exit_code != 0)

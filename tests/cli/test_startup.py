@@ -1,0 +1,169 @@
+"""The list of commands: quick to show, true to the commands, completed by the shell, and documented."""
+
+import json
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import environment
+
+with warnings.catch_warnings():
+    # What the lowest typer that is allowed takes from the newest click is deprecated there.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from mobilemoney_async.cli.app import COMMANDS, app
+    from mobilemoney_async.cli.failures import ExitCode
+    from mobilemoney_async.cli.sandbox_group import COMMANDS as SANDBOX_COMMANDS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+# What a list of commands needs none of: the client and what it brings, the sandbox, databases, tables.
+HEAVY = ("httpx", "anyio", "asyncio", "ssl", "msgspec", "cattrs", "sqlalchemy", "starlette", "uvicorn", "rich.table")
+OURS = ("calls", "client", "contract", "payments", "polling", "resources", "sandbox")
+ALL = (*COMMANDS, *SANDBOX_COMMANDS)
+
+
+def run(*arguments: str, code: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as the console script does, which is called `mobilemoney`."""
+    start = f"import sys; sys.argv[0] = 'mobilemoney'; from mobilemoney_async.cli import main; {code or 'main()'}"
+    return subprocess.run(
+        [sys.executable, "-c", start, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment(COLUMNS="100", TERM="dumb", **variables),
+        check=False,
+    )
+
+
+def test_the_list_of_commands_loads_nothing_heavy() -> None:
+    """`mobilemoney --help` imports neither the client nor anything that it brings: it is there at once."""
+    report = (
+        "import atexit, json; atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr)); main()"
+    )
+    ran = run("--help", code=report)
+    assert ran.returncode == 0, ran.stderr
+    assert "collect" in ran.stdout
+    loaded = json.loads(ran.stderr)
+    unwanted = (*HEAVY, *(f"mobilemoney_async.{name}" for name in OURS))
+    assert [
+        name for name in loaded if name in unwanted or name.startswith(tuple(f"{each}." for each in unwanted))
+    ] == []
+
+
+@pytest.mark.parametrize("command", ALL, ids=lambda command: command.name)
+def test_the_list_says_what_the_command_says(command: Any) -> None:
+    """The line about a command is the first sentence of its own help."""
+    assert command.listed().get_short_help_str(500) == command.load().get_short_help_str(500)
+
+
+def test_without_a_command_the_list_is_shown() -> None:
+    """Groups by what they are for, each command with its whole line."""
+    ran = run()
+    assert ran.returncode in {0, 2}  # by the version of typer
+    shown = ran.stdout + ran.stderr
+    assert re.findall(r"^(\w.*):$", shown, re.MULTILINE) == ["Options", "Payments", "Account", "Trying it out"]
+    assert "..." not in shown.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["lst"], "mobilemoney: No such command 'lst'"),
+        (["--bogus"], "mobilemoney: No such option: --bogus"),
+        (["sandbox", "nubers"], "mobilemoney sandbox: No such command 'nubers'"),
+        (["otp", "request"], "mobilemoney otp request: Missing argument 'PHONE'"),
+        (["profile", "--profile"], "mobilemoney profile: Option '--profile' requires an argument"),
+        (["profile", "--profile", "shp"], "mobilemoney profile: profile: sandbox"),
+        (["profile", "--config", "/nowhere.toml"], "mobilemoney profile: /nowhere.toml: No such file or directory"),
+        (["doctor", "--store", "postgresql://u:s3cr3t@h/d"], "mobilemoney doctor: Invalid value for '--store'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It names the command, what is wrong, and where to look; and shows no secret again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("PROFILE", "CONFIG", "BASE_URL", "TOKEN", "STORE"):
+        monkeypatch.delenv(f"MOBILEMONEY_{name}", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        app(arguments, prog_name="mobilemoney")
+    shown = capsys.readouterr()
+    assert ended.value.code in {1, 2}
+    assert shown.err.startswith(line)
+    assert shown.err.count("\n") == 1
+    assert not shown.out
+    assert "s3cr3t" not in shown.err
+
+
+class TestCompletion:
+    def complete(self, words: str, folder: Path) -> list[str]:
+        """Return what bash offers for the last of these words."""
+        variables = {
+            "_MOBILEMONEY_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+            "XDG_CONFIG_HOME": str(folder),
+        }
+        ran = run(**variables)
+        assert not ran.stderr
+        return ran.stdout.split()
+
+    def test_commands_and_profiles_are_completed(self, tmp_path: Path) -> None:
+        """The shell knows the commands, their options, and the profiles of the file."""
+        file = tmp_path / "mobilemoney" / "mobilemoney.toml"
+        file.parent.mkdir()
+        file.write_text('[profiles.shop]\nbase_url = "https://pay.example/v1"\n', "utf-8")
+        assert self.complete("mobilemoney log", tmp_path) == ["login", "logout"]
+        assert "--no-save" in self.complete("mobilemoney login --no", tmp_path)
+        assert self.complete("mobilemoney doctor --profile s", tmp_path) == ["sandbox", "shop"]
+        assert self.complete("mobilemoney payments rec", tmp_path) == ["reconcile"]
+
+    def test_the_shell_gets_its_script(self) -> None:
+        """`--show-completion` prints what the shell needs."""
+        ran = run("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+        assert ran.returncode == 0, ran.stderr
+        assert "_MOBILEMONEY_COMPLETE" in ran.stdout
+
+
+def _commands() -> dict[str, Any]:
+    """Return each command as it is typed, with the real one behind it: not what stands for it in a list."""
+    lazy = {f"sandbox {command.name}": command for command in SANDBOX_COMMANDS}
+    found: dict[str, Any] = {}
+    for command in COMMANDS:
+        loaded = command.load()
+        inside = getattr(loaded, "commands", {})
+        if not inside or loaded.invoke_without_command:
+            found[command.name] = loaded
+        for name, each in inside.items():
+            path = f"{command.name} {name}"
+            found[path] = lazy[path].load() if path in lazy else each
+    return found
+
+
+class TestDocumented:
+    def test_every_command_has_its_place_in_the_docs(self) -> None:
+        """docs/cli.md documents the commands that exist, and no other."""
+        headings = re.findall(r"^#{3,4} `mobilemoney ([^`]+)`$", PAGE, re.MULTILINE)
+        assert sorted(headings) == sorted(_commands())
+
+    def test_every_exit_code_is_explained(self) -> None:
+        """The table of exit codes is that of the code."""
+        rows = re.findall(r"^\| (\d+) \| ", PAGE, re.MULTILINE)
+        assert rows == [str(int(code)) for code in ExitCode]
+
+    def test_every_option_that_an_example_shows_exists(self) -> None:
+        """No example shows a command or an option that there is not."""
+        commands = _commands()
+        lines = re.findall(r"^\$ (?:[A-Z_]+=\S+ )*mobilemoney (.+)$", PAGE, re.MULTILINE)
+        assert len(lines) > 15
+        for line in lines:
+            words = re.split(r" (?:\||<|>|&) ?", line)[0].split()
+            path = max((path for path in commands if words[: len(path.split())] == path.split()), key=len)
+            known = {option for each in commands[path].params for option in (*each.opts, *each.secondary_opts)}
+            assert {word for word in words if re.match("--[a-z]", word)} <= known, line
