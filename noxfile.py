@@ -12,7 +12,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.sessions = ["lint", "types", "tests", "tests_lowest", "coverage", "browser", "release-check"]
+nox.options.sessions = ["lint", "types", "tests", "tests_lowest", "coverage", "docs", "browser", "release-check"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 SUPPORTED = ("3.11", "3.12", "3.13")
@@ -123,9 +123,20 @@ def coverage(session: nox.Session) -> None:
     session.run("coverage", "report", env=env)
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the docs into build/docs; a warning, a broken link or an unknown name is an error."""
+    session.install(wheel(session), *group("docs"))
+    # From nothing: what is kept of an earlier build hides warnings.
+    shutil.rmtree("build/docs", ignore_errors=True)
+    doctrees = session.create_tmp()
+    options = ("-W", "--keep-going", "-E", "-q", "-j", "auto", "-d", doctrees)
+    session.run("python", "-m", "sphinx", *options, "docs", "build/docs", env=INSTALLED)
+
+
 @nox.session(python=LOWEST_PYTHON)
 def browser(session: nox.Session) -> None:
-    """Let a headless Chromium pay in the example shop; without one, skip, or fail under MOBILEMONEY_DEMAND_BROWSER."""
+    """Try the pages in a headless Chromium; without one, skip, or fail under MOBILEMONEY_DEMAND_BROWSER."""
     chromiums = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     if not any(map(shutil.which, chromiums)) or not shutil.which("chromedriver"):
         missing = "no Chromium with its driver: `apt-get install chromium chromium-driver`"

@@ -1,0 +1,147 @@
+"""How the site is built: `sphinx-build -W --keep-going docs build/docs`, or `nox -s docs`.
+
+The pages are Markdown that reads on GitHub too; only those in `reference/` are made of docstrings. Nothing is fetched
+from elsewhere, neither by the build nor by a reader's browser.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.nodes import make_refnode
+
+import mobilemoney_async
+
+project = "mobilemoney-async"
+author = "the mobilemoney-async authors"
+copyright = author  # noqa: A001 (Sphinx's name for it)
+release = version = mobilemoney_async.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+nitpicky = True
+default_role = "py:obj"
+highlight_language = "none"
+nitpick_ignore_regex = [
+    # Other people's types. Their inventories would have to be fetched.
+    (
+        r"py:.*",
+        r"(anyio|asyncio|collections|contextlib|datetime|decimal|fastapi|httpx|opentelemetry|random|respx|starlette|types)\..*",
+    ),
+    (r"py:.*", r"datetime|Decimal"),
+    # In signatures of what users are given and do not make: a sentinel, type variables, the sandbox's inner values.
+    (r"py:class", r"mobilemoney_async\.client\._Unset|mobilemoney_async\.testing\.Ts?|Ts"),
+    (r"py:class", r"mobilemoney_async\.sandbox\.(asgi\.SandboxApp|messages\.(Reply|Request))|SandboxApp"),
+]
+
+html_theme = "furo"
+html_title = "mobilemoney-async"
+html_favicon = "static/favicon.svg"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+
+myst_heading_anchors = 3
+myst_enable_extensions = ["tasklist"]
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # attrs fields are described once, in the docstring of their class
+napoleon_use_rtype = False
+
+# The side bar. It stands here, since on GitHub a directive in `index.md` would show as what it is.
+CONTENTS = {
+    "Payments": "quickstart collections disbursements following-payments lookups errors payments rate-limits access",
+    "Your backend": "fastapi aiohttp workers callbacks observability production",
+    "Trying and testing": "sandbox testing",
+    "Reference": "reference/index cli comparison benchmarks design changelog contributing security",
+}
+
+# Pages that stand in for files outside this folder, which GitHub and readers of the code look for there.
+ROOT = Path(__file__).parent.parent
+STAND_INS = {
+    "benchmarks": "benchmarks/README.md",
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "security": "SECURITY.md",
+}
+
+RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+# What users are given by a client or a sandbox, and never make: how it is made is nobody's business.
+GIVEN = {"CallbackSender", "Collections", "Disbursements", "Payments", "Poller", "SwitchBoard", "TransactionPager"}
+GIVEN |= {"Transactions", "Users"}
+
+
+def fill_in(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the file into the page that stands in for it, let links lead to such pages, and add the side bar."""
+    folder, text = posixpath.dirname(f"docs/{page}"), source[0]
+    if page in STAND_INS:
+        path = ROOT / STAND_INS[page]
+        app.env.note_dependency(path)
+        folder, text = posixpath.dirname(STAND_INS[page]), path.read_text("utf-8")
+    stand_ins = {file: f"docs/{name}.md" for name, file in STAND_INS.items()}
+
+    def aim(link: re.Match[str]) -> str:
+        file = posixpath.normpath(posixpath.join(folder, link[1]))
+        return f"]({posixpath.relpath(stand_ins.get(file, file), posixpath.dirname(f'docs/{page}'))}{link[2] or ''})"
+
+    source[0] = RELATIVE_LINK.sub(aim, text)
+    if page == "index":
+        source[0] += "".join(
+            f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n\n{pages.replace(' ', chr(10))}\n```\n"
+            for caption, pages in CONTENTS.items()
+        )
+
+
+def hide_constructor(app: Sphinx, what: str, name: str, *rest: Any) -> tuple[str, None] | None:
+    """Leave out the signature of what users never make."""
+    return ("", None) if what == "class" and name.rpartition(".")[2] in GIVEN else None
+
+
+def keep_colons(app: Sphinx, what: str, *rest: Any) -> None:
+    """Mark the text of a property or constant as such: napoleon takes what is before a first colon for its type."""
+    lines: list[str] = rest[-1]
+    if what in {"attribute", "data", "property"} and lines:
+        lines[0] = f": {lines[0]}"
+
+
+def find_by_short_name(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
+) -> nodes.Element | None:
+    """Resolve `AsyncClient`, `transactions.page` and the like: docstrings name things as their users do.
+
+    In single backquotes there may also be an argument, a field or a literal. None of them begins with a capital and
+    holds a small letter; what does is taken for a name of ours, and if there is none, the build fails.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"].removesuffix("()")
+    python = env.domains.python_domain
+    named = {entry for entry in python.objects if entry.endswith(f".{target}")}
+    # A class that is documented where it is public is also known where it is defined.
+    found = {python.objects[entry].node_id: entry for entry in named if not python.objects[entry].aliased}
+    if len(found) == 1 and (target[0].isupper() or "." in target):
+        (name,) = found.values()
+        entry = python.objects[name]
+        return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content, name)
+    first, *rest = target.split(".")
+    looks_like_ours = first[0].isupper() and not first.isupper() and all(map(str.isidentifier, (first, *rest)))
+    return None if node["reftype"] != "obj" or looks_like_ours else content
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", fill_in)
+    app.connect("autodoc-process-signature", hide_constructor)
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
+    app.connect("missing-reference", find_by_short_name)

@@ -1,0 +1,219 @@
+"""The docs leave nothing out and name nothing that is not there. That they build is checked by `nox -s docs`."""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from mobilemoney_async import MobileMoneyError, errors
+from mobilemoney_async.cli.app import app
+from mobilemoney_async.payments import records
+from mobilemoney_async.sandbox import MAGIC_NUMBERS, states
+from tests.support.floors import FLOORS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("**/*.md"))]
+PUBLIC_MODULES = (
+    "mobilemoney_async",
+    "mobilemoney_async.callbacks",
+    "mobilemoney_async.contrib.backend",
+    "mobilemoney_async.contrib.fastapi",
+    "mobilemoney_async.contrib.http_answers",
+    "mobilemoney_async.contrib.orders",
+    "mobilemoney_async.contrib.otel",
+    "mobilemoney_async.errors",
+    "mobilemoney_async.events",
+    "mobilemoney_async.sandbox",
+    "mobilemoney_async.sandbox.fault_switches",
+    "mobilemoney_async.sandbox.faults",
+    "mobilemoney_async.testing",
+    "mobilemoney_async.testing_routes",
+)
+DIRECTIVE = re.compile(r"^\.\. auto\w+:: ([\w.]+)", re.MULTILINE)
+SHELL = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+TYPED = re.compile(r"^\$ (.*)$", re.MULTILINE)
+CODE = re.compile(r"`(mobilemoney [^`]+)`")
+
+
+def draw() -> ModuleType:
+    """Import the script that draws the diagrams: it is no part of any package."""
+    spec = importlib.util.spec_from_file_location("diagrams", DOCS / "diagrams.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Return the names of ``__all__``, or where there is none, those that the module itself defines."""
+    if hasattr(module, "__all__"):
+        return [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
+    names = []
+    for node in ast.parse(inspect.getsource(module)).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.append(name)
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.append(name)
+    return [name for name in names if not name.startswith("_") and name != "logger"]
+
+
+def resolve(dotted: str) -> Any:
+    """Return what a dotted name names."""
+    module, names = dotted, list[str]()
+    while not is_module(module):
+        module, _, name = module.rpartition(".")
+        names.insert(0, name)
+    found: Any = importlib.import_module(module)
+    for name in names:
+        found = getattr(found, name)
+    return found
+
+
+def is_module(dotted: str) -> bool:
+    """Tell whether a dotted name is that of a module."""
+    try:
+        return importlib.util.find_spec(dotted) is not None
+    except ModuleNotFoundError:  # its parent is none
+        return False
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """Whatever may be imported has its place in the API reference."""
+    targets = [target for page in DOCS.glob("reference/*.md") for target in DIRECTIVE.findall(page.read_text("utf-8"))]
+    assert len(targets) == len(set(targets))
+    known = {id(resolve(target)) for target in targets}
+    missing = [
+        f"{module}.{name}"
+        for module in PUBLIC_MODULES
+        for name in public_names(importlib.import_module(module))
+        if id(getattr(importlib.import_module(module), name)) not in known
+    ]
+    assert missing == [], "add them to a page of docs/reference"
+
+
+def test_every_error_is_explained() -> None:
+    """Each error has a section that says when it comes and what to do."""
+    classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MobileMoneyError)]
+    explained = re.findall(r"^### (\w+)$", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(explained) == sorted({each.__name__ for each in classes} - {"MobileMoneyError"})
+
+
+def test_the_magic_numbers_are_those_of_the_code() -> None:
+    """The table of magic numbers says what the sandbox does."""
+    table = [
+        "| number | for | what happens |",
+        "|---|---|---|",
+        *(f"| `{number}` | {row.applies_to} | {row.meaning} |" for number, row in MAGIC_NUMBERS.items()),
+    ]
+    text = (DOCS / "sandbox.md").read_text("utf-8")
+    _, _, rest = text.partition("<!-- magic numbers: begin -->\n")
+    assert rest.partition("<!-- magic numbers: end -->")[0].splitlines() == table
+
+
+def test_the_diagrams_are_what_the_script_draws() -> None:
+    """No diagram was changed by hand, or left behind."""
+    drawn = {f"{name}.svg": diagram.draw() for name, diagram in draw().DIAGRAMS.items()}
+    assert {path.name: path.read_text("utf-8") for path in DOCS.glob("images/*.svg")} == drawn, "run docs/diagrams.py"
+
+
+def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
+    """The diagram of what the store knows has all moves of the code but those that the text beside it tells."""
+    told = {  # what becomes known late, and collections that are sent again without a person
+        *((late, early) for late in ("UNKNOWN", "ABSENT") for early in ("REFUSED", "NOT_SENT")),
+        ("RELEASED", "ACKNOWLEDGED"),
+        ("ABSENT", "UNKNOWN"),
+        ("ABSENT", "SENDING"),
+    }
+    moves = {(str(before), str(after)) for (before, _), after in records.TRANSITIONS.items() if before != after}
+    drawn = {move for part in draw().RECORD.parts for move in getattr(part, "moves", ())}
+    assert drawn.isdisjoint(told)
+    assert drawn | told == moves
+
+
+def test_the_diagram_of_payments_shows_the_states_of_the_contract() -> None:
+    """Both kinds of payment are drawn from their first state to each final one."""
+    moves = {(str(before), str(after)) for (_, before, _), after in states.TRANSITIONS.items()}
+    assert {move for part in draw().PAYMENT.parts for move in getattr(part, "moves", ())} == moves
+
+
+def test_the_diagram_of_the_floors_shows_every_room() -> None:
+    """Each room that a test holds to its floor stands on that floor in the diagram."""
+    image = (DOCS / "images" / "floors.svg").read_text("utf-8")
+    minor = {
+        "__init__",
+        "__main__",
+        "_version",
+        "arguments",
+        "callback_names",
+        "fleet",
+        "testing_routes",
+        "worker_threads",
+    }
+    assert [room for room in FLOORS if room not in minor and room not in image] == []
+
+
+def command_lines() -> Iterator[tuple[Path, str]]:
+    """Yield what is typed in shell and console blocks, and each command in code quotes, with its page."""
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for block in (*SHELL.findall(text), *TYPED.findall(text)):
+            for line in re.sub(r"\\\n", "", block).splitlines():
+                for command in re.split(r" && |; | \| ", line):
+                    yield page, command.strip()
+        for command in CODE.findall(text):
+            yield page, " ".join(command.split())
+
+
+def unknown_part(words: list[str]) -> str | None:
+    """Return the first word of a command line of ours that the program does not know, or None."""
+    command: Any = typer.main.get_command(app)
+    context = typer.Context(command)
+    options = {"--help"}
+    while words:
+        word = words.pop(0)
+        if word.startswith("--"):
+            known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | options
+            if word.partition("=")[0] not in known:
+                return word
+        elif hasattr(command, "list_commands"):
+            if not re.fullmatch(r"[a-z-]+", word):  # stands for any command
+                return None
+            if word not in command.list_commands(context):
+                return word
+            command = command.resolve_command(context, [word])[1]
+    return None
+
+
+def test_every_command_in_the_docs_exists() -> None:
+    """What the docs tell to type is there: our commands with their options, scripts, sessions of nox."""
+    sessions = set(re.findall(r"^def (\w+)\(session: ", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE))
+    sessions |= set(re.findall(r'@nox\.session\([^)]*name="([\w-]+)"', (ROOT / "noxfile.py").read_text("utf-8")))
+    wrong = []
+    for page, line in command_lines():
+        words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=|[<>]", word)]
+        match words:
+            case ["mobilemoney", *rest] if (unknown := unknown_part(rest)) is not None:
+                wrong.append((page.name, line, unknown))
+            case ["python", script, *_] if not script.startswith("-") and not (ROOT / script).exists():
+                wrong.append((page.name, line, script))
+            case ["nox", "-s", session, *_] if session.partition("-")[0] not in sessions and session not in sessions:
+                wrong.append((page.name, line, session))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES if page.parent in (DOCS, ROOT)])
+def test_every_picture_has_a_text(page: Path) -> None:
+    """Who cannot see a picture is told what it shows."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    assert [target for alt, target in re.findall(r"!\[(.*?)\]\((.*?)\)", text, re.DOTALL) if len(alt) < 10] == []
