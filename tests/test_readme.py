@@ -37,6 +37,26 @@ def test_the_first_payment_succeeds() -> None:
     assert ran.stdout.startswith("SUCCESS 15000 Fees(")
 
 
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in LINKED])
+def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
+    """No page sends its reader to a file that is not there."""
+    targets = LINK.findall(FENCED.sub("", page.read_text("utf-8")))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_above_the_fold_is_what_a_newcomer_looks_for() -> None:
+    """Before its first section the README has the commands, a payment, two pictures, and claims with their proofs."""
+    top = README[: README.index("\n## ")]
+    assert top.count("```bash") == 2 and top.count("```python") == 1
+    assert re.findall(r"!\[[^\]]+\]\(([^)]+)\)", top) == ["docs/images/phone-page.png", "benchmarks/goodput.svg"]
+    claims = [line for line in top.splitlines() if line.startswith("| **")]
+    assert len(claims) == 5 and all(LINK.search(claim) for claim in claims)
+
+
 def test_only_what_needs_an_account_is_not_run() -> None:
     """Blocks are run unless they say why they cannot be, and there is one such block."""
     assert len(BLOCKS) == README.count("```python") == 6
