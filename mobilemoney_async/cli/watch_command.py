@@ -61,7 +61,7 @@ def watch(
     """
     service = Service(profile=profile, config=config, base_url=base_url, store=store, account=account)
     check_timeout(timeout)
-    wanted = _read_ids(ids, sys.stdin)
+    wanted = _read_ids(ids, iter(sys.stdin.readline, ""))
     settings = service.settings()
     if not wanted:
         say("watch", "no ids, so nothing to watch")
@@ -121,7 +121,7 @@ class _View:
             print_change(change, as_json=self._as_json, unmasked=self._unmasked)
 
 
-def _read_ids(arguments: Sequence[str], stdin: Iterable[str]) -> list[str]:
+def _read_ids(arguments: Sequence[str], lines: Iterable[str]) -> list[str]:
     """Return the ids of the arguments, with those of standard input in the place of ``-``.
 
     Raises:
@@ -130,7 +130,7 @@ def _read_ids(arguments: Sequence[str], stdin: Iterable[str]) -> list[str]:
     ids: list[str] = []
     for argument in arguments:
         if argument == _STDIN:
-            ids += filter(None, map(_read_line, map(str.strip, stdin)))
+            ids += filter(None, map(_read_line, map(str.strip, lines)))
         else:
             ids.append(argument)
     for each in ids:
