@@ -91,7 +91,7 @@ class AsyncClient:
         http_client: An httpx client of yours (or httpx2's), never closed by us. Not together with `transport`.
         on_event: Is called with each event of `mobilemoney_async.events`, in the event loop. What it raises is logged,
             and harms nothing.
-        utcnow: The wall clock: returns an aware UTC datetime.
+        utcnow: The wall clock: returns an aware UTC datetime. With a store it is called in worker threads too.
 
     Raises:
         InvalidRequest: An argument is not what it accepts.

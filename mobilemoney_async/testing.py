@@ -157,14 +157,14 @@ def _mock_clock() -> "MockClock | None":
 
 
 @contextmanager
-def _time_stands_still() -> Iterator[None]:
-    """Keep the clock of the running loop from jumping, if it is a virtual one."""
+def _time_stands_still() -> Iterator[bool]:
+    """Keep the clock of the running loop from jumping, if it is a virtual one; give whether it stands."""
     if (clock := _mock_clock()) is not None:
         holds, threshold = _held.get(clock, (0, clock.autojump_threshold))
         _held[clock] = holds + 1, threshold
         clock.autojump_threshold = math.inf
         try:
-            yield
+            yield clock.rate == 0
         finally:
             holds, threshold = _held.pop(clock)
             if holds > 1:
@@ -177,10 +177,10 @@ def _time_stands_still() -> Iterator[None]:
     except RuntimeError:
         loop = None
     if not isinstance(loop, VirtualClockEventLoop):
-        yield
+        yield False
         return
     with loop._hold():
-        yield
+        yield True
 
 
 worker_threads.watch(_time_stands_still)

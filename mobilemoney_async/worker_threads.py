@@ -16,8 +16,9 @@ import anyio.to_thread
 
 T = TypeVar("T")
 
-Watcher: TypeAlias = Callable[[], AbstractContextManager[object]]
-"""Returns what is entered, in the event loop, before a thread is asked for, and left when its work has come back."""
+Watcher: TypeAlias = Callable[[], AbstractContextManager[bool]]
+"""Returns what is entered, in the event loop, before a thread is asked for, and left when its work has come back. Gives
+whether the clock of that loop stands still in between."""
 
 _watchers: tuple[Watcher, ...] = ()
 
@@ -26,6 +27,12 @@ def watch(watcher: Watcher) -> None:
     """Let a watcher know of all work from now on, in every event loop of this process."""
     global _watchers  # noqa: PLW0603 (a process has one)
     _watchers = (*_watchers, watcher)
+
+
+def clock_stands_still() -> bool:
+    """Return whether the clock of the running event loop stands still while a thread works."""
+    with ExitStack() as stack:
+        return any(stack.enter_context(watcher()) for watcher in _watchers)
 
 
 async def run_in_thread(work: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:

@@ -46,8 +46,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 T = TypeVar("T")
 
-# Seconds. What the limiter's default jitter absorbs.
-_FRESH = 0.5
+FRESH = 0.5
+"""For how long a place under the limit may lie unused, seconds: what the limiter's default jitter absorbs."""
 
 _ONCE = RetryPolicy(max_attempts=1)
 
@@ -254,7 +254,7 @@ class Pipeline:
             # After the limiter: it may have been a long wait.
             granted_at = anyio.current_time()
             call.token = await self._token()
-            if anyio.current_time() > granted_at + _FRESH:
+            if anyio.current_time() > granted_at + FRESH:
                 # There was a login to wait for: used now, the place would come on top of those granted since.
                 await self.limiter.acquire(call.lane, ahead=True)
         self.wire.check_open()

@@ -24,7 +24,7 @@ from sqlalchemy.engine import make_url
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments import schema
 from mobilemoney_async.values import redact, refuse
-from mobilemoney_async.worker_threads import run_in_thread
+from mobilemoney_async.worker_threads import clock_stands_still, run_in_thread
 
 T = TypeVar("T")
 
@@ -134,8 +134,11 @@ class Database:
             return result, anyio.current_time() - (time.monotonic() - at) - seen
         ahead = _ahead_of_the_host()
         began_at, began = anyio.current_time() + ahead, time.monotonic()
-        # Waiting for the lock takes time of its own, also where the loop's clock is a virtual one.
-        result = await self.write(lambda each: work(each, lambda: began_at + time.monotonic() - began), durable=durable)
+        # Waiting for the lock takes time of its own, but none of a virtual clock: it would have to go back afterwards.
+        pace = 0.0 if clock_stands_still() else 1.0
+        result = await self.write(
+            lambda each: work(each, lambda: began_at + pace * (time.monotonic() - began)), durable=durable
+        )
         return result, -ahead
 
     async def open_driver(self, statement: str) -> Any:

@@ -3,8 +3,8 @@
 A person may say that an unknown payment does not exist before the list could have shown it, and be wrong. Its key is
 sent again then, its record tells of the new attempt, and the transaction of the old one stays without an owner. A twin
 that is lost soon after must not take it for its own: one order would be paid twice, and the other not at all, and both
-would look right. What two walks after the grace period have missed is not doubted: where that is no shorter than usual,
-no twin's window reaches so far back.
+would look right. What two walks after the grace period have missed is not doubted, where the service's clock is known:
+if the period is no shorter than usual, no twin's window reaches so far back then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mobilemoney_async.payments.records import Event
 from mobilemoney_async.payments.schema import WAS_RELEASED, history, payments
 
 # After one of these it is known what became of an attempt, more or less: a late loss takes an absence back.
-_KNOWN = frozenset(each.value for each in (Event.ACKNOWLEDGE, Event.ADOPT, Event.REFUSE, Event.FAIL_UNSENT, Event.MISS))
+_KNOWN = frozenset(each.value for each in (Event.ACKNOWLEDGE, Event.ADOPT, Event.REFUSE, Event.FAIL_UNSENT))
 
 
 @attrs.define(kw_only=True)
@@ -59,14 +59,18 @@ def owner_in_doubt(
         transaction: What was found.
         skew: Of the service's clock.
     """
-    for attempt in _of_this_kind(connection, account, key, search):
+    # Of an unknown clock the windows are wider by more than the grace period makes up for.
+    known = _KNOWN if skew is None else _KNOWN | {Event.MISS.value}
+    for attempt in _of_this_kind(connection, account, key, search, known):
         start, end = attrs.evolve(search, sent_at=attempt.sent_at, ended_at=attempt.ended_at).window(skew)
         if start <= transaction.created_at <= end:
             return attempt
     return None
 
 
-def _of_this_kind(connection: sa.Connection, account: str, key: str, search: Search) -> list[DoubtedAttempt]:
+def _of_this_kind(
+    connection: sa.Connection, account: str, key: str, search: Search, known: frozenset[str]
+) -> list[DoubtedAttempt]:
     statement = (
         sa.select(payments.c.key, history.c.payment_id, history.c.what, history.c.at)
         .join(history, history.c.payment_id == payments.c.id)
@@ -80,11 +84,11 @@ def _of_this_kind(connection: sa.Connection, account: str, key: str, search: Sea
         )
         .order_by(history.c.payment_id, history.c.id)
     )
-    return [each for each in _attempts(connection.execute(statement).all()) if not each.is_known]
+    return [each for each in _attempts(connection.execute(statement).all(), known) if not each.is_known]
 
 
-def _attempts(entries: Iterable[Any]) -> Sequence[DoubtedAttempt]:
-    """Return the attempts of which histories tell."""
+def _attempts(entries: Iterable[Any], known: frozenset[str]) -> Sequence[DoubtedAttempt]:
+    """Return the attempts of which histories tell, and of what happened to them what settles one."""
     found: list[DoubtedAttempt] = []
     for entry in entries:
         last = found[-1] if found and found[-1].payment_id == entry.payment_id else None
@@ -98,7 +102,7 @@ def _attempts(entries: Iterable[Any]) -> Sequence[DoubtedAttempt]:
                     ended_at=entry.at,
                 )
             )
-        elif last is not None and entry.what in _KNOWN:
+        elif last is not None and entry.what in known:
             last.is_known = True
         elif last is not None and entry.what == Event.LOSE.value:
             last.ended_at, last.is_known = entry.at, False

@@ -6,8 +6,11 @@ ten seconds after it asked for it. So the call gets this in place of the limiter
 
 from __future__ import annotations
 
+import anyio
+
 from mobilemoney_async.calls.bucket import Usage
 from mobilemoney_async.calls.limiter import RateLimiter
+from mobilemoney_async.calls.pipeline import FRESH
 from mobilemoney_async.contract.endpoints import Priority
 
 
@@ -17,6 +20,7 @@ class _Granted(RateLimiter):
     def __init__(self, limiter: RateLimiter) -> None:
         self._limiter = limiter
         self._is_used = False
+        self._granted_at = anyio.current_time()
 
     def has_capacity(self) -> bool:
         return self._limiter.has_capacity()
@@ -30,11 +34,13 @@ class _Granted(RateLimiter):
     async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
         if priority is Priority.POLL and not self._is_used:
             self._is_used = True
-            return
-        # A login, or a replay after one.
+            if anyio.current_time() <= self._granted_at + FRESH:
+                return
+            ahead = True  # a login came first: used now, the place would come on top of those granted since
+        # Otherwise a login, or a replay after one.
         await self._limiter.acquire(priority, ahead=ahead)
 
 
 def granted(limiter: RateLimiter) -> RateLimiter:
-    """Return the limiter for one call in the lane `Priority.POLL` for which a place was acquired already."""
+    """Return the limiter for one call in the lane `Priority.POLL` for which a place was acquired just now."""
     return _Granted(limiter)

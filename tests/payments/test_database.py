@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from mobilemoney_async import InvalidRequest, SQLStore, StoreError
 from mobilemoney_async.payments import database as database_module
 from mobilemoney_async.payments import schema
-from mobilemoney_async.payments.database import Database
+from mobilemoney_async.payments.database import Clock, Database
 from tests.payments.service import on_asyncio, rows
 
 pytestmark = pytest.mark.anyio
@@ -198,6 +198,21 @@ async def test_a_locked_file_is_waited_for_and_given_up(sqlite_file_url: str, mo
     other.execute("COMMIT")
     other.close()
     assert await database.write(one) == 1
+    database.close()
+
+
+async def test_the_time_of_sqlite_keeps_to_a_virtual_clock(sqlite_file_url: str) -> None:
+    """A slow disk takes no virtual time: the limit that processes share would see time go back afterwards."""
+
+    def look_late(_: sa.Connection, clock: Clock) -> float:
+        time.sleep(0.02)
+        return clock()
+
+    database = Database(sqlite_file_url)
+    for _ in range(2):
+        seen, offset = await database.timed(look_late)
+        assert seen + offset == pytest.approx(anyio.current_time(), abs=1e-6)
+        await anyio.sleep(10)
     database.close()
 
 

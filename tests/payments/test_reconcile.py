@@ -312,6 +312,28 @@ async def test_a_person_s_wrong_word_does_not_mislead_a_twin(
         assert (await client.payments.identify("order-2", late, note="Asha paid once")).transaction_id == late
 
 
+@pytest.mark.parametrize("has_dates", [True, False])
+async def test_what_a_lagging_list_made_absent_does_not_mislead_a_twin(sqlite_file_url: str, has_dates: bool) -> None:
+    """Where the list shows late what the service did late, the transaction of one order is not given to its twin."""
+    world = make_world(sqlite_file_url, list_lag=60)
+    world.line.has_dates = has_dates
+    async with world.client() as client:
+        await lose(world, client, made=False)
+        await world.advance(100)
+        late = stranger(world)  # of the first order, which the service has only now worked off
+        await world.advance(22)
+        for _ in range(2):
+            await client.payments.reconcile()
+            await world.advance(1)
+        assert (await get(client)).state == "ABSENT"
+        await client.payments.confirm_absent("order-1", note="not on the dashboard")
+        await lose(world, client, "order-2", made=False)
+        await world.advance(45)
+        await client.payments.reconcile()
+        second = await get(client, "order-2")
+    assert (second.state, second.candidates) == ("UNKNOWN", (late,))
+
+
 @pytest.mark.parametrize("first", ["absent", "long ago", "refused", "not sent", "of another kind"])
 @on_asyncio
 async def test_a_payment_that_was_sent_again_rightly_does_not_matter(sqlite_file_url: str, first: str) -> None:

@@ -390,6 +390,16 @@ async def test_a_place_that_was_taken_before_counts_once() -> None:
     assert once.has_capacity() is limiter.has_capacity() is False
 
 
+async def test_a_place_that_a_login_made_wait_is_taken_anew() -> None:
+    """At full use of the limit a poll that had to wait for a login does not come on top of what was granted since."""
+    limiter = RateLimiter()
+    await limiter.acquire(Priority.POLL)
+    once = granted(limiter)
+    await anyio.sleep(3)
+    await once.acquire(Priority.POLL)
+    assert limiter.usage().granted == 2
+
+
 @pytest.mark.parametrize("error", [KeyError("mine"), ExceptionGroup("mine", [ValueError("one")]), KeyboardInterrupt()])
 async def test_the_callers_own_exception_leaves_as_itself(error: BaseException) -> None:
     """What the block raises comes out of it unwrapped, the very same."""
