@@ -27,6 +27,8 @@ from mobilemoney_async.errors import (
 if TYPE_CHECKING:
     from mobilemoney_async.cli.settings import Settings
 
+_LOG_IN = "get a new token: mobilemoney login, or from whoever issued it"
+
 # The first class that fits: subclasses stand before their bases.
 _ADVICE: tuple[tuple[type[Exception], str, ExitCode], ...] = (
     (InvalidRequest, "", ExitCode.USAGE),
@@ -41,7 +43,7 @@ _ADVICE: tuple[tuple[type[Exception], str, ExitCode], ...] = (
         "check e-mail and password; the service limits attempts, so do not try at random",
         ExitCode.ERROR,
     ),
-    (AuthenticationError, "get a new token: mobilemoney login, or from whoever issued it", ExitCode.ERROR),
+    (AuthenticationError, _LOG_IN, ExitCode.ERROR),
     (PermissionDenied, "ask whoever issued the credentials for the permission", ExitCode.ERROR),
     (
         TransactionNotFound,
@@ -81,11 +83,18 @@ def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, Exit
     """
     if isinstance(exc, OSError) and not isinstance(exc, MobileMoneyError):
         file = f"{exc.filename}: " if exc.filename else ""
-        return f"{file}{exc.strerror or type(exc).__name__}", ExitCode.ERROR
+        # Only files that a person has named can be missing: the configuration's.
+        exit_code = ExitCode.USAGE if isinstance(exc, FileNotFoundError) else ExitCode.ERROR
+        return f"{file}{exc.strerror or type(exc).__name__}", exit_code
     advice, exit_code = _find(exc)
     happened = str(exc)
     if isinstance(exc, StoreError) and not advice and "failed" in happened:
         advice = "mobilemoney doctor looks at the store"
+    if advice == _LOG_IN and settings is not None:
+        from mobilemoney_async.cli.logins import login_command
+
+        login = login_command(settings, settings.sources.get("base_url", ""))
+        advice = advice.replace("mobilemoney login", login)
     if isinstance(exc, TransportError) and settings is not None:
         happened = f"{settings.base_url}: {happened}"
         if settings.is_built_in and exc.outcome == "not_sent":

@@ -10,7 +10,15 @@ import attrs
 import typer
 
 from mobilemoney_async.cli.board import exit_code
-from mobilemoney_async.cli.failures import ExitCode, Refused, confirm_money, require_service, run, say
+from mobilemoney_async.cli.failures import (
+    ExitCode,
+    Refused,
+    confirm_money,
+    require_phone_number,
+    require_service,
+    run,
+    say,
+)
 from mobilemoney_async.cli.following import saying_warnings
 from mobilemoney_async.cli.options import (
     AccountOption,
@@ -26,7 +34,7 @@ from mobilemoney_async.cli.service import Service
 from mobilemoney_async.cli.settings import open_client
 from mobilemoney_async.cli.watch_command import check_timeout
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.values import normalise_amount, normalise_phone_number, require_name
+from mobilemoney_async.values import normalise_amount, require_name
 
 # How long a payment is followed where nobody says, seconds.
 _PATIENCE = 300.0
@@ -148,10 +156,7 @@ def _check(order: Order, *, has_store: bool) -> Order:
     Raises:
         Refused: An argument is not what it accepts.
     """
-    try:
-        number = normalise_phone_number(order.phone_number)
-    except ValueError:
-        raise Refused("PHONE must be + and 8 to 15 digits, such as +255681234567", ExitCode.USAGE) from None
+    number = require_phone_number(order.phone_number)
     try:
         amount = normalise_amount(order.amount)
     except ValueError:

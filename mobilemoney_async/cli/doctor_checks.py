@@ -22,11 +22,13 @@ from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import Wire
 from mobilemoney_async.cli import doctor
 from mobilemoney_async.cli.doctor import Finding, Level
-from mobilemoney_async.cli.settings import Settings, is_loopback, is_sandbox, open_client, open_store
+from mobilemoney_async.cli.settings import SANDBOX_URL, Settings, is_loopback, is_sandbox, open_client, open_store
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.payments.condition import examine
 from mobilemoney_async.payments.matching import Sighting, read_date
+
+_SANDBOX_PORT = urlsplit(SANDBOX_URL).port
 
 
 async def check(settings: Settings, timeout: float) -> AsyncIterator[Finding]:
@@ -95,7 +97,9 @@ async def _check_connection(base_url: str, timeout: float) -> AsyncIterator[Find
         with anyio.fail_after(timeout):
             stream = await anyio.connect_tcp(host, port)
     except OSError as exc:
-        advice = "start it: mobilemoney sandbox" if is_loopback(base_url) else "check port, firewall and proxy"
+        advice = "check port, firewall and proxy"
+        if is_loopback(base_url):
+            advice = f"start it: mobilemoney sandbox{'' if port == _SANDBOX_PORT else f' --port {port}'}"
         yield Finding("connection", Level.PROBLEM, f"{host}:{port} does not answer: {_reason(exc)}", advice)
         return
     yield Finding("connection", Level.OK, f"{host}:{port} answers")

@@ -142,6 +142,20 @@ def require_service(settings: Settings) -> Settings:
     return settings
 
 
+def require_phone_number(text: str) -> str:
+    """Return a phone number that a person typed, in its normal form.
+
+    Raises:
+        Refused: It is none; says what one looks like, and does not repeat it.
+    """
+    from mobilemoney_async.values import normalise_phone_number
+
+    try:
+        return normalise_phone_number(text)
+    except ValueError:
+        raise Refused("PHONE must be + and 8 to 15 digits, such as +255681234567", ExitCode.USAGE) from None
+
+
 def confirm_money(settings: Settings, text: str, *, yes: bool = False) -> None:
     """Ask before real money moves; with a profile that moves none, do nothing.
 
@@ -165,12 +179,28 @@ def confirm_money(settings: Settings, text: str, *, yes: bool = False) -> None:
 
     typer.echo(visible(f"This moves real money: {text}"), err=True)
     typer.echo(visible(f"profile {settings.profile}, {settings.base_url}"), err=True)
+    require_yes("Go on?", otherwise="nothing was sent")
+
+
+def require_yes(question: str, *, otherwise: str) -> None:
+    """Ask, and go on only after a yes.
+
+    Args:
+        question: What is asked.
+        otherwise: What a person is told who says no, or nothing.
+
+    Raises:
+        Refused: Nobody said yes.
+    """
     try:
-        agreed = typer.confirm("Go on?", err=True)
+        agreed = typer.confirm(question, err=True)
     except typer.Abort:
-        raise Refused("interrupted; nothing was sent", ExitCode.INTERRUPTED) from None
+        typer.echo(err=True)  # the question stands on a line that has not ended
+        if sys.stdin.isatty():
+            raise Refused(f"interrupted; {otherwise}", ExitCode.INTERRUPTED) from None
+        raise Refused(f"nobody answered; {otherwise}; --yes agrees beforehand") from None
     if not agreed:
-        raise Refused("nothing was sent")
+        raise Refused(otherwise)
 
 
 async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:

@@ -100,7 +100,8 @@ def _one_line(ctx: Any) -> Iterator[None]:
         if type(exc).__name__ == "NoArgsIsHelpError":
             raise
         path = _path(getattr(exc, "ctx", None) or ctx)
-        failures.say(path, f"{_sentence(exc)}; see {failures.spoken(path)} --help")
+        hint = "" if path or type(exc).__name__ != "NoSuchOption" else "; options stand behind the command"
+        failures.say(path, f"{_sentence(exc)}{hint}; see {failures.spoken(path)} --help")
         raise typer.Exit(failures.ExitCode.USAGE) from exc
     except Exception as exc:
         ended = failures.conclude(_path(ctx), exc)

@@ -71,8 +71,10 @@ def logout(
     from mobilemoney_async.cli.settings import load_settings
 
     settings = load_settings(profile, config, base_url)
-    had_one = forget_login(settings)
-    print(f"{'forgotten' if had_one else 'there was none'}: the login of profile {settings.profile}")
+    if forget_login(settings):
+        print(f"forgotten: the login of profile {settings.profile}")
+    else:
+        print(f"no login of profile {settings.profile} was kept")
 
 
 def _credentials(settings: Settings, email: str | None, password_file: str | None) -> tuple[str, Secret]:

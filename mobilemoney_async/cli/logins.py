@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,21 @@ class KeptLogin:
     email: str
     token: Secret
     expires_at: datetime
+
+
+def login_command(place: Place, source: str) -> str:
+    """Return the command that logs in there, for a person to paste.
+
+    Args:
+        place: Where.
+        source: Where its URL came from: ``--base-url``, ``profile NAME``, or what needs no flag.
+    """
+    flags: list[str] = []
+    if source.startswith("profile "):
+        flags = ["--profile", place.profile]
+    elif source == "--base-url":
+        flags = ["--base-url", place.base_url]
+    return shlex.join(["mobilemoney", "login", *flags])
 
 
 def find_login(

@@ -6,18 +6,16 @@ a file; see `settings`.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
 
-# As SQLAlchemy reads a URL: up to the first @, and within the query.
-_PASSWORD = re.compile(r"^[^:]*://[^:/]*:[^@]+@|[?&](ssl)?password=", re.IGNORECASE)
-
 
 def refuse_password(url: str | None) -> str | None:
     """Return the URL of a store, or refuse one that shows a password to the whole machine."""
-    if url is not None and _PASSWORD.search(url):
+    from mobilemoney_async.cli.profiles import holds_password
+
+    if url is not None and holds_password(url):
         raise typer.BadParameter(
             "a URL with a password belongs in MOBILEMONEY_STORE (or the password in PGPASSWORD or ~/.pgpass): "
             "other users of this machine can read arguments"

@@ -29,7 +29,13 @@ from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.errors import DuplicateSuspected, MobileMoneyError, OutcomeUnknown, StoreError
+from mobilemoney_async.errors import (
+    DuplicateSuspected,
+    IdempotencyConflict,
+    MobileMoneyError,
+    OutcomeUnknown,
+    StoreError,
+)
 from mobilemoney_async.events import AttemptEnded, Event
 from mobilemoney_async.payments.records import PaymentRecord
 
@@ -203,8 +209,12 @@ class Payment:
     def _refusal(self, exc: MobileMoneyError) -> Refused:
         text, code = explain(exc, self._settings)
         if isinstance(exc, DuplicateSuspected):
+            reconcile = command_line("payments", "reconcile", *self._service.flags)
             show = command_line("payments", "show", exc.other_key, *self._service.store_flags)
-            text = f"{text}, or look at it: {show}"
+            text = f"{exc}; find out about the other one first: {reconcile}, or look at it: {show}"
+        elif isinstance(exc, IdempotencyConflict):
+            show = command_line("payments", "show", self._order.key or "", *self._service.store_flags)
+            text = f"{exc}; look at that payment: {show}; another payment needs another key"
         elif not isinstance(exc, StoreError):  # which says itself what was sent, and knows of earlier payments
             text = {"not_sent": "nothing was sent: ", "refused": "no money moved: "}.get(exc.outcome, "") + text
         return Refused(text, code)

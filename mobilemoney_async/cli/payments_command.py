@@ -7,17 +7,15 @@ unresolved. Only `reconcile` and `identify` talk to the service, which somebody 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import attrs
 import typer
 
 from mobilemoney_async.cli import payments_report as report
-from mobilemoney_async.cli.failures import ExitCode, Refused, require_service, run, say
+from mobilemoney_async.cli.failures import ExitCode, Refused, require_service, require_yes, run, say
 from mobilemoney_async.cli.lazy import lazy_group
 from mobilemoney_async.cli.options import (
     AccountOption,
@@ -28,6 +26,7 @@ from mobilemoney_async.cli.options import (
     StoreOption,
     Unmasked,
 )
+from mobilemoney_async.cli.service import missing_file
 from mobilemoney_async.cli.settings import Settings, load_settings, open_client, open_store
 from mobilemoney_async.cli.text import plain, print_json
 from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentRecord, PaymentState
@@ -41,7 +40,6 @@ T = TypeVar("T")
 
 # How many payments are listed where nobody says.
 _MANY = 100
-_SQLITE_FILE = re.compile(r"sqlite(?:\+pysqlite)?:///(?!file:)([^?]+)(?:\?.*)?")
 
 payments_app: typer.Typer = typer.Typer(
     cls=lazy_group(),
@@ -218,7 +216,7 @@ def confirm_absent(
     if not yes:
         report.print_payment(before, _utcnow(), unmasked=unmasked)
         report.print_warning()
-        typer.confirm("Do you say that this payment does not exist?", abort=True, err=True)
+        require_yes("Do you say that this payment does not exist?", otherwise="nothing was changed")
 
     async def confirm(book: PaymentBook) -> PaymentRecord:
         now = await book.get(key)
@@ -301,10 +299,10 @@ def _run(work: Callable[[PaymentBook], Awaitable[T]], books: _Books) -> T:
 
 
 def _open(books: _Books, **options: Any) -> SQLStore:
-    file = _SQLITE_FILE.fullmatch(books.url)
-    if file is not None and not Path(file[1]).exists():
-        # A store makes its database on first use; a person who looks for payments has mistyped the name of one.
-        raise Refused(f"there is no file {file[1]}")
+    file = missing_file(books.url)
+    if file is not None:
+        # A person who looks for payments has mistyped the name of the store.
+        raise Refused(f"there is no file {file}: check the name of the store; a payment with it makes one")
     return open_store(books.url, books.account, key=books.key, **options)
 
 

@@ -21,7 +21,8 @@ _SECRETS = ("token", "password")
 _FILES = ("token_file", "password_file", "store_key_file")
 _TEXTS = ("base_url", "email", "store", "account", *_SECRETS, *_FILES)
 _KEYS = ("base_url", "email", *_SECRETS, *_FILES, "store", "account", "timeout", "production")
-_CREDENTIALS = ("token", "token_file", "email", "password", "password_file")
+# As SQLAlchemy reads a URL: up to the first @, and within the query.
+_PASSWORD = re.compile(r"^[^:]*://[^:/]*:[^@]+@|[?&](ssl)?password=", re.IGNORECASE)
 _RELATIVE_SQLITE = re.compile(r"(sqlite(?:\+pysqlite)?:///)(?!/|file:)(.+)", re.DOTALL)
 
 
@@ -42,11 +43,6 @@ class Profile:
     def base_url(self) -> str | None:
         """The service, or None where the profile names none."""
         return self.values.get("base_url")
-
-    @property
-    def has_credentials(self) -> bool:
-        """Whether it says who somebody is."""
-        return any(key in self.values for key in _CREDENTIALS)
 
 
 @attrs.frozen(kw_only=True)
@@ -74,8 +70,8 @@ class Profiles:
         if name == "sandbox":
             return Profile(name=name, values={})
         known = ", ".join(sorted({"sandbox", *self.by_name}))
-        where = "no mobilemoney.toml was found" if self.path is None else str(self.path)
-        raise refuse("profile", f"{known} ({where}), not {name!r}")
+        where = "no mobilemoney.toml was found" if self.path is None else f"in {self.path}"
+        raise refuse("profile", f"there is no {name!r} ({where}); known are {known}")
 
 
 def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Profiles:
@@ -122,6 +118,11 @@ def read_secret_file(path: Path) -> Secret:
     if not text.strip():
         raise InvalidRequest(f"{path}: is empty, and should hold a secret", argument=str(path))
     return Secret(text)
+
+
+def holds_password(url: str) -> bool:
+    """Return whether the URL of a store shows a password."""
+    return _PASSWORD.search(url) is not None
 
 
 def config_folder(environ: Mapping[str, str]) -> Path:
@@ -198,6 +199,12 @@ def _check_profile(path: Path, name: str, section: object, is_private: bool) -> 
                 f"{path}: {where}.{key}: other users can read this file: chmod 600 it, or say {key}_file",
                 argument=f"{where}.{key}",
             )
+    if "store" in values and holds_password(values["store"]) and not is_private:
+        raise InvalidRequest(
+            f"{path}: {where}.store: holds a password, and other users can read this file: chmod 600 it, or set "
+            "MOBILEMONEY_STORE",
+            argument=f"{where}.store",
+        )
     for group in (("token", "token_file", "email"), ("password", "password_file")):
         if len(both := [key for key in group if key in values]) > 1:
             raise InvalidRequest(f"{path}: {where}: {both[0]} or {both[1]}, not both", argument=f"{where}.{both[1]}")

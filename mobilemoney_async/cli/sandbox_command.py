@@ -1,6 +1,7 @@
 """`mobilemoney sandbox` and `mobilemoney numbers`, as plain functions; they print plain lines and need no rich."""
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -38,9 +39,14 @@ def run_sandbox(
             prepare(sandbox)
         anyio.run(_serve, sandbox, host, port, backend="asyncio")
     except (ImportError, ValueError) as exc:
-        raise SystemExit(str(exc)) from exc
+        raise SystemExit(f"mobilemoney sandbox: {exc}") from exc
     except OSError as exc:
-        raise SystemExit(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+        # By its number: asyncio's own text says the address again.
+        reason = os.strerror(exc.errno) if exc.errno else str(exc)
+        raise SystemExit(
+            f"mobilemoney sandbox: cannot listen on {host}:{port}: {reason}; is a sandbox running there already? "
+            "--port 0 takes a free port"
+        ) from exc
     except KeyboardInterrupt:
         # Where signals cannot be received as values, Ctrl-C arrives as this, after a clean stop.
         print("stopped", flush=True)

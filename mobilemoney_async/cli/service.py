@@ -64,6 +64,12 @@ def command_line(*words: str) -> str:
     return shlex.join(["mobilemoney", *words])
 
 
+def missing_file(store: str) -> str | None:
+    """Return the SQLite file that a store's URL names, where there is none: a store would make it on first use."""
+    file = _SQLITE_FILE.fullmatch(store)
+    return file[1] if file is not None and not Path(file[1]).exists() else None
+
+
 def open_to_look(settings: Settings, **options: Any) -> AsyncClient:
     """Return a client that only looks: with the store, for its share of the rate limit, but without making one.
 
@@ -74,7 +80,6 @@ def open_to_look(settings: Settings, **options: Any) -> AsyncClient:
     Raises:
         InvalidRequest: There are no credentials, or a setting is not what it accepts.
     """
-    file = _SQLITE_FILE.fullmatch(settings.store or "")
-    if file is not None and not Path(file[1]).exists():
+    if missing_file(settings.store or "") is not None:
         settings = attrs.evolve(settings, store=None)
     return open_client(settings, **options)

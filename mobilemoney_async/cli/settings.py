@@ -191,7 +191,7 @@ def choose_auth(settings: Settings) -> TokenSource:
         InvalidRequest: There are none.
     """
     from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth
-    from mobilemoney_async.cli.logins import KeptFirst, find_login
+    from mobilemoney_async.cli.logins import KeptFirst, find_login, login_command
 
     if settings.token is not None:
         return TokenAuth(settings.token)
@@ -205,9 +205,13 @@ def choose_auth(settings: Settings) -> TokenSource:
         return password_login
     if settings.email is None and is_sandbox(settings):
         return TokenAuth(sandbox_token())
+    if urlsplit(settings.base_url).scheme != "https" and not is_loopback(settings.base_url):
+        # No credentials would help: the client refuses the URL.
+        raise refuse("base_url", "https, or http on loopback only; tokens must not travel in the clear")
+    login = login_command(settings, settings.sources.get("base_url", ""))
     raise refuse(
         "credentials",
-        f"none are known for {settings.base_url}: mobilemoney login, or MOBILEMONEY_TOKEN, or token_file in a profile",
+        f"none are known for {settings.base_url}: {login}, or MOBILEMONEY_TOKEN, or token_file in a profile",
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mobilemoney_async.cli.failures import run
+from mobilemoney_async.cli.failures import require_phone_number, run
 from mobilemoney_async.cli.lazy import lazy_group
 from mobilemoney_async.cli.options import AsJSON, BaseURLOption, ConfigOption, ProfileOption, Unmasked
 
@@ -75,7 +75,8 @@ def request_otp(
     from mobilemoney_async.cli.settings import load_settings
 
     settings = load_settings(profile, config, base_url)
-    answer = _ask("otp request", settings, lambda users: users.request_otp(phone_number, purpose))
+    number = require_phone_number(phone_number)
+    answer = _ask("otp request", settings, lambda users: users.request_otp(number, purpose))
     _print_answer(answer, as_json=as_json, unmasked=False)
 
 
@@ -91,12 +92,11 @@ def verify_otp(
     """Verify a one-time password, for which you are asked; or give it on standard input."""
     from mobilemoney_async.cli.prompts import ask_secret
     from mobilemoney_async.cli.settings import load_settings
-    from mobilemoney_async.values import normalise_phone_number
 
     settings = load_settings(profile, config, base_url)
-    normalise_phone_number(phone_number)  # before the person types the code
+    number = require_phone_number(phone_number)  # before the person types the code
     code = ask_secret("one-time password", "give it on standard input")
-    answer = _ask("otp verify", settings, lambda users: users.verify_otp(phone_number, code))
+    answer = _ask("otp verify", settings, lambda users: users.verify_otp(number, code))
     _print_answer(answer, as_json=as_json, unmasked=False)
 
 

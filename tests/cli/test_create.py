@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +19,7 @@ from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.choices import Choices
 from tests.support.commands import leave_home, remembered, run, served, started, wait_until
 from tests.support.databases import sqlite_url
+from tests.support.processes import environment
 from tests.support.terminal import terminal
 
 NUMBER = "+255681234501"
@@ -99,6 +102,32 @@ class TestEndings:
             process.leave()
             code, _, errors = process.end()
         assert (code, errors) == (5, "")
+        assert len(sandbox.transactions) == 1
+
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+    def test_any_encoding_will_do(self, sandbox: Sandbox, url: str, encoding: str) -> None:
+        """A payment that was made is told where the output knows no dots either: escaped, and never a traceback."""
+        with started("collect", NUMBER, "100", "--base-url", url, env={"PYTHONIOENCODING": encoding}) as process:
+            code, shown, errors = process.end()
+        assert (code, errors) == (0, "")
+        assert shown.splitlines()[-1] == (
+            f"{next(iter(sandbox.transactions))}  collection of 100 TZS, +25568\\u2026501: SUCCESS"
+        )
+
+    @pytest.mark.parametrize("closed", [0, 1, 2])
+    def test_streams_may_be_closed(self, sandbox: Sandbox, url: str, closed: int) -> None:
+        """A payment is made and followed where nobody gave the program a standard stream, as some schedulers do."""
+        close = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        command = ["-m", "mobilemoney_async", "collect", DECLINED, "100", "--base-url", url]
+        ran = subprocess.run(
+            [sys.executable, "-c", close, *command],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment(),
+            check=False,
+        )
+        assert (ran.returncode, ran.stderr) == (5, "")
         assert len(sandbox.transactions) == 1
 
     def test_the_service_says_no(self, sandbox: Sandbox, url: str) -> None:
@@ -192,6 +221,7 @@ class TestStore:
         other = run("collect", SUCCEEDS, "1800", *command[3:])
         assert other.exit_code == 1
         assert "the idempotency key was used for another payment: nothing was sent" in other.stderr
+        assert f"mobilemoney payments show order-8 --store {store}; another payment needs another key" in other.stderr
 
     def test_a_lost_answer_is_found_under_its_key(self, sandbox: Sandbox, url: str, store: str, folder: Path) -> None:
         """Where no answer comes the command exits 3 and says what to do; done, that finds the one payment."""
@@ -204,6 +234,8 @@ class TestStore:
         twin = run("collect", ANSWER_LOST, "1600")
         assert twin.exit_code == 1, "a second payment of the same kind is not made while one is unknown"
         assert f"mobilemoney payments show {key}" in twin.stderr
+        flagged = run("collect", ANSWER_LOST, "1600", "--key", "order-2", "--profile", "shop")
+        assert "mobilemoney payments reconcile --profile shop, or look at it" in flagged.stderr
         write_profile(folder, url, store=store)
         found = run("collect", ANSWER_LOST, "1600", "--key", key)
         assert found.exit_code == 0, found.stderr

@@ -92,9 +92,14 @@ class TestBuiltIn:
     def test_its_token_goes_nowhere_else(self, folder: Path) -> None:
         """A service that is not on loopback, or moves real money, needs credentials of its own."""
         write(folder / "mobilemoney.toml", f'[profiles.till]\nbase_url = "{LOCAL}"\nproduction = true\n')
-        for flags in ({"base_url": SHOP}, {"profile": "till"}):
-            with pytest.raises(InvalidRequest, match=r"none are known for .*: mobilemoney login"):
+        for flags, login in (({"base_url": SHOP}, f"--base-url {SHOP}"), ({"profile": "till"}, "--profile till")):
+            with pytest.raises(InvalidRequest, match=f"none are known for .*: mobilemoney login {login}, or"):
                 choose_auth(load(folder, flags=flags))
+
+    def test_a_url_that_takes_no_credentials_is_refused_itself(self, folder: Path) -> None:
+        """Nobody is sent to log in where tokens would travel in the clear."""
+        with pytest.raises(InvalidRequest, match="base_url: https, or http on loopback only"):
+            choose_auth(load(folder, flags={"base_url": "http://pay.example/v1"}))
 
 
 class TestPrecedence:
@@ -269,6 +274,18 @@ class TestRefused:
         path.chmod(0o600)
         assert load(folder, flags={"profile": "shop"}).token == "shop-token"
 
+    def test_a_store_with_a_password_in_such_a_file(self, folder: Path) -> None:
+        """So does a password in the URL of a store, which is not repeated."""
+        store = "postgresql+psycopg://shop:s3cr3t@db/payments"
+        path = write(
+            folder / "mobilemoney.toml", f'[profiles.shop]\nbase_url = "{SHOP}"\nstore = "{store}"\n', mode=0o644
+        )
+        with pytest.raises(InvalidRequest, match=r"profiles\.shop\.store: .*chmod 600 it") as refused:
+            load(folder, flags={"profile": "shop"})
+        assert "s3cr3t" not in str(refused.value)
+        path.chmod(0o600)
+        assert load(folder, flags={"profile": "shop"}).store == store
+
     def test_a_file_that_a_stranger_may_have_written(self, folder: Path) -> None:
         """A file that was found, not named, says where tokens go: whoever may write it may take them."""
         path = write(folder / "mobilemoney.toml", TWO, mode=0o602)
@@ -285,7 +302,8 @@ class TestRefused:
     def test_a_profile_that_is_not_there(self, folder: Path) -> None:
         """The known profiles are named."""
         write(folder / "mobilemoney.toml", TWO)
-        with pytest.raises(InvalidRequest, match=r"profile: other, sandbox, shop \(.*mobilemoney.toml\), not 'shp'"):
+        known = r"profile: there is no 'shp' \(in .*mobilemoney.toml\); known are other, sandbox, shop"
+        with pytest.raises(InvalidRequest, match=known):
             load(folder, flags={"profile": "shp"})
 
     def test_a_profile_without_a_url(self, folder: Path) -> None:
