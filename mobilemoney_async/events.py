@@ -138,7 +138,7 @@ class PaymentFinal:
         type: ``collection`` or ``disbursement``.
         status: The final state.
         lag: How late it was seen, an estimate in seconds, or None.
-        pending: How many payments the poller still follows.
+        pending: How many payments the poller still follows; those that the same answer showed as final are left out.
     """
 
     transaction_id: str

@@ -97,6 +97,7 @@ class Payment:
         # Of a create that was interrupted: whether it may have reached the service, as far as this process can tell,
         # and what the store says.
         self._may_have_arrived = False
+        self._was_attempted = False
         self._is_store_away = False
         self._record: PaymentRecord | None = None
         self._began = datetime.now(UTC)
@@ -105,6 +106,7 @@ class Payment:
         """Take note of what the client did."""
         self._refusals(event)
         if isinstance(event, AttemptEnded) and event.path in _CREATES:
+            self._was_attempted = True
             self._may_have_arrived = event.outcome in {"unknown", "cancelled", "answered"}
 
     def tell_key(self) -> None:
@@ -138,6 +140,8 @@ class Payment:
         except anyio.get_cancelled_exc_class():
             await self._look_into_store(client)
             raise
+        if not self._was_attempted:
+            say(order.command, "this key has been used before: nothing was sent, and this is that payment")
         self._acknowledged(self._answer)
 
     async def follow(self, client: AsyncClient, timeout: float) -> None:

@@ -215,6 +215,10 @@ class TestStore:
         first, second = run(*command), run(*command)
         assert (first.exit_code, second.exit_code) == (0, 0), second.stderr
         assert first.stdout == second.stdout
+        assert "used before" not in first.stderr
+        assert second.stderr == (
+            "mobilemoney collect: this key has been used before: nothing was sent, and this is that payment\n"
+        )
         assert len(sandbox.transactions) == 1
         (record,) = remembered(store)
         assert (record.key, record.state) == ("order-8", PaymentState.FINAL)
