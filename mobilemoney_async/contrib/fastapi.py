@@ -63,7 +63,8 @@ def mobilemoney_lifespan(
     return lifespan
 
 
-def get_backend(connection: HTTPConnection) -> Backend:
+# Both are async, though they wait for nothing: FastAPI gives plain functions to a worker thread, for each request.
+async def get_backend(connection: HTTPConnection) -> Backend:
     """Return the application's backend; a dependency.
 
     Raises:
@@ -75,9 +76,9 @@ def get_backend(connection: HTTPConnection) -> Backend:
     return backend
 
 
-def get_client(connection: HTTPConnection) -> AsyncClient:
+async def get_client(connection: HTTPConnection) -> AsyncClient:
     """Return the application's client; a dependency."""
-    return get_backend(connection).client
+    return (await get_backend(connection)).client
 
 
 BackendDependency = Annotated[Backend, Depends(get_backend)]
