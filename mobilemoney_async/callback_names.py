@@ -80,7 +80,7 @@ def _decode(text: str) -> dict[str, Any] | list[Any] | str | None:
             # Numbers as they are written: an id may be one, and turning a long one into an int takes long.
             value = json.loads(stripped, parse_int=str, parse_float=str, parse_constant=str)
         except (ValueError, RecursionError):
-            pass
+            pass  # no JSON, though it begins so: perhaps a form, else plain text
         else:
             return value if isinstance(value, dict | list | str) else None
     if "=" in stripped and not any(each.isspace() for each in stripped):

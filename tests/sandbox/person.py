@@ -8,9 +8,11 @@ import anyio
 import anyio.lowlevel
 import httpx
 
-from mobilemoney_async.sandbox import Sandbox
+from mobilemoney_async.sandbox import Payment, Sandbox
 
 ADDRESS = "http://127.0.0.1:8765"
+# How the page writes the number of an ordinary customer.
+WRITTEN = "+255 681 000 001"
 
 
 class Elements(html.parser.HTMLParser):
@@ -117,3 +119,9 @@ class Reader:
     def ended(self) -> bool:
         """Whether the server ended the stream."""
         return bool(self.sent) and self.sent[-1].get("more_body") is False
+
+
+def only(sandbox: Sandbox) -> Payment:
+    """Return the one payment that there is."""
+    (payment,) = sandbox.transactions.values()
+    return payment

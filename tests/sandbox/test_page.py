@@ -8,32 +8,15 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async.sandbox import Choices, Payment, Sandbox
+from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.callback_queue import CallbackMode
 from mobilemoney_async.sandbox.fault_switches import SWITCHES
 from mobilemoney_async.sandbox.page import views, wording
 from mobilemoney_async.sandbox.routes import ROUTES
 from tests.sandbox.desk import ORDINARY, START, STUCK
-from tests.sandbox.person import ADDRESS, Elements, Person, ask
+from tests.sandbox.person import ADDRESS, WRITTEN, Elements, Person, ask, only
 
 pytestmark = pytest.mark.anyio
-
-WRITTEN = "+255 681 000 001"
-
-
-@pytest.fixture
-def sandbox() -> Sandbox:
-    return Sandbox(now=START, by_hand=True, choices=Choices(rate_limit=None))
-
-
-@pytest.fixture
-def person(sandbox: Sandbox) -> Person:
-    return Person(sandbox)
-
-
-def only(sandbox: Sandbox) -> Payment:
-    (payment,) = sandbox.transactions.values()
-    return payment
 
 
 # Phones

@@ -6,30 +6,13 @@ from typing import Any
 import httpx
 import pytest
 
-from mobilemoney_async.sandbox import Choices, Payment, Sandbox
+from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.page import create_page, wording
 from mobilemoney_async.sandbox.page.guard import refusal
-from tests.sandbox.desk import ORDINARY, START
-from tests.sandbox.person import ADDRESS, Elements, Person, ask
+from tests.sandbox.desk import ORDINARY
+from tests.sandbox.person import ADDRESS, WRITTEN, Elements, Person, ask, only
 
 pytestmark = pytest.mark.anyio
-
-WRITTEN = "+255 681 000 001"
-
-
-@pytest.fixture
-def sandbox() -> Sandbox:
-    return Sandbox(now=START, by_hand=True, choices=Choices(rate_limit=None))
-
-
-@pytest.fixture
-def person(sandbox: Sandbox) -> Person:
-    return Person(sandbox)
-
-
-def only(sandbox: Sandbox) -> Payment:
-    (payment,) = sandbox.transactions.values()
-    return payment
 
 
 async def test_texts_of_anybody_s_are_shown_as_they_are(person: Person, sandbox: Sandbox) -> None:

@@ -8,26 +8,16 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async.sandbox import Choices, Sandbox
+from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.page import views
 from mobilemoney_async.sandbox.page.fragments import REGIONS, Parts, as_event, changed, write_parts
 from mobilemoney_async.sandbox.page.live import TICK
-from tests.sandbox.desk import ORDINARY, START
+from tests.sandbox.desk import ORDINARY
 from tests.sandbox.person import Elements, Person, Reader, ask
 
 pytestmark = pytest.mark.anyio
 
 OTHER = "+255681000002"
-
-
-@pytest.fixture
-def sandbox() -> Sandbox:
-    return Sandbox(now=START, by_hand=True, choices=Choices(rate_limit=None))
-
-
-@pytest.fixture
-def person(sandbox: Sandbox) -> Person:
-    return Person(sandbox)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async.sandbox import PIN, Choices, IllegalTransitionError, Phone, Sandbox
+from mobilemoney_async.sandbox import PIN, IllegalTransitionError, Phone, Sandbox
 from mobilemoney_async.sandbox.phones import HISTORY_SHOWN, PHONES_SHOWN, PROMPTS_SHOWN, TRIES
 from tests.sandbox.desk import ORDINARY, START, STUCK, SUCCEEDS
 
@@ -35,11 +35,6 @@ class Merchant:
             body = {"phone_number": phone_number, "amount": amount}
             answer = await client.post(f"/payment-service/airtel/{endpoint}", json=body, headers=self._headers)
         return str(answer.json()["transaction_id"])
-
-
-@pytest.fixture
-def sandbox() -> Sandbox:
-    return Sandbox(now=START, by_hand=True, choices=Choices(rate_limit=None))
 
 
 def phone_of(sandbox: Sandbox, phone_number: str) -> Phone:
