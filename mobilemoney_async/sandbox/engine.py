@@ -122,6 +122,7 @@ class Engine:
                 reply = refusal.reply
             reply = _changed(faults, reply)
         reply = self._delayed(reply, choices.latency + sum(fault.latency for fault in faults), choices)
+        reply = attrs.evolve(reply, at=self.book.datetime_at(now))
         self._log(request, endpoint, reply, now)
         return reply
 

@@ -3,6 +3,8 @@
 import enum
 import json
 from collections.abc import Mapping
+from datetime import datetime
+from email.utils import format_datetime
 from typing import Any
 
 import attrs
@@ -59,6 +61,7 @@ class Reply:
         fault: The name of the scripted or magic fault that shaped this reply, None if there was none.
         delay: Seconds between the arrival of the request and the answer.
         wire: How the answer reaches the client.
+        at: When the service answered, by its own clock; aware UTC.
     """
 
     status: int = 200
@@ -68,11 +71,13 @@ class Reply:
     fault: str | None = None
     delay: float = 0.0
     wire: Wire = Wire.ANSWERED
+    at: datetime | None = None
 
     @property
     def headers(self) -> list[tuple[str, str]]:
         """The headers as sent; the declared length is that of the whole body, even if the body is cut on its way."""
-        return [("content-type", self.content_type), ("content-length", str(len(self.body)))]
+        headers = [("content-type", self.content_type), ("content-length", str(len(self.body)))]
+        return headers if self.at is None else [("date", format_datetime(self.at, usegmt=True)), *headers]
 
     @property
     def sent_body(self) -> bytes:

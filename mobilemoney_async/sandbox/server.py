@@ -73,7 +73,13 @@ async def serve(
         OSError: The address cannot be listened on, for example because the port is in use.
     """
     config = uvicorn.Config(
-        app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=_KEEP_ALIVE
+        app,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        date_header=False,  # the service's clock is the sandbox's, which may be far from the computer's
+        timeout_keep_alive=_KEEP_ALIVE,
     )
     config.load()
     state = ServerState()

@@ -3,6 +3,8 @@
 import asyncio
 import socket
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -38,6 +40,9 @@ async def test_a_payment_over_a_socket(sandbox: Sandbox) -> None:
         assert found.json()["transaction"]["status"] == "SUCCESS"
         malformed = await client.get("/payment-service/transaction/a%2Fb")
         assert malformed.json()["error_code"] == "INVALID_TRANSACTION_ID"
+        sandbox.advance(86_400)
+        shown = (await client.get("/user-service/profile")).headers.get_list("date")
+        assert [parsedate_to_datetime(date) > datetime.now(UTC) + timedelta(hours=23) for date in shown] == [True]
 
 
 @pytest.mark.parametrize(
