@@ -73,7 +73,7 @@ def timed_out(payment: Pending, now: float) -> WaitTimeout:
     """Return the error with which the following of a payment ends at its deadline."""
     state = "not seen" if payment.transaction is None else str(payment.transaction.status)
     return WaitTimeout(
-        f"not final after {now - payment.tracked_at:.0f} s: {state}",
+        f"not final after {round(now - payment.tracked_at, 1):g} s: {state}",
         transaction_id=payment.id,
         transaction=payment.transaction,
     )

@@ -6,6 +6,8 @@ that was. The sum is the waiting that the request is expected to end.
 
 from __future__ import annotations
 
+import itertools
+
 import attrs
 
 from mobilemoney_async.polling.asking import ById, Page, Request
@@ -36,6 +38,8 @@ _FEW = 20
 _SHARE = 0.95
 # When that is, is found out to so many seconds.
 _PRECISION = 0.05
+# The list is checked with a payment that is so old at least, seconds: that a younger one is open tells nothing.
+_TELLING = 12.0
 # What the list has shown so far is no measure of whether it tells the truth.
 _UNTAUGHT = Hazard()
 
@@ -63,10 +67,13 @@ class Choice:
     def most_telling(self, now: float, *, use_list: bool) -> Request:
         """Return the request that ends the most waiting; it shows a payment that is due, and one must be."""
         due = self.book.longest_due(now, _CANDIDATES)
-        listed = [payment for payment in due if payment.listed]
-        if listed and self.trust.wants_check:
-            return ById(max(listed, key=lambda payment: now - payment.created_at).id)
-        weights = {payment: self._weight(payment, now) for payment in due}
+        if self.trust.wants_check:
+            telling = self._telling_age(now)
+            old = [each for each in due if each.listed and now - each.created_at >= telling]
+            if old:
+                return ById(min(old, key=lambda payment: payment.created_at).id)
+        # Halved with each failure, or one whose lookups always fail would keep the others from theirs.
+        weights = {payment: self._weight(payment, now) * 0.5**payment.failures for payment in due}
         weightiest = max(due, key=weights.__getitem__)
         best: Request = ById(weightiest.id)
         by_page = weightiest.ordinal is not None and self.trust.is_fresh
@@ -92,6 +99,10 @@ class Choice:
     def for_whose_sake(self, shown: list[Pending], now: float) -> list[Pending]:
         """Return those of the payments that a request shows which it costs a look."""
         soon = [payment for payment in shown if self.looks.is_soon(payment, now)]
+        if self.trust.wants_check:
+            # Those that would tell whether the list is right keep their looks for that.
+            telling = self._telling_age(now)
+            soon = [each for each in soon if not each.listed or now - each.created_at < telling] or soon
         if not soon or not self.saves_looks:
             return soon
         weights = [self._weight(payment, now) for payment in soon]
@@ -137,6 +148,15 @@ class Choice:
             pages[self.listing.head(0, now)] = None
         return list(pages)
 
+    def is_telling(self, payment: Pending, at: float) -> bool:
+        """Return whether a payment is so old that its being open would speak for the list."""
+        return at - payment.created_at >= self._telling_age(at)
+
+    def _telling_age(self, at: float) -> float:
+        # Half as old as the oldest: where the list is wrong the ended pile up, and the open ones are the youngest.
+        first = (payment for payment in itertools.islice(self.book, _CANDIDATES) if payment.listed)
+        return max(_TELLING, max((at - payment.created_at for payment in first), default=0.0) / 2)
+
     def untaught_chance(self, payment: Pending, at: float) -> float:
         """Return how likely a payment has ended since it was last seen open, before anything is learned, 0 to 1."""
         return _UNTAUGHT.chance(payment.seen_at - payment.created_at, at - payment.created_at)
@@ -165,12 +185,17 @@ class Choice:
         payments = self.views.payments(view, now)
         if not any(payment.due <= now for payment in payments):
             return 0.0
-        shown = now - self.trust.delay
+        shown = now - self.trust.delay(now)
         return self.views.share(view) * sum(self._weight_since(each, each.last_looked_for, shown) for each in payments)
 
     def _page_weight(self, number: int, now: float) -> float:
         payments = self.book.between(*self.listing.window(number, now))
         if not any(payment.due <= now for payment in payments):
             return 0.0
-        shown = now - self.trust.delay
-        return sum(self._weight(each, shown) * (1.0 if each.listed else self.trust.hits) for each in payments)
+        shown = now - self.trust.delay(now)
+        youngest = now - self.trust.missing
+        return sum(
+            self._weight(each, shown) * (1.0 if each.listed else self.trust.hits)
+            for each in payments
+            if each.listed or each.created_at < youngest
+        )

@@ -10,14 +10,17 @@ Nothing here is relied on: a payment that is not where it should be is asked for
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
-from mobilemoney_async.contract.models import PageAnswer
+from mobilemoney_async.contract.models import PageAnswer, Transaction
 
 # Seconds over which the growth of the list is averaged.
 _MEMORY = 20.0
 # The list is crowded where strangers fill a page in less than so many seconds.
 _CROWDED = 60.0
+# A page shows an order if so many of its rows, half a page apart, are in it.
+_ORDERLY = 0.75
 
 
 class Listing:
@@ -93,11 +96,11 @@ class Listing:
         rows = answer.transactions
         if 0 < answer.pagination.per_page <= PAGE_SIZE_MAX:
             self.page_size = max(len(rows), answer.pagination.per_page)
-        first, last = (rows[0].created_at, rows[-1].created_at) if rows else (None, None)
-        if first is not None and last is not None and first != last:
-            self.newest_first = first > last
+        newest_first = _is_newest_first(rows)
+        if newest_first is not None:
+            self.newest_first = newest_first
         before = (page - 1) * self.page_size
-        total = max(answer.pagination.total_count, before + len(rows) if rows else 0)
+        total = self._count(page, answer)
         if self.is_known:
             elapsed = now - self._counted_at
             if elapsed > 0:
@@ -110,3 +113,28 @@ class Listing:
         if self.newest_first:
             return [float(total - before - index) for index in range(len(rows))]
         return [float(before + index + 1) for index in range(len(rows))]
+
+    def _count(self, page: int, answer: PageAnswer) -> int:
+        """Return how many rows there are: what the service says, or, if its own page says otherwise, what is known."""
+        rows, claimed = len(answer.transactions), answer.pagination.total_count
+        is_full = rows >= self.page_size
+        pages = answer.pagination.total_pages if is_full else 0
+        least = (page - 1) * self.page_size + rows if rows else 0
+        if pages > page:
+            least = max(least, (pages - 1) * self.page_size + 1)
+        if claimed >= least:
+            return claimed
+        return max(least + (is_full and pages <= page), self._total + self._own)
+
+
+def _is_newest_first(rows: Sequence[Transaction]) -> bool | None:
+    """Return the order of rows, None where they have none: a few may be out of order, as where a list is by endings."""
+    half = len(rows) // 2
+    pairs = [
+        (first.created_at, second.created_at) for first, second in zip(rows, rows[len(rows) - half :], strict=False)
+    ]
+    newer = sum(first > second for first, second in pairs)
+    older = sum(first < second for first, second in pairs)
+    if max(newer, older) < _ORDERLY * (newer + older) or newer == older:
+        return None
+    return newer > older

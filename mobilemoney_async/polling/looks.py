@@ -8,12 +8,15 @@ for pages, which show others as well. Two lookups of one payment by its id are a
 from __future__ import annotations
 
 from mobilemoney_async.contract.limits import Schedule
+from mobilemoney_async.polling.asking import Asked
 from mobilemoney_async.polling.pending import Book, Pending
 
 # A payment that is shown anyway has had its look if it falls due within this share of its pause.
 _SOON = 0.25
 # So many looks may be saved up. What is more is lost: no payment is forgotten for long, or asked for in bunches.
 _SAVED = 5
+# For so long at most a payment is left alone whose lookups cannot be read while others can, seconds.
+_LEFT_ALONE = 600.0
 # Looks that fell due within so many seconds before the following goes on here were not made, seconds.
 _UNTOLD = 5.0
 
@@ -71,3 +74,14 @@ class Looks:
         if looks != payment.looks:
             payment.looks = looks
             self._book.set_due(payment, now + self._schedule.delay(looks))
+
+    def put_off(self, payment: Pending, now: float) -> None:
+        """Let a payment whose lookups cannot be read have pauses that double."""
+        pause = min(_LEFT_ALONE, self._schedule.cap * 2 ** min(10, payment.failures - 1))
+        self._book.set_due(payment, max(payment.due, now + pause))
+
+    def take_back(self, payment: Pending, asked: Asked) -> None:
+        """Take back a look that showed nothing, where it was one."""
+        if payment in asked.before and self._book.get(payment.id) is payment:
+            due, payment.looks = asked.before[payment]
+            self._book.set_due(payment, due)

@@ -83,7 +83,7 @@ class Own:
             own = self._by_id.pop(transaction_id)
             state = "not seen" if own.transaction is None else str(own.transaction.status)
             error = WaitTimeout(
-                f"not final after {now - own.tracked_at:.0f} s: {state}",
+                f"not final after {round(now - own.tracked_at, 1):g} s: {state}",
                 transaction_id=transaction_id,
                 transaction=own.transaction,
             )

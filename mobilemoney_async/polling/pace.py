@@ -29,11 +29,12 @@ class Pace:
         min_interval: The shortest time between two requests, seconds.
     """
 
-    __slots__ = ("_min_interval", "_own", "_sent_at", "_waited")
+    __slots__ = ("_began", "_min_interval", "_own", "_sent_at", "_waited")
 
     def __init__(self, min_interval: float) -> None:
         self._min_interval = min_interval
         self._own: deque[float] = deque()
+        self._began = math.inf
         self._sent_at = -math.inf
         self._waited = 0.0
 
@@ -76,7 +77,9 @@ class Pace:
         while self._own and self._own[0] <= now - usage.window:
             self._own.popleft()
         others = max(0, usage.granted - len(self._own))
+        self._began = min(self._began, now)
+        history = max(_SHORTEST_HISTORY, usage.history, now - self._began)
         # As if what history there is went on for a whole window.
-        others_later = others * usage.window / min(usage.window, max(_SHORTEST_HISTORY, usage.history))
+        others_later = others * usage.window / min(usage.window, history)
         spare = usage.limit - _RESERVE - others_later
         return min(_LONGEST, usage.window / spare) if spare > 0 else _LONGEST

@@ -27,9 +27,12 @@ class Pending:
         looks: How many looks of the schedule it has had.
         ordinal: Its place in the list, None where that is unknown: it is then asked for by its id.
         listed: Whether a page has ever shown it.
+        open_at: When a page was last asked for that showed it as open, which may have been old news.
         misses: How many pages in a row should have shown it and did not.
+        failures: How many lookups of it in a row have failed.
         seen: Whether the service has ever shown it, by page or by id.
-        is_new: Whether it is known to have been created when it was tracked.
+        is_dated: Whether its creation is known, since it was tracked by its acknowledgement.
+        is_new: Whether it is taken to have been created when it was tracked.
         hinted: Whether somebody said that something changed.
         deadline: When it is given up, infinite for never.
         transaction: As last seen. Kept only where a deadline may tell it to somebody: it is the largest part.
@@ -39,12 +42,15 @@ class Pending:
         "created_at",
         "deadline",
         "due",
+        "failures",
         "hinted",
         "id",
+        "is_dated",
         "is_new",
         "listed",
         "looks",
         "misses",
+        "open_at",
         "ordinal",
         "passed_at",
         "passed_share",
@@ -55,7 +61,15 @@ class Pending:
     )
 
     def __init__(
-        self, transaction_id: str, *, now: float, created_at: float, due: float, deadline: float, is_new: bool
+        self,
+        transaction_id: str,
+        *,
+        now: float,
+        created_at: float,
+        due: float,
+        deadline: float,
+        is_dated: bool,
+        is_new: bool,
     ) -> None:
         self.id: str = transaction_id
         self.tracked_at: float = now
@@ -67,8 +81,11 @@ class Pending:
         self.looks: int = 0
         self.ordinal: float | None = None
         self.listed: bool = False
+        self.open_at: float = _NEVER
         self.misses: int = 0
+        self.failures: int = 0
         self.seen: bool = False
+        self.is_dated: bool = is_dated
         self.is_new: bool = is_new
         self.hinted: bool = False
         self.deadline: float = deadline

@@ -16,8 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Container
-from datetime import datetime
 
 from mobilemoney_async.contract.limits import UNSEEN_GRACE, Schedule
 from mobilemoney_async.contract.models import PageAnswer, Transaction
@@ -30,6 +28,7 @@ from mobilemoney_async.polling.hints import HintAllowance
 from mobilemoney_async.polling.lessons import Lessons
 from mobilemoney_async.polling.listing import Listing
 from mobilemoney_async.polling.looks import Looks
+from mobilemoney_async.polling.misses import Misses
 from mobilemoney_async.polling.pending import Book, Pending
 from mobilemoney_async.polling.rest import Rest
 from mobilemoney_async.polling.search import Search
@@ -40,10 +39,6 @@ from mobilemoney_async.polling.views import Views
 _BARE_AGE = 60.0
 # A new payment whose following goes on here has a place at the end of the list for so long, seconds.
 _PLACED = 30.0
-# How many rows a payment may be off its expected place before a page that lacks it says anything: where others add
-# rows, and where nobody else does, but creates that are on their way are counted twice or not at all.
-_BLUR = 8.0
-_OVERLAP = 2.0
 
 
 class Plan:
@@ -60,14 +55,17 @@ class Plan:
         self._hazard = Hazard()
         self._search = Search()
         self._unplaced: list[Pending] = []  # created before the list was known, in their order
+        self._supposed: dict[Pending, None] = {}  # placed there by habit, and not seen yet
         self._pages_on_the_way = 0
         self._trust = Trust()
         self._views = Views(book=self._book, listing=self._listing, hazard=self._hazard)
         self._hints = HintAllowance()
         self._hinted = 0
         self._lessons = Lessons(looks=self._looks, hazard=self._hazard, trust=self._trust, views=self._views)
+        self._misses = Misses(book=self._book, listing=self._listing, trust=self._trust)
         self._rest = Rest(longest=30.0)
         self._list_rest = Rest(longest=300.0)
+        self._lookups_fail = False
         self._choice = Choice(
             book=self._book,
             looks=self._looks,
@@ -95,8 +93,8 @@ class Plan:
         Args:
             transaction_id: Which.
             now: Now.
-            is_new: Whether it was created just now. If so its first look is due after the schedule's first pause,
-                otherwise at once.
+            is_new: Whether it was certainly created just now. If so, or if it likely was, its first look is due after
+                the schedule's first pause, otherwise at once.
             deadline: When to give it up, infinite for never.
             tracked_at: Since when another process has followed it, whose work goes on here: its pauses are those of
                 its age.
@@ -105,6 +103,7 @@ class Plan:
         if transaction_id in self:
             return False
         began = now if tracked_at is None else min(tracked_at, now)
+        is_dated, is_new = is_new, is_new or self._lessons.habit.is_new
         looks, due = self._looks.first(began, now, is_new=is_new)
         payment = Pending(
             transaction_id,
@@ -112,13 +111,17 @@ class Plan:
             created_at=began if is_new else began - _BARE_AGE,
             due=due,
             deadline=deadline,
+            is_dated=is_dated,
             is_new=is_new,
         )
         payment.looks = looks
         self._book.add(payment)
-        if not is_new or now - began > _PLACED:
+        if not (is_dated or self._lessons.habit.is_listed) or now - began > _PLACED:
             self._search.add(payment)
-        elif self._listing.is_known:
+            return True
+        if not is_dated:
+            self._supposed[payment] = None
+        if self._listing.is_known:
             self._book.place(payment, self._listing.add_own(now))
         else:
             self._unplaced.append(payment)
@@ -198,14 +201,13 @@ class Plan:
 
     # What came of it
 
-    def take_page(self, asked: Asked, answer: PageAnswer, now: float, utcnow: datetime) -> list[Ending]:
+    def take_page(self, asked: Asked, answer: PageAnswer, now: float) -> list[Ending]:
         """Learn from a page.
 
         Args:
             asked: The request.
             answer: The service's answer.
             now: Now.
-            utcnow: The same by the wall clock.
 
         Returns:
             How the following of payments has ended by it.
@@ -213,51 +215,48 @@ class Plan:
         self._worth_from = None
         assert isinstance(asked.request, Page)
         self._rest.clear()
+        self._lessons.service_time.saw(answer.transactions, now)
         if asked.request.status is not None:
-            return self._take_filtered(asked, asked.request.status, answer, now, utcnow)
+            return self._take_filtered(asked, asked.request.status, answer, now)
         self._pages_on_the_way -= 1
         self._list_rest.clear()
-        was_known = self._listing.is_known
+        was_known, was_newest_first = self._listing.is_known, self._listing.newest_first
         ordinals = self._listing.observe(asked.request.number, answer, now)
         if not was_known:
             self._place_unplaced(now)
-        endings = []
-        expected = set(asked.expected)
         rows = self._followed_rows(answer)
-        found, expected_ends = 0, 0.0
-        for payment, (row, index) in rows.items():
-            found += self._search.remove(payment)
-            if not payment.listed and payment.is_new:
-                self._trust.saw_new(is_shown=True)
-            payment.listed = True
-            payment.misses = 0
-            if payment not in expected and self._looks.is_soon(payment, asked.at):
-                self._look(payment, asked.at, by_id=False)
-            expected_ends += self._choice.untaught_chance(payment, asked.at)
-            ending = self._saw(payment, row, asked.at - self._trust.delay, now, utcnow)
-            if ending is not None:
-                endings.append(ending)
-            else:
-                self._book.place(payment, ordinals[index])
-        self._trust.saw_page(ended=len(endings), expected=expected_ends)
-        self._miss(asked, rows, now)
-        self._search.took(asked.request, self._listing, now, found=found, rows=len(answer.transactions))
+        found = sum(self._search.remove(payment) for payment in rows)
+        endings = self._take_rows(asked, rows, ordinals, now)
+        self._misses.learn_missing(asked, rows, now)
+        for payment in list(self._misses.take(asked, rows)):
+            self._looks.take_back(payment, asked)
+            if payment.ordinal is None and payment in self._supposed:
+                self._suppose_no_longer()
+        self._search.took(
+            asked.request,
+            self._listing,
+            now,
+            found=found,
+            rows=len(answer.transactions),
+            turned=self._listing.newest_first != was_newest_first,
+        )
         return endings
 
-    def take_transaction(self, asked: Asked, row: Transaction, now: float, utcnow: datetime) -> list[Ending]:
+    def take_transaction(self, asked: Asked, row: Transaction, now: float) -> list[Ending]:
         """Learn from a lookup, as from a page. A row with another id than asked for is not believed."""
         self._worth_from = None
         assert isinstance(asked.request, ById)
         if row.id != asked.request.transaction_id:
             self.fail(asked, now, is_unreadable=True)
             return []
-        self._rest.clear()
+        self._lookup_answered()
+        self._lessons.service_time.saw([row], now)
         payment = self._book.get(row.id)
         if payment is None:
             return []
-        if payment.listed:
-            self._trust.checked(has_ended=row.is_final)
-        ending = self._saw(payment, row, asked.at, now, utcnow)
+        if payment.listed and (row.is_final or self._choice.is_telling(payment, asked.at)):
+            self._lessons.check(payment, row, asked.at)
+        ending = self._saw(payment, row, asked.at, now)
         return [] if ending is None else [ending]
 
     def fail(self, asked: Asked, now: float, *, is_unreadable: bool) -> None:
@@ -269,8 +268,17 @@ class Plan:
             is_unreadable: Whether there was an answer, outside the contract: the same may be said again.
         """
         self._worth_from = None
+        if isinstance(asked.request, ById):
+            payment = self._book.get(asked.request.transaction_id)
+            if payment is not None:
+                payment.failures += 1
+                if is_unreadable and payment.failures > 1 and not self._rest.is_on:
+                    # It is this payment that cannot be read: others can.
+                    self._looks.put_off(payment, now)
+                    return
         self._rest.extend(now, asked.at)
         if isinstance(asked.request, ById):
+            self._lookups_fail = True
             return  # its look is used up: what always fails must not be asked again and again
         status = asked.request.status
         if status is not None:
@@ -280,7 +288,7 @@ class Plan:
             self._search.failed(asked.request)
             self._list_rest.extend(now, asked.at)
         for payment in asked.before:
-            self._restore(payment, asked)
+            self._looks.take_back(payment, asked)
             if is_unreadable and status is None and self._is_followed(payment):
                 self._book.place(payment, None)
 
@@ -288,7 +296,7 @@ class Plan:
         """Note that the service does not know a payment, or not by this id; as `take_page`."""
         self._worth_from = None
         assert isinstance(asked.request, ById)
-        self._rest.clear()
+        self._lookup_answered()
         payment = self._book.get(asked.request.transaction_id)
         # What the service has shown before exists, whatever it says now.
         if payment is None or payment.seen:
@@ -303,15 +311,43 @@ class Plan:
 
     # Inside
 
-    def _take_filtered(
-        self, asked: Asked, status: TransactionStatus, answer: PageAnswer, now: float, utcnow: datetime
+    def _take_rows(
+        self, asked: Asked, rows: dict[Pending, tuple[Transaction, int]], ordinals: list[float], now: float
     ) -> list[Ending]:
+        """Learn from the rows of a page of all states."""
+        endings = []
+        expected, expected_ends = set(asked.expected), 0.0
+        at = asked.at - self._trust.delay(asked.at)
+        for payment, (row, index) in rows.items():
+            if not payment.listed and payment.is_dated:
+                self._trust.saw_new(is_shown=True)
+            payment.listed = True
+            payment.misses = 0
+            if payment not in expected and self._looks.is_soon(payment, asked.at):
+                self._look(payment, asked.at, by_id=False)
+            expected_ends += self._choice.untaught_chance(payment, asked.at)
+            ending = self._saw(payment, row, at, now, paged_at=asked.at)
+            if ending is not None:
+                endings.append(ending)
+            else:
+                payment.open_at = asked.at
+                self._book.place(payment, ordinals[index])
+        self._trust.saw_page(asked.at, ended=len(endings), expected=expected_ends)
+        return endings
+
+    def _lookup_answered(self) -> None:
+        self._rest.clear()
+        if self._lookups_fail:  # it was not the list alone that was away
+            self._lookups_fail = False
+            self._list_rest.clear()
+
+    def _take_filtered(self, asked: Asked, status: TransactionStatus, answer: PageAnswer, now: float) -> list[Ending]:
         """Learn from a page of one state: what it shows, and nothing from what it does not."""
-        at = asked.at - self._trust.delay
+        at = asked.at - self._trust.delay(asked.at)
         wanted = [payment for payment in asked.expected if self._is_followed(payment)]
         expected = self._views.endings_among(wanted, at)
         rows = self._followed_rows(answer)
-        seen = [self._saw(payment, row, at, now, utcnow) for payment, (row, _) in rows.items()]
+        seen = [self._saw(payment, row, at, now, paged_at=asked.at) for payment, (row, _) in rows.items()]
         endings = [ending for ending in seen if ending is not None]
         passed = [payment for payment in wanted if payment not in rows]
         self._views.took(status, answer, now, at=at, ended=len(endings), expected=expected, passed=passed)
@@ -343,17 +379,16 @@ class Plan:
         self._looks.count(payment, now, saves=saves, is_extra=payment.hinted)
         self._no_longer_hinted(payment)
 
-    def _restore(self, payment: Pending, asked: Asked) -> None:
-        """Take back a look that showed nothing, where it was one."""
-        if payment in asked.before and self._is_followed(payment):
-            due, payment.looks = asked.before[payment]
-            self._book.set_due(payment, due)
-
-    def _saw(self, payment: Pending, row: Transaction, at: float, now: float, utcnow: datetime) -> Ending | None:
-        """Learn from a row; `at` is when its state was true at the earliest."""
+    def _saw(
+        self, payment: Pending, row: Transaction, at: float, now: float, *, paged_at: float = math.inf
+    ) -> Ending | None:
+        """Learn from a row; `at` is when its state was true at the earliest, `paged_at` when its page was asked for."""
+        payment.failures = 0
+        self._supposed.pop(payment, None)
         if row.is_final:
-            return self._end(payment, transaction=row, lag=self._lessons.saw_end(payment, row, now, utcnow))
-        self._lessons.saw_open(payment, row, at, now, utcnow)
+            lag = self._lessons.saw_end(payment, row, paged_at, now)
+            return self._end(payment, transaction=row, lag=lag)
+        self._lessons.saw_open(payment, row, at, now)
         return None
 
     def _end(
@@ -366,25 +401,10 @@ class Plan:
     ) -> Ending:
         self._worth_from = None
         self._search.remove(payment)
+        self._supposed.pop(payment, None)
         self._no_longer_hinted(payment)
         self._book.remove(payment)
         return Ending(transaction_id=payment.id, transaction=transaction, error=error, lag=lag)
-
-    def _miss(self, asked: Asked, shown: Container[Pending], now: float) -> None:
-        """Ask by id for what the page should have shown and did not."""
-        assert isinstance(asked.request, Page)
-        low, high = self._listing.window(asked.request.number, asked.at)
-        blur = _BLUR if self._listing.has_strangers else _OVERLAP
-        for payment in asked.expected:
-            if payment in shown or not self._is_followed(payment) or payment.ordinal is None:
-                continue
-            self._restore(payment, asked)
-            payment.misses += 1
-            # Near the edge it may be on the next page, but not time and again.
-            if low + blur < payment.ordinal <= high - blur or payment.misses > 1:
-                if not payment.listed:
-                    self._trust.saw_new(is_shown=False)
-                self._book.place(payment, None)
 
     def _place_unplaced(self, now: float) -> None:
         """Place what was created before the list was known: last in the list, in the order of its creation."""
@@ -393,6 +413,14 @@ class Plan:
             if self._is_followed(payment):
                 self._book.place(payment, max(0.0, last - back))
         self._unplaced.clear()
+
+    def _suppose_no_longer(self) -> None:
+        """Look everywhere for what was placed at the end of the list by habit: one of them is not there."""
+        self._lessons.habit.missed()
+        for payment in self._supposed:
+            self._book.place(payment, None)
+            self._search.add(payment)
+        self._supposed.clear()
 
     def _no_longer_hinted(self, payment: Pending) -> None:
         self._hinted -= payment.hinted

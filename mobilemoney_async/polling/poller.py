@@ -38,6 +38,7 @@ from mobilemoney_async.polling.member import Member
 from mobilemoney_async.polling.outcomes import Outcome, Outcomes
 from mobilemoney_async.polling.pace import Pace
 from mobilemoney_async.polling.plan import Plan
+from mobilemoney_async.polling.readable import PageReader
 from mobilemoney_async.polling.stats import PollerStats
 from mobilemoney_async.polling.tally import Tally
 from mobilemoney_async.polling.waiting import Waiting
@@ -90,7 +91,10 @@ class Poller(anyio.AsyncContextManagerMixin):
         # Faults are waited out by the plan, which may have something better to ask than the same again.
         once = attrs.evolve(pipeline.options, deadline=None, retry=attrs.evolve(pipeline.options.retry, max_attempts=1))
         self._pipeline = attrs.evolve(pipeline, options=once)
+        self._list = attrs.evolve(LIST_TRANSACTIONS, read=PageReader())
         self._plan = Plan(pauses)
+        if not isinstance(resume, bool):
+            raise refuse("resume", "a bool")
         if resume and fleet is None:
             raise refuse("resume", "False, or a client with a store")
         self._fleet = fleet
@@ -107,6 +111,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._changed = anyio.Event()
         self._is_open = self._was_open = self._limit_is_away = False
         self._on_the_way = 0
+        self._fault: Exception | None = None
         self._tally = Tally(pipeline.on_event, lambda: self.pending)
 
     @asynccontextmanager
@@ -157,9 +162,9 @@ class Poller(anyio.AsyncContextManagerMixin):
         """
         self._check_open()
         is_new = isinstance(payment, Acknowledgement)
-        transaction_id = require_identifier(
-            "payment", payment.transaction_id if isinstance(payment, Acknowledgement) else payment
-        )
+        if not isinstance(payment, Acknowledgement | str):
+            raise refuse("payment", f"an Acknowledgement or a transaction id, not {type(payment).__name__}")
+        transaction_id = require_identifier("payment", payment if isinstance(payment, str) else payment.transaction_id)
         patience = self._timeout if timeout is None else require_seconds("timeout", timeout)
         ended = self._waiting.ended(transaction_id)
         if ended is not None and ended.transaction is not None:
@@ -194,13 +199,15 @@ class Poller(anyio.AsyncContextManagerMixin):
     async def wait(self, transaction_id: str) -> Transaction:
         """Wait for a payment's final state; any number of tasks may. An id that is not followed is tracked.
 
-        A cancelled wait changes nothing: the payment is followed further.
+        A payment that was given up or not found raises that at once, until it is tracked again. A cancelled wait
+        changes nothing: the payment is followed further.
 
         Returns:
             The transaction in its final state, whichever that is: look at ``succeeded``.
 
         Raises:
-            WaitTimeout: The payment was given up. Carries the transaction as last seen.
+            WaitTimeout: The payment was given up. Carries the transaction as last seen; its cause is the fault for
+                which the service could not be asked lately, if there is one.
             TransactionNotFound: The service does not know it, also after two minutes.
             InvalidTransactionId: The service calls the id malformed.
             InvalidRequest: The id is not one, or the poller was closed.
@@ -214,7 +221,8 @@ class Poller(anyio.AsyncContextManagerMixin):
         else:
             await anyio.lowlevel.checkpoint()
         if outcome.error is not None:
-            raise copy.copy(outcome.error)  # each waiter gets its own: raising it changes its traceback
+            # Each waiter gets its own: raising it changes its traceback.
+            raise copy.copy(outcome.error) from outcome.error.__cause__
         assert outcome.transaction is not None
         return outcome.transaction
 
@@ -260,6 +268,7 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     def _begin(self, group: anyio.abc.TaskGroup, unfinished: list[str]) -> None:
         self._is_open = True
+        self._pipeline.wire.prepare()  # before the first place under the limit is taken
         group.start_soon(self._poll, group)
         group.start_soon(self._give_up)
         if self._member is not None:
@@ -337,13 +346,18 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     async def _give_up(self) -> None:
         while True:
-            self._hand_out(self._followed.give_up(anyio.current_time()))
+            given_up = self._followed.give_up(anyio.current_time())
+            for each in given_up:
+                assert each.error is not None
+                each.error.__cause__ = self._fault
+            self._hand_out(given_up)
             await self._sleep_until(self._followed.give_up_at())
 
     async def _ask(self, asked: Asked) -> None:
         rows: Sequence[Transaction] = ()
         try:
             endings, rows = await self._answer(asked)
+            self._fault = None
         except InvalidRequest:
             raise  # the client was closed
         except Exception as exc:  # noqa: BLE001 (a caller's own token source may raise anything)
@@ -363,6 +377,7 @@ class Poller(anyio.AsyncContextManagerMixin):
     def _fail(self, asked: Asked, exc: Exception) -> None:
         what = exc if isinstance(exc, MobileMoneyError) else type(exc).__name__
         logger.warning("following payments goes on after: %s", what)
+        self._fault = exc.with_traceback(None)
         self._tally.failed()
         now = anyio.current_time()
         self._plan.fail(asked, now, is_unreadable=isinstance(exc, UnexpectedResponse))
@@ -377,14 +392,14 @@ class Poller(anyio.AsyncContextManagerMixin):
                 query: dict[str, int | str] = {"page": number, "limit": PAGE_SIZE_MAX}
                 if status is not None:
                     query["status"] = str(status)
-                page = await pipeline.call(LIST_TRANSACTIONS, query=query, lane=Priority.POLL)
-                endings = self._plan.take_page(asked, page, anyio.current_time(), pipeline.utcnow())
+                page = await pipeline.call(self._list, query=query, lane=Priority.POLL)
+                endings = self._plan.take_page(asked, page, anyio.current_time())
                 return endings, page.transactions
             case ById(transaction_id):
                 identifiers = {"transaction_id": transaction_id}
                 found = await pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.POLL)
                 row = found.transaction
-                return self._plan.take_transaction(asked, row, anyio.current_time(), pipeline.utcnow()), [row]
+                return self._plan.take_transaction(asked, row, anyio.current_time()), [row]
 
     def _hand_out(self, endings: list[Ending]) -> None:
         for ending in endings:

@@ -23,6 +23,11 @@ class Rest:
         self._longest = longest
         self._next = _FIRST
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the latest answer was a fault."""
+        return self.until > float("-inf")
+
     def extend(self, now: float, asked_at: float) -> None:
         """Begin a pause, longer than the one before, unless the request that failed was made before that began."""
         if asked_at < self._began:

@@ -44,7 +44,7 @@ class Search:
         if following is not None and following[0] == page:
             self._on_the_way = page
 
-    def took(self, page: Page, listing: Listing, now: float, *, found: int, rows: int) -> None:
+    def took(self, page: Page, listing: Listing, now: float, *, found: int, rows: int, turned: bool = False) -> None:
         """Note what a page showed.
 
         Args:
@@ -53,10 +53,13 @@ class Search:
             now: Now.
             found: How many of the wanted it showed; they have been removed.
             rows: How many rows in all.
+            turned: Whether it showed the list to be in another order than had been thought.
         """
         if page != self._on_the_way:
             return
         self._on_the_way = None
+        if turned and not self._sweep.depth:
+            return  # it was the other end: the sweep has yet to begin
         self._sweep.took(len(self._wanted) + found, found, rows)
         if self.next(listing, now) is None:
             self._wanted.clear()

@@ -3,6 +3,7 @@
 The same day as in `benchmarks/goodput.py`, but shorter.
 """
 
+import functools
 import math
 import statistics
 import tracemalloc
@@ -17,10 +18,16 @@ from mobilemoney_async.sandbox.magic import ORDINARY
 from mobilemoney_async.sandbox.states import Kind
 from tests.support.shop import CUSTOMER, Ended, Figures, Filters, Order, Shop, Trade
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.untraced]
 
 
-async def follow(client: AsyncClient, ended: Ended, trade: Trade) -> None:
+def one_loop_each(names: str, *cases: tuple[object, ...]) -> pytest.MarkDecorator:
+    """Run the cases on asyncio and trio by turns: both loops and all cases, in half the time of all pairs."""
+    by_turns = [(*case, ("asyncio", "trio")[number % 2]) for number, case in enumerate(cases)]
+    return pytest.mark.parametrize(f"{names}, anyio_backend", by_turns, indirect=["anyio_backend"])
+
+
+async def follow(client: AsyncClient, ended: Ended, trade: Trade, *, by_id: bool = False) -> None:
     """Follow every payment with the poller."""
 
     async def read() -> None:
@@ -30,7 +37,7 @@ async def follow(client: AsyncClient, ended: Ended, trade: Trade) -> None:
 
     async with client.poller() as poller, anyio.create_task_group() as group:
         group.start_soon(read)
-        await trade(poller.track)
+        await trade(lambda made: poller.track(made.transaction_id if by_id else made))
 
 
 async def figures(wanted: float, minutes: float = 14, **options: object) -> Figures:
@@ -54,7 +61,17 @@ async def test_the_table(wanted: float, confirmed: float, mean: float, p95: floa
     assert found.rejections == 0
 
 
-@pytest.mark.parametrize(("wanted", "confirmed", "mean", "p95"), [(6, 5, 1.5, 4), (54, 51, 9.5, 22)])
+@one_loop_each("wanted, confirmed, mean, p95", (6, 5.5, 1.5, 4), (54, 51.5, 9.5, 22))
+async def test_the_table_by_ids(wanted: float, confirmed: float, mean: float, p95: float) -> None:
+    """The same where payments are tracked by their ids, as one that wrote them down does."""
+    found = await Shop(wanted).run(functools.partial(follow, by_id=True), minutes=14)
+    assert found.confirmed >= confirmed
+    assert found.mean <= mean
+    assert found.p95 <= p95
+    assert found.rejections == 0
+
+
+@one_loop_each("wanted, confirmed, mean, p95", (6, 5, 1.5, 4), (54, 51, 9.5, 22))
 async def test_the_table_with_creates_at_random(wanted: float, confirmed: float, mean: float, p95: float) -> None:
     """Creates at random distances cost little where the limit leaves room, or none at all.
 
@@ -75,7 +92,7 @@ async def test_a_list_that_is_oldest_first() -> None:
     assert found.rejections == 0
 
 
-@pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
+@one_loop_each("order", ("newest-first",), ("oldest-first",))
 async def test_six_hundred_strangers_a_minute(order: Order) -> None:
     """A list full of somebody else's payments is read where ours are."""
     found = await figures(20, minutes=9, strangers=600, order=order)
@@ -93,7 +110,7 @@ async def test_a_filter_by_status_pays_among_strangers() -> None:
     assert shop.filtered > 60
 
 
-@pytest.mark.parametrize("filters", ["ignored", "empty"])
+@one_loop_each("filters", ("ignored",), ("empty",))
 async def test_a_filter_that_is_no_good_costs_a_few_requests(filters: Filters) -> None:
     """It is found out at once, and tried again ten minutes later."""
     shop = Shop(20, strangers=600, filters=filters)

@@ -122,5 +122,5 @@ def test_what_is_forgotten_is_asked_about_no_more() -> None:
     plan.forget("x")
     assert len(plan) == 0
     assert plan.choose(1.0) is None
-    assert plan.take_transaction(asked, row(), 1.0, NOON) == []
+    assert plan.take_transaction(asked, row(), 1.0) == []
     assert plan.track("x", 2.0, is_new=False, deadline=math.inf)

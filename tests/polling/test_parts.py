@@ -15,6 +15,7 @@ from mobilemoney_async.polling.listing import Listing
 from mobilemoney_async.polling.pace import Pace
 from mobilemoney_async.polling.pending import Book, Pending
 from mobilemoney_async.polling.rest import Rest
+from mobilemoney_async.polling.service_time import Habit, ServiceTime
 from mobilemoney_async.polling.trust import Trust
 from mobilemoney_async.polling.views import Views
 from mobilemoney_async.resources.sweep import Sweep
@@ -168,7 +169,13 @@ def crowded(ahead: float = 0.0) -> tuple[Book, Views]:
         listing.observe(1, service.page(1, float(second)), float(second))
     for created_at in [61.0, 70.0, 80.0, 90.0, 95.0]:
         payment = Pending(
-            f"{created_at:.0f}", now=created_at, created_at=created_at, due=0.0, deadline=math.inf, is_new=True
+            f"{created_at:.0f}",
+            now=created_at,
+            created_at=created_at,
+            due=0.0,
+            deadline=math.inf,
+            is_dated=True,
+            is_new=True,
         )
         book.add(payment)
         book.place(payment, 10 * created_at)
@@ -203,7 +210,7 @@ def ask(
 
 
 def pending(name: str, due: float = 0.0, deadline: float = math.inf) -> Pending:
-    return Pending(name, now=0.0, created_at=0.0, due=due, deadline=deadline, is_new=True)
+    return Pending(name, now=0.0, created_at=0.0, due=due, deadline=deadline, is_dated=True, is_new=True)
 
 
 def test_the_book_forgets_what_it_removes() -> None:
@@ -257,6 +264,14 @@ def test_a_little_history_is_not_a_minute() -> None:
     assert pace.queue_at(10.0, usage(11, history=10.0), is_urgent=False) == 20.0
 
 
+def test_a_gap_in_the_traffic_is_not_a_lack_of_history() -> None:
+    """Once a minute has been seen, ten creates at once every 13 s are no more than they are."""
+    pace = Pace(1.0)
+    pace.queue_at(0.0, usage(0, history=0.0), is_urgent=False)
+    pace.sent(100.0, 0.0)
+    assert pace.queue_at(100.0, usage(51, history=48.0), is_urgent=False) == pytest.approx(106.7, abs=0.05)
+
+
 def test_hints_are_five_at_once_and_one_a_second() -> None:
     """The allowance refills, up to its size."""
     hints = HintAllowance()
@@ -283,17 +298,19 @@ def test_rests_double_up_to_their_longest() -> None:
 def pages_until_a_check(trust: Trust, expected: float) -> int:
     pages = 0
     while not trust.wants_check:
-        trust.saw_page(ended=0, expected=expected)
+        trust.saw_page(0.0, ended=0, expected=expected)
         pages += 1
     return pages
 
 
 def test_a_list_that_shows_no_endings_is_checked() -> None:
-    """After three pages on which an ending was to be expected a lookup is worth it, and the next if it finds one."""
+    """After three pages on which an ending was to be expected a lookup is worth it, sooner if the list was wrong."""
     trust = Trust()
     assert pages_until_a_check(trust, expected=20.0) == 3
     trust.checked(has_ended=True)
-    assert pages_until_a_check(trust, expected=20.0) == 0
+    assert pages_until_a_check(trust, expected=20.0) == 3, "it may have ended since"
+    trust.checked(has_ended=True, was_late=True)
+    assert pages_until_a_check(trust, expected=20.0) == 2
     trust.checked(has_ended=False)
     assert pages_until_a_check(trust, expected=0.5) == 6
 
@@ -302,18 +319,48 @@ def test_a_list_that_tells_the_truth_is_seldom_checked() -> None:
     """Once a page has shown an ending, it takes many without one to doubt the list."""
     trust = Trust()
     assert pages_until_a_check(trust, expected=0.0) == pytest.approx(20, abs=1)
-    trust.saw_page(ended=1, expected=0.0)
+    trust.saw_page(0.0, ended=1, expected=0.0)
     assert pages_until_a_check(trust, expected=0.0) == pytest.approx(80, abs=1)
 
 
 def test_how_far_a_list_is_behind_is_learned_from_the_endings() -> None:
-    """A payment that a page showed as open after its end tells by how much; two seconds are the clocks'."""
+    """Between how long after its end a page showed a payment as open, and how long after it a page showed the end."""
     trust = Trust()
-    trust.saw_end(50.0)
-    assert trust.delay == 50
+    trust.saw_end(50.0, math.inf)
+    assert trust.delay(0.0) == 50
     for _ in range(20):
-        trust.saw_end(1.0)
-    assert trust.delay < 1
+        trust.saw_end(30.0, math.inf)
+    assert trust.delay(0.0) == 50, "a lookup tells no more than that it is at least so far behind"
+    for _ in range(20):
+        trust.saw_end(-5.0, 40.0)
+    assert trust.delay(0.0) == pytest.approx(40, abs=0.2)
+    trust.saw_end(1.0, 45.0)
+    assert trust.delay(0.0) == pytest.approx(40, abs=0.2), "two seconds are the clocks'"
+
+
+def test_a_list_that_showed_no_endings_is_tried_again() -> None:
+    """Each check that finds one makes it four times as far behind; while no page is asked for, that fades."""
+    trust = Trust()
+    delays = []
+    for _ in range(5):
+        pages_until_a_check(trust, expected=1.0)
+        trust.checked(has_ended=True, was_late=True)
+        delays.append(trust.delay(0.0))
+    assert delays == [10, 40, 160, 600, 600]
+    assert trust.delay(600.0) == 300
+
+
+def test_for_how_long_new_payments_are_missing_is_learned() -> None:
+    """More than the age of the oldest that is missing, no more than that of the youngest that is shown."""
+    trust = Trust()
+    trust.saw_newest(shown=math.inf, missing=9.0)
+    assert trust.missing == 15
+    trust.saw_newest(shown=11.0, missing=10.0)
+    assert trust.missing == 11
+    trust.saw_newest(shown=2.0, missing=0.0)
+    assert trust.missing == 2
+    trust.saw_newest(shown=math.inf, missing=1000.0)
+    assert trust.missing == 120
 
 
 def test_a_sweep_ends_where_it_is_not_worth_it() -> None:
@@ -330,3 +377,48 @@ def test_a_sweep_ends_where_it_is_not_worth_it() -> None:
     assert sweep.worth(1000, 8) == 0
     sweep.took(1000, 0, 0)
     assert sweep.worth(1000, 20) == 0
+
+
+# How old payments are
+
+
+@given(
+    st.floats(-1e9, 1e9),
+    st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 60)), min_size=1, max_size=20),
+)
+def test_a_payment_is_at_least_as_old_as_is_said(ahead: float, seen: list[tuple[float, float]]) -> None:
+    """Whatever the service's clock shows, by which alone ages are told: rows, with when they were made and seen."""
+    time = ServiceTime()
+    rows = [(Paper(id="x", created_at=made + ahead).row(0.0), made, made + after) for made, after in seen]
+    for row, _, at in rows:
+        time.saw([row], at)
+    now = max(at for _, _, at in rows)
+    latest = min(at - made for _, made, at in rows)
+    for row, made, _ in rows:
+        assert time.age(row, now) <= now - made + 0.01
+        assert time.age(row, now) == pytest.approx(max(0.0, now - made - latest), abs=0.01)
+
+
+def test_ids_are_taken_for_new_after_five_in_a_row() -> None:
+    """One that was older begins the row anew."""
+    habit = Habit()
+    taken = []
+    for age in [0.1] * 4 + [3.0] + [1.9] * 5 + [2.1]:
+        habit.saw(age)
+        taken.append(habit.is_new)
+    assert taken == [False] * 9 + [True, False]
+
+
+def test_where_the_list_lacks_new_ids_they_are_expected_there_ever_less() -> None:
+    """They stay new all the same: it takes five in a row, ten, then twenty until they are looked for in the list."""
+    habit = Habit()
+    rows = 0
+    for in_a_row in (5, 10, 20):
+        while rows < in_a_row:
+            assert not habit.is_listed
+            habit.saw(0.0)
+            rows += 1
+        assert habit.is_listed
+        habit.missed()
+        rows = 5
+        assert habit.is_new

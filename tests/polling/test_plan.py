@@ -3,7 +3,6 @@
 import math
 import random
 import statistics
-from datetime import timedelta
 
 import attrs
 import pytest
@@ -14,7 +13,7 @@ from mobilemoney_async import Schedule, TransactionNotFound, TransactionStatus, 
 from mobilemoney_async.errors import InvalidTransactionId, ServerError
 from mobilemoney_async.polling.asking import ById, Page
 from mobilemoney_async.polling.plan import Plan
-from tests.support.paper import START, Drive, Filters, ListOrder, Paper, PaperService, drive
+from tests.support.paper import Drive, Filters, ListOrder, Paper, PaperService, drive
 
 ADVISED = Schedule()
 LOOKS = [sum(ADVISED.delay(look) for look in range(number + 1)) for number in range(60)]
@@ -153,11 +152,47 @@ def test_a_few_ids_in_a_long_list_are_looked_up() -> None:
 
 
 def test_an_old_payment_has_the_pauses_of_its_age() -> None:
-    """An id that turns out to be an hour old is asked about every half minute, not after a second."""
+    """An id that a newer row of the list shows to be an hour old is asked about every half minute."""
     service = PaperService()
     service.add(stuck(1, created_at=-3600.0))
+    service.add(stuck(2, created_at=-1.0))
     done = drive(Plan(ADVISED), service, until=125.0, track={"txn-1": 0.0}, is_new=False)
     assert [at for at, _ in done.asked] == pytest.approx([0, 30, 60, 90, 120], abs=0.5)
+
+
+def test_a_payment_whose_age_nothing_tells_has_the_pauses_of_a_new_one() -> None:
+    """From when it is tracked, as if somebody began to wait for it."""
+    service = PaperService()
+    service.add(stuck(1, created_at=-3600.0))
+    done = drive(Plan(ADVISED), service, until=22.0, track={"txn-1": 0.0}, is_new=False)
+    assert [at for at, _ in done.asked] == pytest.approx([0, 1.5, 3.75, 7.1, 12.2, 19.8], abs=0.1)
+
+
+def test_ids_of_new_payments_are_followed_as_acknowledgements_are() -> None:
+    """Who tracks ids as soon as they are there hears as early: the first few show that they are new."""
+    late = {}
+    for is_new in (False, True):
+        service = PaperService()
+        for number in range(300):
+            service.add(Paper(id=f"txn-{number}", created_at=2.0 * number, ends_at=2.0 * number + 15))
+        done = drive(Plan(ADVISED), service, until=700.0, is_new=is_new)
+        assert len(done.endings) == 300
+        late[is_new] = statistics.mean(at - service.payments[name].ends_at for name, (at, _) in done.endings.items())
+    assert late[False] <= 1.1 * late[True]
+
+
+def test_old_ids_among_new_ones_are_still_found_by_pages() -> None:
+    """Also a thousand at once, where every id before was that of a new payment."""
+    service, plan = PaperService(), Plan(ADVISED)
+    for number in range(2000):
+        service.add(Paper(id=f"old-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
+    new = {f"new-{number}": 2.0 * number for number in range(30)}
+    for name, at in new.items():
+        service.add(Paper(id=name, created_at=at, ends_at=at + 5))
+    old = {f"old-{number}": 70.0 for number in range(0, 2000, 2)}
+    done = drive(plan, service, until=400.0, track={**new, **old}, is_new=False)
+    assert len(done.endings) == 1030
+    assert sum(at >= 70 for at, _ in done.asked) <= 40
 
 
 def test_not_found_is_doubted_at_first() -> None:
@@ -204,7 +239,7 @@ def test_a_row_with_another_id_is_not_believed() -> None:
     for number in (1, 2):
         plan.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
     other = Paper(id="txn-2", created_at=0.0, ends_at=1.0).row(2.0)
-    assert plan.take_transaction(plan.ask(ById("txn-1"), 2.0), other, 2.0, START) == []
+    assert plan.take_transaction(plan.ask(ById("txn-1"), 2.0), other, 2.0) == []
     assert len(plan) == 2
 
 
@@ -213,7 +248,7 @@ def test_an_unknown_status_is_never_final() -> None:
     plan = Plan(ADVISED)
     plan.track("txn-1", 0.0, is_new=True, deadline=math.inf)
     row = Paper(id="txn-1", created_at=0.0, ends_at=1.0, status=TransactionStatus("UNDER_REVIEW")).row(2.0)
-    assert plan.take_transaction(plan.ask(ById("txn-1"), 2.0), row, 2.0, START + timedelta(seconds=2)) == []
+    assert plan.take_transaction(plan.ask(ById("txn-1"), 2.0), row, 2.0) == []
     assert len(plan) == 1
 
 
@@ -223,7 +258,7 @@ def test_giving_up_tells_what_was_seen() -> None:
     plan.track("txn-1", 0.0, is_new=True, deadline=50.0)
     plan.track("txn-2", 0.0, is_new=True, deadline=60.0)
     row = stuck(1).row(2.0)
-    plan.take_transaction(plan.ask(ById("txn-1"), 2.0), row, 2.0, START + timedelta(seconds=2))
+    plan.take_transaction(plan.ask(ById("txn-1"), 2.0), row, 2.0)
     assert plan.give_up_at() == 50.0
     assert plan.give_up(49.9) == []
     (ending,) = plan.give_up(50.0)
@@ -245,7 +280,7 @@ def test_a_payment_that_was_given_up_may_be_tracked_again() -> None:
     plan.track("txn-1", 2.0, is_new=False, deadline=math.inf)
     service = PaperService()
     service.add(stuck(1))
-    assert plan.take_page(asked, service.page(1, 1.5), 2.1, START) == []
+    assert plan.take_page(asked, service.page(1, 1.5), 2.1) == []
     assert "txn-1" in plan
     plan.fail(plan.ask(Page(1), 3.0), 4.0, is_unreadable=False)
     assert plan.ready_at() == 5.0
@@ -366,7 +401,7 @@ def test_without_a_list_ids_do() -> None:
         elif request is not None:
             asked = plan.ask(request, now)
             row = service.get(request.transaction_id, now)
-            endings += len(plan.take_transaction(asked, row, now, START + timedelta(seconds=now)))
+            endings += len(plan.take_transaction(asked, row, now))
         now += 1
     assert endings == 30
     assert pages <= 15
@@ -387,7 +422,7 @@ def test_a_page_that_cannot_be_read_does_not_hold_up_its_payments() -> None:
         elif request is not None:
             asked = plan.ask(request, now)
             row = service.get(request.transaction_id, now)
-            ended += len(plan.take_transaction(asked, row, now, START + timedelta(seconds=now)))
+            ended += len(plan.take_transaction(asked, row, now))
         now += 1
     assert ended == 5
     assert now < 90
@@ -433,7 +468,7 @@ def test_requests_on_their_way_are_not_made_again() -> None:
     service = PaperService()
     for number in range(3):
         service.add(stuck(number))
-    plan.take_page(asked, service.page(1, 1.0), 1.1, START)
+    plan.take_page(asked, service.page(1, 1.0), 1.1)
     assert plan.choose(2.5) == Page(1)
     plan.ask(Page(1), 2.5)
     assert plan.choose(2.6) is None

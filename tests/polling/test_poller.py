@@ -11,6 +11,7 @@ import pytest
 from mobilemoney_async import (
     Acknowledgement,
     AsyncClient,
+    ConnectionFailed,
     InvalidRequest,
     InvalidTransactionId,
     LoginAuth,
@@ -187,6 +188,38 @@ async def test_a_payment_is_given_up_on_time_and_may_be_tracked_again() -> None:
         assert (await poller.wait(number)).succeeded
         stats = poller.stats
         assert (stats.tracked, stats.final, stats.unresolved) == (2, 1, 1)
+
+
+async def test_what_was_given_up_stays_so_until_it_is_tracked_again() -> None:
+    """Waiting for a payment that was given up raises at once, each time, with the time that it was followed."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller() as poller:
+        acknowledgement = await pay(client, STUCK)
+        poller.track(acknowledgement, timeout=0.5)
+        for _ in range(2):
+            with pytest.raises(WaitTimeout, match=r"not final after 0\.5 s: not seen"):
+                await poller.wait(acknowledgement.transaction_id)
+        assert poller.pending == 0
+
+
+async def test_a_payment_that_is_given_up_in_an_outage_says_so() -> None:
+    """The cause of a WaitTimeout is the fault for which the service could not be asked, for readers and waiters."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client, client.poller(timeout=60) as poller:
+        number = (await pay(client, STUCK)).transaction_id
+        outage = sandbox.script(faults.refused(), probability=1.0)
+        poller.track(number)
+        with pytest.raises(WaitTimeout) as caught:
+            await poller.wait(number)
+        assert isinstance(caught.value.__cause__, ConnectionFailed)
+        (outcome,) = [outcome async for outcome in poller.outcomes()]
+        assert isinstance(outcome.error, WaitTimeout)
+        assert isinstance(outcome.error.__cause__, ConnectionFailed)
+        outage.cancel()
+        poller.track(number, timeout=100)
+        with pytest.raises(WaitTimeout) as caught:
+            await poller.wait(number)
+        assert caught.value.__cause__ is None
 
 
 async def test_what_the_service_does_not_know_ends_as_a_value() -> None:
@@ -480,12 +513,24 @@ async def test_a_client_that_is_closed_under_the_poller_ends_it() -> None:
             await anyio.sleep_forever()
 
 
-@pytest.mark.parametrize("options", [{"timeout": 0}, {"min_interval": -1}, {"schedule": 3}, {"min_interval": "1"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout": 0},
+        {"timeout": 10**400},
+        {"min_interval": -1},
+        {"min_interval": "1"},
+        {"schedule": 3},
+        {"resume": "no"},
+        {"resume": None},
+    ],
+)
 async def test_arguments_are_checked(options: dict[str, Any]) -> None:
-    """What the poller cannot use is refused when it is made."""
+    """What the poller cannot use is refused when it is made, by its name."""
     async with Sandbox().client() as client:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest) as caught:
             client.poller(**options)
+        assert [caught.value.argument] == list(options)
 
 
 async def test_payments_are_checked() -> None:
@@ -494,6 +539,8 @@ async def test_payments_are_checked() -> None:
         for payment in ("", " ", "..", 3):
             with pytest.raises(InvalidRequest):
                 poller.track(payment)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="an Acknowledgement or a transaction id, not NoneType"):
+            poller.track(None)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest):
             poller.track("txn-1", timeout=0)
         assert poller.pending == 0

@@ -204,15 +204,15 @@ def drive(
 
 def _answer(plan: Plan, service: PaperService, request: Request, now: float) -> list[Ending]:
     asked = plan.ask(request, now)
-    at, utcnow = now + LATENCY, START + timedelta(seconds=now + LATENCY)
+    at = now + LATENCY
     if isinstance(request, Page):
         try:
             answer = service.page(request.number, now, request.status)
         except MobileMoneyError:
             plan.fail(asked, at, is_unreadable=False)
             return []
-        return plan.take_page(asked, answer, at, utcnow)
+        return plan.take_page(asked, answer, at)
     try:
-        return plan.take_transaction(asked, service.get(request.transaction_id, now), at, utcnow)
+        return plan.take_transaction(asked, service.get(request.transaction_id, now), at)
     except MobileMoneyError as exc:
         return plan.refuse(asked, exc, at)

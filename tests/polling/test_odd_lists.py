@@ -1,0 +1,227 @@
+"""What the plan makes of lists that are behind, miscounted, out of order, or can be read only in part."""
+
+import itertools
+import math
+import statistics
+from datetime import datetime
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+
+from mobilemoney_async import Schedule, TransactionStatus
+from mobilemoney_async.contract.codec import DecodeError
+from mobilemoney_async.contract.models import PageAnswer
+from mobilemoney_async.polling.asking import ById, Page
+from mobilemoney_async.polling.listing import Listing
+from mobilemoney_async.polling.plan import Plan
+from mobilemoney_async.polling.readable import PageReader
+from mobilemoney_async.testing import page_answer, transaction_record
+from tests.support.paper import LATENCY, Drive, ListOrder, Paper, PaperService, drive
+
+ADVISED = Schedule()
+
+
+def lags(done: Drive, service: PaperService, *, since: float) -> list[float]:
+    """Return how late the endings after a time were seen, in the order of the payments."""
+    seen = [(service.payments[name].ends_at, at) for name, (at, _) in done.endings.items()]
+    return [at - ended for ended, at in seen if ended >= since]
+
+
+# How many rows there are
+
+
+@attrs.define(kw_only=True)
+class Miscounted(PaperService):
+    """It says that there is nothing in it, or in `total_count` how many rows are on the page."""
+
+    count: str = "none"
+
+    def page(self, number: int, now: float, status: TransactionStatus | None = None) -> PageAnswer:
+        answer = super().page(number, now, status)
+        pagination = attrs.evolve(
+            answer.pagination,
+            total_count=0 if self.count == "none" else len(answer.transactions),
+            total_pages=0 if self.count == "none" else answer.pagination.total_pages,
+        )
+        return attrs.evolve(answer, pagination=pagination)
+
+
+@pytest.mark.parametrize("count", ["none", "of the page"])
+def test_a_wrong_count_does_not_end_the_sweep(count: str) -> None:
+    """After a restart, a thousand ids in a list that miscounts itself cost its twenty pages, not a lookup each."""
+    service = Miscounted(count=count)
+    for number in range(2000):
+        service.add(Paper(id=f"txn-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
+    wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
+    done = drive(Plan(ADVISED), service, until=200.0, track=wanted, is_new=False)
+    assert len(done.endings) == 1000
+    assert len(done.asked) <= 22
+
+
+@pytest.mark.parametrize("count", ["none", "of the page"])
+def test_a_wrong_count_does_not_hide_the_second_page(count: str) -> None:
+    """Fifty-four payments a minute, of which some end on the second page, are followed as in any list."""
+    service = Miscounted(count=count)
+    for number in range(600):
+        age = 120.0 if number % 8 == 0 else 15.0
+        service.add(Paper(id=f"txn-{number}", created_at=number / 0.9, ends_at=number / 0.9 + age))
+    done = drive(Plan(ADVISED), service, until=660.0, interval=10.0)
+    assert statistics.mean(lags(done, service, since=150.0)) < 12
+    assert len(done.lookups()) < 5
+
+
+# In which order they are
+
+
+@pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
+def test_every_page_is_swept_in_either_order(order: ListOrder) -> None:
+    """That the list turns out to be oldest first leaves out none of its pages."""
+    service = PaperService(order=order)
+    for number in range(2000):
+        service.add(Paper(id=f"txn-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
+    wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
+    done = drive(Plan(ADVISED), service, until=200.0, track=wanted, is_new=False)
+    assert len(done.endings) == 1000
+    assert len(done.asked) <= 21
+
+
+def test_a_few_rows_out_of_order_do_not_turn_the_list_round() -> None:
+    """A list by the latest change, newest first, is not taken to be oldest first for a late ending at its head."""
+    service = PaperService()
+    for number in range(100):
+        service.add(Paper(id=str(number), created_at=float(number)))
+    answer = service.page(1, 1000.0)
+    rows = (answer.transactions[-1], *answer.transactions[:-1])
+    shuffled = tuple(sorted(rows, key=lambda row: row.reference[::-1]))
+    listing, seen = Listing(), []
+    for shown in (rows, tuple(reversed(rows)), shuffled):
+        listing.observe(1, attrs.evolve(answer, transactions=shown), 1000.0)
+        seen.append(listing.newest_first)
+    assert seen == [True, False, False], "no order is no news of one"
+
+
+# How far they are behind
+
+
+def test_a_list_that_never_shows_an_ending_is_found_out_among_few() -> None:
+    """With six payments a minute, of which the youngest are always open, lookups find the endings."""
+    service = PaperService(stale=1e9)
+    for number in range(80):
+        age = 120.0 if number % 8 == 0 else 15.0
+        service.add(Paper(id=f"txn-{number}", created_at=10.0 * number, ends_at=10.0 * number + age))
+    done = drive(Plan(ADVISED), service, until=1200.0)
+    assert len(done.endings) == 80
+    assert statistics.mean(lags(done, service, since=240.0)) < 30
+
+
+def test_a_list_that_lags_is_used_where_lookups_are_too_few() -> None:
+    """Forty-five payments a minute on fifteen requests, in a list a minute behind, are seen as it shows them."""
+    service = PaperService(list_lag=60.0, stale=60.0)
+    for number in range(450):
+        age = 120.0 if number % 8 == 0 else 15.0
+        service.add(Paper(id=f"txn-{number}", created_at=number / 0.75, ends_at=number / 0.75 + age))
+    done = drive(Plan(ADVISED), service, until=900.0, interval=4.0)
+    assert len(done.endings) == 450
+    assert statistics.mean(lags(done, service, since=240.0)) < 75
+
+
+# When all is away, or one
+
+
+def test_after_an_outage_of_everything_the_list_is_asked_again_at_once() -> None:
+    """Its long pause is for a list that fails alone: the first lookup that is answered ends it."""
+    plan = Plan(ADVISED)
+    service = PaperService()
+    for number in range(30):
+        service.add(Paper(id=f"txn-{number}", created_at=0.0, ends_at=600.0))
+        plan.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
+    now, kinds = 1.0, set()
+    while now < 600:
+        now = max(now + 1, plan.ready_at())
+        request = plan.choose(now)
+        assert request is not None
+        kinds.add(type(request))
+        now += 30  # each request hangs until its time-out
+        plan.fail(plan.ask(request, now - 30), now, is_unreadable=False)
+    assert kinds == {Page, ById}
+    done = drive(plan, service, until=now + 60, track={}, start=now)
+    assert len(done.endings) == 30
+    assert max(at for at, _ in done.endings.values()) < now + 40
+
+
+@pytest.mark.parametrize("is_unreadable", [True, False])
+def test_one_payment_whose_lookups_fail_does_not_hold_up_the_others(is_unreadable: bool) -> None:
+    """They are seen all the same; and where it can not be read, it is asked for less and less."""
+    plan = Plan(ADVISED)
+    service = PaperService()
+    service.add(Paper(id="good", created_at=-1000.0))
+    for name in ("good", "odd"):
+        plan.track(name, 0.0, is_new=False, deadline=math.inf)
+    now, tried, seen = 0.0, [], []
+    while now < 4000:
+        now = max(now + 1, plan.ready_at())
+        request = plan.choose(now)
+        assert request is not None
+        asked = plan.ask(request, now)
+        if request == ById("odd"):
+            tried.append(now)
+            plan.fail(asked, now + LATENCY, is_unreadable=is_unreadable)
+            assert plan.ready_at() <= now + 31, "the other waits for its own looks only"
+            continue
+        seen.append(now)
+        if isinstance(request, ById):
+            row = service.get(request.transaction_id, now)
+            plan.take_transaction(asked, row, now + LATENCY)
+        else:
+            page = service.page(request.number, now, request.status)
+            plan.take_page(asked, page, now + LATENCY)
+    assert max(after - before for before, after in itertools.pairwise(seen)) < 130
+    if is_unreadable:
+        assert tried[-1] - tried[-2] >= 590
+        assert len(tried) <= 15
+
+
+# What can be read
+
+
+def body(*records: dict[str, Any], **pagination: Any) -> bytes:
+    page = msgspec.json.decode(page_answer(*records).content)
+    page["pagination"] |= pagination
+    page["pagination"] = {name: value for name, value in page["pagination"].items() if value != "missing"}
+    return msgspec.json.encode(page)
+
+
+@pytest.mark.parametrize("value", ["missing", None, "12", -1, 1.5])
+def test_a_count_that_is_missing_hides_no_row(value: Any) -> None:
+    """The poller needs the rows of a page; what is wrong with its counts, it finds out by itself."""
+    page = PageReader()(body(transaction_record("tx-1"), transaction_record("tx-2", "PENDING"), total_count=value))
+    assert [(row.id, row.is_final) for row in page.transactions] == [("tx-1", True), ("tx-2", False)]
+    assert page.pagination.total_count in (0, -1)
+    assert page.pagination.per_page == 100
+
+
+def test_a_row_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It is left out, and said once; the others are read as strictly as ever."""
+    read = PageReader()
+    odd = transaction_record("tx-2") | {"created_at": "yesterday"}
+    coerced = transaction_record("tx-3") | {"phone_number": 255681234501}
+    page = read(body(transaction_record("tx-1"), odd, coerced))
+    assert [row.id for row in page.transactions] == ["tx-1"]
+    assert isinstance(page.transactions[0].created_at, datetime)
+    read(body(transaction_record("tx-1"), odd))
+    assert len(caplog.records) == 1
+    assert "255681" not in caplog.text
+    read(body(transaction_record("tx-1")))
+    read(body(transaction_record("tx-1"), odd))
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    "broken", [b"<html>", b"[]", b"{}", b'{"transactions": 5}', body(transaction_record("tx-1") | {"status": 5})]
+)
+def test_what_is_no_page_is_an_error(broken: bytes) -> None:
+    """Where nothing can be read nothing is made up."""
+    with pytest.raises(DecodeError):
+        PageReader()(broken)
