@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 import attrs
-from anyio.lowlevel import checkpoint
 
 from mobilemoney_async._version import __version__
 from mobilemoney_async.arguments import (
@@ -33,13 +32,13 @@ from mobilemoney_async.calls.tokens import TokenAuth, TokenSource
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
 from mobilemoney_async.contract.endpoints import Effect, undocumented
 from mobilemoney_async.contract.limits import Schedule
-from mobilemoney_async.events import Handler
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
 from mobilemoney_async.values import Secret, refuse, require_seconds
 
 if TYPE_CHECKING:
+    from mobilemoney_async.events import Handler
     from mobilemoney_async.payments.desk import Desk
     from mobilemoney_async.payments.payments import Payments
     from mobilemoney_async.payments.store import SQLStore
@@ -91,7 +90,9 @@ class AsyncClient:
         http_client: An httpx client of yours (or httpx2's), never closed by us. Not together with `transport`.
         on_event: Is called with each event of `mobilemoney_async.events`, in the event loop. What it raises is logged,
             and harms nothing.
-        utcnow: The wall clock: returns an aware UTC datetime. With a store it is called in worker threads too.
+        utcnow: The wall clock: returns an aware UTC datetime. By default the host's; with a store in PostgreSQL the
+            database's, so that hosts whose clocks differ agree on the time. With a store it is called in worker
+            threads too.
 
     Raises:
         InvalidRequest: An argument is not what it accepts.
@@ -134,7 +135,6 @@ class AsyncClient:
             raise refuse("rate_limiter", "a RateLimiter")
         if on_event is not None and not callable(on_event):
             raise refuse("on_event", "a function of one event")
-        utcnow = _utcnow if utcnow is None else utcnow
         self._owns_wire = True
         self._store = self._attached = store
         wire = Wire(base_url, transport, http_client)
@@ -145,6 +145,7 @@ class AsyncClient:
 
             if not isinstance(store, SQLStore):
                 raise refuse("store", "an SQLStore")
+            utcnow = store._database.wall_clock.utcnow if utcnow is None else utcnow
             rate_limiter, tokens = share_limiter(store, rate_limiter), share_tokens(store, tokens, utcnow)
             store._attach()
         self._assemble(
@@ -153,7 +154,7 @@ class AsyncClient:
                 limiter=rate_limiter,
                 tokens=tokens,
                 options=options,
-                utcnow=utcnow,
+                utcnow=_utcnow if utcnow is None else utcnow,
                 random=random.random,
                 on_event=on_event,
             )
@@ -309,7 +310,8 @@ class AsyncClient:
             min_interval: The shortest time between two requests of the poller, seconds, at least 0. The contract
                 recommends 10 (section 8); the default is for merchants who want to know sooner.
             schedule: Other pauses between two looks at one payment than the advised ones (section 6).
-            resume: Whether to track every payment of the store that is not final, as after a restart.
+            resume: Whether to track every payment of the store that is not final, as after a restart. An ending that
+                is in the store already is not told again: ``client.payments`` has it.
 
         Raises:
             InvalidRequest: An argument is not what it accepts, or there is no store to resume from.
@@ -334,7 +336,7 @@ class AsyncClient:
         if self._owns_wire:
             await self._leave_store()
             await self._pipeline.wire.aclose()
-        await checkpoint()
+        await anyio.lowlevel.checkpoint()
 
     async def _leave_store(self) -> None:
         store, self._attached = self._attached, None

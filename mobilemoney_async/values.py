@@ -17,15 +17,16 @@ from mobilemoney_async.errors import InvalidRequest
 _AMOUNT = re.compile(r"[0-9]+(?:\.0+)?", re.ASCII)
 _AMOUNT_DIGITS = 28
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
-_PHONE_LIKE = re.compile(r"\+?[0-9][0-9 \-]{5,}[0-9]", re.ASCII)
-_SECRET_FIELD = re.compile(
-    r"""(["']?[\w-]*(?:password|token|secret|otp|pin|authorization|bearer)[\w-]*["']?(?:\s*[:=]\s*|\s+(?=[0-9])))"""
-    r"""("[^"]*"?|'[^']*'?|[^\s,;&}<]+)""",
-    re.IGNORECASE,
-)
-_TOKEN_LIKE = re.compile(r"[\w\-.~+/=]{24,}", re.ASCII)
-_LONG_NUMBER = re.compile(r"(?<![0-9+])[0-9]{6,}(?![0-9…])", re.ASCII)
 _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
+
+# What errors are cleaned with. Texts, which `re` compiles when the first error comes and keeps.
+_PHONE_LIKE = r"(?a)\+?[0-9][0-9 \-]{5,}[0-9]"
+_FIELD_TO_HIDE = (
+    r"""(?i)(["']?[\w-]*(?:password|token|secret|otp|pin|authorization|bearer)[\w-]*["']?(?:\s*[:=]\s*|\s+(?=[0-9])))"""
+    r"""("[^"]*"?|'[^']*'?|[^\s,;&}<]+)"""
+)
+_LONG_WORD = r"(?a)[\w\-.~+/=]{24,}"
+_LONG_NUMBER = r"(?a)(?<![0-9+])[0-9]{6,}(?![0-9…])"
 
 
 class Secret:
@@ -150,10 +151,10 @@ def redact(text: str, limit: int = 200) -> str:
         limit: The greatest length of the result, characters.
     """
     text = " ".join(text[: 8 * limit].split())
-    text = _SECRET_FIELD.sub(r"\1[redacted]", text)
-    text = _PHONE_LIKE.sub(lambda match: mask_phone_number(_compact(match[0])), text)
-    text = _TOKEN_LIKE.sub("[redacted]", text)
-    text = _LONG_NUMBER.sub("…", text)
+    text = re.sub(_FIELD_TO_HIDE, r"\1[redacted]", text)
+    text = re.sub(_PHONE_LIKE, lambda match: mask_phone_number(_compact(match[0])), text)
+    text = re.sub(_LONG_WORD, "[redacted]", text)
+    text = re.sub(_LONG_NUMBER, "…", text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
@@ -163,8 +164,10 @@ def require_text(argument: str, value: object) -> str:
     Raises:
         InvalidRequest: It is not a str, is blank, or holds a lone surrogate.
     """
-    if not isinstance(value, str) or not value.strip() or not can_encode(value):
+    if not isinstance(value, str) or not value.strip():
         raise refuse(argument, "a str that is not blank")
+    if not can_encode(value):
+        raise refuse(argument, "a str without lone surrogates: UTF-8 has none")
     return value
 
 
@@ -202,9 +205,10 @@ def require_seconds(argument: str, value: object, *, allow_zero: bool = False) -
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refuse(argument, f"a number of seconds, not {type(value).__name__}")
-    if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+    seconds = _as_float(value)
+    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not allow_zero):
         raise refuse(argument, f"a finite number of seconds, {'0 or more' if allow_zero else 'more than 0'}")
-    return float(value)
+    return seconds
 
 
 def require_factor(argument: str, value: object) -> float:
@@ -213,9 +217,21 @@ def require_factor(argument: str, value: object) -> float:
     Raises:
         InvalidRequest: It is not such a number.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 1:
-        raise refuse(argument, "a number of at least 1")
-    return float(value)
+    accepts = "a number of at least 1"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refuse(argument, accepts)
+    factor = _as_float(value)
+    if not math.isfinite(factor) or factor < 1:
+        raise refuse(argument, accepts)
+    return factor
+
+
+def _as_float(value: float) -> float:
+    """Return a number as a float; one that is too large for any is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def require_integer(argument: str, value: object, low: int, high: int | None = None) -> int:

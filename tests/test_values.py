@@ -301,6 +301,10 @@ class TestTexts:
             require_text("reference", value)
         assert caught.value.argument == "reference"
 
+    def test_a_text_that_utf_8_cannot_hold_is_not_called_blank(self) -> None:
+        with pytest.raises(InvalidRequest, match="surrogates"):
+            require_text("reference", "id\udfff")
+
     @pytest.mark.parametrize("value", [".", "..", "", " ", "\ud800", None, 7])
     def test_an_id_that_addresses_something_else_is_refused(self, value: Any) -> None:
         """No id turns one endpoint into another."""
@@ -338,7 +342,19 @@ class TestNumbersAndDates:
         assert isinstance(require_seconds("timeout", value), float)
 
     @pytest.mark.parametrize(
-        "value", [0, -1, float("nan"), float("inf"), True, "5", None, Decimal(5), dt.timedelta(seconds=5)]
+        "value",
+        [
+            0,
+            -1,
+            float("nan"),
+            float("inf"),
+            pytest.param(10**400, id="huge"),
+            True,
+            "5",
+            None,
+            Decimal(5),
+            dt.timedelta(5),
+        ],
     )
     def test_what_is_no_time_to_wait_is_refused(self, value: Any) -> None:
         with pytest.raises(InvalidRequest, match=r"^timeout: a (finite )?number of seconds"):

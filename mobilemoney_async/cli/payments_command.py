@@ -215,6 +215,8 @@ def confirm_absent(
         raise _missing(key, books)
     if not yes:
         report.print_payment(before, _utcnow(), unmasked=unmasked)
+        if not before.is_unresolved:
+            raise Refused(f"payment {key!r} is {before.state}, not unknown or absent: nothing was changed")
         report.print_warning()
         require_yes("Do you say that this payment does not exist?", otherwise="nothing was changed")
 
@@ -291,7 +293,7 @@ def _run(work: Callable[[PaymentBook], Awaitable[T]], books: _Books) -> T:
         from mobilemoney_async.payments.payments import PaymentBook  # needs the extra, which the store asks for
 
         try:
-            return await work(PaymentBook(store, _utcnow))
+            return await work(PaymentBook(store))
         finally:
             store.close()
 

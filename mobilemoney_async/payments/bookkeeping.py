@@ -95,13 +95,16 @@ def look_up(
     row = rows.by_key(connection, account, order.key)
     if row is None:
         return None, None
-    if (row.type, row.phone_number, row.amount, row.extra_digest) != (
-        str(order.type),
-        order.phone_number,
-        order.amount,
-        order.extra_digest,
-    ):
-        raise IdempotencyConflict("the idempotency key was used for another payment: nothing was sent")
+    pairs = {
+        "type": (row.type, str(order.type)),
+        "phone number": (row.phone_number, order.phone_number),
+        "amount": (row.amount, order.amount),
+        "extra": (row.extra_digest, order.extra_digest),
+    }
+    others = [name for name, (kept, given) in pairs.items() if kept != given]
+    if others:
+        said = "the idempotency key was used for another payment: nothing was sent"
+        raise IdempotencyConflict(f"{said}; that one has another {' and '.join(others)}")
     text = row.acknowledgement
     return rows.read(row), None if text is None else attrs.evolve(load_acknowledgement(text), idempotency_key=row.key)
 
@@ -299,7 +302,8 @@ def duplicate(twin: PaymentRecord) -> DuplicateSuspected:
     """Return the error for an order whose twin is unidentified."""
     what = "is on its way" if twin.state is PaymentState.SENDING else f"is {twin.state}"
     return DuplicateSuspected(
-        f"a {twin.type} of the same amount for the same phone number {what} under another key: nothing was sent",
+        f"a {twin.type} of the same amount for the same phone number {what} under the key {twin.key!r}: "
+        "nothing was sent; this one may go once that one is found out or confirmed absent",
         other_key=twin.key,
     )
 

@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 import anyio
 import sqlalchemy as sa
 from anyio.lowlevel import RunVar
-from sqlalchemy.engine import make_url
 
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments import schema
-from mobilemoney_async.values import redact, refuse
+from mobilemoney_async.payments.address import file_of, obstacle, read_url
+from mobilemoney_async.payments.wall_clock import WallClock
+from mobilemoney_async.values import redact
 from mobilemoney_async.worker_threads import clock_stands_still, run_in_thread
 
 T = TypeVar("T")
@@ -33,7 +34,6 @@ _PATIENCE = 10
 # Seconds for which it waits for its turn in this process before that.
 _QUEUE = 10
 _THREADS = 8
-_ACCEPTS = '"sqlite:///payments.db" or "postgresql+psycopg://user:password@host/database"'
 
 _threads: RunVar[anyio.CapacityLimiter] = RunVar("mobilemoney_async_store_threads")
 _loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
@@ -53,14 +53,24 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = _check_url(url)
+        self._url = read_url(url)
         self.dialect: str = self._url.get_backend_name()
+        self.wall_clock: WallClock = WallClock()
         self._is_prepared = False
         self._engine: sa.Engine | None = None
         self._begin_anew()
 
     def __repr__(self) -> str:
         return f"<Database {self._url.render_as_string(hide_password=True)}>"
+
+    async def open(self) -> None:
+        """Make the tables where they are missing, and learn the time, unless that was done before.
+
+        Raises:
+            StoreError: The database failed, or cannot be reached.
+        """
+        if not self._is_prepared:
+            await self.read(lambda _: None)
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run work that changes nothing, and return what it returns.
@@ -81,8 +91,9 @@ class Database:
         Args:
             work: Gets a connection inside a transaction that no other writer of SQLite shares; on PostgreSQL it locks
                 the rows that it reads and changes. May run in any thread. An exception of it rolls everything back.
-            durable: Whether the commit is on disk when this returns. What may be lost with the machine's power, such
-                as the rate budget, need not be.
+            durable: Whether the commit of SQLite is on disk when this returns. What may be lost with the power of the
+                machine, since all processes that it was for are lost too, need not be. That of PostgreSQL always is:
+                after a crash its server is back in a second, and finds them sending.
             then: Called in the thread with what the work returns, once it is committed: also where the task that waits
                 for it is cancelled meanwhile and never gets it.
 
@@ -120,7 +131,7 @@ class Database:
 
                 def clock() -> float:
                     nonlocal seen, at
-                    seen = float(connection.execute(_POSTGRESQL_CLOCK).scalar_one())
+                    seen = self.wall_clock.look(connection)
                     at = time.monotonic()
                     return seen
 
@@ -155,8 +166,7 @@ class Database:
     @property
     def file(self) -> Path | None:
         """The file of an SQLite database, which need not exist; None for PostgreSQL, and for a URI of SQLite's."""
-        is_file = self.dialect == "sqlite" and "uri" not in self._url.query
-        return Path(str(self._url.database)) if is_file else None
+        return file_of(self._url)
 
     async def peek(self, work: Callable[[sa.Connection], T]) -> T:
         """Run work on a connection of its own, without making or migrating the tables, and roll it back.
@@ -174,7 +184,7 @@ class Database:
                     finally:
                         transaction.rollback()
             except (sa.exc.SQLAlchemyError, OSError) as exc:
-                raise _failed(exc) from None
+                raise self._failed(exc) from None
             finally:
                 engine.dispose()
 
@@ -185,6 +195,13 @@ class Database:
         with self._lock:
             if self._engine is not None and self._pid == os.getpid():
                 self._engine.dispose()
+
+    def _failed(self, exc: Exception) -> StoreError:
+        cause = getattr(exc, "orig", None) or exc
+        said = f"the store failed: {type(cause).__name__}: {redact(str(cause))}"
+        if self.file is not None:
+            said += f" ({': '.join(filter(None, [str(self.file), obstacle(self.file)]))})"
+        return StoreError(said, outcome="not_sent")
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
@@ -210,7 +227,7 @@ class Database:
             until = time.monotonic() + _QUEUE
             pooled = self._ready_engine(until).raw_connection()
         except (sa.exc.SQLAlchemyError, OSError) as exc:
-            raise _failed(exc) from None
+            raise self._failed(exc) from None
         driver: Any = pooled.driver_connection
         pooled.detach()  # the pool may open another one in its place
         try:
@@ -218,7 +235,7 @@ class Database:
             driver.execute(statement)
         except Exception as exc:  # noqa: BLE001 (the driver's own)
             driver.close()
-            raise _failed(exc) from None
+            raise self._failed(exc) from None
         return driver
 
     def _transact(
@@ -231,12 +248,10 @@ class Database:
                 with _turn(self._writer, until):
                     return self._on_sqlite(engine, work, durable=durable)
             with engine.begin() as connection:
-                if writes and not durable:
-                    connection.execute(sa.text("SET LOCAL synchronous_commit TO off"))
                 return work(connection)
         except (sa.exc.SQLAlchemyError, OSError) as exc:
             # Not as the cause: a driver quotes the values of a row in its errors, phone numbers among them.
-            raise _failed(exc) from None
+            raise self._failed(exc) from None
 
     def _on_sqlite(self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, durable: bool) -> T:
         with engine.connect() as connection:
@@ -262,6 +277,7 @@ class Database:
                 else:
                     with engine.begin() as connection:
                         schema.prepare(connection)
+                        self.wall_clock.look(connection)
                 self._is_prepared = True
             return engine
 
@@ -286,42 +302,6 @@ def _turn(lock: threading.Lock, until: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _check_url(url: object) -> sa.URL:
-    """Return what a URL means, whatever becomes of the working directory.
-
-    Raises:
-        InvalidRequest: It is none of ours, or needs an extra.
-    """
-    if not isinstance(url, str):
-        raise refuse("url", _ACCEPTS)
-    try:
-        read = make_url(url)
-        read.get_backend_name()
-    except Exception:  # noqa: BLE001 (whatever SQLAlchemy raises; it may quote a password)
-        raise refuse("url", _ACCEPTS) from None
-    # With another driver it is asked for a reason, encryption say.
-    if read.drivername in {"sqlite", "sqlite+pysqlite"}:
-        return _check_file(read)
-    if read.drivername not in {"postgresql", "postgresql+psycopg"}:
-        raise refuse("url", _ACCEPTS)
-    try:
-        import psycopg  # noqa: F401 (here, since only who has PostgreSQL needs it)
-    except ImportError as exc:
-        raise refuse("url", 'PostgreSQL needs the extra: pip install "mobilemoney-async[postgres]"') from exc
-    return read.set(drivername="postgresql+psycopg")
-
-
-def _check_file(url: sa.URL) -> sa.URL:
-    file = url.database or ""
-    if file in {"", "file:"} or ":memory:" in file or url.query.get("mode") == "memory":
-        raise refuse("url", "a database that outlives the process: " + _ACCEPTS)
-    url = url.set(drivername="sqlite+pysqlite")
-    return url if "uri" in url.query else url.set(database=os.path.abspath(file))
-
-
-_POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 
 def _ahead_of_the_host() -> float:
@@ -388,8 +368,3 @@ def _use_wal(connection: Any) -> None:
 def _on_begin(connection: sa.Connection) -> None:
     writes = connection.get_execution_options().get("mobilemoney_writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _failed(exc: Exception) -> StoreError:
-    cause = getattr(exc, "orig", None) or exc
-    return StoreError(f"the store failed: {type(cause).__name__}: {redact(str(cause))}", outcome="not_sent")

@@ -50,6 +50,8 @@ _MARGIN = 5.0
 _FIRST_LOOK, _LOOK_FACTOR, _LAST_LOOK = 0.05, 1.5, 1.0
 # Seconds between attempts to record an answer while the database is away.
 _SAVE_PAUSES = (0.1, 0.5, 1.0)
+# How many transactions that a payment may be are named in an error.
+_MOST_NAMED = 3
 
 _EVENTS: Mapping[CallOutcome, Event] = {
     "not_sent": Event.FAIL_UNSENT,
@@ -320,7 +322,9 @@ def _unknown(record: PaymentRecord) -> OutcomeUnknown:
     if record.state is PaymentState.ABSENT:
         said = "the service's list does not show the payment: confirm_absent() lets it be sent again"
     elif record.is_ambiguous:
-        said = "the payment may be one of several transactions: a person has to look"
+        named = [*record.candidates[:_MOST_NAMED], *(["another"] if record.candidates[_MOST_NAMED:] else [])]
+        said = f"the payment may be {' or '.join(named)}: a person has to look, and to say by identify() or "
+        said += "confirm_absent() what it is"
     else:
         said = "the payment may or may not exist, and was not found yet"
     assert record.sent_at is not None

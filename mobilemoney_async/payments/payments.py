@@ -43,12 +43,12 @@ class PaymentBook:
 
     Args:
         store: Keeps the payments.
-        utcnow: The wall clock: returns an aware UTC datetime.
+        utcnow: The wall clock: returns an aware UTC datetime. None for that which all processes of the store share.
     """
 
-    def __init__(self, store: SQLStore, utcnow: Callable[[], datetime]) -> None:
+    def __init__(self, store: SQLStore, utcnow: Callable[[], datetime] | None = None) -> None:
         self._store = store
-        self._utcnow = utcnow
+        self._utcnow = store._database.wall_clock.utcnow if utcnow is None else utcnow
 
     async def get(self, key: str) -> PaymentRecord | None:
         """Return the payment of an idempotency key with its history, or None where the key was never used.
@@ -82,10 +82,10 @@ class PaymentBook:
         """
         if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
             raise refuse("since", "an aware datetime")
-        if limit is not None:
-            require_integer("limit", limit, 1)
+        # No database has more rows, and none takes a larger number.
+        limit = None if limit is None else min(require_integer("limit", limit, 1), 2**63 - 1)
         states = _check_states(state)
-        kind = None if type is None else TransactionType(require_text("type", type))
+        kind = None if type is None else _check_type(type)
         account = self._store.account
 
         def look(connection: Any) -> builtins.list[PaymentRecord]:
@@ -152,7 +152,9 @@ class PaymentBook:
         """
         require_name("key", key)
         require_text("note", note)
-        store, now = self._store, self._utcnow()
+        store = self._store
+        await store._database.open()
+        now = self._utcnow()
         async with store._turns.take(key):  # a create of this process is over then
             await unsaved.flush(store, key=key)
 
@@ -277,6 +279,14 @@ def _unresolved(connection: Any, account: str, key: str, now: datetime) -> Payme
         what = "on its way" if record.state is PaymentState.SENDING else str(record.state)
         raise StoreError(f"payment {key!r} is {what}, not unknown or absent", outcome="not_sent")
     return record
+
+
+def _check_type(kind: object) -> TransactionType:
+    """Return which of the two types is asked for: another would find nothing, as if there were no such payments."""
+    for each in TransactionType:
+        if kind == each:
+            return each
+    raise refuse("type", "collection or disbursement")
 
 
 def _check_states(state: object) -> builtins.list[PaymentState] | None:

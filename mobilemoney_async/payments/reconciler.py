@@ -101,9 +101,11 @@ class Reconciler:
             return await self._reconcile(None, stale_after)
 
     async def _reconcile(self, key: str | None, stale_after: float | None) -> list[PaymentRecord]:
-        store, now = self._store, self._pipeline.utcnow()
+        store = self._store
+        await store._database.open()
+        now = self._pipeline.utcnow()
         await unsaved.flush(store, key=key)
-        busy = set(store._turns.held()) - {key}
+        busy = store._turns.held(but=key)
 
         def begin(connection: Any) -> list[PaymentRecord]:
             findings.take_stale(connection, store.account, now, keep=busy, stale_after=stale_after)

@@ -47,7 +47,7 @@ async def flush(store: SQLStore, *, key: str | None = None) -> None:
     """
     if not store._unsaved:
         return
-    busy = set(store._turns.held()) - {key}
+    busy = store._turns.held(but=key)
     for change in [each for each in store._unsaved.values() if each.key not in busy]:
         try:
             await save(store, change)

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import anyio
-from anyio.lowlevel import current_token
 
 T = TypeVar("T")
 
@@ -22,7 +21,7 @@ _running: set[object] = set()
 
 def start(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Start a coroutine that ends by itself and raises nothing but cancellation, on the running event loop."""
-    loop: Any = current_token().native_token
+    loop: Any = anyio.lowlevel.current_token().native_token
     if hasattr(loop, "create_task"):
         task = loop.create_task(work())
         _running.add(task)  # the loop itself keeps only a weak reference

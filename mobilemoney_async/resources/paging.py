@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Self
 
-from anyio.lowlevel import checkpoint
+import anyio
 
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.resources.ahead import Ahead
@@ -174,7 +174,7 @@ class _Items:
         else:
             if self._next == 1:
                 self._pages.look_ahead()
-            await checkpoint()  # which also lets the next page come nearer
+            await anyio.lowlevel.checkpoint()  # which also lets the next page come nearer
         self._next += 1
         return self._rows[self._next - 1]
 

@@ -339,6 +339,17 @@ class TestConfirmAbsent:
         assert result.exit_code == 1
         assert result.stderr == ("mobilemoney payments: payment 'order-1' is ACKNOWLEDGED, not unknown or absent\n")
 
+    def test_nobody_is_asked_about_a_payment_that_exists(
+        self, sandbox: Sandbox, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who gives the key of a payment that is known sees it, and is not asked for a word that would not count."""
+        pay(sandbox, url, "order-1")
+        monkeypatch.setattr("typer.confirm", lambda *args, **options: pytest.fail("somebody was asked"))
+        result = run("confirm-absent", "order-1", "--note", "x", "--store", url)
+        assert result.exit_code == 1
+        assert "ACKNOWLEDGED" in result.stdout
+        assert result.stderr.endswith("is ACKNOWLEDGED, not unknown or absent: nothing was changed\n")
+
     def test_an_unknown_key_and_a_blank_note_are_errors(self, sandbox: Sandbox, url: str) -> None:
         pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
         assert run("confirm-absent", "order-9", "--note", "x", "--yes", "--store", url).exit_code == 1

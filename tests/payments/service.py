@@ -70,6 +70,8 @@ class Line(httpx.AsyncBaseTransport):
         await _call(self.after, request)
         if self.has_dates:
             response.headers["date"] = format_datetime(self._sandbox.now, usegmt=True)
+        else:
+            response.headers.pop("date", None)
         return response
 
 

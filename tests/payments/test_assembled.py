@@ -1,11 +1,19 @@
 """The whole, as a merchant's processes use it: two clients with stores of their own on one database."""
 
+import itertools
+import json
+import threading
+from typing import Literal
+
+import anyio
+import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient, LoginAuth, RateLimiter, SQLStore, StoreError
+from mobilemoney_async import AsyncClient, DuplicateSuspected, LoginAuth, RateLimiter, SQLStore, StoreError
 from mobilemoney_async.payments.database import Database
 from mobilemoney_async.payments.shared_limiter import SharedLimiter
 from mobilemoney_async.sandbox import Sandbox
+from mobilemoney_async.testing import acknowledgement_answer
 from tests.payments.service import World, make_world
 
 pytestmark = pytest.mark.anyio
@@ -67,3 +75,66 @@ async def test_a_shared_limiter_is_not_shared_twice(sqlite_file_url: str) -> Non
         assert isinstance(limiter, SharedLimiter)
         async with world.client(rate_limiter=limiter) as other:
             assert other._pipeline.limiter is limiter
+
+
+class Slow(httpx.AsyncBaseTransport):
+    """A service that takes a moment for each payment, and may be called from several threads.
+
+    Attributes:
+        made: The phone number of each payment.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self._numbers = itertools.count(1)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        phone_number = json.loads(await request.aread())["phone_number"]
+        self.made.append(phone_number)
+        await anyio.sleep(0.01)
+        return acknowledgement_answer(f"tx-{next(self._numbers)}", phone_number=phone_number)
+
+
+def test_one_store_serves_event_loops_in_several_threads(store_url: str) -> None:
+    """One store may be given to clients on asyncio and on trio: all of them together send each key once."""
+    store, service = SQLStore(store_url), Slow()
+    told: dict[str, dict[str, str]] = {"asyncio": {}, "trio": {}}
+
+    async def pay(loop: str) -> None:
+        async with AsyncClient(
+            "https://service.invalid/v1",
+            auth="token",
+            store=store,
+            transport=service,
+            rate_limiter=RateLimiter(per_minute=60_000, burst=1000),
+        ) as client:
+
+            async def create(number: int) -> None:
+                phone_number, key = f"+2556812345{number:02}", f"order-{number}"
+                while True:
+                    try:
+                        answer = await client.collections.create(
+                            phone_number=phone_number, amount=1000, idempotency_key=key
+                        )
+                    except DuplicateSuspected:  # in the other loop it is on its way
+                        await anyio.sleep(0.05)
+                    else:
+                        told[loop][key] = answer.transaction_id
+                        return
+
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as tasks:
+                    for number in range(20):
+                        tasks.start_soon(create, number)
+
+    def run(loop: Literal["asyncio", "trio"]) -> None:
+        anyio.run(pay, loop, backend=loop)
+
+    threads = [threading.Thread(target=run, args=(loop,)) for loop in told]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told["asyncio"] == told["trio"]
+    assert len(told["trio"]) == 20
+    assert sorted(service.made) == [f"+2556812345{number:02}" for number in range(20)]

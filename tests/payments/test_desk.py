@@ -159,7 +159,7 @@ OTHER: list[dict[str, Any]] = [
 @pytest.mark.parametrize("state", ["ACKNOWLEDGED", "UNKNOWN", "NOT_SENT"])
 @on_asyncio
 async def test_a_key_is_for_one_payment(sqlite_file_url: str, other: dict[str, Any], state: str) -> None:
-    """A key with another amount, phone number or extra field is a conflict, whatever became of the first."""
+    """A key with another amount, phone number or extra field is a conflict that names it, whatever the first became."""
     world = make_world(sqlite_file_url)
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
         if state == "UNKNOWN":
@@ -174,7 +174,8 @@ async def test_a_key_is_for_one_payment(sqlite_file_url: str, other: dict[str, A
         with pytest.raises(IdempotencyConflict) as caught:
             await create(client, **other)
         assert (caught.value.outcome, caught.value.idempotency_key) == ("not_sent", "order-1")
-        with pytest.raises(IdempotencyConflict):
+        assert str(caught.value).endswith(f"that one has another {next(iter(other)).replace('_', ' ')}")
+        with pytest.raises(IdempotencyConflict, match=r"another type$"):
             await client.disbursements.create(**ORDER, idempotency_key="order-1")
     assert world.sent == sent
     assert PHONE_NUMBER not in str(caught.value)
@@ -387,6 +388,7 @@ async def test_no_twin_of_an_unknown_payment(store_url: str, fault: Fault) -> No
             with pytest.raises(DuplicateSuspected) as caught:
                 await create(each, "order-2")
             assert (caught.value.other_key, caught.value.outcome) == ("order-1", "not_sent")
+            assert "under the key 'order-1': nothing was sent" in str(caught.value)
             assert caught.value.idempotency_key == "order-2"
             assert PHONE_NUMBER not in str(caught.value)
         assert world.sent == 1

@@ -18,7 +18,7 @@ from tests.payments.crash_worker import ONCE_MORE, Job, Order, wide_open
 from tests.payments.merchant import Held, Merchant, all_is_paid, creates, faulty_sandbox, make_orders, open_merchant
 from tests.payments.nursery import Nursery, nursery
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.untraced]
 
 # Both databases and both loops, in half the time of all four pairs.
 BOTH = pytest.mark.parametrize(

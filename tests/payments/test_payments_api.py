@@ -51,6 +51,18 @@ async def fill(world: World) -> None:
             await client.disbursements.create(phone_number=PHONE_NUMBER, amount=7, idempotency_key="refused")
 
 
+async def test_any_limit_is_taken_and_no_other_type(store_url: str) -> None:
+    """A limit beyond what a database can count is as good as none; a mistyped type is refused, not found empty."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await client.collections.create(**ORDER, idempotency_key="order-1")
+        (payment,) = await client.payments.list(type="collection", limit=10**30)
+        assert payment.key == "order-1"
+        for kind in ("colection", "COLLECTION", "", 7):
+            with pytest.raises(InvalidRequest, match="type: collection or disbursement"):
+                await client.payments.list(type=kind)  # type: ignore[arg-type]
+
+
 async def test_payments_are_listed(store_url: str) -> None:
     """Payments are listed oldest first, by one state or several, by type, since a time, and up to a number."""
     world = make_world(store_url)

@@ -152,8 +152,9 @@ async def test_several_matches_are_for_a_person(store_url: str) -> None:
         assert record.state == "UNKNOWN"
         assert record.is_ambiguous
         assert record.candidates == tuple(sorted([world.made[0], other]))
-        with pytest.raises(OutcomeUnknown, match="a person has to look"):
+        with pytest.raises(OutcomeUnknown, match="a person has to look") as caught:
             await create(client)
+        assert " or ".join(record.candidates) in str(caught.value)
         with pytest.raises(DuplicateSuspected):
             await create(client, "order-2")
         record = await get(client)

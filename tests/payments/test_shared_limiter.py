@@ -26,6 +26,7 @@ from mobilemoney_async.sandbox.rate_limit import RateLimit
 from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
 from tests.calls.test_limiter import Queue
+from tests.support.databases import Postgres
 from tests.support.fakes import settle
 from tests.support.processes import let_children_import_tests
 
@@ -458,6 +459,24 @@ async def test_accounts_have_budgets_of_their_own(store_url: str) -> None:
             await limiter.acquire()
             assert limiter.usage().granted == 1
             assert not limiter.has_capacity()
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_server_that_crashes_forgets_no_request(postgres_server: Postgres) -> None:
+    """When PostgreSQL is back a second after a crash, what was sent just before counts, and no second burst follows."""
+    url = postgres_server.new_database()
+    limit = RateLimiter(window=3600)
+    with contextlib.closing(Database(url)) as one, contextlib.closing(Database(url)) as other:
+        with postgres_server.writing_late(), anyio.fail_after(2 * PATIENCE):
+            limiter = SharedLimiter(limit, one, "merchant")
+            for _ in range(5):
+                await limiter.acquire()
+            await anyio.to_thread.run_sync(postgres_server.crash)
+            limiter = SharedLimiter(limit, other, "merchant")
+            await limiter.acquire()
+    assert limiter.usage().granted == 6
 
 
 @pytest.mark.anyio

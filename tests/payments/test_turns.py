@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import anyio
 import pytest
 
@@ -83,3 +85,35 @@ async def test_who_waits_is_held_too() -> None:
         assert list(turns.held()) == ["key"]
         await anyio.sleep(1)
         assert list(turns.held()) == []
+
+
+async def test_what_the_caller_has_does_not_count() -> None:
+    """Whoever asks what others hold may leave a name out that it holds itself."""
+    turns = Turns()
+    async with turns.take("own"), turns.take("other"):
+        assert list(turns.held(but="own")) == ["other"]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("other_loop", ["asyncio", "trio"])
+async def test_loops_in_other_threads_do_not_wait_for_each_other(other_loop: str) -> None:
+    """Each event loop has its own line for a name; what any of them holds, all of them see."""
+    turns, taken, done = Turns(), threading.Event(), threading.Event()
+
+    async def take() -> None:
+        async with turns.take("key"), turns.take("theirs"):
+            taken.set()
+            await anyio.to_thread.run_sync(done.wait, 60)
+
+    thread = threading.Thread(target=anyio.run, args=(take,), kwargs={"backend": other_loop})
+    thread.start()
+    try:
+        assert await anyio.to_thread.run_sync(taken.wait, 60)
+        with anyio.fail_after(60):
+            async with turns.take("key"):
+                assert set(turns.held()) == {"key", "theirs"}
+                assert set(turns.held(but="key")) == {"key", "theirs"}  # the other loop's
+    finally:
+        done.set()
+        await anyio.to_thread.run_sync(thread.join)
+    assert not turns.held()

