@@ -78,7 +78,7 @@ class TokenRenewed:
     """A login was made, by this client.
 
     Attributes:
-        error: The class of the error where it failed, or None.
+        error: The class of the error where it failed, or was cancelled; None where there is a token.
         duration: Seconds.
     """
 

@@ -23,7 +23,7 @@ from mobilemoney_async.events import (
     TokenRenewed,
 )
 from mobilemoney_async.sandbox import Sandbox
-from tests.support.fakes import EMAIL, NOON, PASSWORD, PHONE_NUMBER, FakeTransport, make_client, refusal, script
+from tests.support.fakes import EMAIL, NOON, PASSWORD, PHONE_NUMBER, FakeTransport, Sent, make_client, refusal, script
 from tests.support.server import Response
 
 pytestmark = pytest.mark.anyio
@@ -88,6 +88,22 @@ async def test_a_login_is_an_event() -> None:
     assert renewed.error is None
     assert PASSWORD not in repr(events)
     assert EMAIL not in repr(events)
+
+
+async def test_a_login_that_is_cut_short_is_not_told_as_a_success() -> None:
+    """An alarm that counts logins without an error counts tokens."""
+    events: list[Event] = []
+
+    async def hang(sent: Sent) -> Response:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with make_client(FakeTransport(hang), auth=LoginAuth(EMAIL, PASSWORD), on_event=events.append) as client:
+        with anyio.move_on_after(1):
+            await client.transactions.get("tx-1")
+    (renewed,) = of(TokenRenewed, events)
+    assert isinstance(renewed, TokenRenewed)
+    assert renewed.error in {"CancelledError", "Cancelled"}
 
 
 async def test_a_payment_of_which_nobody_knows_is_an_event() -> None:

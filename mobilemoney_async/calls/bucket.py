@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
-
-import attrs
+from typing import NamedTuple, Protocol
 
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.limits import POLLING_INTERVAL
@@ -29,8 +27,7 @@ from mobilemoney_async.contract.limits import POLLING_INTERVAL
 _ROUNDING = 1e-6
 
 
-@attrs.frozen(kw_only=True)
-class Usage:
+class Usage(NamedTuple):
     """How much of the limit has been used of late.
 
     Attributes:
@@ -62,8 +59,7 @@ def patience(per_minute: float) -> dict[Priority, float]:
     }
 
 
-@attrs.frozen(kw_only=True)
-class Past:
+class Past(NamedTuple):
     """What a bucket remembers, in a form that can be kept elsewhere.
 
     Attributes:

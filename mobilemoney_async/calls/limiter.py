@@ -12,17 +12,18 @@ back goes to the bucket, since the service may have said "hold" in the meantime.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
-from anyio.lowlevel import current_token
 
 from mobilemoney_async.calls.bucket import Bucket, Places, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.values import refuse, require_integer, require_seconds
+
+if TYPE_CHECKING:
+    from anyio.abc import AsyncBackend
 
 # Below what clocks and floats can tell apart: a timer may ring this much early.
 _TICK = 1e-9
@@ -33,9 +34,9 @@ class _Waiter:
 
     __slots__ = ("error", "granted", "since", "woken")
 
-    def __init__(self, since: float) -> None:
+    def __init__(self, since: float, woken: anyio.Event) -> None:
         self.since = since
-        self.woken = anyio.Event()  # has a grant or an error, or is to keep the time
+        self.woken = woken  # has a grant or an error, or is to keep the time
         self.granted = False
         self.error: Exception | None = None  # then it is in line no longer
 
@@ -111,7 +112,7 @@ class RateLimiter:
         self._places = 0
         self._timekeeper: _Waiter | None = None
         self._alarm: anyio.CancelScope | None = None
-        self._clock: Callable[[], float] | None = None
+        self._backend: type[AsyncBackend] | None = None
 
     def has_capacity(self) -> bool:
         """Return whether a request could go now without waiting. Call it inside the event loop."""
@@ -150,13 +151,13 @@ class RateLimiter:
 
     def _now(self) -> float:
         """Return `anyio.current_time()`, without asking each time which event loop library runs."""
-        if self._clock is not None:
+        if self._backend is not None:
             try:
-                return self._clock()
+                return self._backend.current_time()
             except RuntimeError:  # another library than last time
                 pass
-        self._clock = current_token().backend_class.current_time
-        return self._clock()
+        self._backend = anyio.lowlevel.current_token().backend_class
+        return self._backend.current_time()
 
     async def __aenter__(self) -> Self:
         await self.acquire()
@@ -168,8 +169,10 @@ class RateLimiter:
         return None
 
     async def _wait(self, lane: _Lane, now: float, *, ahead: bool) -> None:
+        assert self._backend is not None  # `now` comes from it
         place = self._places = self._places + 1
-        waiter = lane.waiters[place] = _Waiter(now)
+        # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
+        waiter = lane.waiters[place] = _Waiter(now, self._backend.create_event())
         if ahead:
             lane.waiters.move_to_end(place, last=False)
         self._waiting += 1
@@ -199,15 +202,16 @@ class RateLimiter:
         while not me.granted:
             # Without a deadline: a scope that ends by itself, thousands of times, costs more than the sleep.
             with anyio.CancelScope() as self._alarm:
+                now = self._now()
                 while not me.granted:
-                    now = self._now()
                     ready_at = self._bucket.ready_at()
                     if ready_at > now + _TICK:
                         await self._pause(now, ready_at)
+                        now = self._now()
                         continue
-                    now = max(now, ready_at)
-                    self._bucket.take(now)
-                    self._grant_to_next(now)
+                    granted_at = max(now, ready_at)
+                    self._bucket.take(granted_at)
+                    self._grant_to_next(granted_at)
 
     async def _pause(self, now: float, ready_at: float) -> None:
         """Let time pass, until `ready_at` at most; it is looked again then."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 import attrs
@@ -31,16 +31,11 @@ from mobilemoney_async.errors import (
     StoreError,
     TokenExpired,
 )
-from mobilemoney_async.events import (
-    AttemptEnded,
-    Handler,
-    LimiterWaited,
-    PaymentUnknown,
-    RetryScheduled,
-    TokenRenewed,
-    emit,
-)
 from mobilemoney_async.values import HiddenText, Secret, require_bearer
+
+if TYPE_CHECKING:
+    from mobilemoney_async.calls.telling import Teller
+    from mobilemoney_async.events import Handler
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -92,7 +87,7 @@ class Journal(Protocol):
         ...
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Call:
     """One call as it goes on: what to send, and how far it has come."""
 
@@ -113,7 +108,7 @@ class _Call:
     refusal: MobileMoneyError | None = None
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Pipeline:
     """Makes calls with one client's parts.
 
@@ -134,6 +129,14 @@ class Pipeline:
     utcnow: Callable[[], datetime]
     random: Callable[[], float]
     on_event: Handler | None = None
+    _teller: Teller | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        if self.on_event is not None:
+            # Here, since the events take a tenth of the import, and few programs listen.
+            from mobilemoney_async.calls.telling import Teller
+
+            self._teller = Teller(self.on_event)
 
     async def call(
         self,
@@ -162,6 +165,7 @@ class Pipeline:
                 on its way may have been processed.
         """
         self.wire.check_open()
+        self.wire.prepare()
         call = _Call(
             endpoint=endpoint,
             target=endpoint.target(identifiers or {}, query or {}),
@@ -228,15 +232,8 @@ class Pipeline:
             self.tokens.rejected(call.token, replacement=renewed)
         if decision.hold:
             self.limiter.hold(decision.hold)
-        if self.on_event is not None and decision.action is not Action.RAISE:
-            again = RetryScheduled(
-                method=call.endpoint.method,
-                path=call.endpoint.shown,
-                attempt=call.attempts,
-                delay=decision.hold or decision.pause,
-                error=type(error).__name__,
-            )
-            emit(self.on_event, again)
+        if self._teller is not None and decision.action is not Action.RAISE:
+            self._teller.retry_scheduled(call.endpoint, call.attempts, error, decision.hold or decision.pause)
 
     async def _prepare(self, call: _Call) -> None:
         """Wait for everything that an attempt needs, so that nothing has been sent while it waits."""
@@ -248,8 +245,8 @@ class Pipeline:
                 raise call.refusal
         asked_at = anyio.current_time()
         await self.limiter.acquire(call.lane, ahead=call.ahead)
-        if self.on_event is not None and (waited := anyio.current_time() - asked_at) > 0:
-            emit(self.on_event, LimiterWaited(lane=call.lane.name, waited=waited))
+        if self._teller is not None:
+            self._teller.waited(call.lane, anyio.current_time() - asked_at)
         if call.endpoint.bearer:
             # After the limiter: it may have been a long wait.
             granted_at = anyio.current_time()
@@ -311,22 +308,12 @@ class Pipeline:
 
     def _tell(self, call: _Call, status: int | None, error: BaseException | None, took: float) -> None:
         """Log an attempt, and hand it on as an event."""
-        method, path = call.endpoint.method, call.endpoint.shown
         if logger.isEnabledFor(logging.DEBUG):
+            method, path = call.endpoint.method, call.endpoint.shown
             shown = "no answer" if status is None else status
             logger.debug("%s %s: %s in %.3f s, attempt %d", method, path, shown, took, call.attempts)
-        if self.on_event is not None:
-            known = error.outcome if isinstance(error, MobileMoneyError) else "cancelled"
-            ended = AttemptEnded(
-                method=method,
-                path=path,
-                attempt=call.attempts,
-                status_code=status,
-                outcome="answered" if error is None else known,
-                error=None if error is None else type(error).__name__,
-                duration=took,
-            )
-            emit(self.on_event, ended)
+        if self._teller is not None:
+            self._teller.attempt_ended(call.endpoint, call.attempts, status_code=status, error=error, duration=took)
 
     def _headers(self, call: _Call) -> dict[str, str]:
         headers = dict(self.options.headers)
@@ -357,14 +344,13 @@ class Pipeline:
         if call.endpoint.effect is not Effect.MONEY or error.outcome != "unknown":
             return error
         assert call.sent_at is not None
+        key = call.idempotency_key or ""
         unknown = OutcomeUnknown(
-            f"the payment may or may not exist: {error}",
-            idempotency_key=call.idempotency_key or "",
-            sent_at=call.sent_at,
+            f"the payment may or may not exist: {error}", idempotency_key=key, sent_at=call.sent_at
         )
         unknown.__cause__ = error
-        key, cause = call.idempotency_key or "", type(error).__name__
-        emit(self.on_event, PaymentUnknown(idempotency_key=key, sent_at=call.sent_at, error=cause))
+        if self._teller is not None:
+            self._teller.payment_unknown(key, call.sent_at, error)
         return unknown
 
     async def _token(self) -> Secret:
@@ -383,9 +369,10 @@ class Pipeline:
         asked_at, error = anyio.current_time(), None
         try:
             result: LoginResult = await self._run(call)
-        except MobileMoneyError as exc:
-            error = type(exc).__name__
+        except BaseException as exc:  # a cancellation too: there is no token
+            error = exc
             raise
         finally:
-            emit(self.on_event, TokenRenewed(error=error, duration=anyio.current_time() - asked_at))
+            if self._teller is not None:
+                self._teller.token_renewed(error, anyio.current_time() - asked_at)
         return result

@@ -6,6 +6,7 @@ Invariant: a MONEY call is repeated only after a failure that proves it was not 
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 import attrs
 
@@ -128,8 +129,7 @@ class RetryPolicy:
         return delay * (1 - chance / 2)
 
 
-@attrs.frozen
-class Decision:
+class Decision(NamedTuple):
     """What to do about a failed attempt.
 
     Attributes:

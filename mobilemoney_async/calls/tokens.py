@@ -10,15 +10,17 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio
 import attrs
 
-from mobilemoney_async.calls.logins import LoginState
 from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.values import Secret, refuse, require_bearer, require_text
+
+if TYPE_CHECKING:
+    from mobilemoney_async.calls.logins import LoginState
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -96,8 +98,11 @@ class LoginAuth:
         self._password = password if isinstance(password, Secret) else Secret(require_text("password", password))
         if not self._password:
             raise refuse("password", "a password that is not empty")
+        # Here, since only who logs in pays for importing it.
+        from mobilemoney_async.calls.logins import LoginState
+
         self._lock = anyio.Lock()
-        self._state = LoginState()
+        self._state: LoginState = LoginState()
 
     def __repr__(self) -> str:
         return "LoginAuth(…)"

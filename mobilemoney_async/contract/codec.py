@@ -6,6 +6,7 @@ more timestamps and tells where in the body it broke. No scalar is coerced, no n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
@@ -56,11 +57,14 @@ _PLAIN = msgspec.json.Decoder(float_hook=_read_fraction)
 
 def reader(cl: type[T]) -> Callable[[bytes], T]:
     """Return a function that reads a body into a class, or raises `DecodeError`."""
-    decode = msgspec.json.Decoder(cl, dec_hook=_make_custom, float_hook=_read_fraction).decode
+
+    @functools.cache  # made when it is first needed: few programs read every kind of answer
+    def decoder() -> msgspec.json.Decoder[T]:
+        return msgspec.json.Decoder(cl, dec_hook=_make_custom, float_hook=_read_fraction)
 
     def read(body: bytes) -> T:
         try:
-            return decode(body)
+            return decoder().decode(body)
         except msgspec.ValidationError:
             return _read_again(body, cl)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:

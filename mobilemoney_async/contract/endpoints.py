@@ -41,7 +41,7 @@ class Priority(enum.IntEnum):
     BULK = 3
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False, repr=False)
 class Endpoint(Generic[T_co]):
     """One row of the table.
 

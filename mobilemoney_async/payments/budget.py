@@ -218,8 +218,7 @@ class _Budget:
     def _move(self, by: float) -> None:
         past = self.bucket.dump()
         self.bucket.load(
-            attrs.evolve(
-                past,
+            past._replace(
                 grants=[_round_up(each + by) for each in past.grants],
                 made_up=[each + by for each in past.made_up],
                 held_until=past.held_until + by,

@@ -250,12 +250,14 @@ async def test_cancelled_waiters_of_the_limiter_leave_the_whole_limit_to_the_res
     assert [sent.at for sent in transport.sent[29:]] == pytest.approx([20.5 + number for number in range(20)], abs=1e-3)
 
 
+@pytest.mark.untraced
 async def test_two_thousand_cancelled_calls_leave_a_client_that_works() -> None:
     """Calls that are given up while they wait for an answer do not fill the pool (httpcore#1093)."""
     await give_up_two_thousand_calls(None)
 
 
 @asyncio_only
+@pytest.mark.untraced
 async def test_two_thousand_cancelled_calls_through_aiohttp_leave_a_client_that_works() -> None:
     await give_up_two_thousand_calls("aiohttp")
 

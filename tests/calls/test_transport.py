@@ -32,6 +32,8 @@ from mobilemoney_async import (
     InvalidRequest,
     MobileMoneyError,
     OutcomeUnknown,
+    Priority,
+    RateLimiter,
     RequestTimeout,
     RetryPolicy,
     TransportError,
@@ -531,6 +533,46 @@ async def test_an_endless_answer_is_cut_off(packed: bool) -> None:
         with pytest.raises(ConnectionFailed, match="larger"):
             await look_up(client)
         await look_up(client)
+
+
+async def test_what_takes_long_is_done_before_a_place_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request leaves when the limiter grants it, not after the imports and certificates of its pool."""
+    steps: list[str] = []
+
+    class Watched(RateLimiter):
+        async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
+            steps.append("place")
+            await super().acquire(priority, ahead=ahead)
+
+    def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
+        steps.append("pool")
+        return httpx.MockTransport(lambda request: httpx.Response(200, json={"success": True}))
+
+    monkeypatch.setattr(wire, "_make_pool", make_pool)
+    async with AsyncClient(BASE_URL, auth="token", rate_limiter=Watched()) as client:
+        for _ in range(2):
+            await client.users.profile()
+    assert steps == ["pool", "place", "place"]
+    steps.clear()
+    async with AsyncClient(BASE_URL, auth="token", rate_limiter=Watched()) as client, client.poller() as poller:
+        assert steps == ["pool"]
+        poller.track("txn_1")
+        await anyio.sleep(5)
+    assert steps[:2] == ["pool", "place"]
+    assert steps.count("pool") == 1
+
+
+async def test_a_pool_that_cannot_be_made_is_an_error_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates that cannot be read, say, are found before the request, and are its error: not sent."""
+
+    def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
+        raise OSError("no certificates")
+
+    monkeypatch.setattr(wire, "_make_pool", make_pool)
+    async with AsyncClient(BASE_URL, auth="token", retry=RetryPolicy(max_attempts=1)) as client:
+        with pytest.raises(TransportError) as caught:
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+        assert caught.value.outcome == "not_sent"
 
 
 async def test_a_closed_client_refuses_and_sends_nothing() -> None:

@@ -1,0 +1,72 @@
+"""What a client's calls tell those who listen to its events. Imported where somebody does."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from mobilemoney_async.contract.endpoints import Endpoint, Priority
+from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.events import (
+    AttemptEnded,
+    Handler,
+    LimiterWaited,
+    PaymentUnknown,
+    RetryScheduled,
+    TokenRenewed,
+    emit,
+)
+
+
+class Teller:
+    """Makes the events of one client's calls.
+
+    Args:
+        on_event: Is told.
+    """
+
+    def __init__(self, on_event: Handler) -> None:
+        self._on_event = on_event
+
+    def waited(self, lane: Priority, seconds: float) -> None:
+        """Tell that a request has its place under the limit after so long, if it had to wait at all."""
+        if seconds > 0:
+            emit(self._on_event, LimiterWaited(lane=lane.name, waited=seconds))
+
+    def attempt_ended(
+        self,
+        endpoint: Endpoint[object],
+        attempt: int,
+        *,
+        status_code: int | None,
+        error: BaseException | None,
+        duration: float,
+    ) -> None:
+        """Tell how an attempt ended: with an answer, an error, or the caller's cancellation."""
+        known = error.outcome if isinstance(error, MobileMoneyError) else "cancelled"
+        ended = AttemptEnded(
+            method=endpoint.method,
+            path=endpoint.shown,
+            attempt=attempt,
+            status_code=status_code,
+            outcome="answered" if error is None else known,
+            error=None if error is None else type(error).__name__,
+            duration=duration,
+        )
+        emit(self._on_event, ended)
+
+    def retry_scheduled(self, endpoint: Endpoint[object], attempt: int, error: MobileMoneyError, delay: float) -> None:
+        """Tell that another attempt follows one that failed, after so many seconds at least."""
+        again = RetryScheduled(
+            method=endpoint.method, path=endpoint.shown, attempt=attempt, delay=delay, error=type(error).__name__
+        )
+        emit(self._on_event, again)
+
+    def payment_unknown(self, idempotency_key: str, sent_at: datetime, error: MobileMoneyError) -> None:
+        """Tell that nobody knows what became of a payment."""
+        unknown = PaymentUnknown(idempotency_key=idempotency_key, sent_at=sent_at, error=type(error).__name__)
+        emit(self._on_event, unknown)
+
+    def token_renewed(self, error: BaseException | None, duration: float) -> None:
+        """Tell that a login was made, and whether it failed or was cancelled."""
+        name = None if error is None else type(error).__name__
+        emit(self._on_event, TokenRenewed(error=name, duration=duration))
