@@ -34,11 +34,14 @@ PYTHONS: list[str] | None = [version for version in SUPPORTED if runs(version)] 
 LOWEST_PYTHON = PYTHONS[0] if PYTHONS else None
 
 # What tells `tests/conftest.py` to insist on the installed wheel rather than the work tree; PYTHONSAFEPATH keeps the
-# working directory, which is the checkout, out of `sys.path`.
-INSTALLED = {"PYTHONSAFEPATH": "1", "MOBILEMONEY_TESTS_INSTALLED": "1"}
+# working directory, which is the checkout, out of `sys.path`. Where containers forbid bytecode, it is allowed again:
+# else each worker rewrites the assertions of all tests, and each process of a test compiles what it imports.
+INSTALLED = {"PYTHONSAFEPATH": "1", "MOBILEMONEY_TESTS_INSTALLED": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
-# Many tests wait for databases and processes: one after another they would take twice as long.
-PARALLEL = ("-n", "auto", "--dist", "worksteal")
+# Many tests wait for databases and processes: as many workers as cores would leave a third of the cores idle. Each has
+# a PostgreSQL of its own, so there are not too many.
+WORKERS = min(max(2, 3 * (os.cpu_count() or 1) // 2), 16)
+PARALLEL = ("-n", str(WORKERS), "--dist", "worksteal")
 
 built: list[Path] = []
 
@@ -143,7 +146,9 @@ def browser(session: nox.Session) -> None:
         (session.error if os.environ.get("MOBILEMONEY_DEMAND_BROWSER") else session.skip)(missing)
     session.install(wheel(session), *group("test"), *group("browser"))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_BROWSER": "1"}
-    session.run("python", "-m", "pytest", "tests/browser", *session.posargs, env=env)
+    # A file's tests share one Chromium.
+    parallel = ("-n", "2", "--dist", "loadfile")
+    session.run("python", "-m", "pytest", "tests/browser", *parallel, *session.posargs, env=env)
 
 
 @nox.session(name="release-check", python=LOWEST_PYTHON)

@@ -6,13 +6,18 @@ An async test is marked `anyio` and runs twice, on asyncio and on trio, both in 
   with a subprocess, or with a server in another thread.
 - `@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)`: on one loop only.
 - `@pytest.mark.asyncio`: pytest-asyncio runs the test, for what exists on asyncio only. Real time, no fixture of ours.
+
+Any test may be `@pytest.mark.untraced`: coverage looks away from it. That is for long ones whose lines shorter tests
+run too: traced they would take two to three times as long.
 """
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from coverage import Coverage
 from hypothesis import settings
 
 import mobilemoney_async
@@ -33,3 +38,16 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     if request.node.get_closest_marker("real_time"):
         return request.param, {}
     return virtual_backend(request.param)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Stop the measurement of coverage, if there is one, for as long as an `untraced` test runs."""
+    coverage = Coverage.current() if item.get_closest_marker("untraced") else None
+    if coverage is None:
+        return (yield)
+    coverage.stop()
+    try:
+        return (yield)
+    finally:
+        coverage.start()

@@ -26,7 +26,8 @@ def main(*arguments: str) -> None:
         )
 
     app = load("fastapi_shop").create_app(make_client, min_interval=0.05, reconcile_every=0.5, drain=half)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=half)
+    # Where the machine stalls, no kept connection is to be closed just as a customer uses it again.
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=half, timeout_keep_alive=600)
     with socket.create_server(("127.0.0.1", int(port)), backlog=2048) as listener:
         print(listener.getsockname()[1], flush=True)
         uvicorn.Server(config).run(sockets=[listener])
