@@ -216,13 +216,14 @@ class Pipeline:
                     # It was the login that was rejected, and a login comes before the limiter.
                     await anyio.sleep(decision.hold)
                 case Action.HOLD_AND_RETRY:
-                    continue
+                    call.ahead = True  # it has had its turn, which those behind it have not
                 case Action.RETRY:
                     await anyio.sleep(decision.pause)
                 case Action.RENEW_AND_REPLAY:
                     # The login itself belongs to the next attempt, so that its failure is one that is retried.
                     renewed, call.refused, call.refusal = True, call.token, error
                     call.attempts -= 1
+                    call.ahead = True
                 case _:
                     raise self._final(call, error, renewed=renewed)
 

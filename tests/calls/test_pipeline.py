@@ -18,6 +18,7 @@ from mobilemoney_async import (
     Effect,
     InvalidRequest,
     InvalidToken,
+    LoginAuth,
     MobileMoneyError,
     OutcomeUnknown,
     PermissionDenied,
@@ -34,13 +35,17 @@ from mobilemoney_async.testing import run_virtual
 from tests.support.fakes import (
     B2C,
     C2B,
+    EMAIL,
+    LOGIN,
     NOON,
+    PASSWORD,
     PHONE_NUMBER,
     CountingSource,
     FakeTransport,
     Hang,
     Step,
     acknowledgement,
+    logged_in,
     make_client,
     refusal,
     replies,
@@ -202,6 +207,22 @@ async def test_a_rejection_holds_every_other_call(call: Call) -> None:
             tasks.start_soon(client.users.profile)
     start = transport.sent[0].at
     assert [sent.at - start for sent in transport.sent[1:]] == pytest.approx([20, 21, 22, 23, 24])
+
+
+@pytest.mark.parametrize(
+    "refused", [refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=5), refusal("token_expired", 401)], ids=["429", "401"]
+)
+async def test_a_call_that_was_rejected_keeps_its_turn(refused: Response) -> None:
+    """It goes again before those that came after it, however many wait by then."""
+    again = [] if refused.status == 429 else [logged_in("login-token-2")]
+    transport = FakeTransport(script(logged_in("login-token-1"), refused, *again))
+    client = make_client(transport, auth=LoginAuth(EMAIL, PASSWORD), rate_limiter=RateLimiter(per_minute=60, burst=1))
+    async with anyio.create_task_group() as tasks:
+        for number in range(10):
+            tasks.start_soon(client.transactions.get, f"tx-{number}")
+    sent = [path for path in transport.paths if path != LOGIN]
+    assert len(sent) == 11
+    assert sent[0] == sent[1]
 
 
 async def test_a_rejection_without_retry_after_waits_a_growing_while() -> None:
