@@ -9,7 +9,6 @@ from typing import Self
 
 import anyio
 import attrs
-from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.contract.limits import BURST
 from mobilemoney_async.contract.models import Transaction
@@ -49,7 +48,7 @@ class Lookups:
         return self
 
     async def __anext__(self) -> Lookup:
-        await checkpoint()
+        await anyio.lowlevel.checkpoint()
         while not self._arrived:
             while self._ids and self._flying < BURST:
                 self._flying += 1
@@ -66,7 +65,7 @@ class Lookups:
     async def aclose(self) -> None:
         """Send nothing more; what is on its way ends by itself."""
         self._ids.clear()
-        await checkpoint()
+        await anyio.lowlevel.checkpoint()
 
     async def _look_up(self, transaction_id: str) -> None:
         try:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -24,6 +23,7 @@ from mobilemoney_async.errors import (
     UnexpectedResponse,
     WaitTimeout,
 )
+from mobilemoney_async.resources.lookups import Lookup, Lookups
 from mobilemoney_async.resources.paging import TransactionPager
 from mobilemoney_async.values import (
     refuse,
@@ -33,9 +33,6 @@ from mobilemoney_async.values import (
     require_seconds,
     require_text,
 )
-
-if TYPE_CHECKING:
-    from mobilemoney_async.resources.lookups import Lookup
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -105,14 +102,13 @@ class Transactions:
         if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
             raise refuse("ids", "an iterable of ids, not a single one")
         distinct = dict.fromkeys(require_identifier("ids", each) for each in ids)
-        # Here, since few programs look up many at once and all of them would pay for importing it.
-        from mobilemoney_async.resources.lookups import Lookups
-        from mobilemoney_async.resources.swept import SweptLookups
-
         get = partial(self._get, lane=Priority.BULK)
         if since is None:
             return Lookups(distinct, get)
         require_date("since", since)
+        # Here, since few programs do this and all of them would pay for importing it.
+        from mobilemoney_async.resources.swept import SweptLookups
+
         filters = _check_filters(status=None, type=None, from_date=since, to_date=None, limit=PAGE_SIZE_MAX)
         return SweptLookups(distinct, partial(self._page, filters=filters, lane=Priority.BULK), get)
 
