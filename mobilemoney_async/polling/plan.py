@@ -55,7 +55,7 @@ class Plan:
         self._hazard = Hazard()
         self._search = Search()
         self._unplaced: list[Pending] = []  # created before the list was known, in their order
-        self._supposed: dict[Pending, None] = {}  # placed there by habit, and not seen yet
+        self._supposed: dict[Pending, None] = {}  # placed at the end of the list by habit, and not seen yet
         self._pages_on_the_way = 0
         self._trust = Trust()
         self._views = Views(book=self._book, listing=self._listing, hazard=self._hazard)
