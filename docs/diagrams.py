@@ -291,30 +291,34 @@ CALL = Diagram(
 )
 
 
-def floor(number: int, y: float, rooms: str, what: str) -> Iterator[Box | Text]:
-    """Draw one floor of the house."""
-    yield Box(56, y, 400, 50, [rooms, what])
+def layer(number: int, y: float, parts: str, content: str) -> Iterator[Box | Text]:
+    """Draw one layer of the package."""
+    yield Box(56, y, 400, 50, [parts, content])
     yield Text(24, y + 30, [f"{number}"])
 
 
-FLOORS = Diagram(
+LAYERS = Diagram(
     660,
-    560,
-    "The floors of the package: a room imports only from floors below it",
+    816,
+    "The layers of the package: each imports only from layers below it",
     [
-        *floor(8, 20, "cli · testing", "the command line; fixtures for your tests"),
-        *floor(7, 84, "contrib", "FastAPI, OpenTelemetry, any framework"),
-        *floor(6, 148, "client", "puts the parts together, decides nothing"),
-        *floor(5, 212, "polling | payments", "follows payments | never pays twice"),
-        *floor(4, 276, "resources", "what a merchant calls"),
-        *floor(3, 340, "calls · callbacks", "one call, from method to wire and back"),
-        *floor(2, 404, "contract", "what the service says, as data"),
-        *floor(1, 468, "errors · values · events", "the words that all others use"),
+        *layer(12, 20, "cli · testing", "the command line; fixtures for your tests"),
+        *layer(11, 84, "contrib", "FastAPI, OpenTelemetry, any framework"),
+        *layer(10, 148, "client", "puts the parts together, decides nothing"),
+        *layer(9, 212, "sharing", "what processes share through the database"),
+        *layer(8, 276, "payments", "idempotent creates, the store, reconciliation"),
+        *layer(7, 340, "polling", "the poller"),
+        *layer(6, 404, "database", "engine, schema, clock, leases, encryption"),
+        *layer(5, 468, "resources", "what a merchant calls"),
+        *layer(4, 532, "callbacks", "callbacks as hints"),
+        *layer(3, 596, "calls", "one call, from method to wire and back"),
+        *layer(2, 660, "contract", "what the service says, as data"),
+        *layer(1, 724, "errors · values · events", "the words that all others use"),
         Box(
             492,
             212,
             148,
-            242,
+            562,
             [
                 "sandbox",
                 "the service, written",
@@ -327,11 +331,11 @@ FLOORS = Diagram(
             "open",
         ),
         Arrow([(458, 45), (566, 45), (566, 210)], ["uses"], (576, 130)),
-        Text(56, 544, ["Imports point down only; a test walks them all."]),
+        Text(56, 800, ["Imports point down only; a test walks them all."]),
     ],
 )
 
-DIAGRAMS = {"record-states": RECORD, "payment-states": PAYMENT, "one-call": CALL, "floors": FLOORS}
+DIAGRAMS = {"record-states": RECORD, "payment-states": PAYMENT, "one-call": CALL, "layers": LAYERS}
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from mobilemoney_async.values import Secret, refuse, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
-    from mobilemoney_async.payments.desk import Desk
+    from mobilemoney_async.payments.creates import Desk
     from mobilemoney_async.payments.payments import Payments
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.poller import Poller
@@ -140,8 +140,8 @@ class AsyncClient:
         wire = Wire(base_url, transport, http_client)
         if store is not None:
             # Here and below: only who has a store pays for importing what it needs.
-            from mobilemoney_async.payments.sharing import share_limiter, share_tokens
             from mobilemoney_async.payments.store import SQLStore
+            from mobilemoney_async.sharing.parts import share_limiter, share_tokens
 
             if not isinstance(store, SQLStore):
                 raise refuse("store", "an SQLStore")
@@ -165,7 +165,7 @@ class AsyncClient:
         self._payments: Payments | None = None
         self._desk: Desk | None = None
         if self._store is not None:
-            from mobilemoney_async.payments.desk import Desk
+            from mobilemoney_async.payments.creates import Desk
             from mobilemoney_async.payments.payments import Payments
             from mobilemoney_async.payments.reconciler import Reconciler
 
@@ -321,7 +321,7 @@ class AsyncClient:
 
         fleet = None
         if self._store is not None:
-            from mobilemoney_async.payments.sharing import join_fleet
+            from mobilemoney_async.sharing.parts import join_fleet
 
             fleet = join_fleet(self._store, self._pipeline.utcnow)
         return Poller(

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
 
 import anyio
 
-from mobilemoney_async import worker_threads
+from mobilemoney_async.database import threads as worker_threads
 from mobilemoney_async.testing_routes import (
     Routes,
     acknowledgement_answer,

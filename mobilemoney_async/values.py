@@ -183,6 +183,14 @@ def require_name(argument: str, value: object) -> str:
     return text
 
 
+def valid_name(text: object) -> str | None:
+    """Return a text that is a valid name, as an idempotency key must be; otherwise None."""
+    try:
+        return require_name("name", text)
+    except InvalidRequest:
+        return None
+
+
 def require_identifier(argument: str, value: object) -> str:
     """Return an identifier fit for a URL path, or refuse it.
 

@@ -18,7 +18,7 @@ from mobilemoney_async import MobileMoneyError, errors
 from mobilemoney_async.cli.app import app
 from mobilemoney_async.payments import records
 from mobilemoney_async.sandbox import MAGIC_NUMBERS, states
-from tests.support.floors import FLOORS
+from tests.support.layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -147,20 +147,18 @@ def test_the_diagram_of_payments_shows_the_states_of_the_contract() -> None:
     assert {move for part in draw().PAYMENT.parts for move in getattr(part, "moves", ())} == moves
 
 
-def test_the_diagram_of_the_floors_shows_every_room() -> None:
-    """Each room that a test holds to its floor stands on that floor in the diagram."""
-    image = (DOCS / "images" / "floors.svg").read_text("utf-8")
+def test_the_diagram_of_the_layers_shows_every_part() -> None:
+    """Each part that a test holds to its layer is in the diagram."""
+    image = (DOCS / "images" / "layers.svg").read_text("utf-8")
     minor = {
         "__init__",
         "__main__",
         "_version",
         "arguments",
         "callback_names",
-        "fleet",
         "testing_routes",
-        "worker_threads",
     }
-    assert [room for room in FLOORS if room not in minor and room not in image] == []
+    assert [part for part in LAYERS if part not in minor and part not in image] == []
 
 
 def command_lines() -> Iterator[tuple[Path, str]]:

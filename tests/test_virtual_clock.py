@@ -12,8 +12,8 @@ import anyio.to_thread
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
+from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.testing import VirtualClockEventLoop, run_virtual, virtual_backend
-from mobilemoney_async.worker_threads import run_in_thread
 
 DAY = 86_400.0
 

@@ -19,7 +19,7 @@ from mobilemoney_async.errors import (
     TransportError,
     UnexpectedResponse,
 )
-from mobilemoney_async.payments.condition import StoreCondition
+from mobilemoney_async.payments.health import StoreCondition
 from mobilemoney_async.payments.matching import Skew
 
 _SOON = 14  # days of a certificate

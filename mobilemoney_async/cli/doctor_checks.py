@@ -25,7 +25,7 @@ from mobilemoney_async.cli.doctor import Finding, Level
 from mobilemoney_async.cli.settings import SANDBOX_URL, Settings, is_loopback, is_sandbox, open_client, open_store
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
-from mobilemoney_async.payments.condition import examine
+from mobilemoney_async.payments.health import examine
 from mobilemoney_async.payments.matching import Sighting, read_date
 
 _SANDBOX_PORT = urlsplit(SANDBOX_URL).port

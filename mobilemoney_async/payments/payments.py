@@ -11,8 +11,8 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments import bookkeeping, findings, unsaved
-from mobilemoney_async.payments.bookkeeping import Change, Contradiction
+from mobilemoney_async.payments import journal, results, write_buffer
+from mobilemoney_async.payments.journal import Change, Contradiction
 from mobilemoney_async.payments.reconciler import Reconciler, search_for
 from mobilemoney_async.payments.records import (
     UNIDENTIFIED,
@@ -57,7 +57,7 @@ class PaymentBook:
             InvalidRequest: The key is blank.
         """
         name, account = require_name("key", key), self._store.account
-        return await self._store._database.read(lambda each: bookkeeping.find_with_history(each, account, name))
+        return await self._store._database.read(lambda each: journal.find_with_history(each, account, name))
 
     async def list(
         self,
@@ -89,7 +89,7 @@ class PaymentBook:
         account = self._store.account
 
         def look(connection: Any) -> builtins.list[PaymentRecord]:
-            return bookkeeping.select(
+            return journal.select(
                 connection, account, states=states, type=kind, since=since, limit=limit, newest_first=newest_first
             )
 
@@ -126,7 +126,7 @@ class PaymentBook:
             require_name("names", each)
         states, account = _check_states(state), self._store.account
         return await self._store._database.read(
-            lambda each: bookkeeping.find_named(each, account, asked, states=states, most=_MOST_NAMES)
+            lambda each: journal.find_named(each, account, asked, states=states, most=_MOST_NAMES)
         )
 
     async def unresolved(self) -> builtins.list[PaymentRecord]:
@@ -156,7 +156,7 @@ class PaymentBook:
         await store._database.open()
         now = self._utcnow()
         async with store._turns.take(key):  # a create of this process is over then
-            await unsaved.flush(store, key=key)
+            await write_buffer.flush(store, key=key)
 
             def confirm(connection: Any) -> PaymentRecord | Contradiction:
                 record = _unresolved(connection, store.account, key, now)
@@ -168,7 +168,7 @@ class PaymentBook:
                     at=now,
                     detail=note,
                 )
-                return bookkeeping.apply(connection, store.account, change)
+                return journal.apply(connection, store.account, change)
 
             record = await store._database.write(confirm)
         if isinstance(record, Contradiction):
@@ -244,7 +244,7 @@ class Payments(PaymentBook):
         transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
         store, now = self._store, self._utcnow()
         async with store._turns.take(key):
-            await unsaved.flush(store, key=key)
+            await write_buffer.flush(store, key=key)
 
             def identify(connection: Any) -> PaymentRecord | Contradiction:
                 record = _unresolved(connection, store.account, key, now)
@@ -253,7 +253,7 @@ class Payments(PaymentBook):
                         f"transaction {transaction.id} has another type, phone number or amount than payment {key!r}",
                         outcome="not_sent",
                     )
-                return findings.adopt(
+                return results.adopt(
                     connection, store.account, record, transaction, source=Source.PERSON, at=now, note=note
                 )
 
@@ -269,12 +269,12 @@ def _unresolved(connection: Any, account: str, key: str, now: datetime) -> Payme
     Raises:
         StoreError: It is none.
     """
-    record = bookkeeping.find(connection, account, key, lock=True)
+    record = journal.find(connection, account, key, lock=True)
     if record is None:
         raise StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if is_stale(record, now):
         lost = Change(key=key, attempt=record.attempt, event=Event.LOSE, source=Source.PERSON, at=now)
-        bookkeeping.apply(connection, account, lost)
+        journal.apply(connection, account, lost)
     elif move(record.state, Event.CONFIRM_ABSENT) is None:
         what = "on its way" if record.state is PaymentState.SENDING else str(record.state)
         raise StoreError(f"payment {key!r} is {what}, not unknown or absent", outcome="not_sent")

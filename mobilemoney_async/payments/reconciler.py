@@ -15,8 +15,8 @@ from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS, Priority
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import UnexpectedResponse
-from mobilemoney_async.payments import bookkeeping, findings, unsaved
-from mobilemoney_async.payments.doubted import owner_in_doubt
+from mobilemoney_async.payments import journal, results, write_buffer
+from mobilemoney_async.payments.late_matches import owner_in_doubt
 from mobilemoney_async.payments.matching import (
     Search,
     Sighting,
@@ -104,12 +104,12 @@ class Reconciler:
         store = self._store
         await store._database.open()
         now = self._pipeline.utcnow()
-        await unsaved.flush(store, key=key)
+        await write_buffer.flush(store, key=key)
         busy = store._turns.held(but=key)
 
         def begin(connection: Any) -> list[PaymentRecord]:
-            findings.take_stale(connection, store.account, now, keep=busy, stale_after=stale_after)
-            return bookkeeping.select(connection, store.account, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
+            results.take_stale(connection, store.account, now, keep=busy, stale_after=stale_after)
+            return journal.select(connection, store.account, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
 
         records = {record.key: record for record in await store._database.write(begin)}
         found: list[PaymentRecord] = []
@@ -132,7 +132,7 @@ class Reconciler:
         store = self._store
 
         def end(connection: Any) -> list[PaymentRecord]:
-            claims = bookkeeping.claimed(connection, store.account, [row.id for row in walked.rows])
+            claims = journal.claimed(connection, store.account, [row.id for row in walked.rows])
             free = [row for row in walked.rows if row.id not in claims]
             found = []
             for record in records:
@@ -145,7 +145,7 @@ class Reconciler:
                         connection, store.account, record.key, search=search, transaction=verdict.adopt, skew=skew
                     )
                 found.append(
-                    findings.record_walk(
+                    results.record_walk(
                         connection,
                         store.account,
                         record,

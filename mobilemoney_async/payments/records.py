@@ -23,8 +23,7 @@ import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import mask_phone_number, require_name
+from mobilemoney_async.values import mask_phone_number
 
 
 class PaymentState(str, enum.Enum):
@@ -230,14 +229,6 @@ class PaymentRecord:
     def is_final(self) -> bool:
         """Whether its transaction's final state was seen."""
         return self.state is PaymentState.FINAL
-
-
-def fit_name(text: object) -> str | None:
-    """Return a text if a payment can be kept and found under it, as under a key."""
-    try:
-        return require_name("external_id", text)
-    except InvalidRequest:
-        return None
 
 
 def move(state: PaymentState, event: Event) -> PaymentState | None:

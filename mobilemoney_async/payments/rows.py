@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.documents import load_transaction
+from mobilemoney_async.database.schema import IS_UNIDENTIFIED, history, payments
+from mobilemoney_async.database.serialization import load_transaction
 from mobilemoney_async.payments.records import Order, PaymentRecord, PaymentState
-from mobilemoney_async.payments.schema import IS_UNIDENTIFIED, history, payments
 
 _columns = payments.c
 _of_account = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))

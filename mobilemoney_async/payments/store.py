@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mobilemoney_async.payments.sealing import Sealing
-from mobilemoney_async.payments.turns import Turns
+from mobilemoney_async.database.encryption import Sealing
+from mobilemoney_async.payments.keyed_lock import Turns
 from mobilemoney_async.values import Secret, refuse, require_name, require_seconds
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.bookkeeping import Change
-    from mobilemoney_async.payments.database import Database
+    from mobilemoney_async.database.engine import Database
+    from mobilemoney_async.payments.journal import Change
 
 
 class SQLStore:
@@ -93,6 +93,6 @@ def _open(url: str) -> Database:
         import sqlalchemy  # noqa: F401 (here, since only who has a store needs it)
     except ImportError as exc:
         raise refuse("store", 'needs the extra: pip install "mobilemoney-async[store]"') from exc
-    from mobilemoney_async.payments.database import Database
+    from mobilemoney_async.database.engine import Database
 
     return Database(url)

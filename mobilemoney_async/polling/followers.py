@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from mobilemoney_async.contract.states import TransactionStatus
-from mobilemoney_async.fleet import Followed, News
+from mobilemoney_async.polling.sharing import Followed, News
 
 
 class Followers:

@@ -21,12 +21,12 @@ import anyio.abc
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
-from mobilemoney_async.fleet import Fleet, Followed, Learned, News, Told
 from mobilemoney_async.polling.asking import Ending
 from mobilemoney_async.polling.followers import Followers
 from mobilemoney_async.polling.hints import HintAllowance
 from mobilemoney_async.polling.own import Own, OwnPayment
 from mobilemoney_async.polling.plan import Plan
+from mobilemoney_async.polling.sharing import Fleet, Followed, Learned, News, Told
 from mobilemoney_async.values import refuse
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

@@ -31,7 +31,6 @@ from mobilemoney_async.errors import (
     TransactionNotFound,
     UnexpectedResponse,
 )
-from mobilemoney_async.fleet import Fleet
 from mobilemoney_async.polling.asking import Asked, ById, Ending, Page
 from mobilemoney_async.polling.granted import granted
 from mobilemoney_async.polling.member import Member
@@ -39,6 +38,7 @@ from mobilemoney_async.polling.outcomes import Outcome, Outcomes
 from mobilemoney_async.polling.pace import Pace
 from mobilemoney_async.polling.plan import Plan
 from mobilemoney_async.polling.readable import PageReader
+from mobilemoney_async.polling.sharing import Fleet
 from mobilemoney_async.polling.stats import PollerStats
 from mobilemoney_async.polling.tally import Tally
 from mobilemoney_async.polling.waiting import Waiting

@@ -37,7 +37,7 @@ from mobilemoney_async import (
 from mobilemoney_async.calls import transport
 from mobilemoney_async.cli import doctor
 from mobilemoney_async.cli.doctor import Level
-from mobilemoney_async.payments.condition import StoreCondition, examine
+from mobilemoney_async.payments.health import StoreCondition, examine
 from mobilemoney_async.payments.matching import Skew
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.databases import sqlite_url

@@ -242,12 +242,12 @@ class TestReconcile:
 
         async def die() -> None:
             """Be killed between the request and its record."""
-            from mobilemoney_async.payments import bookkeeping
+            from mobilemoney_async.payments import journal
             from mobilemoney_async.payments.records import Order
 
             order = Order(key="order-2", type=TransactionType.COLLECTION, phone_number=NUMBER, amount="7")
             await SQLStore(url)._database.write(
-                lambda connection: bookkeeping.begin(
+                lambda connection: journal.begin(
                     connection, "default", order, expected=None, sent_at=datetime.now(UTC), lives=60
                 )
             )

@@ -5,8 +5,8 @@ import sys
 import anyio
 
 from mobilemoney_async import AsyncClient, LoginAuth, RateLimiter
-from mobilemoney_async.payments.database import Database
-from mobilemoney_async.payments.shared_login import SharedLogin
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.sharing.login import SharedLogin
 from tests.support.fakes import EMAIL, PASSWORD
 
 

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError
-from mobilemoney_async.payments.database import Database
+from mobilemoney_async.database.engine import Database
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.support.fakes import NOON
 

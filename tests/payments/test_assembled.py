@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from mobilemoney_async import AsyncClient, DuplicateSuspected, LoginAuth, RateLimiter, SQLStore, StoreError
-from mobilemoney_async.payments.database import Database
-from mobilemoney_async.payments.shared_limiter import SharedLimiter
+from mobilemoney_async.database.engine import Database
 from mobilemoney_async.sandbox import Sandbox
+from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import acknowledgement_answer
 from tests.payments.service import World, make_world
 

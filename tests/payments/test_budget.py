@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async import Priority
-from mobilemoney_async.payments.budget import HORIZON, InLine, Limit, Request, Reservation, reserve
+from mobilemoney_async.sharing.budget import HORIZON, InLine, Limit, Request, Reservation, reserve
 from tests.calls.test_bucket import StrictService
 
 PAYMENT, LOOKUP, POLL, BULK = Priority

@@ -15,10 +15,10 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import InvalidRequest, SQLStore, StoreError
-from mobilemoney_async.payments import database as database_module
-from mobilemoney_async.payments import schema
-from mobilemoney_async.payments.address import obstacle
-from mobilemoney_async.payments.database import Clock, Database
+from mobilemoney_async.database import engine as database_module
+from mobilemoney_async.database import schema
+from mobilemoney_async.database.engine import Clock, Database
+from mobilemoney_async.database.url import obstacle
 from tests.payments.service import on_asyncio, rows
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 _FORK = """
 import os, sys, anyio
 import sqlalchemy as sa
-from mobilemoney_async.payments.database import Database
+from mobilemoney_async.database.engine import Database
 
 database = Database(sys.argv[1])
 create = "CREATE TABLE marks (who TEXT)"

@@ -12,7 +12,7 @@ from mobilemoney_async import InvalidTransactionId, MobileMoneyError, StoreError
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.models import Acknowledgement, Fees, Settlement, Transaction
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType
-from mobilemoney_async.payments.documents import (
+from mobilemoney_async.database.serialization import (
     dump_acknowledgement,
     dump_error,
     dump_transaction,

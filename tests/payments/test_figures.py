@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import DuplicateSuspected, OutcomeUnknown, PaymentState, SQLStore, StoreError
-from mobilemoney_async.payments import database
+from mobilemoney_async.database import engine as database
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.payments.crash_worker import ONCE_MORE, Job, Order, wide_open
 from tests.payments.merchant import Held, Merchant, all_is_paid, creates, faulty_sandbox, make_orders, open_merchant

@@ -27,12 +27,12 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
-from mobilemoney_async.fleet import Followed, Glance, Learned, News, Told
-from mobilemoney_async.payments import bookkeeping
-from mobilemoney_async.payments.database import Database
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.payments import journal
 from mobilemoney_async.payments.records import Event, Order, PaymentState, Source
-from mobilemoney_async.payments.store_fleet import StoreFleet
 from mobilemoney_async.polling.poller import Poller
+from mobilemoney_async.polling.sharing import Followed, Glance, Learned, News, Told
+from mobilemoney_async.sharing.poller import StoreFleet
 from tests.contract import samples
 from tests.payments.till import LEASE, TTL, Till, make_fleet, make_poller, process, utcnow
 from tests.support.processes import module_command
@@ -534,8 +534,8 @@ async def record(url: str, key: str, number: str) -> None:
     now = utcnow()
 
     def work(connection: Any) -> None:
-        bookkeeping.begin(connection, "default", order, expected=None, sent_at=now, lives=60)
-        change = bookkeeping.Change(
+        journal.begin(connection, "default", order, expected=None, sent_at=now, lives=60)
+        change = journal.Change(
             key=key,
             attempt=1,
             event=Event.ACKNOWLEDGE,
@@ -543,7 +543,7 @@ async def record(url: str, key: str, number: str) -> None:
             at=now,
             acknowledgement=acknowledgement,
         )
-        bookkeeping.apply(connection, "default", change)
+        journal.apply(connection, "default", change)
 
     await database.write(work)
     database.close()
@@ -561,12 +561,12 @@ async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_ur
         assert a.pending == 2
         assert (await a.wait("x")).succeeded
         database = Database(store_url)
-        found = await database.read(lambda connection: bookkeeping.find(connection, "default", "order-1"))
+        found = await database.read(lambda connection: journal.find(connection, "default", "order-1"))
         assert found is not None
         assert (found.state, str(found.status)) == (PaymentState.FINAL, "SUCCESS")
         till.end("y", status="TIMEOUT")
         assert (await a.wait("y")).status == "TIMEOUT"
-        assert await database.read(lambda connection: bookkeeping.pending_ids(connection, "default")) == []
+        assert await database.read(lambda connection: journal.pending_ids(connection, "default")) == []
         database.close()
     asked = len(till.asked)
     async with process(till, store_url, "b", resume=True) as b:

@@ -21,7 +21,7 @@ from mobilemoney_async import (
     StoreError,
     TransactionStatus,
 )
-from mobilemoney_async.payments import bookkeeping
+from mobilemoney_async.payments import journal
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_asyncio
 from tests.support.fakes import PHONE_NUMBER as PAYS
@@ -147,7 +147,7 @@ async def test_the_external_id_that_the_service_shows_is_found(store_url: str) -
         ended = attrs.evolve(shown, status=TransactionStatus.FAILED)
         assert client._store is not None
         await client._store._database.write(
-            lambda each: bookkeeping.record_seen(each, "default", ended, source="poll", at=world.utcnow())
+            lambda each: journal.record_seen(each, "default", ended, source="poll", at=world.utcnow())
         )
         assert [each.external_id for each in await client.payments.find("shop/1")] == ["shop/1"]
 

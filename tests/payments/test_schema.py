@@ -16,9 +16,10 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import Network, SQLStore, StoreError, Transaction, TransactionStatus, TransactionType
-from mobilemoney_async.payments import bookkeeping, schema
-from mobilemoney_async.payments.database import Database
-from mobilemoney_async.payments.documents import dump_transaction
+from mobilemoney_async.database import schema
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.serialization import dump_transaction
+from mobilemoney_async.payments import journal
 from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
 from tests.payments.service import on_asyncio, rows
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 _WORKER = """
 import sys, anyio
-from mobilemoney_async.payments.database import Database
+from mobilemoney_async.database.engine import Database
 import sqlalchemy as sa
 async def main():
     database = Database(sys.argv[1])
@@ -195,7 +196,7 @@ async def test_payments_are_found_by_indexes(store_url: str) -> None:
             return statement, parameters
 
         names = [f"name-{number}" for number in range(100)]
-        bookkeeping.find_named(connection, "default", names, states=[PaymentState.ACKNOWLEDGED], most=100)
+        journal.find_named(connection, "default", names, states=[PaymentState.ACKNOWLEDGED], most=100)
 
     database = Database(store_url)
     await database.read(explain)

@@ -19,10 +19,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async import Priority, RateLimiter, StoreError
-from mobilemoney_async.payments.budget import Request, Reservation, reserve
-from mobilemoney_async.payments.database import Database
-from mobilemoney_async.payments.shared_limiter import SharedLimiter
+from mobilemoney_async.database.engine import Database
 from mobilemoney_async.sandbox.rate_limit import RateLimit
+from mobilemoney_async.sharing.budget import Request, Reservation, reserve
+from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
 from tests.calls.test_limiter import Queue

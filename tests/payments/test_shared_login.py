@@ -34,12 +34,12 @@ from mobilemoney_async import (
     TokenSource,
 )
 from mobilemoney_async.contract.models import LoginResult
-from mobilemoney_async.payments import sealing
-from mobilemoney_async.payments.database import Database
-from mobilemoney_async.payments.failures import dump_failure, load_failure
-from mobilemoney_async.payments.login_row import LoginRow, Step
-from mobilemoney_async.payments.sealing import Sealing
-from mobilemoney_async.payments.shared_login import SharedLogin
+from mobilemoney_async.database import encryption as sealing
+from mobilemoney_async.database.encryption import Sealing
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.failures import dump_failure, load_failure
+from mobilemoney_async.sharing.login import SharedLogin
+from mobilemoney_async.sharing.login_row import LoginRow, Step
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
 from tests.support.fakes import service as answer_of
 from tests.support.processes import module_command

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import AsyncClient, OutcomeUnknown, PaymentState, RateLimiter, SQLStore, StoreError
-from mobilemoney_async.payments.database import Database
+from mobilemoney_async.database.clock import WallClock
+from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments.payments import PaymentBook
-from mobilemoney_async.payments.wall_clock import WallClock
 from mobilemoney_async.testing import page_answer
 from tests.payments.service import ORDER, on_asyncio
 

@@ -11,10 +11,10 @@ import attrs
 import httpx
 
 from mobilemoney_async import AsyncClient, RateLimiter, Schedule
-from mobilemoney_async.fleet import Fleet
-from mobilemoney_async.payments.database import Database
-from mobilemoney_async.payments.store_fleet import StoreFleet
+from mobilemoney_async.database.engine import Database
 from mobilemoney_async.polling.poller import Poller
+from mobilemoney_async.polling.sharing import Fleet
+from mobilemoney_async.sharing.poller import StoreFleet
 from tests.contract import samples
 from tests.support.server import Reply, Request, Response
 

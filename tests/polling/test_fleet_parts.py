@@ -8,11 +8,11 @@ import pytest
 
 from mobilemoney_async import Schedule, Transaction, WaitTimeout
 from mobilemoney_async.contract.codec import reader
-from mobilemoney_async.fleet import Followed, News
 from mobilemoney_async.polling.asking import ById, Page
 from mobilemoney_async.polling.followers import Followers
 from mobilemoney_async.polling.own import Own
 from mobilemoney_async.polling.plan import Plan
+from mobilemoney_async.polling.sharing import Followed, News
 from tests.contract import samples
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

@@ -7,10 +7,10 @@ from datetime import datetime
 
 from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.tokens import LoginAuth, TokenSource
-from mobilemoney_async.payments.shared_limiter import SharedLimiter
-from mobilemoney_async.payments.shared_login import SharedLogin
 from mobilemoney_async.payments.store import SQLStore
-from mobilemoney_async.payments.store_fleet import StoreFleet
+from mobilemoney_async.sharing.limiter import SharedLimiter
+from mobilemoney_async.sharing.login import SharedLogin
+from mobilemoney_async.sharing.poller import StoreFleet
 
 
 def share_limiter(store: SQLStore, limiter: RateLimiter) -> RateLimiter:

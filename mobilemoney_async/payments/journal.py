@@ -14,13 +14,14 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.errors import DuplicateSuspected, IdempotencyConflict, StoreError
-from mobilemoney_async.payments import rows
-from mobilemoney_async.payments.documents import (
+from mobilemoney_async.database.schema import IS_SHORT, history, payments
+from mobilemoney_async.database.serialization import (
     dump_acknowledgement,
     dump_transaction,
     load_acknowledgement,
 )
+from mobilemoney_async.errors import DuplicateSuspected, IdempotencyConflict, StoreError
+from mobilemoney_async.payments import rows
 from mobilemoney_async.payments.records import (
     Event,
     HistoryEntry,
@@ -28,11 +29,10 @@ from mobilemoney_async.payments.records import (
     PaymentRecord,
     PaymentState,
     Source,
-    fit_name,
     may_send,
     move,
 )
-from mobilemoney_async.payments.schema import IS_SHORT, history, payments
+from mobilemoney_async.values import valid_name
 
 # Of a payment's errors and notes, characters.
 _DETAIL = 500
@@ -210,7 +210,7 @@ def record_seen(
     values: dict[str, Any] = {"status": str(transaction.status)}
     if transaction.is_final:
         values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump_transaction(transaction)}
-        values["external_id"] = row.external_id or fit_name(transaction.external_id)
+        values["external_id"] = row.external_id or valid_name(transaction.external_id)
         note(connection, row.id, at=at, what=Event.FINISH.value, source=change.source, detail=change.detail)
     elif row.status == values["status"]:
         return None

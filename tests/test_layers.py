@@ -1,4 +1,4 @@
-"""The package keeps to the floors of its house, and the test that says so can tell."""
+"""The package keeps to its layers, and this test notices a violation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 import mobilemoney_async
-from tests.support.floors import PURE, read_tree, violations
+from tests.support.layers import PURE, read_tree, violations
 
 
-def test_the_package_keeps_to_its_floors() -> None:
-    """Code depends on code below it only, so that any room can be read without those above."""
+def test_the_package_keeps_to_its_layers() -> None:
+    """Code depends on code below it only, so that any package can be read without those above."""
     assert mobilemoney_async.__file__ is not None
     assert violations(Path(mobilemoney_async.__file__).parent) == []
 
 
-def test_pure_rooms_have_their_known_names() -> None:
+def test_pure_modules_have_their_known_names() -> None:
     """A pure module that moves takes its rule along."""
     modules = read_tree(Path(mobilemoney_async.__file__).parent)
     assert [name for name in PURE if name not in modules] == []
@@ -49,33 +49,37 @@ SOUND = {
 
 
 def test_a_sound_tree_has_no_violation(tmp_path: Path) -> None:
-    """Helpers inside a room, packages, and the sandbox's lazy import of the client are all in order."""
+    """Helpers inside a package, packages, and the sandbox's lazy import of the client are all in order."""
     assert violations(build(tmp_path, SOUND)) == []
 
 
 BROKEN = {
-    "up": ("contract/a.py", "from mobilemoney_async.calls import transport", "floor 2 imports from floor 3"),
-    "up, whole module": ("errors.py", "import mobilemoney_async.client", "floor 1 imports from floor 6"),
+    "up": ("contract/a.py", "from mobilemoney_async.calls import transport", "layer 2 imports from layer 3"),
+    "up, whole module": ("errors.py", "import mobilemoney_async.client", "layer 1 imports from layer 10"),
     "up, only for types": (
         "calls/a.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mobilemoney_async import client",
-        "floor 3 imports from floor 6",
+        "layer 3 imports from layer 10",
     ),
     "up, inside a function": (
         "calls/a.py",
         "def f():\n    from mobilemoney_async import client",
-        "floor 3 imports from floor 6",
+        "layer 3 imports from layer 10",
     ),
-    "sideways": ("payments/a.py", "from mobilemoney_async.polling import plan", "floor 5 imports from floor 5"),
+    "payments from polling": (
+        "polling/a.py",
+        "from mobilemoney_async.payments import records",
+        "layer 7 imports from layer 8",
+    ),
     "the package from inside": (
         "client.py",
         "from mobilemoney_async import AsyncClient",
-        "floor 6 imports from floor 7",
+        "layer 10 imports from layer 11",
     ),
-    "testing from beside": ("cli/a.py", "from mobilemoney_async import testing", "floor 8 imports from floor 8"),
-    "a new room": ("helpers.py", "", "a room without a floor"),
-    "an unknown room": ("client.py", "import mobilemoney_async.helpers", "a room without a floor"),
-    "a circle in one room": (
+    "testing from beside": ("cli/a.py", "from mobilemoney_async import testing", "layer 13 imports from layer 13"),
+    "a new part": ("helpers.py", "", "a part without a layer"),
+    "an unknown part": ("client.py", "import mobilemoney_async.helpers", "a part without a layer"),
+    "a circle in one package": (
         "calls/a.py",
         "from mobilemoney_async.calls import b",
         "circle: calls.a -> calls.b -> calls.a",
@@ -88,16 +92,20 @@ BROKEN = {
     ),
     "second importer of cattrs": ("calls/a.py", "from cattrs.preconf import json", "not the place for it: contract"),
     "httpx2": ("calls/transport.py", "import httpx2", "not the place for it: nowhere"),
-    "SQL outside the store": ("client.py", "import sqlalchemy.exc", "not the place for it: payments"),
+    "SQL outside the store": (
+        "client.py",
+        "import sqlalchemy.exc",
+        "not the place for it: database, payments, sharing",
+    ),
     "a driver for types only": (
         "polling/a.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from psycopg import Connection",
-        "not the place for it: payments",
+        "not the place for it: database",
     ),
     "encryption outside the store": (
         "calls/a.py",
         "def f():\n    from cryptography.fernet import Fernet",
-        "not the place for it: payments",
+        "not the place for it: database.encryption",
     ),
     "client knows the sandbox": ("client.py", "from mobilemoney_async.sandbox import engine", "only cli and testing"),
     "sandbox shares code": ("sandbox/a.py", "from mobilemoney_async.contract import codec", "shares no code"),
@@ -108,7 +116,7 @@ BROKEN = {
     ),
     "sandbox needs the client": ("sandbox/a.py", "from mobilemoney_async.client import AsyncClient", "shares no code"),
     "pure module takes the time": ("calls/bucket.py", "from time import monotonic", "a pure module"),
-    "pure room logs": ("contract/sub/a.py", "import logging.handlers", "a pure module"),
+    "pure package logs": ("contract/sub/a.py", "import logging.handlers", "a pure module"),
     "pure module reads the environment": ("values.py", "import os.path", "a pure module"),
     "pure module reads the calendar": (
         "payments/records.py",
@@ -126,15 +134,15 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_violation_is_found(name: str, tmp_path: Path) -> None:
-    """Each rule of the house is held by a test that fails when it is broken."""
+    """Each rule is held by a test that fails when it is broken."""
     file, text, expected = BROKEN[name]
     extra = {"calls/b.py": "from mobilemoney_async.calls import a\n"} if "circle" in name else {}
     found = violations(build(tmp_path, {**SOUND, **extra, file: text}))
     assert [line for line in found if expected in line], found
 
 
-def test_a_circle_on_the_ground_floor_is_found(tmp_path: Path) -> None:
-    """Rooms of the ground floor may know each other, but one way."""
+def test_a_circle_in_the_lowest_layer_is_found(tmp_path: Path) -> None:
+    """Parts of the lowest layer may import each other, but one way."""
     found = violations(build(tmp_path, {**SOUND, "errors.py": "from mobilemoney_async import values\n"}))
     assert found == ["circle: errors -> values -> errors"]
 

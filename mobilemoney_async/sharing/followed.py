@@ -15,12 +15,12 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.database.lease import Lease
+from mobilemoney_async.database.schema import followed, leases, news, payments
+from mobilemoney_async.database.serialization import dump_error, dump_transaction, load_error, load_transaction
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.fleet import Followed, News, Told
-from mobilemoney_async.payments import bookkeeping
-from mobilemoney_async.payments.documents import dump_error, dump_transaction, load_error, load_transaction
-from mobilemoney_async.payments.lease import Lease
-from mobilemoney_async.payments.schema import followed, leases, news, payments
+from mobilemoney_async.payments import journal
+from mobilemoney_async.polling.sharing import Followed, News, Told
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -118,7 +118,7 @@ def write_news(
     if rows:
         connection.execute(news.insert(), rows)
     for transaction in finals:
-        contradiction = bookkeeping.record_seen(connection, account, transaction, source="poll", at=at)
+        contradiction = journal.record_seen(connection, account, transaction, source="poll", at=at)
         if contradiction is not None:
             logger.error("the service contradicts itself: %s", contradiction.message)
     for ids in _chunks([each.transaction_id for each in said if each.is_ending]):

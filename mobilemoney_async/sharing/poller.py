@@ -12,12 +12,12 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.database.engine import Clock, Database
+from mobilemoney_async.database.lease import LONGEST, Lease
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.fleet import Followed, Glance, Learned, News, Told
-from mobilemoney_async.payments import bookkeeping
-from mobilemoney_async.payments import followed as kept
-from mobilemoney_async.payments.database import Clock, Database
-from mobilemoney_async.payments.lease import LONGEST, Lease
+from mobilemoney_async.payments import journal
+from mobilemoney_async.polling.sharing import Followed, Glance, Learned, News, Told
+from mobilemoney_async.sharing import followed as kept
 from mobilemoney_async.values import refuse
 
 # Between two clearings of what nobody needs any more, seconds.
@@ -39,7 +39,7 @@ class _Read:
 
 
 class StoreFleet:
-    """The part of one poller in the following of payments by all processes; see `mobilemoney_async.fleet.Fleet`.
+    """The part of one poller in following payments together; see `polling.sharing.Fleet`.
 
     It is used by one task at a time, but for `listen`.
 
@@ -159,7 +159,7 @@ class StoreFleet:
 
     async def unfinished(self) -> list[str]:
         """Return the transaction ids of the store's payments that are not final, oldest first."""
-        pending = await self.database.read(lambda connection: bookkeeping.pending_ids(connection, self._account))
+        pending = await self.database.read(lambda connection: journal.pending_ids(connection, self._account))
         return [transaction_id for transaction_id, _ in pending]
 
     # Inside

@@ -7,7 +7,7 @@ import threading
 import anyio
 import pytest
 
-from mobilemoney_async.payments.turns import Turns
+from mobilemoney_async.payments.keyed_lock import Turns
 
 pytestmark = pytest.mark.anyio
 

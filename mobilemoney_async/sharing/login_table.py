@@ -8,11 +8,11 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.logins import NEVER, LoginState, Pause
-from mobilemoney_async.payments.failures import dump_failure, load_failure
-from mobilemoney_async.payments.lease import Lease
-from mobilemoney_async.payments.login_row import LoginRow
-from mobilemoney_async.payments.schema import logins
-from mobilemoney_async.payments.sealing import Sealing
+from mobilemoney_async.database.encryption import Sealing
+from mobilemoney_async.database.failures import dump_failure, load_failure
+from mobilemoney_async.database.lease import Lease
+from mobilemoney_async.database.schema import logins
+from mobilemoney_async.sharing.login_row import LoginRow
 
 # Seconds after which the row of credentials that nobody uses is removed.
 _FORGOTTEN_AFTER = 86_400.0

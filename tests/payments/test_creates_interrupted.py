@@ -22,7 +22,7 @@ from mobilemoney_async import (
     RequestTimeout,
     StoreError,
 )
-from mobilemoney_async.payments import bookkeeping
+from mobilemoney_async.payments import journal
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, Outage, World, make_world
 
@@ -81,16 +81,16 @@ def anyio_backend(request: pytest.FixtureRequest, stop: Stopper) -> tuple[str, d
 
 
 def stop_inside(monkeypatch: pytest.MonkeyPatch, name: str, stop: Stopper) -> None:
-    """Stop in the middle of the next transaction that a function of `bookkeeping` is part of."""
-    real = getattr(bookkeeping, name)
+    """Stop in the middle of the next transaction that a function of `journal` is part of."""
+    real = getattr(journal, name)
 
     def work(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(bookkeeping, name, real)
+        monkeypatch.setattr(journal, name, real)
         done = real(*args, **options)
         anyio.from_thread.run_sync(stop)
         return done
 
-    monkeypatch.setattr(bookkeeping, name, work)
+    monkeypatch.setattr(journal, name, work)
 
 
 async def resume(world: World, key: str = "order-1") -> None:

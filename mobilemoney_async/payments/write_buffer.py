@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments import bookkeeping
-from mobilemoney_async.payments.bookkeeping import Change, Contradiction
+from mobilemoney_async.payments import journal
+from mobilemoney_async.payments.journal import Change, Contradiction
 from mobilemoney_async.payments.store import SQLStore
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -28,7 +28,7 @@ async def save(store: SQLStore, change: Change) -> None:
     Raises:
         StoreError: The database failed, and the change is kept; or the change contradicts what is known.
     """
-    written = await store._database.write(lambda connection: bookkeeping.apply(connection, store.account, change))
+    written = await store._database.write(lambda connection: journal.apply(connection, store.account, change))
     if is_kept(store, change):
         del store._unsaved[change.key]
     if isinstance(written, Contradiction):

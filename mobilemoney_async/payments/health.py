@@ -7,7 +7,7 @@ from datetime import datetime
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.payments import schema
+from mobilemoney_async.database import schema
 from mobilemoney_async.payments.records import PaymentState
 from mobilemoney_async.payments.store import SQLStore
 

@@ -13,7 +13,7 @@ from datetime import datetime
 import attrs
 
 from mobilemoney_async.calls.logins import LoginState
-from mobilemoney_async.payments.lease import Lease
+from mobilemoney_async.database.lease import Lease
 from mobilemoney_async.values import Secret
 
 # How far the store's clock may go back, seconds: PostgreSQL's is a wall clock, which is set right now and then.

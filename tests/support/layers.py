@@ -1,8 +1,7 @@
-"""Reads the imports of a source tree and tells where they break the floors of the house.
+"""Reader of a source tree's imports, which reports where they break the layers.
 
 The rules are the tables below; `violations` walks a tree by `ast` and imports nothing, so that imports under
-`TYPE_CHECKING` and inside functions count like any other. A room is a top-level module or package, with all that is
-in it.
+`TYPE_CHECKING` and inside functions count like any other. A part is a top-level module or package with all its modules.
 """
 
 import ast
@@ -13,43 +12,43 @@ import attrs
 
 PACKAGE = "mobilemoney_async"
 
-# A room imports from lower floors only. On the ground floor the rooms may know each other, one way.
-FLOORS: Mapping[str, int] = {
+# A part imports from lower layers only. The parts of the lowest layer may import each other, one way.
+LAYERS: Mapping[str, int] = {
     "_version": 1,
     "errors": 1,
     "events": 1,
     "values": 1,
-    "worker_threads": 1,
     "contract": 2,
     "callback_names": 2,
-    "callbacks": 3,
-    "fleet": 3,
     "calls": 3,
-    "arguments": 4,
-    "resources": 4,
-    "payments": 5,
-    "polling": 5,
-    "client": 6,
-    "__init__": 7,
-    "contrib": 7,
-    "testing_routes": 7,
-    "cli": 8,
-    "testing": 8,
-    "__main__": 9,
+    "callbacks": 4,
+    "arguments": 5,
+    "resources": 5,
+    "database": 6,
+    "polling": 7,
+    "payments": 8,
+    "sharing": 9,
+    "client": 10,
+    "__init__": 11,
+    "contrib": 12,
+    "testing_routes": 12,
+    "testing": 13,
+    "cli": 13,
+    "__main__": 14,
 }
-GROUND = 1
+LOWEST = 1
 
-# The service, written a second time: it shares no code with the client, and only these rooms know it.
+# The service, written a second time: it shares no code with the client, and only these parts import it.
 SANDBOX = "sandbox"
 SANDBOX_KNOWN_BY = {"cli", "testing", SANDBOX}
 # What the sandbox may import, and only inside a function or for types: the client that it hands out, not parts of it.
 SANDBOX_LAZILY = {"__init__", "client"}
 
-# Who may import what does I/O or sets a standard: modules, or rooms with everything in them.
+# Who may import what does I/O or sets a standard: modules, or packages with everything in them.
 ONE_IMPORTER: Mapping[str, set[str]] = {
     "aiohttp": {"calls.transport"},
     "cattrs": {"contract"},
-    "cryptography": {"payments"},
+    "cryptography": {"database.encryption"},
     "fastapi": {"contrib.fastapi"},
     "httpcore": {"calls.transport", SANDBOX, "cli", "testing"},
     "httpx": {"calls.transport", SANDBOX, "cli", "testing", "testing_routes"},
@@ -58,10 +57,10 @@ ONE_IMPORTER: Mapping[str, set[str]] = {
     "jinja2": {SANDBOX},
     "markupsafe": {SANDBOX},
     "opentelemetry": {"contrib.otel"},
-    "psycopg": {"payments"},
+    "psycopg": {"database"},
     "respx": {"testing_routes"},
     "rich": {"cli"},
-    "sqlalchemy": {"payments"},
+    "sqlalchemy": {"database", "payments", "sharing"},
     "starlette": {SANDBOX, "contrib.fastapi"},
     "trio": {"testing", "resources.ahead"},
     "typer": {"cli"},
@@ -96,11 +95,11 @@ PURE = (
     "polling.trust",
     "polling.views",
     "resources.sweep",
-    "payments.budget",
-    "payments.documents",
-    "payments.failures",
-    "payments.lease",
-    "payments.login_row",
+    "sharing.budget",
+    "database.serialization",
+    "database.failures",
+    "database.lease",
+    "sharing.login_row",
     "payments.matching",
     "payments.records",
 )
@@ -139,8 +138,8 @@ class Import:
     lazy: bool
 
 
-def room(module: str) -> str:
-    """Return the room that a module is in."""
+def part_of(module: str) -> str:
+    """Return the top-level module or package that a module is in."""
     return module.partition(".")[0]
 
 
@@ -179,14 +178,14 @@ def _targets(node: ast.AST, importer: str, modules: Mapping[str, ast.Module]) ->
         case ast.Import(names):
             for alias in names:
                 ours = is_in(alias.name, PACKAGE)
-                yield (_own_name(alias.name) if ours else room(alias.name)), ours
+                yield (_own_name(alias.name) if ours else part_of(alias.name)), ours
         case ast.ImportFrom(module, names, level):
             if level:
                 # Relative imports are banned (ruff TID): named here, so that none goes unseen.
                 raise AssertionError(f"{importer}:{node.lineno}: relative import")
             assert module is not None
             if not is_in(module, PACKAGE):
-                yield room(module), False
+                yield part_of(module), False
                 return
             base = _own_name(module)
             for alias in names:
@@ -204,7 +203,7 @@ def imports(importer: str, modules: Mapping[str, ast.Module]) -> Iterator[Import
 
 def _own_import_fault(importer: str, found: Import) -> str | None:
     """Return what is wrong with an import of one of our modules, if anything is."""
-    here, there = room(importer), room(found.target)
+    here, there = part_of(importer), part_of(found.target)
     if here == there:
         return None
     if here == SANDBOX:
@@ -213,11 +212,11 @@ def _own_import_fault(importer: str, found: Import) -> str | None:
         return "the sandbox shares no code with the client"
     if there == SANDBOX:
         return None if here in SANDBOX_KNOWN_BY else "only cli and testing know the sandbox"
-    if here not in FLOORS or there not in FLOORS:
-        return "a room without a floor: give it one in tests/support/floors.py"
-    if FLOORS[there] < FLOORS[here] or FLOORS[there] == FLOORS[here] == GROUND:
+    if here not in LAYERS or there not in LAYERS:
+        return "a part without a layer: give it one in tests/support/layers.py"
+    if LAYERS[there] < LAYERS[here] or LAYERS[there] == LAYERS[here] == LOWEST:
         return None
-    return f"floor {FLOORS[here]} imports from floor {FLOORS[there]}"
+    return f"layer {LAYERS[here]} imports from layer {LAYERS[there]}"
 
 
 def _foreign_import_fault(importer: str, found: Import) -> str | None:
@@ -232,8 +231,8 @@ def _foreign_import_fault(importer: str, found: Import) -> str | None:
 
 def _import_violations(modules: Mapping[str, ast.Module]) -> Iterator[str]:
     for importer in modules:
-        if room(importer) not in {*FLOORS, SANDBOX}:
-            yield f"{importer}: a room without a floor: give it one in tests/support/floors.py"
+        if part_of(importer) not in {*LAYERS, SANDBOX}:
+            yield f"{importer}: a part without a layer: give it one in tests/support/layers.py"
             continue
         for found in imports(importer, modules):
             fault = (_own_import_fault if found.ours else _foreign_import_fault)(importer, found)
@@ -262,7 +261,7 @@ def _circle_violations(modules: Mapping[str, ast.Module]) -> Iterator[str]:
         name: {
             found.target
             for found in imports(name, modules)
-            if found.ours and found.target != name and not (room(name) == SANDBOX and found.lazy)
+            if found.ours and found.target != name and not (part_of(name) == SANDBOX and found.lazy)
         }
         for name in modules
     }

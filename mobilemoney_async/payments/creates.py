@@ -27,8 +27,8 @@ from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import CallOutcome, MobileMoneyError, OutcomeUnknown, RequestTimeout, StoreError
-from mobilemoney_async.payments import bookkeeping, unsaved
-from mobilemoney_async.payments.bookkeeping import Change
+from mobilemoney_async.payments import journal, write_buffer
+from mobilemoney_async.payments.journal import Change
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.records import (
     Event,
@@ -36,11 +36,11 @@ from mobilemoney_async.payments.records import (
     PaymentRecord,
     PaymentState,
     Source,
-    fit_name,
     is_stale,
     may_send,
 )
 from mobilemoney_async.payments.store import SQLStore
+from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -93,7 +93,7 @@ class _Journal:
         made: list[int | None] = []
         try:
             await self.store._database.write(
-                lambda connection: bookkeeping.begin(
+                lambda connection: journal.begin(
                     connection,
                     self.store.account,
                     self.order,
@@ -146,12 +146,12 @@ class _Journal:
             acknowledgement=acknowledgement,
         )
         # Before the attempt to write it, so that it is there whatever happens to this task.
-        unsaved.keep(self.store, change)
+        write_buffer.keep(self.store, change)
         for pause in (*_SAVE_PAUSES, None):
             try:
-                await unsaved.save(self.store, change)
+                await write_buffer.save(self.store, change)
             except StoreError:
-                if pause is None or not unsaved.is_kept(self.store, change):
+                if pause is None or not write_buffer.is_kept(self.store, change):
                     raise
                 await anyio.sleep(pause)
             else:
@@ -250,7 +250,7 @@ class Desk:
     async def aclose(self) -> None:
         """Write what could not be recorded so far, or say what could not."""
         try:
-            await unsaved.flush(self._store)
+            await write_buffer.flush(self._store)
         except StoreError as exc:
             # The rows say that they are being sent, which becomes "unknown" with time, and is found out then.
             keys = ", ".join(map(repr, self._store._unsaved))
@@ -262,7 +262,7 @@ class Desk:
         Raises:
             MobileMoneyError: The order may not be sent.
         """
-        await unsaved.flush(self._store, key=order.key)
+        await write_buffer.flush(self._store, key=order.key)
         pause, is_reconciled = _FIRST_LOOK, False
         while True:
             record, acknowledgement = await self._look_up(order)
@@ -284,11 +284,11 @@ class Desk:
         store = self._store
 
         def look(connection: Any) -> tuple[PaymentRecord | None, Acknowledgement | None]:
-            record, acknowledgement = bookkeeping.look_up(connection, store.account, order)
+            record, acknowledgement = journal.look_up(connection, store.account, order)
             if record is None or not record.is_unresolved:
-                twin = None if acknowledgement is not None else bookkeeping.find_twin(connection, store.account, order)
+                twin = None if acknowledgement is not None else journal.find_twin(connection, store.account, order)
                 if twin is not None:
-                    raise bookkeeping.duplicate(twin)
+                    raise journal.duplicate(twin)
             return record, acknowledgement
 
         return await store._database.read(look)
@@ -314,7 +314,7 @@ def _order(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], key: st
         phone_number=body["phone_number"],
         amount=body["amount"],
         extra_digest=digest,
-        external_id=fit_name(extra.get("external_id")),
+        external_id=valid_name(extra.get("external_id")),
     )
 
 

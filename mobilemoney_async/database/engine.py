@@ -20,12 +20,12 @@ import anyio
 import sqlalchemy as sa
 from anyio.lowlevel import RunVar
 
+from mobilemoney_async.database import schema
+from mobilemoney_async.database.clock import WallClock
+from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
+from mobilemoney_async.database.url import file_of, obstacle, read_url
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments import schema
-from mobilemoney_async.payments.address import file_of, obstacle, read_url
-from mobilemoney_async.payments.wall_clock import WallClock
 from mobilemoney_async.values import redact
-from mobilemoney_async.worker_threads import clock_stands_still, run_in_thread
 
 T = TypeVar("T")
 

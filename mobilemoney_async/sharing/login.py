@@ -23,13 +23,13 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.logins import LoginState
 from mobilemoney_async.calls.tokens import Login, LoginAuth
+from mobilemoney_async.database.encryption import Sealing
+from mobilemoney_async.database.engine import Clock, Database
+from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
-from mobilemoney_async.payments.database import Clock, Database
-from mobilemoney_async.payments.login_row import LoginRow, Step
-from mobilemoney_async.payments.login_table import LoginTable
-from mobilemoney_async.payments.sealing import Sealing
+from mobilemoney_async.sharing.login_row import LoginRow, Step
+from mobilemoney_async.sharing.login_table import LoginTable
 from mobilemoney_async.values import Secret
-from mobilemoney_async.worker_threads import run_in_thread
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
+from mobilemoney_async.database.serialization import load_transaction
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.documents import load_transaction
-from mobilemoney_async.payments.records import fit_name
+from mobilemoney_async.values import valid_name
 
 VERSION = 2
 """Of the tables below. A database of a newer version is refused."""
@@ -225,7 +225,7 @@ def _give_names(connection: sa.Connection) -> None:
 
 def _external_id(transaction: str) -> str | None:
     try:
-        return fit_name(load_transaction(transaction).external_id)
+        return valid_name(load_transaction(transaction).external_id)
     except StoreError:
         return None  # unreadable before, too
 

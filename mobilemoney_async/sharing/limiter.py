@@ -24,10 +24,10 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from mobilemoney_async.calls.bucket import Bucket, Usage
 from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.contract.endpoints import Priority
+from mobilemoney_async.database.engine import Clock, Database
+from mobilemoney_async.database.schema import budgets
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.budget import InLine, Limit, Request, Reservation, reserve
-from mobilemoney_async.payments.database import Clock, Database
-from mobilemoney_async.payments.schema import budgets
+from mobilemoney_async.sharing.budget import InLine, Limit, Request, Reservation, reserve
 
 _ASK_AT_ONCE = -math.inf
 

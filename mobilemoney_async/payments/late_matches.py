@@ -17,9 +17,9 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.database.schema import WAS_RELEASED, history, payments
 from mobilemoney_async.payments.matching import Search, Skew
 from mobilemoney_async.payments.records import Event
-from mobilemoney_async.payments.schema import WAS_RELEASED, history, payments
 
 # After one of these it is known what became of an attempt, more or less: a late loss takes an absence back.
 _KNOWN = frozenset(each.value for each in (Event.ACKNOWLEDGE, Event.ADOPT, Event.REFUSE, Event.FAIL_UNSENT))

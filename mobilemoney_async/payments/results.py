@@ -12,12 +12,12 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.database.schema import payments
 from mobilemoney_async.payments import rows
-from mobilemoney_async.payments.bookkeeping import Change, Contradiction, apply, find, note, record_seen
-from mobilemoney_async.payments.doubted import DoubtedAttempt
+from mobilemoney_async.payments.journal import Change, Contradiction, apply, find, note, record_seen
+from mobilemoney_async.payments.late_matches import DoubtedAttempt
 from mobilemoney_async.payments.matching import Verdict
 from mobilemoney_async.payments.records import WALKS, Event, PaymentRecord, PaymentState, Source
-from mobilemoney_async.payments.schema import payments
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

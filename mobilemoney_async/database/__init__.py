@@ -1,0 +1,1 @@
+"""The database: engine, threads, schema, clock, leases and encryption. Knows no payment rules."""

@@ -1,0 +1,1 @@
+"""Parts that the processes of one merchant share through the database: rate budget, login, poller."""
