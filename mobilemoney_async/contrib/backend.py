@@ -175,17 +175,16 @@ class Backend(anyio.AsyncContextManagerMixin):
             StoreError: The store failed.
         """
         require_text("order", order)
-        is_being_paid = order in self._attempts
-        # While an order is paid for again, what is followed is still so; what was only looked up may change.
         known = self._board.holds(order, anyio.current_time())
-        if known is not None and (not is_being_paid or self._board.is_told(order)):
+        if known is None:
+            record = await self._payments.get(order)
+            known = None if record is None else self._take(record)
+        else:
             await anyio.lowlevel.checkpoint()
-            return known
-        if is_being_paid:
-            await anyio.lowlevel.checkpoint()
+        # An order that is paid for again shows what is known of the first attempt: it does not go back to "sending".
+        if order in self._attempts and (known is None or known.state is OrderState.NOT_MADE):
             return OrderStatus(order=order, state=OrderState.SENDING)
-        record = await self._payments.get(order)
-        return None if record is None else self._take(record)
+        return known
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
         """Return an iterator over how an order's payment stands: now, whenever it changes, and after each heartbeat.
@@ -264,7 +263,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             # First what is known, then the bells: who hears them asks.
             self._attempts.pop(order, None)
             if attempt.error is not None:
-                self._board.take_down(order)
+                self._board.expire(order)
             attempt.done.set()
             self._board.ring(order)
 
@@ -291,11 +290,11 @@ class Backend(anyio.AsyncContextManagerMixin):
             self._follow(status, record.transaction_id)
         elif status.is_final:
             self._board.post(status)
-        elif self._board.is_told(record.key):
-            # The record was read before somebody else read a newer one: an order does not go back.
-            return self._board.holds(record.key, anyio.current_time()) or status
+        elif self._board.is_told(record.key) or self._board.is_outdated(record.key, record.changed_at):
+            # Another task has read a newer record in between: an order does not go back.
+            return self._board.latest(record.key) or status
         else:
-            self._board.post(status, until=anyio.current_time() + _FRESH)
+            self._board.post(status, until=anyio.current_time() + _FRESH, changed_at=record.changed_at)
         return status
 
     def _follow(self, status: OrderStatus, payment: Acknowledgement | str) -> None:

@@ -10,6 +10,7 @@ import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Self
 
 import anyio
@@ -33,8 +34,11 @@ class Bell:
 
 @attrs.frozen
 class _Posted:
+    """A status, until when it counts (monotonic seconds), and when its record was last changed, if it has one."""
+
     status: OrderStatus
     until: float
+    changed_at: datetime | None = None
 
 
 class Board:
@@ -44,15 +48,16 @@ class Board:
         self._posted: OrderedDict[str, _Posted] = OrderedDict()
         self._bells: weakref.WeakValueDictionary[str, Bell] = weakref.WeakValueDictionary()
 
-    def post(self, status: OrderStatus, *, until: float = math.inf) -> None:
-        """Put up how an order stands, and ring.
+    def post(self, status: OrderStatus, *, until: float = math.inf, changed_at: datetime | None = None) -> None:
+        """Put up an order's status, and ring.
 
         Args:
-            status: How it stands.
-            until: Until when to take that to be so, monotonic seconds. Infinite for what is final, and for what this
-                process follows: whatever it becomes is put up here.
+            status: The status.
+            until: Until when it counts, monotonic seconds. Infinite for a final one, and for an order that this process
+                follows: each change is put up here.
+            changed_at: When the record that shows it was last changed.
         """
-        self._posted[status.order] = _Posted(status, until)
+        self._posted[status.order] = _Posted(status, until, changed_at)
         self._posted.move_to_end(status.order)
         while len(self._posted) > _REMEMBERED:
             self._posted.popitem(last=False)
@@ -73,10 +78,21 @@ class Board:
         posted = self._posted.get(order)
         return posted.status if posted is not None and posted.status.is_final else None
 
-    def take_down(self, order: str) -> None:
-        """Forget how an order stood, unless it has ended."""
-        if self.final(order) is None:
-            self._posted.pop(order, None)
+    def is_outdated(self, order: str, changed_at: datetime) -> bool:
+        """Return whether a newer record of the order than this one has been read: reads may overtake each other."""
+        posted = self._posted.get(order)
+        return posted is not None and posted.changed_at is not None and changed_at < posted.changed_at
+
+    def expire(self, order: str) -> None:
+        """Let the store be asked for an order's status again, unless that is final."""
+        posted = self._posted.get(order)
+        if posted is not None and not posted.status.is_final:
+            self._posted[order] = attrs.evolve(posted, until=-math.inf)
+
+    def latest(self, order: str) -> OrderStatus | None:
+        """Return the status that was put up last, whether it still counts or not."""
+        posted = self._posted.get(order)
+        return None if posted is None else posted.status
 
     def bell(self, order: str) -> Bell:
         """Return what rings when the order changes next."""

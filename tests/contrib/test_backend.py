@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
+import attrs
 import pytest
 
 from mobilemoney_async import (
@@ -81,7 +83,7 @@ async def test_a_slow_service_does_not_keep_the_customer(sandbox: Sandbox, tmp_p
             await backend.collect("order-1", phone_number=PAYS, amount=1500)
         assert left.cancelled_caught
         soon = await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
-        assert soon == OrderStatus(order="order-1", state=OrderState.SENDING)
+        assert soon == OrderStatus(order="order-1", state=OrderState.SENDING, amount=Decimal(1500))
         with pytest.raises(IdempotencyConflict):
             await backend.collect("order-1", phone_number=PAYS, amount=1501)
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
@@ -137,6 +139,69 @@ async def test_an_order_does_not_go_back(sandbox: Sandbox, tmp_path: Path, monke
                 await anyio.sleep(0.1)
         assert heard == [await backend.status("order-1")]
         assert heard[0] is not None and heard[0].state is OrderState.PENDING
+
+
+async def test_a_second_click_does_not_hide_what_is_known(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an order with an unknown result is paid for again, it is shown as unknown, not as "sending"."""
+    sandbox.script(faults.drop(processed=True), on="POST c2b")
+    sandbox.script(
+        faults.drop(processed=False), on="GET transactions", times=100
+    )  # reconciliation fails: the result stays unknown
+    async with opened(sandbox, tmp_path) as backend:
+        with pytest.raises(OutcomeUnknown):
+            await backend.collect("order-1", phone_number=PAYS, amount=1500)
+        clicked = anyio.Event()
+
+        async def endless(**_: Any) -> NoReturn:
+            clicked.set()
+            await anyio.sleep_forever()
+            raise AssertionError
+
+        monkeypatch.setattr(backend.client.collections, "create", endless)
+        again = await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
+        assert again.state is OrderState.FINDING_OUT
+        await clicked.wait()
+        status = await backend.status("order-1")
+        assert status is not None and status.state is OrderState.FINDING_OUT
+        monkeypatch.setattr(backend, "_drain", 0)
+
+
+async def test_a_slow_read_does_not_overtake_a_newer_one(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A status that was read before the result became unknown, and arrives after it, changes nothing."""
+    sandbox.script(attrs.evolve(faults.drop(processed=True), latency=0.3 * SPEED), on="POST c2b")
+    sandbox.script(faults.drop(processed=False), on="GET transactions", times=100)
+    async with opened(sandbox, tmp_path) as backend, anyio.create_task_group() as tasks:
+        read, has_read, go_on = backend.client.payments.get, anyio.Event(), anyio.Event()
+        late: list[OrderStatus | None] = []
+
+        async def slow(key: str) -> Any:
+            while (record := await read(key)) is None:
+                await anyio.sleep(0.001)
+            has_read.set()
+            await go_on.wait()
+            return record
+
+        async def ask() -> None:
+            late.append(await backend.status("order-1"))
+
+        await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(backend.client.payments, "get", slow)
+            tasks.start_soon(ask)
+            with anyio.fail_after(60):
+                await has_read.wait()
+        while (status := await backend.status("order-1")) is None or status.state is OrderState.SENDING:
+            await anyio.sleep(0.01)
+        assert status.state is OrderState.FINDING_OUT
+        go_on.set()
+        while not late:
+            await anyio.sleep(0.01)
+        assert late == [status]
+        assert await backend.status("order-1") == status
 
 
 async def test_a_refused_order_may_be_paid_again(sandbox: Sandbox, tmp_path: Path) -> None:
