@@ -1,8 +1,8 @@
-"""The payments of a merchant's backend, without a web framework: one object for the life of a process.
+"""Payments of a merchant's backend, without a web framework: one object for the life of a process.
 
-Who owns what: creates run in the backend's own tasks, not in those of HTTP requests, so that a customer who closes the
-page does not leave a payment unknown. The store knows what became of every order, and `order_board` what this process
-has heard of it. The poller finds out how payments end, and a loop here what became of unknown ones.
+Creates run in the backend's own tasks, not in the tasks of HTTP requests, so that a customer who closes the page does
+not leave a payment unknown. The store has the state of every order, `order_board` is this process's cache of it. The
+poller reports final states; a loop here reconciles unknown payments.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# For how long, seconds, what the store says of an order is taken to be so that nobody here follows.
+# Seconds for which a status read from the store counts, for an order that this process does not track.
 _FRESH = 1.0
-# And that the poller gave it up.
+# The same after the poller gave the payment up.
 _GIVEN_UP = 60.0
-# Seconds until unknown payments are looked for again, the first time.
+# Seconds until unknown payments are reconciled again, the first time.
 _FIRST_LOOK = 2.0
 
 
 @attrs.define(eq=False)
 class _Attempt:
-    """One create in progress, and those who wait for it."""
+    """One create in progress, with an event for the tasks that wait for it."""
 
     asked: tuple[Any, ...]
     done: anyio.Event = attrs.field(factory=anyio.Event)
@@ -51,24 +51,24 @@ class _Attempt:
 
 
 class Backend(anyio.AsyncContextManagerMixin):
-    """Client, poller and callbacks of one process, and the orders that it is paying for.
+    """Client, poller and callbacks of one process, with the orders that it pays for.
 
     ``async with client, Backend(client) as backend: ...``. Entering resumes the store's open payments. Leaving waits
-    for creates in progress, `drain` seconds at most; what became of those cut short is found out after the next start.
+    for creates in progress, `drain` seconds at most; those cut short are reconciled after the next start.
 
     Attributes:
         client: The client.
-        poller: Follows the payments; open inside the block.
-        callbacks: Takes what the service sends; open inside the block.
+        poller: The poller of the payments; open inside the block.
+        callbacks: The receiver of the service's callbacks; open inside the block.
 
     Args:
         client: With a store. Not closed by the backend.
         verify: As for `CallbackReceiver`.
         secret: As for `CallbackReceiver`.
-        on_settled: Awaited when an order's payment has reached its final state while this process followed it. Once in
-            each process that does; not at all if it dies before: look through ``client.payments`` at the start.
+        on_settled: Awaited when an order's payment reaches its final state while this process tracks it. Once in each
+            process that does; not at all if the process dies before: read ``client.payments`` at the start.
         min_interval: As for `AsyncClient.poller`, seconds.
-        reconcile_every: Between two looks for unknown payments, seconds, more than 0; the first come sooner.
+        reconcile_every: Between two reconciliations of unknown payments, seconds, more than 0; the first come sooner.
         drain: How long to wait for creates at the end, seconds, at least 0.
         most_waiting: How many creates may be in progress, at least 1. Sixty a minute are sent.
 
@@ -105,7 +105,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._most_waiting = require_integer("most_waiting", most_waiting, 1)
         self._attempts: dict[str, _Attempt] = {}
         self._board = Board()
-        self._followed: dict[str, OrderStatus] = {}
+        self._tracked: dict[str, OrderStatus] = {}
         self._is_unknown = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -151,7 +151,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             patience: How long to wait for the service's answer, seconds, at least 0.
 
         Returns:
-            How the payment stands: ``sending`` where patience ended first.
+            The order's status: ``sending`` if patience ended first.
 
         Raises:
             TooManyOrders: Too many others are waiting; nothing was sent.
@@ -168,7 +168,7 @@ class Backend(anyio.AsyncContextManagerMixin):
     # Knowing
 
     async def status(self, order: str) -> OrderStatus | None:
-        """Return how an order's payment stands, or None where there was never one.
+        """Return an order's status, or None if it never had a payment.
 
         Raises:
             InvalidRequest: The name is blank.
@@ -187,10 +187,10 @@ class Backend(anyio.AsyncContextManagerMixin):
         return known
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
-        """Return an iterator over how an order's payment stands: now, whenever it changes, and after each heartbeat.
+        """Return an iterator over an order's statuses: now, after each change, and after each heartbeat.
 
-        It ends with the settled state, and at once for an order without a payment. While the store fails it gives what
-        was known last.
+        It ends with the settled state, and at once for an order without a payment. While the store fails it returns the
+        last known status.
 
         Args:
             order: The order's name.
@@ -203,12 +203,12 @@ class Backend(anyio.AsyncContextManagerMixin):
             require_text("order", order),
             require_seconds("heartbeat", heartbeat),
             board=self._board,
-            look=self.status,
-            is_told=lambda each: each in self._attempts or self._board.is_told(each),
+            read=self.status,
+            is_live=lambda each: each in self._attempts or self._board.is_live(each),
         )
 
     def __repr__(self) -> str:
-        return f"<Backend: {len(self._attempts)} being created, {len(self._followed)} followed>"
+        return f"<Backend: {len(self._attempts)} being created, {len(self._tracked)} tracked>"
 
     # Inside
 
@@ -232,7 +232,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             attempt = self._attempts[order] = _Attempt(asked)
             self._tasks.start_soon(self._create, attempt, creates, order, phone_number, amount)
         elif attempt.asked != asked:
-            raise IdempotencyConflict("the order is being paid with other particulars", idempotency_key=order)
+            raise IdempotencyConflict("the order is being paid with another number or amount", idempotency_key=order)
         with anyio.move_on_after(patience):
             await attempt.done.wait()
         if isinstance(attempt.error, MobileMoneyError):
@@ -260,7 +260,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             logger.exception("paying for order %r failed", order)
             attempt.error = exc
         finally:
-            # First what is known, then the bells: who hears them asks.
+            # The status first, then the signal: a watcher that wakes reads the status.
             self._attempts.pop(order, None)
             if attempt.error is not None:
                 self._board.expire(order)
@@ -271,48 +271,48 @@ class Backend(anyio.AsyncContextManagerMixin):
         try:
             record = await self._payments.get(order)
         except StoreError:
-            record = None  # it will be followed, and looked up in the store when somebody asks
+            record = None  # it is tracked; the next reader of its status asks the store
         if record is None or record.state is not PaymentState.FINAL:
             status = OrderStatus(
                 order=order, state=OrderState.PENDING, amount=answer.amount, reference=answer.reference
             )
-            self._follow(status, answer)
+            self._track(status, answer)
         else:
-            self._take(record)  # an order of old, paid for again
+            self._take(record)  # an old order, paid for again
 
     def _take(self, record: PaymentRecord) -> OrderStatus:
-        """Take in what the store says of an order; follow what is open."""
+        """Return a record's order status, cache it, and track the payment if it is open."""
         ended_meanwhile = self._board.final(record.key)
         if ended_meanwhile is not None:
-            return ended_meanwhile  # the record was read before it was told
+            return ended_meanwhile  # the record was read before the final state arrived
         status = read_record(record)
         if record.state is PaymentState.ACKNOWLEDGED and record.transaction_id is not None:
-            self._follow(status, record.transaction_id)
+            self._track(status, record.transaction_id)
         elif status.is_final:
             self._board.post(status)
-        elif self._board.is_told(record.key) or self._board.is_outdated(record.key, record.changed_at):
+        elif self._board.is_live(record.key) or self._board.is_outdated(record.key, record.changed_at):
             # Another task has read a newer record in between: an order does not go back.
             return self._board.latest(record.key) or status
         else:
             self._board.post(status, until=anyio.current_time() + _FRESH, changed_at=record.changed_at)
         return status
 
-    def _follow(self, status: OrderStatus, payment: Acknowledgement | str) -> None:
+    def _track(self, status: OrderStatus, payment: Acknowledgement | str) -> None:
         if self._board.final(status.order) is not None:
             return
         transaction_id = payment if isinstance(payment, str) else payment.transaction_id
-        if transaction_id not in self._followed:
-            self._followed[transaction_id] = status
+        if transaction_id not in self._tracked:
+            self._tracked[transaction_id] = status
             self.callbacks.track(payment, *filter(None, (status.order, status.reference)))
         self._board.post(status)
 
     async def _listen(self) -> None:
         async for outcome in self.poller.outcomes(forever=True):
-            status = self._followed.pop(outcome.transaction_id, None)
+            status = self._tracked.pop(outcome.transaction_id, None)
             if status is None:
                 continue
             if outcome.transaction is None:
-                # Given up, or not found although acknowledged: a person's business, as unknown payments may be.
+                # Given up, or not found although acknowledged: an operator has to look at it.
                 logger.error("order %r: %s", status.order, outcome.error)
                 until = anyio.current_time() + _GIVEN_UP
                 self._board.post(attrs.evolve(status, state=OrderState.FINDING_OUT), until=until)
@@ -320,16 +320,16 @@ class Backend(anyio.AsyncContextManagerMixin):
             status = ended(status, outcome.transaction)
             self._board.post(status)
             if self._on_settled is not None and self._tasks is not None:
-                self._tasks.start_soon(self._tell, self._on_settled, status)
+                self._tasks.start_soon(self._settle, self._on_settled, status)
 
-    async def _tell(self, on_settled: Callable[[OrderStatus], Awaitable[None]], status: OrderStatus) -> None:
+    async def _settle(self, on_settled: Callable[[OrderStatus], Awaitable[None]], status: OrderStatus) -> None:
         try:
             await on_settled(status)
         except Exception:
             logger.exception("on_settled failed for order %r", status.order)
 
     async def _reconcile(self) -> None:
-        """Look for unknown payments: now, soon after one has become unknown, and every now and then."""
+        """Reconcile unknown payments: now, soon after one has become unknown, and at intervals."""
         pause = 0.0
         while True:
             with anyio.move_on_after(pause):
@@ -342,11 +342,11 @@ class Backend(anyio.AsyncContextManagerMixin):
                 for record in await self._payments.reconcile():
                     self._take(record)
             except MobileMoneyError as exc:
-                logger.warning("unknown payments will be looked for later: %s", exc)
+                logger.warning("unknown payments are reconciled later: %s", exc)
             pause = min(self._reconcile_every, max(_FIRST_LOOK, 2 * pause))
 
     async def _find(self, names: Sequence[str]) -> list[str]:
-        """Return the open payments of other processes that go by one of these names."""
+        """Return the open payments of other processes that have one of these names."""
         named = await self._payments.find(names, state=PaymentState.ACKNOWLEDGED)
         for record in named:
             self._take(record)

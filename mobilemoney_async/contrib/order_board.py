@@ -1,7 +1,7 @@
-"""What one process knows of orders, and those who watch them; for `backend`.
+"""Cache of order statuses in one process, with a signal for each change; for `backend`.
 
-The store knows what became of every order; the board only spares it questions. Whoever puts something up rings then,
-and a watcher takes hold of the bell before it looks: so no change falls between the two.
+The store has every order's payment; the cache saves queries. A writer updates the cache first and sends the signal
+second; a watcher takes the signal before it reads. So no change is missed between the two.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import attrs
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus
 from mobilemoney_async.errors import StoreError
 
-# How many orders are remembered at most; of others the store is asked again.
+# Orders in the cache at most; others are read from the store again.
 _REMEMBERED = 20_000
-# Seconds between two looks at an order that nobody here follows, while somebody watches it.
+# Seconds between two reads of a watched order that this process does not track.
 _RECHECK = 2.0
 
 
 @attrs.define(eq=False, weakref_slot=True)
 class Bell:
-    """Rings once, when something about an order has changed. Lives as long as somebody listens."""
+    """Signal of one change of an order. Kept as long as a watcher holds it."""
 
     rung: anyio.Event = attrs.field(factory=anyio.Event)
 
@@ -42,19 +42,19 @@ class _Posted:
 
 
 class Board:
-    """How orders stand, as far as this process knows."""
+    """Cache of the latest order statuses, at most 20,000."""
 
     def __init__(self) -> None:
         self._posted: OrderedDict[str, _Posted] = OrderedDict()
         self._bells: weakref.WeakValueDictionary[str, Bell] = weakref.WeakValueDictionary()
 
     def post(self, status: OrderStatus, *, until: float = math.inf, changed_at: datetime | None = None) -> None:
-        """Put up an order's status, and ring.
+        """Store an order's status and signal the change.
 
         Args:
             status: The status.
             until: Until when it counts, monotonic seconds. Infinite for a final one, and for an order that this process
-                follows: each change is put up here.
+                tracks: each of its changes arrives here.
             changed_at: When the record that shows it was last changed.
         """
         self._posted[status.order] = _Posted(status, until, changed_at)
@@ -64,17 +64,17 @@ class Board:
         self.ring(status.order)
 
     def holds(self, order: str, now: float) -> OrderStatus | None:
-        """Return how an order stands, or None where the store has to be asked."""
+        """Return an order's status, or None if the store has to be read."""
         posted = self._posted.get(order)
         return posted.status if posted is not None and now < posted.until else None
 
-    def is_told(self, order: str) -> bool:
-        """Return whether every change of an order is put up here by itself."""
+    def is_live(self, order: str) -> bool:
+        """Return whether every change of an order arrives here by itself."""
         posted = self._posted.get(order)
         return posted is not None and posted.until == math.inf
 
     def final(self, order: str) -> OrderStatus | None:
-        """Return how an order has ended, as far as is known here."""
+        """Return an order's final status, or None if it has none yet, as far as this process knows."""
         posted = self._posted.get(order)
         return posted.status if posted is not None and posted.status.is_final else None
 
@@ -84,36 +84,38 @@ class Board:
         return posted is not None and posted.changed_at is not None and changed_at < posted.changed_at
 
     def expire(self, order: str) -> None:
-        """Let the store be asked for an order's status again, unless that is final."""
+        """Make the next reader ask the store for an order's status, unless the status is final."""
         posted = self._posted.get(order)
         if posted is not None and not posted.status.is_final:
             self._posted[order] = attrs.evolve(posted, until=-math.inf)
 
     def latest(self, order: str) -> OrderStatus | None:
-        """Return the status that was put up last, whether it still counts or not."""
+        """Return the status that was stored last, also if it has expired."""
         posted = self._posted.get(order)
         return None if posted is None else posted.status
 
     def bell(self, order: str) -> Bell:
-        """Return what rings when the order changes next."""
+        """Return the signal of the order's next change."""
         return self._bells.setdefault(order, Bell())
 
     def ring(self, order: str) -> None:
-        """Let everybody know who waits for the order to change."""
+        """Wake all watchers of an order."""
         bell = self._bells.pop(order, None)
         if bell is not None:
             bell.rung.set()
 
 
 class Watch:
-    """Those who watch one order; a class, since nobody closes a generator that is left early.
+    """Iterator over the statuses of one order.
+
+    A class, since an async generator that its reader leaves early would stay open.
 
     Args:
-        order: Its name.
-        heartbeat: After how many seconds the same status comes again.
-        board: Rings when it changes.
-        look: Returns how it stands, None where there is no payment. Its `StoreError` is waited out.
-        is_told: Returns whether the board rings at every change of the order.
+        order: The order's name.
+        heartbeat: Seconds after which the same status is returned again.
+        board: The cache, which signals changes.
+        read: Returns the status, None if there is no payment. After its `StoreError` the iterator tries again.
+        is_live: Returns whether the cache signals every change of the order.
     """
 
     def __init__(
@@ -122,14 +124,14 @@ class Watch:
         heartbeat: float,
         *,
         board: Board,
-        look: Callable[[str], Awaitable[OrderStatus | None]],
-        is_told: Callable[[str], bool],
+        read: Callable[[str], Awaitable[OrderStatus | None]],
+        is_live: Callable[[str], bool],
     ) -> None:
         self._order = order
         self._heartbeat = heartbeat
         self._board = board
-        self._look = look
-        self._is_told = is_told
+        self._read = read
+        self._is_live = is_live
         self._last: OrderStatus | None = None
 
     def __aiter__(self) -> Self:
@@ -144,16 +146,16 @@ class Watch:
         raise StopAsyncIteration
 
     async def _next(self) -> OrderStatus | None:
-        """Return what there is to say next."""
+        """Wait for the next status to return."""
         until = anyio.current_time() + self._heartbeat
         while True:
-            bell = self._board.bell(self._order)  # before the look
+            bell = self._board.bell(self._order)  # before the read, so that a change in between is not missed
             try:
-                status = await self._look(self._order)
+                status = await self._read(self._order)
             except StoreError:
                 status = self._last or OrderStatus(order=self._order, state=OrderState.FINDING_OUT)
             now = anyio.current_time()
             if status is None or status != self._last or now >= until:
                 return status
-            with anyio.CancelScope(deadline=until if self._is_told(self._order) else min(until, now + _RECHECK)):
+            with anyio.CancelScope(deadline=until if self._is_live(self._order) else min(until, now + _RECHECK)):
                 await bell.rung.wait()

@@ -132,7 +132,7 @@ async def test_an_order_does_not_go_back(sandbox: Sandbox, tmp_path: Path, monke
         with monkeypatch.context() as patch:
             patch.setattr(backend.client.payments, "get", slow)
             tasks.start_soon(ask)
-            while "1 followed" not in repr(backend):
+            while "1 tracked" not in repr(backend):
                 await anyio.sleep(0.1)
             go_on.set()
             while not heard:
@@ -252,7 +252,7 @@ async def test_a_quiet_watch_says_the_same_again(sandbox: Sandbox, tmp_path: Pat
                 break
         assert heard == [OrderState.PENDING] * 3
         assert [status async for status in backend.watch("order-9")] == []
-        assert "1 followed" in repr(backend)
+        assert "1 tracked" in repr(backend)
 
 
 async def test_arguments_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
