@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
 
@@ -27,6 +27,41 @@ if TYPE_CHECKING:
 
 # Below what clocks and floats can tell apart: a timer may ring this much early.
 _TICK = 1e-9
+
+
+class Limiter(Protocol):
+    """Rate limiter as calls, pages and the poller use it."""
+
+    def has_capacity(self) -> bool:
+        """Return whether a request could go now without waiting. Call it inside the event loop."""
+        ...
+
+    def usage(self) -> Usage:
+        """Return the part of the limit that was used of late, by all processes. Call it inside the event loop."""
+        ...
+
+    def hold(self, seconds: float) -> None:
+        """Grant nothing for a while, because the service said so.
+
+        Args:
+            seconds: From now on, at least 0. A shorter hold does not end a longer one.
+
+        Raises:
+            InvalidRequest: `seconds` is out of its range.
+        """
+        ...
+
+    async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
+        """Wait until a request may be sent. Cancelling uses nothing up.
+
+        Args:
+            priority: The lane.
+            ahead: Whether to go to the head of the lane: for a request that those in line depend on.
+
+        Raises:
+            StoreError: The limit is shared, and the store failed; nothing was used up.
+        """
+        ...
 
 
 class _Waiter:

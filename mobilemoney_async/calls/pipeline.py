@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import anyio
 import attrs
 
-from mobilemoney_async.calls.limiter import RateLimiter
+from mobilemoney_async.calls.limiter import Limiter
 from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
 from mobilemoney_async.calls.tokens import TokenSource
 from mobilemoney_async.calls.transport import Flight, Wire
@@ -123,7 +123,7 @@ class Pipeline:
     """
 
     wire: Wire
-    limiter: RateLimiter
+    limiter: Limiter
     tokens: TokenSource
     options: Options
     utcnow: Callable[[], datetime]

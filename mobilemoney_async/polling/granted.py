@@ -9,15 +9,15 @@ from __future__ import annotations
 import anyio
 
 from mobilemoney_async.calls.bucket import Usage
-from mobilemoney_async.calls.limiter import RateLimiter
+from mobilemoney_async.calls.limiter import Limiter
 from mobilemoney_async.calls.pipeline import FRESH
 from mobilemoney_async.contract.endpoints import Priority
 
 
-class _Granted(RateLimiter):
+class _Granted:
     """The limiter behind it, but for one place in the poller's lane."""
 
-    def __init__(self, limiter: RateLimiter) -> None:
+    def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._is_used = False
         self._granted_at = anyio.current_time()
@@ -41,6 +41,6 @@ class _Granted(RateLimiter):
         await self._limiter.acquire(priority, ahead=ahead)
 
 
-def granted(limiter: RateLimiter) -> RateLimiter:
+def granted(limiter: Limiter) -> Limiter:
     """Return the limiter for one call in the lane `Priority.POLL` for which a place was acquired just now."""
     return _Granted(limiter)

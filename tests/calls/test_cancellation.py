@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from mobilemoney_async import AsyncClient, LoginAuth, RateLimiter, RetryPolicy
+from mobilemoney_async.calls.limiter import Limiter
 from tests.support.fakes import (
     EMAIL,
     PASSWORD,
@@ -51,7 +52,7 @@ async def give_up(
     assert anyio.current_time() == pytest.approx(start + after)
 
 
-async def places(limiter: RateLimiter) -> int:
+async def places(limiter: Limiter) -> int:
     """Return how many requests could go at once."""
     count = 0
     while limiter.has_capacity():
