@@ -25,7 +25,7 @@ from mobilemoney_async.arguments import (
     optional_variable,
     variable,
 )
-from mobilemoney_async.calls.limiter import RateLimiter
+from mobilemoney_async.calls.limiter import Limiter, RateLimiter
 from mobilemoney_async.calls.pipeline import Options, Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.tokens import TokenAuth, TokenSource
@@ -108,7 +108,7 @@ class AsyncClient:
         base_url: str,
         *,
         auth: str | Secret | TokenSource,
-        rate_limiter: RateLimiter | None = None,
+        rate_limiter: Limiter | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 (frozen)
         timeout: float = 30.0,
         deadline: float | None = None,
@@ -129,9 +129,8 @@ class AsyncClient:
         tokens = auth
         if not callable(getattr(tokens, "token", None)):
             raise refuse("auth", "a token, TokenAuth, LoginAuth or a TokenSource")
-        if rate_limiter is None:
-            rate_limiter = RateLimiter()
-        elif not isinstance(rate_limiter, RateLimiter):
+        limiter = RateLimiter() if rate_limiter is None else rate_limiter
+        if not isinstance(limiter, Limiter):
             raise refuse("rate_limiter", "a RateLimiter")
         if on_event is not None and not callable(on_event):
             raise refuse("on_event", "a function of one event")
@@ -146,12 +145,12 @@ class AsyncClient:
             if not isinstance(store, SQLStore):
                 raise refuse("store", "an SQLStore")
             utcnow = store._database.wall_clock.utcnow if utcnow is None else utcnow
-            rate_limiter, tokens = share_limiter(store, rate_limiter), share_tokens(store, tokens, utcnow)
+            limiter, tokens = share_limiter(store, limiter), share_tokens(store, tokens, utcnow)
             store._attach()
         self._assemble(
             Pipeline(
                 wire=wire,
-                limiter=rate_limiter,
+                limiter=limiter,
                 tokens=tokens,
                 options=options,
                 utcnow=_utcnow if utcnow is None else utcnow,

@@ -11,9 +11,11 @@ back goes to the bucket, since the service may have said "hold" in the meantime.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, runtime_checkable
 
 import anyio
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _TICK = 1e-9
 
 
+@runtime_checkable
 class Limiter(Protocol):
     """Rate limiter as calls, pages and the poller use it."""
 
@@ -92,6 +95,179 @@ class _Lane:
         return now >= max(first.since, self.last_turn) + self.patience
 
 
+class Line(NamedTuple):
+    """Requests that wait in one lane.
+
+    Attributes:
+        length: Their number, at least 1.
+        since: When the first of them came, by the event loop's clock.
+    """
+
+    length: int
+    since: float
+
+
+async def _sleep(now: float, ready_at: float) -> None:
+    await anyio.sleep(ready_at - now)
+
+
+class LaneQueue:
+    """Queue of the requests that wait for the rate limit, by lane, on one timer.
+
+    Attributes:
+        length: The number of requests in line, in all lanes.
+
+    Args:
+        places: Says when the next request may go, and counts it.
+        per_minute: Requests a minute, from which follows how long a lane goes without a turn.
+        pause: Lets time pass, as the timekeeper: is given the time now and the time of the next place, and returns at
+            that time or before it.
+    """
+
+    __slots__ = ("_alarm", "_backend", "_lanes", "_number", "_pause", "_places", "_timekeeper", "length")
+
+    def __init__(
+        self, places: Places, per_minute: float, *, pause: Callable[[float, float], Awaitable[None]] = _sleep
+    ) -> None:
+        self.length = 0
+        self._places = places
+        self._pause = pause
+        self._lanes = {priority: _Lane(seconds) for priority, seconds in patience(per_minute).items()}
+        self._number = 0
+        self._timekeeper: _Waiter | None = None
+        self._alarm: anyio.CancelScope | None = None
+        self._backend: type[AsyncBackend] | None = None
+
+    def now(self) -> float:
+        """Return `anyio.current_time()`, without asking each time which event loop library runs."""
+        if self._backend is not None:
+            try:
+                return self._backend.current_time()
+            except RuntimeError:  # another library than last time
+                pass
+        self._backend = anyio.lowlevel.current_token().backend_class
+        return self._backend.current_time()
+
+    def take_free(self, now: float) -> bool:
+        """Take a place if one is free and nothing waits for it.
+
+        Args:
+            now: The time, from `now`.
+        """
+        if self.length or self._places.ready_at() > now:
+            return False
+        self._places.take(now)
+        return True
+
+    def lines(self) -> dict[Priority, Line]:
+        """Return the lanes in which requests wait."""
+        return {
+            priority: Line(len(lane.waiters), next(iter(lane.waiters.values())).since)
+            for priority, lane in self._lanes.items()
+            if lane.waiters
+        }
+
+    def note_turn(self, priority: Priority, at: float) -> None:
+        """Note that a lane had a turn elsewhere, at a time of this loop."""
+        lane = self._lanes[priority]
+        lane.last_turn = max(lane.last_turn, at)
+
+    def look_again(self) -> None:
+        """Let the timekeeper ask again for the time of the next place, which has changed."""
+        if self._timekeeper is not None and self._alarm is not None:
+            self._alarm.cancel()
+
+    def fail(self, error: Exception) -> None:
+        """End the wait of all in line, each with its own copy of an error."""
+        for lane in self._lanes.values():
+            for waiter in lane.waiters.values():
+                waiter.error = copy.copy(error)
+                waiter.woken.set()
+            lane.waiters.clear()
+        self.length = 0
+
+    async def wait(self, priority: Priority, now: float, *, ahead: bool) -> None:
+        """Wait for a place in a lane, and take it. Cancelling gives it back.
+
+        Args:
+            priority: The lane.
+            now: The time, from `now`.
+            ahead: Whether to go to the head of the lane.
+
+        Raises:
+            Exception: The error given to `fail` while this one was in line, or raised by `pause` while it kept the
+                time.
+        """
+        assert self._backend is not None  # `now` comes from it
+        lane = self._lanes[priority]
+        number = self._number = self._number + 1
+        # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
+        waiter = lane.waiters[number] = _Waiter(now, self._backend.create_event())
+        if ahead:
+            lane.waiters.move_to_end(number, last=False)
+        self.length += 1
+        if self._timekeeper is None:
+            self._timekeeper = waiter
+        try:
+            while not waiter.granted:
+                if waiter.error is not None:
+                    raise waiter.error
+                if waiter is self._timekeeper:
+                    await self._keep_time(waiter)
+                else:
+                    await waiter.woken.wait()
+        except BaseException:
+            if waiter.granted:
+                self._give_back()
+            elif waiter.error is None:
+                del lane.waiters[number]
+                self.length -= 1
+            raise
+        finally:
+            if waiter is self._timekeeper:
+                self._appoint_timekeeper()
+
+    async def _keep_time(self, me: _Waiter) -> None:
+        """Hand out grants as they fall due, until one is this waiter's own."""
+        while not me.granted:
+            # Without a deadline: a scope that ends by itself, thousands of times, costs more than the sleep.
+            with anyio.CancelScope() as self._alarm:
+                now = self.now()
+                while not me.granted:
+                    ready_at = self._places.ready_at()
+                    if ready_at > now + _TICK:
+                        await self._pause(now, ready_at)
+                        now = self.now()
+                        continue
+                    granted_at = max(now, ready_at)
+                    self._places.take(granted_at)
+                    self._grant_to_next(granted_at)
+
+    def _grant_to_next(self, now: float) -> None:
+        waiting = [lane for lane in self._lanes.values() if lane.waiters]
+        lane = waiting[0]
+        if len(waiting) > 1:
+            lane = next((each for each in waiting if each.is_overdue(now)), lane)
+        _, waiter = lane.waiters.popitem(last=False)
+        self.length -= 1
+        lane.last_turn = now
+        waiter.granted = True
+        waiter.woken.set()
+
+    def _give_back(self) -> None:
+        """Take back a grant, whose owner was cancelled before it could use it, and let the timekeeper look again."""
+        self._places.undo()
+        assert self._alarm is not None  # there was a timekeeper: it gave the grant
+        self._alarm.cancel()
+
+    def _appoint_timekeeper(self) -> None:
+        """Let the last in line keep the time: it is the one that stays longest."""
+        lane = next((lane for lane in reversed(self._lanes.values()) if lane.waiters), None)
+        self._timekeeper = None if lane is None else next(reversed(lane.waiters.values()))
+        if self._timekeeper is not None:
+            self._timekeeper.woken.set()
+
+
 class RateLimiter:
     """Paces the requests of one merchant so that no reading of the service's limit rejects them.
 
@@ -141,17 +317,12 @@ class RateLimiter:
         self.burst: int = burst
         self.window: float = window
         self.jitter: float = jitter
-        self._bucket: Places = Bucket(per_minute=per_minute, burst=burst, window=window, jitter=jitter)
-        self._lanes = {priority: _Lane(seconds) for priority, seconds in patience(per_minute).items()}
-        self._waiting = 0
-        self._places = 0
-        self._timekeeper: _Waiter | None = None
-        self._alarm: anyio.CancelScope | None = None
-        self._backend: type[AsyncBackend] | None = None
+        self._bucket = Bucket(per_minute=per_minute, burst=burst, window=window, jitter=jitter)
+        self._queue = LaneQueue(self._bucket, per_minute)
 
     def has_capacity(self) -> bool:
         """Return whether a request could go now without waiting. Call it inside the event loop."""
-        return not self._waiting and self._bucket.ready_at() <= anyio.current_time()
+        return not self._queue.length and self._bucket.ready_at() <= anyio.current_time()
 
     def usage(self) -> Usage:
         """Return how much of the limit has been used of late, by everybody. Call it inside the event loop."""
@@ -178,21 +349,9 @@ class RateLimiter:
             priority: The lane.
             ahead: Whether to go to the head of the lane: for what those who wait there depend on.
         """
-        now = self._now()
-        if not self._waiting and self._bucket.ready_at() <= now:
-            self._bucket.take(now)
-            return
-        await self._wait(self._lanes[priority], now, ahead=ahead)
-
-    def _now(self) -> float:
-        """Return `anyio.current_time()`, without asking each time which event loop library runs."""
-        if self._backend is not None:
-            try:
-                return self._backend.current_time()
-            except RuntimeError:  # another library than last time
-                pass
-        self._backend = anyio.lowlevel.current_token().backend_class
-        return self._backend.current_time()
+        now = self._queue.now()
+        if not self._queue.take_free(now):
+            await self._queue.wait(priority, now, ahead=ahead)
 
     async def __aenter__(self) -> Self:
         await self.acquire()
@@ -202,76 +361,3 @@ class RateLimiter:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         return None
-
-    async def _wait(self, lane: _Lane, now: float, *, ahead: bool) -> None:
-        assert self._backend is not None  # `now` comes from it
-        place = self._places = self._places + 1
-        # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
-        waiter = lane.waiters[place] = _Waiter(now, self._backend.create_event())
-        if ahead:
-            lane.waiters.move_to_end(place, last=False)
-        self._waiting += 1
-        if self._timekeeper is None:
-            self._timekeeper = waiter
-        try:
-            while not waiter.granted:
-                if waiter.error is not None:
-                    raise waiter.error
-                if waiter is self._timekeeper:
-                    await self._keep_time(waiter)
-                else:
-                    await waiter.woken.wait()
-        except BaseException:
-            if waiter.granted:
-                self._give_back()
-            elif waiter.error is None:
-                del lane.waiters[place]
-                self._waiting -= 1
-            raise
-        finally:
-            if waiter is self._timekeeper:
-                self._appoint_timekeeper()
-
-    async def _keep_time(self, me: _Waiter) -> None:
-        """Hand out grants as they fall due, until one is this waiter's own."""
-        while not me.granted:
-            # Without a deadline: a scope that ends by itself, thousands of times, costs more than the sleep.
-            with anyio.CancelScope() as self._alarm:
-                now = self._now()
-                while not me.granted:
-                    ready_at = self._bucket.ready_at()
-                    if ready_at > now + _TICK:
-                        await self._pause(now, ready_at)
-                        now = self._now()
-                        continue
-                    granted_at = max(now, ready_at)
-                    self._bucket.take(granted_at)
-                    self._grant_to_next(granted_at)
-
-    async def _pause(self, now: float, ready_at: float) -> None:
-        """Let time pass, until `ready_at` at most; it is looked again then."""
-        await anyio.sleep(ready_at - now)
-
-    def _grant_to_next(self, now: float) -> None:
-        waiting = [lane for lane in self._lanes.values() if lane.waiters]
-        lane = waiting[0]
-        if len(waiting) > 1:
-            lane = next((each for each in waiting if each.is_overdue(now)), lane)
-        _, waiter = lane.waiters.popitem(last=False)
-        self._waiting -= 1
-        lane.last_turn = now
-        waiter.granted = True
-        waiter.woken.set()
-
-    def _give_back(self) -> None:
-        """Take back a grant, whose owner was cancelled before it could use it, and let the timekeeper look again."""
-        self._bucket.undo()
-        assert self._alarm is not None  # there was a timekeeper: it gave the grant
-        self._alarm.cancel()
-
-    def _appoint_timekeeper(self) -> None:
-        """Let the last in line keep the time: it is the one that stays longest."""
-        lane = next((lane for lane in reversed(self._lanes.values()) if lane.waiters), None)
-        self._timekeeper = None if lane is None else next(reversed(lane.waiters.values()))
-        if self._timekeeper is not None:
-            self._timekeeper.woken.set()

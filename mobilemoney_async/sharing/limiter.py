@@ -9,7 +9,6 @@ Invariant: a slot is used by one request, within `_slack` of its time, or by non
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import uuid
@@ -22,12 +21,13 @@ import sqlalchemy as sa
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from mobilemoney_async.calls.bucket import Bucket, Usage
-from mobilemoney_async.calls.limiter import RateLimiter
+from mobilemoney_async.calls.limiter import LaneQueue, RateLimiter
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import budgets
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.sharing.budget import InLine, Limit, Request, Reservation, reserve
+from mobilemoney_async.values import require_seconds
 
 _ASK_AT_ONCE = -math.inf
 
@@ -90,7 +90,7 @@ class _Slots:
         self._slots.extend(reservation.slots)
 
 
-class SharedLimiter(RateLimiter):
+class SharedLimiter:
     """Paces the requests of one merchant from all processes that use one store, together under one limit.
 
     What `RateLimiter` promises, it promises of all of them, as far as the following goes:
@@ -113,16 +113,19 @@ class SharedLimiter(RateLimiter):
     """
 
     def __init__(self, limiter: RateLimiter, database: Database, account: str) -> None:
-        super().__init__(limiter.per_minute, limiter.burst, window=limiter.window, jitter=limiter.jitter)
         self._database = database
         self._account = account
         # A slot is a time that was fixed before, where a bucket counts the request when it really goes. How late it may
         # be used comes on top of the jitter, which is about what happens on the way.
-        self._slack = min(0.1, 0.05 * self.burst * 60 / self.per_minute)
+        self._slack = min(0.1, 0.05 * limiter.burst * 60 / limiter.per_minute)
         self._limit = Limit(
-            per_minute=self.per_minute, burst=self.burst, window=self.window, jitter=self.jitter + self._slack
+            per_minute=limiter.per_minute,
+            burst=limiter.burst,
+            window=limiter.window,
+            jitter=limiter.jitter + self._slack,
         )
-        self._slots = self._bucket = _Slots(self._limit.bucket(), self._slack, self._now)
+        self._slots = _Slots(self._limit.bucket(), self._slack, self._now)
+        self._queue = LaneQueue(self._slots, limiter.per_minute, pause=self._pause)
         self._name = uuid.uuid4().hex[:12]
         self._ask_at = _ASK_AT_ONCE
         self._on_record: frozenset[Priority] = frozenset()
@@ -132,11 +135,11 @@ class SharedLimiter(RateLimiter):
 
     def has_capacity(self) -> bool:
         """Return whether a request could go now without waiting, but for the store, as of the last reservation."""
-        return not self._waiting and min(self._slots.ready_at(), self._slots.fleet_ready_at()) <= self._now()
+        return not self._queue.length and min(self._slots.ready_at(), self._slots.fleet_ready_at()) <= self._now()
 
     def usage(self) -> Usage:
         """Return how much of the limit all processes have used of late, as of the last reservation."""
-        return super().usage()
+        return self._slots.usage(self._now())
 
     def hold(self, seconds: float) -> None:
         """Grant nothing for a while, in any process; see the class for when the others learn of it.
@@ -147,7 +150,7 @@ class SharedLimiter(RateLimiter):
         Raises:
             InvalidRequest: `seconds` is out of its range.
         """
-        super().hold(seconds)
+        self._slots.hold(self._now() + require_seconds("seconds", seconds, allow_zero=True))
         self._look_again()
 
     async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
@@ -160,16 +163,21 @@ class SharedLimiter(RateLimiter):
         Raises:
             StoreError: The store failed, or cannot be reached; nothing was used up.
         """
-        if self._waiting and priority not in self._on_record:
+        if self._queue.length and priority not in self._on_record:
             self._look_again()
-        await super().acquire(priority, ahead=ahead)
+        now = self._now()
+        if not self._queue.take_free(now):
+            await self._queue.wait(priority, now, ahead=ahead)
+
+    def _now(self) -> float:
+        return self._queue.now()
 
     def _look_again(self) -> None:
         """Ask the store as soon as there is no slot left: what it was told last has changed."""
         self._ask_at = _ASK_AT_ONCE
         self._is_outdated = True
-        if self._waiting and self._alarm is not None and not self._is_asking and self._slots.ready_at() == math.inf:
-            self._alarm.cancel()
+        if self._queue.length and not self._is_asking and self._slots.ready_at() == math.inf:
+            self._queue.look_again()
 
     async def _pause(self, now: float, ready_at: float) -> None:
         if ready_at < math.inf:
@@ -202,7 +210,7 @@ class SharedLimiter(RateLimiter):
         del self._slots.unused[: len(request.unused)]
         self._slots.put(reservation, offset)
         for priority, at in reservation.turns.items():
-            self._lanes[priority].last_turn = max(self._lanes[priority].last_turn, at + offset)
+            self._queue.note_turn(priority, at + offset)
         # Slots are to lie so far ahead that they are not over when they are here.
         self._delay = max(0.0, now - (seen_at + offset) - self._slack / 2, 0.9 * self._delay)
         self._on_record = reservation.unserved
@@ -227,11 +235,7 @@ class SharedLimiter(RateLimiter):
         return Request(
             process=f"{self._name}-{os.getpid()}",
             limit=self._limit,
-            waiting={
-                priority: InLine(len(lane.waiters), now - next(iter(lane.waiters.values())).since)
-                for priority, lane in self._lanes.items()
-                if lane.waiters
-            },
+            waiting={priority: InLine(line.length, now - line.since) for priority, line in self._queue.lines().items()},
             delay=self._delay,
             hold=0.0 if held_until is None else max(0.0, held_until - now),
             unused=tuple(self._slots.unused),
@@ -240,12 +244,7 @@ class SharedLimiter(RateLimiter):
     def _fail(self, error: StoreError) -> None:
         """Let everybody in line have the error, each its own: the next in line would ask in vain, as long as this."""
         self._on_record = frozenset()
-        for lane in self._lanes.values():
-            for waiter in lane.waiters.values():
-                waiter.error = copy.copy(error)
-                waiter.woken.set()
-            lane.waiters.clear()
-        self._waiting = 0
+        self._queue.fail(error)
 
 
 _OF_ACCOUNT = budgets.c.account == sa.bindparam("of")

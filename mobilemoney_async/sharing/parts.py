@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from mobilemoney_async.calls.limiter import RateLimiter
+from mobilemoney_async.calls.limiter import Limiter, RateLimiter
 from mobilemoney_async.calls.tokens import LoginAuth, TokenSource
 from mobilemoney_async.payments.store import SQLStore
 from mobilemoney_async.sharing.limiter import SharedLimiter
@@ -13,9 +13,9 @@ from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.sharing.poller import StoreFleet
 
 
-def share_limiter(store: SQLStore, limiter: RateLimiter) -> RateLimiter:
-    """Return the limiter of the whole fleet. One that is shared already stays as it is."""
-    if isinstance(limiter, SharedLimiter):
+def share_limiter(store: SQLStore, limiter: Limiter) -> Limiter:
+    """Return the limiter of the whole fleet. One that is shared already, or a caller's own, stays as it is."""
+    if not isinstance(limiter, RateLimiter):
         return limiter
     return SharedLimiter(limiter, store._database, store.account)
 

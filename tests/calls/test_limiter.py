@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async import InvalidRequest, Priority, RateLimiter
+from mobilemoney_async.calls.limiter import LaneQueue, Limiter
 from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
 from tests.support.fakes import FakeTransport, make_client, settle
@@ -24,7 +25,7 @@ PAYMENT, LOOKUP, POLL, BULK = Priority
 class Queue:
     """Waiters on a limiter, and when each of them got its turn, in seconds from now."""
 
-    def __init__(self, limiter: RateLimiter) -> None:
+    def __init__(self, limiter: Limiter) -> None:
         self.limiter = limiter
         self.start = anyio.current_time()
         self.tasks: TaskGroup | None = None
@@ -63,14 +64,22 @@ class Queue:
         return anyio.current_time() - before
 
 
-class Interfering(RateLimiter):
-    """A limiter that lets something happen in the moment of a grant: who is cancelled then has yet to notice."""
+class InterferingQueue(LaneQueue):
+    """A queue that lets something happen in the moment of a grant: a task cancelled then has yet to notice."""
 
     interfere: Callable[[], None] = staticmethod(lambda: None)
 
     def _grant_to_next(self, now: float) -> None:
         self.interfere()
         super()._grant_to_next(now)
+
+
+class Interfering(RateLimiter):
+    """A limiter with such a queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue = self.queue = InterferingQueue(self._bucket, self.per_minute)
 
 
 # -- the law -----------------------------------------------------------------------------------------------------------
@@ -108,7 +117,7 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_place(
                 if victim < len(inside):
                     inside[victim].cancel()
 
-        limiter.interfere = strike
+        limiter.queue.interfere = strike
 
         async def wait(at: float, lane: Priority, patience: float | None) -> None:
             nonlocal left
@@ -377,7 +386,7 @@ async def late_waiter(before: int = 10) -> AsyncIterator[tuple[Queue, list[Calla
         tasks.start_soon(wait_in_vain)
         await settle()
         yield queue, interference
-        limiter.interfere = interfere
+        limiter.queue.interfere = interfere
     assert scope.cancelled_caught
 
 

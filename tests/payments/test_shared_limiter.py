@@ -25,7 +25,7 @@ from mobilemoney_async.sharing.budget import Request, Reservation, reserve
 from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
-from tests.calls.test_limiter import Queue
+from tests.calls.test_limiter import InterferingQueue, Queue
 from tests.support.databases import Postgres
 from tests.support.fakes import settle
 from tests.support.processes import let_children_import_tests
@@ -61,16 +61,12 @@ class OnPaper(SharedLimiter):
         latency: How long a transaction takes, seconds; the first half passes before it looks at the clock.
     """
 
-    interfere: Callable[[], None] = staticmethod(lambda: None)
-
     def __init__(self, row: Row, limiter: RateLimiter | None = None, latency: float = 0.0) -> None:
-        super().__init__(limiter or RateLimiter(), Database("sqlite:///never-opened.db"), "a")
+        limiter = limiter or RateLimiter()
+        super().__init__(limiter, Database("sqlite:///never-opened.db"), "a")
+        self._queue = self.queue = InterferingQueue(self._slots, limiter.per_minute, pause=self._pause)
         self.row = row
         self.latency = latency
-
-    def _grant_to_next(self, now: float) -> None:
-        self.interfere()
-        super()._grant_to_next(now)
 
     async def _reserve(self, request: Request) -> tuple[Reservation, float, float]:
         with anyio.CancelScope(shield=True):  # as a worker thread is
@@ -145,7 +141,7 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_waiter(
                 victim.cancel()
 
         for limiter in fleet:
-            limiter.interfere = strike
+            limiter.queue.interfere = strike
 
         async def arrive(at: float, who: int, lane: Priority, patience: float | None) -> None:
             nonlocal left
@@ -415,14 +411,17 @@ class Recording(SharedLimiter):
     def __init__(self, limiter: RateLimiter, database: Database, account: str) -> None:
         super().__init__(limiter, database, account)
         self.used: list[float] = []
+        slots, take, undo = self._slots, self._slots.take, self._slots.undo
 
-    def _grant_to_next(self, now: float) -> None:
-        super()._grant_to_next(now)
-        self.used.append(self._slots._last)
+        def note_taken(now: float) -> None:
+            take(now)
+            self.used.append(slots._last)
 
-    def _give_back(self) -> None:
-        super()._give_back()
-        self.used.remove(self._slots._last)
+        def note_undone() -> None:
+            undo()
+            self.used.remove(slots._last)
+
+        self._slots.take, self._slots.undo = note_taken, note_undone  # type: ignore[method-assign]
 
 
 def fast() -> RateLimiter:
@@ -509,7 +508,7 @@ async def test_time_outs_of_asyncio_leave_the_limiter_sound(store_url: str) -> N
                     await asyncio.wait_for(limiter.acquire(), patience)
 
         await asyncio.gather(*(lose_patience(0.0005 * 1.5**number) for number in range(12)))
-        assert not limiter._waiting
+        assert not limiter._queue.length
         await asyncio.wait_for(limiter.acquire(), PATIENCE)
     assert strict(limiter.used) == []
 
