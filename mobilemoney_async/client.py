@@ -39,7 +39,7 @@ from mobilemoney_async.values import Secret, refuse, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
-    from mobilemoney_async.payments.creates import Desk
+    from mobilemoney_async.payments.creates import IdempotentCreates
     from mobilemoney_async.payments.payments import Payments
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.poller import Poller
@@ -162,17 +162,17 @@ class AsyncClient:
     def _assemble(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._payments: Payments | None = None
-        self._desk: Desk | None = None
+        self._idempotent_creates: IdempotentCreates | None = None
         if self._store is not None:
-            from mobilemoney_async.payments.creates import Desk
+            from mobilemoney_async.payments.creates import IdempotentCreates
             from mobilemoney_async.payments.payments import Payments
             from mobilemoney_async.payments.reconciler import Reconciler
 
             reconciler = Reconciler(self._store, pipeline)
-            self._desk = Desk(self._store, pipeline, reconciler)
+            self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler)
             self._payments = Payments(self._store, pipeline, reconciler)
-        self.collections = Collections(pipeline, self._desk)
-        self.disbursements = Disbursements(pipeline, self._desk)
+        self.collections = Collections(pipeline, self._idempotent_creates)
+        self.disbursements = Disbursements(pipeline, self._idempotent_creates)
         self.transactions = Transactions(pipeline)
         self.users = Users(pipeline)
 
@@ -339,9 +339,9 @@ class AsyncClient:
 
     async def _leave_store(self) -> None:
         store, self._attached = self._attached, None
-        if store is not None and self._desk is not None:
+        if store is not None and self._idempotent_creates is not None:
             with anyio.CancelScope(shield=True):
-                await self._desk.aclose()
+                await self._idempotent_creates.aclose()
             store._detach()
 
     async def __aenter__(self) -> Self:

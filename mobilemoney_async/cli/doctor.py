@@ -19,7 +19,7 @@ from mobilemoney_async.errors import (
     TransportError,
     UnexpectedResponse,
 )
-from mobilemoney_async.payments.health import StoreCondition
+from mobilemoney_async.payments.health import StoreHealth
 from mobilemoney_async.payments.matching import Skew
 
 _SOON = 14  # days of a certificate
@@ -166,7 +166,7 @@ def _cure(failure: MobileMoneyError) -> str:
     return "see what it says"
 
 
-def judge_store(condition: StoreCondition, *, has_key: bool) -> list[Finding]:
+def judge_store(condition: StoreHealth, *, has_key: bool) -> list[Finding]:
     """Say what state the store is in."""
     if condition.version is None:
         return [Finding("store", Level.OK, "it is empty: its tables are made when it is first used")]
@@ -206,7 +206,7 @@ def judge_store(condition: StoreCondition, *, has_key: bool) -> list[Finding]:
     return findings
 
 
-def _judge_access(condition: StoreCondition) -> Finding:
+def _judge_access(condition: StoreHealth) -> Finding:
     if condition.cannot_write is not None:
         return Finding(
             "store",

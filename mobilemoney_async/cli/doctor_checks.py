@@ -26,7 +26,7 @@ from mobilemoney_async.cli.settings import SANDBOX_URL, Settings, is_loopback, i
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.payments.health import examine
-from mobilemoney_async.payments.matching import Sighting, read_date
+from mobilemoney_async.payments.matching import ClockSample, read_date
 
 _SANDBOX_PORT = urlsplit(SANDBOX_URL).port
 
@@ -163,7 +163,7 @@ async def _check_call(settings: Settings, timeout: float, *, reached: bool) -> A
     shown = None if date is None else read_date(date)
     if shown is not None:
         # The request took all of that time: so much is the difference uncertain.
-        yield doctor.judge_clock(Sighting(shown=shown, began_at=began_at, ended_at=datetime.now(UTC)).skew)
+        yield doctor.judge_clock(ClockSample(shown=shown, began_at=began_at, ended_at=datetime.now(UTC)).skew)
     elif is_sandbox(settings):
         yield Finding("clock", Level.SKIPPED, "a sandbox on this machine has this machine's clock")
     elif failure is None:

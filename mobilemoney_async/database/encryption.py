@@ -25,7 +25,7 @@ _CLEAR, _SEALED = "clear", "aesgcm"
 _NONCE = 12
 
 
-class Sealing:
+class TokenCipher:
     """Hides the login tokens of one account, and names credentials without showing them.
 
     Args:
@@ -42,7 +42,7 @@ class Sealing:
         self._aead = None if key is None else _aead()
 
     def __repr__(self) -> str:
-        return f"<Sealing {'with' if self._key else 'without'} a key>"
+        return f"<TokenCipher {'with' if self._key else 'without'} a key>"
 
     def name(self, email: str, password: Secret) -> str:
         """Return the same text for the same credentials and key. Takes 0.1 s: call it in a thread, and once."""

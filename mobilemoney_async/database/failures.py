@@ -11,7 +11,7 @@ from mobilemoney_async import errors
 from mobilemoney_async.errors import MobileMoneyError
 
 
-def dump_failure(error: MobileMoneyError) -> str:
+def dump_login_error(error: MobileMoneyError) -> str:
     """Return an error as text: its class, its arguments and its attributes as far as JSON knows them."""
     said = {
         "type": type(error).__name__,
@@ -21,7 +21,7 @@ def dump_failure(error: MobileMoneyError) -> str:
     return json.dumps(said)
 
 
-def load_failure(text: str) -> MobileMoneyError:
+def load_login_error(text: str) -> MobileMoneyError:
     """Return the error that a text was made of; of a class or text that is not known here, one that says only that."""
     try:
         said = json.loads(text)

@@ -28,12 +28,12 @@ from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import CallOutcome, MobileMoneyError, OutcomeUnknown, RequestTimeout, StoreError
 from mobilemoney_async.payments import journal, write_buffer
-from mobilemoney_async.payments.journal import Change
+from mobilemoney_async.payments.journal import JournalEntry
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.records import (
     Event,
-    Order,
     PaymentRecord,
+    PaymentRequest,
     PaymentState,
     Source,
     is_stale,
@@ -69,7 +69,7 @@ class _Journal:
     """Keeps the record of one create; the pipeline calls it around each attempt."""
 
     store: SQLStore
-    order: Order
+    order: PaymentRequest
     expected: int | None
     utcnow: Callable[[], datetime]
     attempt: int | None = None
@@ -136,7 +136,7 @@ class _Journal:
             logger.error("what became of payment %r is not recorded yet: %s", self.order.key, exc)  # noqa: TRY400
 
     async def _save(self, event: Event, detail: str | None, acknowledgement: Acknowledgement | None) -> None:
-        change = Change(
+        change = JournalEntry(
             key=self.order.key,
             attempt=self.attempt,
             event=event,
@@ -176,7 +176,7 @@ class _Progress:
         return None
 
 
-class Desk:
+class IdempotentCreates:
     """Makes creates for one client.
 
     Args:
@@ -228,7 +228,7 @@ class Desk:
         ) from late
 
     async def _create(
-        self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], order: Order, progress: _Progress
+        self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], order: PaymentRequest, progress: _Progress
     ) -> Acknowledgement:
         kind = (order.type, order.phone_number, order.amount)
         async with AsyncExitStack() as turns:
@@ -256,7 +256,7 @@ class Desk:
             keys = ", ".join(map(repr, self._store._unsaved))
             logger.error("what became of %s could not be recorded: %s", keys, exc)  # noqa: TRY400
 
-    async def _clear(self, order: Order, progress: _Progress) -> tuple[int | None, Acknowledgement | None]:
+    async def _clear(self, order: PaymentRequest, progress: _Progress) -> tuple[int | None, Acknowledgement | None]:
         """Return the acknowledgement of a payment that exists, or else which attempt may be followed by another.
 
         Raises:
@@ -280,13 +280,13 @@ class Desk:
             await self._reconcile(record)
             is_reconciled = True
 
-    async def _look_up(self, order: Order) -> tuple[PaymentRecord | None, Acknowledgement | None]:
+    async def _look_up(self, order: PaymentRequest) -> tuple[PaymentRecord | None, Acknowledgement | None]:
         store = self._store
 
         def look(connection: Any) -> tuple[PaymentRecord | None, Acknowledgement | None]:
             record, acknowledgement = journal.look_up(connection, store.account, order)
             if record is None or not record.is_unresolved:
-                twin = None if acknowledgement is not None else journal.find_twin(connection, store.account, order)
+                twin = None if acknowledgement is not None else journal.find_duplicate(connection, store.account, order)
                 if twin is not None:
                     raise journal.duplicate(twin)
             return record, acknowledgement
@@ -301,14 +301,14 @@ class Desk:
             raise _unknown(record) from exc
 
 
-def _order(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], key: str) -> Order:
+def _order(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], key: str) -> PaymentRequest:
     is_collection = endpoint is CREATE_COLLECTION
     extra = {name: value for name, value in body.items() if name not in {"phone_number", "amount"}}
     digest = ""
     if extra:
         plain = msgspec.json.encode(msgspec.json.decode(encode("extra", extra)), order="deterministic")
         digest = hashlib.sha256(plain).hexdigest()
-    return Order(
+    return PaymentRequest(
         key=key,
         type=TransactionType.COLLECTION if is_collection else TransactionType.DISBURSEMENT,
         phone_number=body["phone_number"],

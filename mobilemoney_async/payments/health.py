@@ -13,7 +13,7 @@ from mobilemoney_async.payments.store import SQLStore
 
 
 @attrs.frozen(kw_only=True)
-class StoreCondition:
+class StoreHealth:
     """What was seen of a store.
 
     Attributes:
@@ -31,7 +31,7 @@ class StoreCondition:
     clear_tokens: int = 0
 
 
-async def examine(store: SQLStore, now: datetime) -> StoreCondition:
+async def examine(store: SQLStore, now: datetime) -> StoreHealth:
     """Return what state a store is in. A database that does not exist is not made.
 
     Args:
@@ -43,13 +43,13 @@ async def examine(store: SQLStore, now: datetime) -> StoreCondition:
     """
     database = store._database
     if database.file is not None and not database.file.exists():
-        return StoreCondition(version=None)
+        return StoreHealth(version=None)
     return await database.peek(lambda connection: _look(connection, store.account, now))
 
 
-def _look(connection: sa.Connection, account: str, now: datetime) -> StoreCondition:
+def _look(connection: sa.Connection, account: str, now: datetime) -> StoreHealth:
     if not sa.inspect(connection).has_table("mobilemoney_schema"):
-        return StoreCondition(version=None)
+        return StoreHealth(version=None)
     version = int(connection.execute(sa.text("SELECT version FROM mobilemoney_schema")).scalar_one())
     unresolved = clear = 0
     if version <= schema.VERSION:
@@ -61,7 +61,7 @@ def _look(connection: sa.Connection, account: str, now: datetime) -> StoreCondit
         logins = schema.logins
         in_clear = (logins.c.account == account) & logins.c.token.like("clear:%")
         clear = connection.execute(sa.select(sa.func.count()).select_from(logins).where(in_clear)).scalar_one()
-    return StoreCondition(
+    return StoreHealth(
         version=version, cannot_write=_try_to_write(connection), unresolved=unresolved, clear_tokens=clear
     )
 

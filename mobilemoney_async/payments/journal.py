@@ -25,8 +25,8 @@ from mobilemoney_async.payments import rows
 from mobilemoney_async.payments.records import (
     Event,
     HistoryEntry,
-    Order,
     PaymentRecord,
+    PaymentRequest,
     PaymentState,
     Source,
     may_send,
@@ -45,7 +45,7 @@ _NAMES: Mapping[str, Sequence[Any]] = {
 
 
 @attrs.frozen(kw_only=True)
-class Change:
+class JournalEntry:
     """Something that happened to one attempt of a payment.
 
     Attributes:
@@ -85,7 +85,7 @@ def find(connection: sa.Connection, account: str, key: str, *, lock: bool = Fals
 
 
 def look_up(
-    connection: sa.Connection, account: str, order: Order
+    connection: sa.Connection, account: str, order: PaymentRequest
 ) -> tuple[PaymentRecord | None, Acknowledgement | None]:
     """Return what is known of an order's key, and the acknowledgement where the payment exists.
 
@@ -109,14 +109,20 @@ def look_up(
     return rows.read(row), None if text is None else attrs.evolve(load_acknowledgement(text), idempotency_key=row.key)
 
 
-def find_twin(connection: sa.Connection, account: str, order: Order) -> PaymentRecord | None:
+def find_duplicate(connection: sa.Connection, account: str, order: PaymentRequest) -> PaymentRecord | None:
     """Return the unidentified payment of the same kind under another key, if there is one."""
     row = rows.twin(connection, account, order)
     return None if row is None else rows.read(row)
 
 
 def begin(
-    connection: sa.Connection, account: str, order: Order, *, expected: int | None, sent_at: datetime, lives: float
+    connection: sa.Connection,
+    account: str,
+    order: PaymentRequest,
+    *,
+    expected: int | None,
+    sent_at: datetime,
+    lives: float,
 ) -> int | None:
     """Record that an order is about to be sent.
 
@@ -144,7 +150,7 @@ def begin(
         attempt = expected + 1
     if made is None:
         # Looked at now, since the database has just refused it: a twin, or the key itself.
-        twin = find_twin(connection, account, order)
+        twin = find_duplicate(connection, account, order)
         if twin is not None:
             raise duplicate(twin)
         return None
@@ -152,7 +158,7 @@ def begin(
     return attempt
 
 
-def apply(connection: sa.Connection, account: str, change: Change) -> PaymentRecord | Contradiction:
+def apply(connection: sa.Connection, account: str, change: JournalEntry) -> PaymentRecord | Contradiction:
     """Record a change, if it fits what is known.
 
     Raises:
@@ -195,7 +201,7 @@ def record_seen(
     row = rows.by_transaction(connection, account, transaction.id, lock=True)
     if row is None:
         return None
-    change = Change(
+    change = JournalEntry(
         key=row.key,
         attempt=row.attempt,
         event=Event.FINISH,
@@ -308,7 +314,7 @@ def duplicate(twin: PaymentRecord) -> DuplicateSuspected:
     )
 
 
-def _changes(record: PaymentRecord, change: Change, target: PaymentState) -> dict[str, Any]:
+def _changes(record: PaymentRecord, change: JournalEntry, target: PaymentState) -> dict[str, Any]:
     """Return what a change that fits makes of a row."""
     acknowledged = change.acknowledgement
     values: dict[str, Any] = {"state": target, "changed_at": change.at}
@@ -330,7 +336,7 @@ def _changes(record: PaymentRecord, change: Change, target: PaymentState) -> dic
     return values
 
 
-def _insert(connection: sa.Connection, account: str, order: Order, sending: Mapping[str, Any]) -> int | None:
+def _insert(connection: sa.Connection, account: str, order: PaymentRequest, sending: Mapping[str, Any]) -> int | None:
     values = {
         "account": account,
         "key": order.key,
@@ -348,7 +354,7 @@ def _insert(connection: sa.Connection, account: str, order: Order, sending: Mapp
 
 
 def _send_again(
-    connection: sa.Connection, account: str, order: Order, expected: int, sending: Mapping[str, Any]
+    connection: sa.Connection, account: str, order: PaymentRequest, expected: int, sending: Mapping[str, Any]
 ) -> int | None:
     row = rows.by_key(connection, account, order.key, lock=True)
     assert row is not None
@@ -366,7 +372,7 @@ def _send_again(
     return made
 
 
-def _contradict(connection: sa.Connection, payment_id: int, change: Change, message: str) -> Contradiction:
+def _contradict(connection: sa.Connection, payment_id: int, change: JournalEntry, message: str) -> Contradiction:
     note(connection, payment_id, at=change.at, what="contradiction", source=change.source, detail=message)
     return Contradiction(f"payment {change.key!r}: {message}")
 

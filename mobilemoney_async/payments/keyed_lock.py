@@ -20,7 +20,7 @@ class _Turn:
     wanted_by: int = 0
 
 
-class Turns:
+class KeyedLock:
     """A lock for each name that somebody holds or waits for, in each event loop."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import WAS_RELEASED, history, payments
-from mobilemoney_async.payments.matching import Search, Skew
+from mobilemoney_async.payments.matching import PaymentQuery, Skew
 from mobilemoney_async.payments.records import Event
 
 # After one of these it is known what became of an attempt, more or less: a late loss takes an absence back.
@@ -26,7 +26,7 @@ _KNOWN = frozenset(each.value for each in (Event.ACKNOWLEDGE, Event.ADOPT, Event
 
 
 @attrs.define(kw_only=True)
-class DoubtedAttempt:
+class ReleasedAttempt:
     """One of them.
 
     Attributes:
@@ -46,9 +46,15 @@ class DoubtedAttempt:
     is_known: bool = False
 
 
-def owner_in_doubt(
-    connection: sa.Connection, account: str, key: str, *, search: Search, transaction: Transaction, skew: Skew | None
-) -> DoubtedAttempt | None:
+def find_late_match(
+    connection: sa.Connection,
+    account: str,
+    key: str,
+    *,
+    search: PaymentQuery,
+    transaction: Transaction,
+    skew: Skew | None,
+) -> ReleasedAttempt | None:
     """Return the attempt of another payment that a transaction may be, if there is one.
 
     Args:
@@ -69,8 +75,8 @@ def owner_in_doubt(
 
 
 def _of_this_kind(
-    connection: sa.Connection, account: str, key: str, search: Search, known: frozenset[str]
-) -> list[DoubtedAttempt]:
+    connection: sa.Connection, account: str, key: str, search: PaymentQuery, known: frozenset[str]
+) -> list[ReleasedAttempt]:
     statement = (
         sa.select(payments.c.key, history.c.payment_id, history.c.what, history.c.at)
         .join(history, history.c.payment_id == payments.c.id)
@@ -87,14 +93,14 @@ def _of_this_kind(
     return [each for each in _attempts(connection.execute(statement).all(), known) if not each.is_known]
 
 
-def _attempts(entries: Iterable[Any], known: frozenset[str]) -> Sequence[DoubtedAttempt]:
+def _attempts(entries: Iterable[Any], known: frozenset[str]) -> Sequence[ReleasedAttempt]:
     """Return the attempts of which histories tell, and of what happened to them what settles one."""
-    found: list[DoubtedAttempt] = []
+    found: list[ReleasedAttempt] = []
     for entry in entries:
         last = found[-1] if found and found[-1].payment_id == entry.payment_id else None
         if entry.what == Event.SEND.value:
             found.append(
-                DoubtedAttempt(
+                ReleasedAttempt(
                     payment_id=entry.payment_id,
                     key=entry.key,
                     number=1 if last is None else last.number + 1,

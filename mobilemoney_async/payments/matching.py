@@ -40,7 +40,7 @@ class Skew:
 
 
 @attrs.frozen(kw_only=True)
-class Sighting:
+class ClockSample:
     """A moment of ours at which the service's clock was seen.
 
     Attributes:
@@ -68,7 +68,7 @@ def read_date(header: str) -> datetime | None:
         return None
 
 
-def estimate_skew(sightings: Sequence[Sighting]) -> Skew | None:
+def estimate_skew(sightings: Sequence[ClockSample]) -> Skew | None:
     """Return bounds on the difference of the clocks, or None where the service's was never seen.
 
     Sightings that agree narrow each other. Where they do not, a clock was set in between, and either may hold.
@@ -83,7 +83,7 @@ def estimate_skew(sightings: Sequence[Sighting]) -> Skew | None:
 
 
 @attrs.frozen(kw_only=True)
-class Search:
+class PaymentQuery:
     """One payment to be found.
 
     Attributes:
@@ -141,7 +141,7 @@ class Verdict:
         return self.adopt is None and not self.candidates
 
 
-def judge(search: Search, rows: Iterable[Transaction], skew: Skew | None) -> Verdict:
+def judge(search: PaymentQuery, rows: Iterable[Transaction], skew: Skew | None) -> Verdict:
     """Return what a complete walk says of a payment.
 
     Args:
@@ -158,7 +158,7 @@ def judge(search: Search, rows: Iterable[Transaction], skew: Skew | None) -> Ver
 
 
 @attrs.frozen(kw_only=True)
-class Span:
+class DateRange:
     """Days of the list in which some payments are looked for.
 
     Attributes:
@@ -169,25 +169,25 @@ class Span:
 
     first: date
     last: date
-    searches: Mapping[str, Search]
+    searches: Mapping[str, PaymentQuery]
 
 
-def spans(searches: Mapping[str, Search]) -> list[Span]:
+def date_ranges(searches: Mapping[str, PaymentQuery]) -> list[DateRange]:
     """Return the days to be walked, earliest first: an old unknown payment must not cost the walk of all days since.
 
     Each span has a day to spare on either side, and one more at its end, since nobody says whose days the service
     means, whether the last is within, and what its clock shows.
     """
-    found: list[Span] = []
+    found: list[DateRange] = []
     for key, search in sorted(searches.items(), key=lambda item: item[1].sent_at):
         start, end = search.window(None)
         first, last = (start - _DAY).date(), (end + 2 * _DAY).date()
         if found and first <= found[-1].last:
             before = found.pop()
             first, last = before.first, max(last, before.last)
-            found.append(Span(first=first, last=last, searches={**before.searches, key: search}))
+            found.append(DateRange(first=first, last=last, searches={**before.searches, key: search}))
         else:
-            found.append(Span(first=first, last=last, searches={key: search}))
+            found.append(DateRange(first=first, last=last, searches={key: search}))
     return found
 
 

@@ -12,8 +12,8 @@ from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments import journal, results, write_buffer
-from mobilemoney_async.payments.journal import Change, Contradiction
-from mobilemoney_async.payments.reconciler import Reconciler, search_for
+from mobilemoney_async.payments.journal import Contradiction, JournalEntry
+from mobilemoney_async.payments.reconciler import Reconciler, query_for
 from mobilemoney_async.payments.records import (
     UNIDENTIFIED,
     Event,
@@ -160,7 +160,7 @@ class PaymentBook:
 
             def confirm(connection: Any) -> PaymentRecord | Contradiction:
                 record = _unresolved(connection, store.account, key, now)
-                change = Change(
+                change = JournalEntry(
                     key=key,
                     attempt=record.attempt,
                     event=Event.CONFIRM_ABSENT,
@@ -248,7 +248,7 @@ class Payments(PaymentBook):
 
             def identify(connection: Any) -> PaymentRecord | Contradiction:
                 record = _unresolved(connection, store.account, key, now)
-                if not search_for(record).fits(transaction):
+                if not query_for(record).fits(transaction):
                     raise StoreError(
                         f"transaction {transaction.id} has another type, phone number or amount than payment {key!r}",
                         outcome="not_sent",
@@ -273,7 +273,7 @@ def _unresolved(connection: Any, account: str, key: str, now: datetime) -> Payme
     if record is None:
         raise StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if is_stale(record, now):
-        lost = Change(key=key, attempt=record.attempt, event=Event.LOSE, source=Source.PERSON, at=now)
+        lost = JournalEntry(key=key, attempt=record.attempt, event=Event.LOSE, source=Source.PERSON, at=now)
         journal.apply(connection, account, lost)
     elif move(record.state, Event.CONFIRM_ABSENT) is None:
         what = "on its way" if record.state is PaymentState.SENDING else str(record.state)

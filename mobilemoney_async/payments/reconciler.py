@@ -16,16 +16,16 @@ from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import UnexpectedResponse
 from mobilemoney_async.payments import journal, results, write_buffer
-from mobilemoney_async.payments.late_matches import owner_in_doubt
+from mobilemoney_async.payments.late_matches import find_late_match
 from mobilemoney_async.payments.matching import (
-    Search,
-    Sighting,
+    ClockSample,
+    DateRange,
+    PaymentQuery,
     Skew,
-    Span,
+    date_ranges,
     estimate_skew,
     judge,
     read_date,
-    spans,
 )
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
 from mobilemoney_async.payments.store import SQLStore
@@ -51,7 +51,7 @@ class _Walked:
     """
 
     rows: tuple[Transaction, ...]
-    dates: tuple[Sighting, ...]
+    dates: tuple[ClockSample, ...]
     began_at: datetime
     ended_at: datetime
 
@@ -108,18 +108,18 @@ class Reconciler:
         busy = store._turns.held(but=key)
 
         def begin(connection: Any) -> list[PaymentRecord]:
-            results.take_stale(connection, store.account, now, keep=busy, stale_after=stale_after)
+            results.mark_stale(connection, store.account, now, keep=busy, stale_after=stale_after)
             return journal.select(connection, store.account, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
 
         records = {record.key: record for record in await store._database.write(begin)}
         found: list[PaymentRecord] = []
-        searches = {record.key: search_for(record) for record in records.values()}
+        searches = {record.key: query_for(record) for record in records.values()}
         began = anyio.current_time()
         # A short list is walked as a whole, so that it does not matter what the service takes for a day.
         walked = await self._walk_once({}, most_pages=_SHORT) if searches else None
         if walked is not None:
             return await self._judge(walked, searches, list(records.values()), began)
-        for span in spans(searches):
+        for span in date_ranges(searches):
             if key is None or key in span.searches:
                 began = anyio.current_time()
                 walked = await self._walk(span)
@@ -127,7 +127,7 @@ class Reconciler:
         return found
 
     async def _judge(
-        self, walked: _Walked, searches: Mapping[str, Search], records: list[PaymentRecord], began: float
+        self, walked: _Walked, searches: Mapping[str, PaymentQuery], records: list[PaymentRecord], began: float
     ) -> list[PaymentRecord]:
         store = self._store
 
@@ -141,11 +141,11 @@ class Reconciler:
                 verdict = judge(search, free, skew)
                 doubted = None
                 if verdict.adopt is not None:
-                    doubted = owner_in_doubt(
+                    doubted = find_late_match(
                         connection, store.account, record.key, search=search, transaction=verdict.adopt, skew=skew
                     )
                 found.append(
-                    results.record_walk(
+                    results.record_listing(
                         connection,
                         store.account,
                         record,
@@ -166,7 +166,7 @@ class Reconciler:
                 self._looked_at.pop(record.key, None)
         return found
 
-    async def _walk(self, span: Span) -> _Walked:
+    async def _walk(self, span: DateRange) -> _Walked:
         """Walk the days to their end.
 
         Raises:
@@ -183,7 +183,7 @@ class Reconciler:
         raise UnexpectedResponse("the transaction list shows fewer transactions than it counts", status_code=200)
 
     async def _walk_once(self, query: dict[str, str | int], *, most_pages: float = math.inf) -> _Walked | None:
-        walk, rows, dates = Walk(), list[Transaction](), list[Sighting]()
+        walk, rows, dates = Walk(), list[Transaction](), list[ClockSample]()
         began_at, fewest = self._pipeline.utcnow(), math.inf
         while walk.page is not None:
             sent_at = self._pipeline.utcnow()
@@ -198,19 +198,19 @@ class Reconciler:
             return None
         return _Walked(rows=tuple(rows), dates=tuple(dates), began_at=began_at, ended_at=self._pipeline.utcnow())
 
-    def _date(self, sent_at: datetime) -> list[Sighting]:
+    def _date(self, sent_at: datetime) -> list[ClockSample]:
         """Return what the last answer's Date header says, if it has one."""
         seen = self._pipeline.wire.last_date
         shown = None if seen is None else read_date(seen)
         if shown is None:
             return []
-        return [Sighting(shown=shown, began_at=sent_at, ended_at=self._pipeline.utcnow())]
+        return [ClockSample(shown=shown, began_at=sent_at, ended_at=self._pipeline.utcnow())]
 
 
-def search_for(record: PaymentRecord) -> Search:
+def query_for(record: PaymentRecord) -> PaymentQuery:
     """Return what to look for in the list, of a payment that was sent."""
     assert record.sent_at is not None
-    return Search(
+    return PaymentQuery(
         type=record.type,
         phone_number=record.phone_number,
         amount=f"{record.amount:f}",
@@ -219,19 +219,19 @@ def search_for(record: PaymentRecord) -> Search:
     )
 
 
-def _skew(search: Search, walked: _Walked, claims: Mapping[str, PaymentRecord]) -> Skew | None:
+def _skew(search: PaymentQuery, walked: _Walked, claims: Mapping[str, PaymentRecord]) -> Skew | None:
     """Return how far the service's clock was ahead when a payment was sent.
 
     The timestamps of our own payments say it best, since they are what is compared; the nearest ones say it for that
     time. Where there are none, the Date headers say it for now.
     """
-    witnesses: list[tuple[timedelta, Sighting]] = []
+    witnesses: list[tuple[timedelta, ClockSample]] = []
     for row in walked.rows:
         record = claims.get(row.id)
         # An adopted payment was found by this very clock; it cannot vouch for it.
         if record is None or record.is_adopted or record.sent_at is None or record.ended_at is None:
             continue
-        seen = Sighting(shown=row.created_at, began_at=record.sent_at, ended_at=record.ended_at)
+        seen = ClockSample(shown=row.created_at, began_at=record.sent_at, ended_at=record.ended_at)
         witnesses.append((abs(record.sent_at - search.sent_at), seen))
     witnesses.sort(key=lambda pair: pair[0])
     nearest = [seen for _, seen in witnesses[:_WITNESSES]]

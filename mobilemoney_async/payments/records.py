@@ -125,7 +125,7 @@ TRANSITIONS: Mapping[tuple[PaymentState, Event], PaymentState] = {
 
 
 @attrs.frozen(kw_only=True)
-class Order:
+class PaymentRequest:
     """What a caller asks for, as it is compared with what was asked before.
 
     Attributes:

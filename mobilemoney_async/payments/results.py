@@ -14,15 +14,15 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import payments
 from mobilemoney_async.payments import rows
-from mobilemoney_async.payments.journal import Change, Contradiction, apply, find, note, record_seen
-from mobilemoney_async.payments.late_matches import DoubtedAttempt
+from mobilemoney_async.payments.journal import Contradiction, JournalEntry, apply, find, note, record_seen
+from mobilemoney_async.payments.late_matches import ReleasedAttempt
 from mobilemoney_async.payments.matching import Verdict
 from mobilemoney_async.payments.records import WALKS, Event, PaymentRecord, PaymentState, Source
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 
-def take_stale(
+def mark_stale(
     connection: sa.Connection, account: str, now: datetime, *, keep: Iterable[Any], stale_after: float | None
 ) -> None:
     """Count payments whose sender must have died as unknown.
@@ -43,7 +43,7 @@ def take_stale(
     for row in connection.execute(sa.select(payments).where(*where).with_for_update()).all():
         if row.key in kept:
             continue
-        lost = Change(
+        lost = JournalEntry(
             key=row.key,
             attempt=row.attempt,
             event=Event.LOSE,
@@ -54,12 +54,12 @@ def take_stale(
         apply(connection, account, lost)
 
 
-def record_walk(
+def record_listing(
     connection: sa.Connection,
     account: str,
     record: PaymentRecord,
     verdict: Verdict,
-    doubted: DoubtedAttempt | None,
+    doubted: ReleasedAttempt | None,
     *,
     began_at: datetime,
     ended_at: datetime,
@@ -111,7 +111,7 @@ def record_walk(
     if values:
         rows.update(connection, row.id, values)
     if values.get("walks", 0) >= WALKS and current.state is PaymentState.UNKNOWN:
-        miss = Change(
+        miss = JournalEntry(
             key=record.key,
             attempt=record.attempt,
             event=Event.MISS,
@@ -126,7 +126,7 @@ def record_walk(
 
 
 def _doubt(
-    connection: sa.Connection, record: PaymentRecord, verdict: Verdict, doubted: DoubtedAttempt, *, at: datetime
+    connection: sa.Connection, record: PaymentRecord, verdict: Verdict, doubted: ReleasedAttempt, *, at: datetime
 ) -> Verdict:
     """Return the verdict without its adoption, which another payment may contest; tell that one's history once."""
     if verdict.adopt is None:
@@ -175,7 +175,7 @@ def adopt(
     adopted = apply(
         connection,
         account,
-        Change(
+        JournalEntry(
             key=record.key,
             attempt=record.attempt,
             event=Event.ADOPT,

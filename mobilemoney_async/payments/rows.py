@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import IS_UNIDENTIFIED, history, payments
 from mobilemoney_async.database.serialization import load_transaction
-from mobilemoney_async.payments.records import Order, PaymentRecord, PaymentState
+from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest, PaymentState
 
 _columns = payments.c
 _of_account = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
@@ -65,7 +65,7 @@ def owner(connection: sa.Connection, account: str, transaction_id: str) -> str |
     return key
 
 
-def twin(connection: sa.Connection, account: str, order: Order) -> sa.Row[Any] | None:
+def twin(connection: sa.Connection, account: str, order: PaymentRequest) -> sa.Row[Any] | None:
     """Return the row of the unidentified payment of the same kind under another key."""
     kind = {
         "of_account": account,

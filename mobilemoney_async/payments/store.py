@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mobilemoney_async.database.encryption import Sealing
-from mobilemoney_async.payments.keyed_lock import Turns
+from mobilemoney_async.database.encryption import TokenCipher
+from mobilemoney_async.payments.keyed_lock import KeyedLock
 from mobilemoney_async.values import Secret, refuse, require_name, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.database.engine import Database
-    from mobilemoney_async.payments.journal import Change
+    from mobilemoney_async.payments.journal import JournalEntry
 
 
 class SQLStore:
@@ -51,11 +51,11 @@ class SQLStore:
             raise refuse("resend_absent_collections", "a bool")
         self.resend_absent_collections: bool = resend_absent_collections
         self._key = _check_key(key)
-        Sealing(self.account, self._key)  # asks for the extra where there is a key, rather than at the first login
+        TokenCipher(self.account, self._key)  # asks for the extra where there is a key, rather than at the first login
         self._database = _open(url)
         self._clients = 0
-        self._turns = Turns()
-        self._unsaved: dict[str, Change] = {}
+        self._turns = KeyedLock()
+        self._unsaved: dict[str, JournalEntry] = {}
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._database!r} account={self.account!r}>"

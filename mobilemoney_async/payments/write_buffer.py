@@ -6,23 +6,23 @@ import logging
 
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments import journal
-from mobilemoney_async.payments.journal import Change, Contradiction
+from mobilemoney_async.payments.journal import Contradiction, JournalEntry
 from mobilemoney_async.payments.store import SQLStore
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 
-def keep(store: SQLStore, change: Change) -> None:
+def keep(store: SQLStore, change: JournalEntry) -> None:
     """Keep a change until it is written; it replaces an earlier one of the same payment."""
     store._unsaved[change.key] = change
 
 
-def is_kept(store: SQLStore, change: Change) -> bool:
+def is_kept(store: SQLStore, change: JournalEntry) -> bool:
     """Return whether a change is still to be written."""
     return store._unsaved.get(change.key) is change
 
 
-async def save(store: SQLStore, change: Change) -> None:
+async def save(store: SQLStore, change: JournalEntry) -> None:
     """Write a change, and keep it no longer.
 
     Raises:

@@ -1,6 +1,6 @@
 """The rate limiter of a process that shares its merchant's budget with others, through the store.
 
-Who owns what: the row in the database owns the budget, and `budget.reserve` changes it; `_Slots` holds what this
+Who owns what: the row in the database owns the budget, and `budget.reserve` changes it; `Reservations` holds what this
 process has reserved and not used; lanes and timekeeper are those of `RateLimiter`. Only the timekeeper asks the
 database, so a process has one reservation under way at most, and none while nobody waits.
 
@@ -32,7 +32,7 @@ from mobilemoney_async.values import require_seconds
 _ASK_AT_ONCE = -math.inf
 
 
-class _Slots:
+class Reservations:
     """The places that were reserved, in place of a bucket. Times are those of the event loop, where not said otherwise.
 
     Args:
@@ -124,7 +124,7 @@ class SharedLimiter:
             window=limiter.window,
             jitter=limiter.jitter + self._slack,
         )
-        self._slots = _Slots(self._limit.bucket(), self._slack, self._now)
+        self._slots = Reservations(self._limit.bucket(), self._slack, self._now)
         self._queue = LaneQueue(self._slots, limiter.per_minute, pause=self._pause)
         self._name = uuid.uuid4().hex[:12]
         self._ask_at = _ASK_AT_ONCE

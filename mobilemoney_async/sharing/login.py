@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.logins import LoginState
 from mobilemoney_async.calls.tokens import Login, LoginAuth
-from mobilemoney_async.database.encryption import Sealing
+from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
@@ -85,7 +85,7 @@ class SharedLogin:
         self._auth = auth
         self._database = database
         self._account = account
-        self._sealing = Sealing(account, key)
+        self._sealing = TokenCipher(account, key)
         self._utcnow = _utcnow if utcnow is None else utcnow
         self._lease = lease
         self._lock = anyio.Lock()

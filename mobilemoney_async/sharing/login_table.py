@@ -8,8 +8,8 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.logins import NEVER, LoginState, Pause
-from mobilemoney_async.database.encryption import Sealing
-from mobilemoney_async.database.failures import dump_failure, load_failure
+from mobilemoney_async.database.encryption import TokenCipher
+from mobilemoney_async.database.failures import dump_login_error, load_login_error
 from mobilemoney_async.database.lease import Lease
 from mobilemoney_async.database.schema import logins
 from mobilemoney_async.sharing.login_row import LoginRow
@@ -24,13 +24,13 @@ class LoginTable:
 
     Attributes:
         account: Whose.
-        name: Of the credentials, by `Sealing.name`.
+        name: Of the credentials, by `TokenCipher.name`.
         sealing: Hides the token.
     """
 
     account: str
     name: str
-    sealing: Sealing
+    sealing: TokenCipher
 
     def lock(self, connection: sa.Connection) -> sa.Row[tuple[object, ...]]:
         """Return the row of these credentials, made if need be; nobody else changes it in this transaction."""
@@ -53,7 +53,7 @@ class LoginTable:
         token = None if found.token is None else self.sealing.open(found.token, self.name)
         pause = None
         if found.failure is not None:
-            pause = Pause(load_failure(found.failure), _time(found.paused_until), found.pause_length or 0.0)
+            pause = Pause(load_login_error(found.failure), _time(found.paused_until), found.pause_length or 0.0)
         state = LoginState(
             token=token,
             renew_at=_time(found.renew_from),
@@ -80,7 +80,7 @@ class LoginTable:
             "expires_at": None if token is None else wall + timedelta(seconds=max(0.0, state.expires_at - now)),
             "renew_from": _number(state.renew_at),
             "good_until": _number(state.expires_at),
-            "failure": None if pause is None else dump_failure(pause.error),
+            "failure": None if pause is None else dump_login_error(pause.error),
             "paused_until": None if pause is None else pause.until,
             "pause_length": None if pause is None else pause.length,
             "refused_anew": _number(state.refused_anew_at),

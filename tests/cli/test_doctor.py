@@ -37,7 +37,7 @@ from mobilemoney_async import (
 from mobilemoney_async.calls import transport
 from mobilemoney_async.cli import doctor
 from mobilemoney_async.cli.doctor import Level
-from mobilemoney_async.payments.health import StoreCondition, examine
+from mobilemoney_async.payments.health import StoreHealth, examine
 from mobilemoney_async.payments.matching import Skew
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.databases import sqlite_url
@@ -424,7 +424,7 @@ class TestJudgements:
         """Older tables are fine, newer ones a problem, and so is a database that cannot be written."""
 
         def judge(**seen: Any) -> list[Level]:
-            return [each.level for each in doctor.judge_store(StoreCondition(**seen), has_key=True)]
+            return [each.level for each in doctor.judge_store(StoreHealth(**seen), has_key=True)]
 
         assert judge(version=1, known_version=3) == [Level.OK, Level.OK]
         assert judge(version=4, known_version=3) == [Level.PROBLEM]

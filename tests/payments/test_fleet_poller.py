@@ -29,7 +29,7 @@ from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments import journal
-from mobilemoney_async.payments.records import Event, Order, PaymentState, Source
+from mobilemoney_async.payments.records import Event, PaymentRequest, PaymentState, Source
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.sharing import Followed, Glance, Learned, News, Told
 from mobilemoney_async.sharing.poller import StoreFleet
@@ -529,13 +529,13 @@ async def test_a_database_that_drops_its_connections_delays(postgres_url: str) -
 async def record(url: str, key: str, number: str) -> None:
     """Leave a payment in the store that was acknowledged, by a process that is gone."""
     database = Database(url)
-    order = Order(key=key, type=TransactionType.COLLECTION, phone_number="+255680000001", amount="1000")
+    order = PaymentRequest(key=key, type=TransactionType.COLLECTION, phone_number="+255680000001", amount="1000")
     acknowledgement = reader(Acknowledgement)(json.dumps(samples.acknowledgement(transaction_id=number)).encode())
     now = utcnow()
 
     def work(connection: Any) -> None:
         journal.begin(connection, "default", order, expected=None, sent_at=now, lives=60)
-        change = journal.Change(
+        change = journal.JournalEntry(
             key=key,
             attempt=1,
             event=Event.ACKNOWLEDGE,

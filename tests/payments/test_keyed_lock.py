@@ -7,14 +7,14 @@ import threading
 import anyio
 import pytest
 
-from mobilemoney_async.payments.keyed_lock import Turns
+from mobilemoney_async.payments.keyed_lock import KeyedLock
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_one_at_a_time_and_in_order() -> None:
     """Whoever takes a name waits for those before, first come, first served; other names do not matter."""
-    turns, order = Turns(), list[str]()
+    turns, order = KeyedLock(), list[str]()
 
     async def work(name: str, who: str) -> None:
         async with turns.take(name):
@@ -34,7 +34,7 @@ async def test_one_at_a_time_and_in_order() -> None:
 
 async def test_names_are_forgotten() -> None:
     """A name that nobody holds or waits for takes no memory, also after errors and cancelled waits."""
-    turns = Turns()
+    turns = KeyedLock()
     assert list(turns.held()) == []
     with pytest.raises(LookupError):
         async with turns.take("key"):
@@ -55,7 +55,7 @@ async def test_names_are_forgotten() -> None:
 
 async def test_a_cancelled_wait_gives_its_place_up() -> None:
     """Whoever stands behind one that is cancelled moves up."""
-    turns, got = Turns(), list[str]()
+    turns, got = KeyedLock(), list[str]()
 
     async def wait(who: str, patience: float) -> None:
         with anyio.move_on_after(patience):
@@ -72,7 +72,7 @@ async def test_a_cancelled_wait_gives_its_place_up() -> None:
 
 async def test_who_waits_is_held_too() -> None:
     """A name counts as held from when somebody asks for it until the last one has had it."""
-    turns = Turns()
+    turns = KeyedLock()
     async with anyio.create_task_group() as group:
 
         async def work() -> None:
@@ -89,7 +89,7 @@ async def test_who_waits_is_held_too() -> None:
 
 async def test_what_the_caller_has_does_not_count() -> None:
     """Whoever asks what others hold may leave a name out that it holds itself."""
-    turns = Turns()
+    turns = KeyedLock()
     async with turns.take("own"), turns.take("other"):
         assert list(turns.held(but="own")) == ["other"]
 
@@ -98,7 +98,7 @@ async def test_what_the_caller_has_does_not_count() -> None:
 @pytest.mark.parametrize("other_loop", ["asyncio", "trio"])
 async def test_loops_in_other_threads_do_not_wait_for_each_other(other_loop: str) -> None:
     """Each event loop has its own line for a name; what any of them holds, all of them see."""
-    turns, taken, done = Turns(), threading.Event(), threading.Event()
+    turns, taken, done = KeyedLock(), threading.Event(), threading.Event()
 
     async def take() -> None:
         async with turns.take("key"), turns.take("theirs"):

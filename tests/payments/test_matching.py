@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from mobilemoney_async import Network, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.matching import (
-    Search,
-    Sighting,
+    ClockSample,
+    PaymentQuery,
     Skew,
+    date_ranges,
     estimate_skew,
     judge,
     read_date,
-    spans,
 )
 from tests.support.fakes import NOON, PHONE_NUMBER
 
@@ -34,9 +34,9 @@ offsets = st.timedeltas(min_value=-2 * _HOUR, max_value=2 * _HOUR)
 types = st.sampled_from([TransactionType.COLLECTION, TransactionType.DISBURSEMENT])
 
 
-def search(sent_at: datetime = NOON, *, took: timedelta = 2 * _SECOND, amount: str = "1000") -> Search:
+def search(sent_at: datetime = NOON, *, took: timedelta = 2 * _SECOND, amount: str = "1000") -> PaymentQuery:
     """Return a collection that is to be found."""
-    return Search(
+    return PaymentQuery(
         type=TransactionType.COLLECTION,
         phone_number=PHONE_NUMBER,
         amount=amount,
@@ -71,14 +71,14 @@ def skews(draw: st.DrawFn) -> Skew | None:
 
 
 @st.composite
-def sightings(draw: st.DrawFn, ahead: timedelta) -> Sighting:
+def sightings(draw: st.DrawFn, ahead: timedelta) -> ClockSample:
     """Draw an honest look at a clock that is ahead of ours by so much, cut to a second or not."""
     began_at = NOON + draw(offsets)
     took = draw(durations)
     shown = began_at + draw(st.sampled_from([0.0, 0.3, 1.0])) * took + ahead
     if draw(st.booleans()):
         shown = shown.replace(microsecond=0)
-    return Sighting(shown=shown, began_at=began_at, ended_at=began_at + took)
+    return ClockSample(shown=shown, began_at=began_at, ended_at=began_at + took)
 
 
 @given(st.data(), offsets)
@@ -237,9 +237,9 @@ def test_a_match_before_and_one_in_the_window_are_ambiguous() -> None:
     )
 )
 def test_the_spans_cover_every_payment_once(sends: Sequence[tuple[datetime, timedelta]]) -> None:
-    """Each payment is looked for in one span, which holds its days and one to spare; spans do not overlap."""
+    """Each payment is looked for in one span, which holds its days and one to spare; date_ranges do not overlap."""
     searches = {f"key-{number}": search(at, took=took) for number, (at, took) in enumerate(sends)}
-    found = spans(searches)
+    found = date_ranges(searches)
     assert sorted(key for span in found for key in span.searches) == sorted(searches)
     for span in found:
         for wanted in span.searches.values():
@@ -251,7 +251,7 @@ def test_the_spans_cover_every_payment_once(sends: Sequence[tuple[datetime, time
 
 def test_an_old_payment_does_not_cost_the_walk_of_all_days_since() -> None:
     """Two payments a year apart are two walks of some days each."""
-    old, new = spans({"new": search(NOON), "old": search(NOON - timedelta(days=365))})
+    old, new = date_ranges({"new": search(NOON), "old": search(NOON - timedelta(days=365))})
     assert [*old.searches] == ["old"]
     assert old.last - old.first < timedelta(days=7)
     assert new.first > date(2025, 12, 1)

@@ -16,8 +16,8 @@ from mobilemoney_async.payments.records import (
     TRANSITIONS,
     UNIDENTIFIED,
     Event,
-    Order,
     PaymentRecord,
+    PaymentRequest,
     PaymentState,
     is_stale,
     may_send,
@@ -165,7 +165,7 @@ def test_a_record_says_what_it_is() -> None:
 
 def test_no_whole_phone_number_is_shown() -> None:
     """Neither an order nor a record shows a whole phone number in its repr."""
-    order = Order(key="order-1", type=TransactionType.COLLECTION, phone_number=PHONE_NUMBER, amount="1000")
+    order = PaymentRequest(key="order-1", type=TransactionType.COLLECTION, phone_number=PHONE_NUMBER, amount="1000")
     assert PHONE_NUMBER not in repr(order)
     assert PHONE_NUMBER not in repr(record(PaymentState.UNKNOWN))
 

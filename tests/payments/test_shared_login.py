@@ -35,9 +35,9 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.database import encryption as sealing
-from mobilemoney_async.database.encryption import Sealing
+from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.failures import dump_failure, load_failure
+from mobilemoney_async.database.failures import dump_login_error, load_login_error
 from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.sharing.login_row import LoginRow, Step
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
@@ -738,7 +738,7 @@ async def test_under_a_key_nothing_in_the_database_is_a_secret(virtual_workers: 
     assert "token-1" not in said
     assert PASSWORD not in said
     assert EMAIL not in said
-    assert Sealing("merchant").name(EMAIL, Secret(PASSWORD)) not in said
+    assert TokenCipher("merchant").name(EMAIL, Secret(PASSWORD)) not in said
 
 
 @pytest.mark.anyio
@@ -783,29 +783,29 @@ async def test_a_row_that_was_tampered_with_is_no_token(
 
 def test_a_sealed_token_belongs_to_its_row() -> None:
     """A token that was copied into the row of another account or other credentials is not opened there."""
-    one, other = Sealing("one", KEY), Sealing("other", KEY)
+    one, other = TokenCipher("one", KEY), TokenCipher("other", KEY)
     name = one.name(EMAIL, Secret(PASSWORD))
     sealed = one.seal(Secret("the-token"), name)
     assert sealed != one.seal(Secret("the-token"), name)
     assert one.open(sealed, name) == "the-token"
     assert one.open(sealed, one.name(EMAIL, Secret("another"))) is None
     assert other.open(sealed, name) is None
-    assert Sealing("one").open(sealed, name) is None
+    assert TokenCipher("one").open(sealed, name) is None
 
 
 def test_names_of_credentials_differ_with_each_part() -> None:
     """Moving a letter from the e-mail to the password, or to another account, makes other credentials."""
     parts = [("a", "bc", "d", None), ("a", "b", "cd", None), ("ab", "c", "d", None), ("a", "bc", "d", KEY)]
-    names = {Sealing(account, key).name(email, Secret(password)) for account, email, password, key in parts}
+    names = {TokenCipher(account, key).name(email, Secret(password)) for account, email, password, key in parts}
     assert len(names) == 4
-    assert names == {Sealing(account, key).name(email, Secret(word)) for account, email, word, key in parts}
+    assert names == {TokenCipher(account, key).name(email, Secret(word)) for account, email, word, key in parts}
 
 
 @pytest.mark.parametrize("key", ["", "fifteen letters", b"fifteen letters", 12345678901234567890, bytearray(20)])
 def test_a_key_that_is_none_is_refused(key: Any) -> None:
     """A key is a str or bytes of at least 16 characters, and is not quoted in the error."""
     with pytest.raises(InvalidRequest, match="key: ") as caught:
-        Sealing("merchant", key)
+        TokenCipher("merchant", key)
     assert "fifteen" not in str(caught.value)
 
 
@@ -813,8 +813,8 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     """Who gives a key and lacks `cryptography` is told what to install; who gives none does not need it."""
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(InvalidRequest, match=r'pip install "mobilemoney-async\[store\]"'):
-        Sealing("merchant", KEY)
-    assert Sealing("merchant").open("clear:token", "name") == "token"
+        TokenCipher("merchant", KEY)
+    assert TokenCipher("merchant").open("clear:token", "name") == "token"
 
 
 def test_nothing_secret_shows_itself(tmp_path: Path) -> None:
@@ -831,6 +831,6 @@ def test_nothing_secret_shows_itself(tmp_path: Path) -> None:
 )
 def test_a_failure_that_cannot_be_read_is_still_one(text: str) -> None:
     """What a newer release wrote about a login does not crash an older one."""
-    error = load_failure(text)
+    error = load_login_error(text)
     assert type(error) is MobileMoneyError
-    assert str(load_failure(dump_failure(refused()))) == str(refused())
+    assert str(load_login_error(dump_login_error(refused()))) == str(refused())
