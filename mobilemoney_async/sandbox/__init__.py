@@ -5,9 +5,9 @@ Importing it needs none of the extras; `Sandbox.app` and `Sandbox.serve` need th
 
 from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.accounts import Account, Permission
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.callback_queue import CallbackKind, CallbackMode
 from mobilemoney_async.sandbox.callback_sender import CallbackSender, SentCallback
-from mobilemoney_async.sandbox.choices import Choices
 from mobilemoney_async.sandbox.fault_switches import SWITCHES, Switch, SwitchBoard, SwitchState
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.ledger import Ledger, LedgerEntry

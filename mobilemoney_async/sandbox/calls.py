@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from mobilemoney_async.sandbox.accounts import Account
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, payment_error
 
 ErrorShape = Callable[[int, str, str], Reply]

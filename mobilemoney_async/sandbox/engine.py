@@ -14,8 +14,8 @@ import attrs
 
 from mobilemoney_async.sandbox import magic
 from mobilemoney_async.sandbox.accounts import Account, Accounts, ExpiredTokenError, InvalidTokenError, Principal
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.calls import Call, read_body
-from mobilemoney_async.sandbox.choices import Choices
 from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply, token_expired_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from mobilemoney_async.sandbox.choices import Choices, ListOrder
+from mobilemoney_async.sandbox.behaviour import Choices, ListOrder
 from mobilemoney_async.sandbox.messages import Reply, Wire, auth_error, encode, payment_error
 
 _OPTIONAL_FIELDS = ("completed_at", "failed_at", "failure_reason", "fees", "settlement", "external_id")

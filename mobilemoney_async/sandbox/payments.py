@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.ledger import Ledger, LedgerEntry
 from mobilemoney_async.sandbox.magic import Pace, Plan
 from mobilemoney_async.sandbox.states import INITIAL, Event, Kind, Status, after

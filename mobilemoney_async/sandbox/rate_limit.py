@@ -8,7 +8,7 @@ import collections
 
 import attrs
 
-from mobilemoney_async.sandbox.choices import RateLimitReading
+from mobilemoney_async.sandbox.behaviour import RateLimitReading
 
 PER_MINUTE = 60
 BURST = 10

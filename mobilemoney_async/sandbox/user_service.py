@@ -7,7 +7,7 @@ from mobilemoney_async.sandbox.accounts import TOKEN_LIFETIME, Accounts
 from mobilemoney_async.sandbox.calls import Call
 from mobilemoney_async.sandbox.faults import rate_limit_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, answer, auth_error
-from mobilemoney_async.sandbox.one_time import OneTimeSecrets
+from mobilemoney_async.sandbox.otp import OneTimeCodes
 from mobilemoney_async.sandbox.payments import PaymentBook
 
 
@@ -21,8 +21,8 @@ class UserService:
     """
 
     def __init__(self, accounts: Accounts, book: PaymentBook, dice: random.Random) -> None:
-        self.otps: OneTimeSecrets = OneTimeSecrets()
-        self.reset_tokens: OneTimeSecrets = OneTimeSecrets()
+        self.otps: OneTimeCodes = OneTimeCodes()
+        self.reset_tokens: OneTimeCodes = OneTimeCodes()
         self._accounts = accounts
         self._book = book
         self._dice = dice

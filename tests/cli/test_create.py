@@ -16,7 +16,7 @@ from mobilemoney_async.cli.paying import Order, Payment
 from mobilemoney_async.cli.service import Service
 from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from tests.support.commands import leave_home, remembered, run, served, started, wait_until
 from tests.support.databases import sqlite_url
 from tests.support.processes import environment

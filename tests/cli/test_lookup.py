@@ -13,7 +13,7 @@ import pytest
 from mobilemoney_async import RateLimiter
 from mobilemoney_async.cli.transactions_report import CSV_COLUMNS
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from tests.support.commands import leave_home, run, served
 from tests.support.terminal import terminal
 

@@ -16,7 +16,7 @@ import pytest
 from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, RetryPolicy, SQLStore, TransactionType
 from mobilemoney_async.cli.payments_report import advice, needs_attention
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.values import mask_phone_number
 from tests.support.databases import sqlite_url
 

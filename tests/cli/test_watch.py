@@ -15,7 +15,7 @@ from mobilemoney_async.cli.board import Board, Change, News, exit_code, still_op
 from mobilemoney_async.cli.failures import ExitCode
 from mobilemoney_async.cli.following import Refusals, follow, saying_warnings
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from tests.support.commands import leave_home, remembered, run, served, started
 from tests.support.databases import sqlite_url
 from tests.support.terminal import terminal

@@ -13,7 +13,7 @@ import pytest
 
 from mobilemoney_async import AsyncClient, Schedule
 from mobilemoney_async.polling.plan import Plan
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.magic import ORDINARY
 from mobilemoney_async.sandbox.states import Kind
 from tests.support.shop import CUSTOMER, Ended, Figures, Filters, Order, Shop, Trade

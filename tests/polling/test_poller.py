@@ -26,7 +26,7 @@ from mobilemoney_async import (
 from mobilemoney_async.polling.granted import granted
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import pytest
 
 from mobilemoney_async import InvalidRequest, RateLimiter, TransactionNotFound
 from mobilemoney_async.sandbox import Sandbox, faults
-from mobilemoney_async.sandbox.choices import Choices, ListOrder
+from mobilemoney_async.sandbox.behaviour import Choices, ListOrder
 from mobilemoney_async.sandbox.magic import ORDINARY
 from mobilemoney_async.sandbox.states import Kind
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.engine import Engine
 from mobilemoney_async.sandbox.messages import Reply, Request
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mobilemoney_async import OutcomeUnknown, SQLStore
 from mobilemoney_async.sandbox import Choices, Sandbox
-from mobilemoney_async.sandbox.choices import RateLimitReading
+from mobilemoney_async.sandbox.behaviour import RateLimitReading
 from mobilemoney_async.sandbox.clock import FASTEST, Clock
 from mobilemoney_async.sandbox.faults import drop, html_page
 from mobilemoney_async.testing import run_virtual

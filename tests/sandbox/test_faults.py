@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from mobilemoney_async.sandbox import faults
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.messages import Reply, Wire
 from mobilemoney_async.sandbox.request_log import LoggedRequest

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.magic import MAGIC_NUMBERS, find
 from mobilemoney_async.sandbox.messages import Wire
 from mobilemoney_async.sandbox.states import Kind

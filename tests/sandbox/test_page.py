@@ -11,7 +11,7 @@ import pytest
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.callback_queue import CallbackMode
 from mobilemoney_async.sandbox.fault_switches import SWITCHES
-from mobilemoney_async.sandbox.page import views, wording
+from mobilemoney_async.sandbox.page import labels, views
 from mobilemoney_async.sandbox.routes import ROUTES
 from tests.sandbox.desk import ORDINARY, START, STUCK
 from tests.sandbox.person import ADDRESS, WRITTEN, Elements, Person, ask, only
@@ -339,17 +339,17 @@ async def test_htmx_gets_only_what_the_stream_leaves_out(person: Person, sandbox
 
 def test_a_receiver_is_named_without_its_secrets() -> None:
     """Where callbacks go is shown without user, path and query, which may hold a secret."""
-    shown = [wording.receiver(url) for url in ("http://u:p@host:1/hook/s3cret?k=v", "https://host", "http://[::1]:2/")]
+    shown = [labels.receiver(url) for url in ("http://u:p@host:1/hook/s3cret?k=v", "https://host", "http://[::1]:2/")]
     assert shown == ["http://host:1/…", "https://host/", "http://[::1]:2/"]
 
 
 def test_money_and_times_as_people_read_them() -> None:
     """Amounts have their thousands apart; a time left never shows less than is left."""
-    assert [wording.money(each) for each in ("15000", Decimal("1234567.50"), "odd")] == [
+    assert [labels.money(each) for each in ("15000", Decimal("1234567.50"), "odd")] == [
         "15,000",
         "1,234,567.50",
         "odd",
     ]
-    assert [wording.duration(each) for each in (0, 0.2, 59.5, 103, 3599.1, 7260, -5)] == [
+    assert [labels.duration(each) for each in (0, 0.2, 59.5, 103, 3599.1, 7260, -5)] == [
         "0:00", "0:01", "1:00", "1:43", "1 h 00 min", "2 h 01 min", "0:00",
     ]  # fmt: skip

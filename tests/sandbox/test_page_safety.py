@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sandbox.page import create_page, wording
-from mobilemoney_async.sandbox.page.guard import refusal
+from mobilemoney_async.sandbox.page import create_page, labels
+from mobilemoney_async.sandbox.page.security import refusal
 from tests.sandbox.desk import ORDINARY
 from tests.sandbox.person import ADDRESS, WRITTEN, Elements, Person, ask, only
 
@@ -52,12 +52,12 @@ async def test_masked_numbers_are_nowhere_in_the_page(person: Person, sandbox: S
 
 def test_what_is_masked_and_what_is_not() -> None:
     """Ids of the service stay readable; whatever could be a phone number does not."""
-    assert wording.mask_within("/v1/payment-service/transaction/txn_0123456789012345678a") == (
+    assert labels.mask_within("/v1/payment-service/transaction/txn_0123456789012345678a") == (
         "/v1/payment-service/transaction/txn_0123456789012345678a"
     )
-    assert wording.mask_within("call 255681000001 now") == "call 2556 ••• ••• 001 now"
-    assert wording.mask("12345") == "•••"
-    assert wording.phone_number("12345", masked=False) == "12345"
+    assert labels.mask_within("call 255681000001 now") == "call 2556 ••• ••• 001 now"
+    assert labels.mask("12345") == "•••"
+    assert labels.phone_number("12345", masked=False) == "12345"
 
 
 # Whom it refuses

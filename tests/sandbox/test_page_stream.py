@@ -43,7 +43,7 @@ def text(event: str) -> str:
 
 
 async def test_a_page_that_connects_gets_everything_at_once(person: Person, sandbox: Sandbox) -> None:
-    """The first event is the whole picture, so a page that lost its connection is right again."""
+    """The first event is the whole snapshot, so a page that lost its connection is right again."""
     await ask(sandbox, ORDINARY)
     async with reading(person) as reader:
         (first,) = reader.chunks

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.states import Event
 from tests.sandbox.desk import ORDINARY, START, STUCK, SUCCEEDS, Desk
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mobilemoney_async.sandbox.choices import Choices
+from mobilemoney_async.sandbox.behaviour import Choices
 from tests.sandbox.desk import ORDINARY, START, STUCK, Desk
 
 PROFILES = ("/user-service/profile", "/user-service/users/profile")

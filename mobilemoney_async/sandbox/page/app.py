@@ -15,12 +15,12 @@ from starlette.types import ASGIApp
 
 from mobilemoney_async.sandbox.callback_queue import CallbackMode
 from mobilemoney_async.sandbox.page import views
-from mobilemoney_async.sandbox.page.controls import Controls, Form
+from mobilemoney_async.sandbox.page.actions import Actions, Form
 from mobilemoney_async.sandbox.page.forms import Refused, one_of, read
 from mobilemoney_async.sandbox.page.fragments import ASSETS, Parts, write_answer, write_page, write_parts
-from mobilemoney_async.sandbox.page.guard import Guard
 from mobilemoney_async.sandbox.page.live import Stream
-from mobilemoney_async.sandbox.page.picture import Picture
+from mobilemoney_async.sandbox.page.security import SecurityMiddleware
+from mobilemoney_async.sandbox.page.snapshot import Snapshot
 from mobilemoney_async.sandbox.routes import PREFIX, ROUTES
 
 if TYPE_CHECKING:
@@ -48,16 +48,16 @@ def create_page(sandbox: Sandbox) -> Starlette:
         sandbox: The one that it shows and steers.
     """
     page = _Page(sandbox)
-    controls = Controls(sandbox)
+    actions = Actions(sandbox)
     forms: dict[str, Callable[[Form], str]] = {
-        "/phones/pin": controls.enter_pin,
-        "/phones/decline": controls.decline,
-        "/phones/expire": controls.expire,
-        "/phones/by-hand": controls.answer_by_hand,
-        "/clock": controls.run_clock,
-        "/clock/jump": controls.jump,
-        "/faults": controls.switch_faults,
-        "/callbacks": controls.send_callbacks,
+        "/phones/pin": actions.enter_pin,
+        "/phones/decline": actions.decline,
+        "/phones/expire": actions.expire,
+        "/phones/by-hand": actions.answer_by_hand,
+        "/clock": actions.run_clock,
+        "/clock/jump": actions.jump,
+        "/faults": actions.switch_faults,
+        "/callbacks": actions.send_callbacks,
     }
     routes = [
         Route("/", page.show),
@@ -66,7 +66,7 @@ def create_page(sandbox: Sandbox) -> Starlette:
         Route("/mask", page.mask, methods=["POST"]),
         *(Route(path, page.does(control), methods=["POST"]) for path, control in forms.items()),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Guard)], exception_handlers={404: _not_found})
+    return Starlette(routes=routes, middleware=[Middleware(SecurityMiddleware)], exception_handlers={404: _not_found})
 
 
 class _Page:
@@ -75,7 +75,7 @@ class _Page:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._key = views.Keys()
-        self._looks: dict[bool, tuple[Picture, Parts]] = {}
+        self._looks: dict[bool, tuple[Snapshot, Parts]] = {}
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
 
     async def show(self, request: Request) -> Response:
@@ -125,22 +125,22 @@ class _Page:
 
     def _look(self, *, masked: bool) -> Parts:
         """Write the parts of the page, unless nothing changed since anybody looked last."""
-        picture = self._take(masked=masked)
+        snapshot = self._take(masked=masked)
         last = self._looks.get(masked)
-        if last is None or last[0] != picture:
-            last = self._looks[masked] = (picture, write_parts(picture))
+        if last is None or last[0] != snapshot:
+            last = self._looks[masked] = (snapshot, write_parts(snapshot))
         return last[1]
 
-    def _take(self, *, masked: bool) -> Picture:
+    def _take(self, *, masked: bool) -> Snapshot:
         return views.take(self._sandbox, masked=masked, key=self._key)
 
     def _write(self, request: Request, refused: Refused | None = None, form: Form | None = None) -> Response:
-        picture = self._take(masked=_is_masked(request))
-        html = write_page(picture, **self._details(request, refused, form or {}))
+        snapshot = self._take(masked=_is_masked(request))
+        html = write_page(snapshot, **self._details(request, refused, form or {}))
         return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
 
     def _details(self, request: Request, refused: Refused | None, form: Form) -> dict[str, object]:
-        """Give what the page shows beside the picture: what does not change by itself, and what was refused."""
+        """Give what the page shows beside the snapshot: what does not change by itself, and what was refused."""
         callbacks = self._sandbox.callbacks
         wrong_url = refused is not None and refused.field == "url"
         return {

@@ -11,7 +11,7 @@ import attrs
 import jinja2
 from markupsafe import Markup
 
-from mobilemoney_async.sandbox.page.picture import PhoneView, Picture
+from mobilemoney_async.sandbox.page.snapshot import PhoneView, Snapshot
 
 _HERE = Path(__file__).parent
 
@@ -58,7 +58,7 @@ class Asset:
 
 @attrs.frozen
 class Parts:
-    """The parts of a picture as HTML.
+    """The parts of a snapshot as HTML.
 
     Args:
         regions: By id; `phone-list` is all phones together.
@@ -69,11 +69,11 @@ class Parts:
     phones: Mapping[str, str]
 
 
-def write_page(picture: Picture, **details: Any) -> str:
+def write_page(snapshot: Snapshot, **details: Any) -> str:
     """Write the whole page; `details` are what does not change by itself."""
     paths = {name: asset.path for name, asset in ASSETS.items()}
     return _ENVIRONMENT.get_template("page.html").render(
-        picture=picture, cards=_write_phones(picture).values(), static=paths, **details
+        snapshot=snapshot, cards=_write_phones(snapshot).values(), static=paths, **details
     )
 
 
@@ -82,11 +82,11 @@ def write_answer(**details: Any) -> str:
     return _ENVIRONMENT.get_template("answer.html").render(**details)
 
 
-def write_parts(picture: Picture) -> Parts:
+def write_parts(snapshot: Snapshot) -> Parts:
     """Write each part that changes."""
-    phones = _write_phones(picture)
+    phones = _write_phones(snapshot)
     regions = {
-        name: _ENVIRONMENT.get_template(file).render(picture=picture, cards=phones.values())
+        name: _ENVIRONMENT.get_template(file).render(snapshot=snapshot, cards=phones.values())
         for name, file in REGIONS.items()
     }
     return Parts(regions, phones)
@@ -119,8 +119,8 @@ def as_event(parts: Iterable[str]) -> bytes:
     return "".join(f"data: {line}\n" for line in lines if line.strip()).encode() + b"\n"
 
 
-def _write_phones(picture: Picture) -> dict[str, Markup]:
-    return {f"phone-{each.key}": _write_phone(each, picture.clock.short, picture.pin) for each in picture.phones}
+def _write_phones(snapshot: Snapshot) -> dict[str, Markup]:
+    return {f"phone-{each.key}": _write_phone(each, snapshot.clock.short, snapshot.pin) for each in snapshot.phones}
 
 
 @functools.lru_cache(maxsize=200)

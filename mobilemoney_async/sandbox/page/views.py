@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mobilemoney_async.sandbox.page import wording
-from mobilemoney_async.sandbox.page.picture import (
+from mobilemoney_async.sandbox.page import labels
+from mobilemoney_async.sandbox.page.snapshot import (
     BudgetView,
     ClockView,
     FaultView,
     HistoryView,
     JumpView,
     PhoneView,
-    Picture,
     PromptView,
     RateView,
     RequestView,
     SentView,
+    Snapshot,
     TransactionView,
 )
 from mobilemoney_async.sandbox.phones import PIN, TRIES, Phone, Prompt
@@ -75,7 +75,7 @@ class Keys:
         return hmac.digest(self._secret, phone_number.encode("utf-8", "surrogatepass"), "sha256").hex()[:12]
 
 
-def take(sandbox: Sandbox, *, masked: bool, key: Callable[[str], str]) -> Picture:
+def take(sandbox: Sandbox, *, masked: bool, key: Callable[[str], str]) -> Snapshot:
     """Read the sandbox once.
 
     Args:
@@ -89,7 +89,7 @@ def take(sandbox: Sandbox, *, masked: bool, key: Callable[[str], str]) -> Pictur
     phones = sandbox.phones()
     switches = sandbox.switches.states()
     write = _Writer(masked=masked, key=key, datetime_at=lambda at: sandbox.started_at + timedelta(seconds=at))
-    return Picture(
+    return Snapshot(
         masked=masked,
         by_hand=sandbox.by_hand,
         pin=PIN,
@@ -98,7 +98,7 @@ def take(sandbox: Sandbox, *, masked: bool, key: Callable[[str], str]) -> Pictur
         more_phones=max(0, len(phones) - PHONES),
         transactions=tuple(map(write.transaction, newest)),
         older=max(0, len(transactions) - TRANSACTIONS),
-        balance=wording.money(sandbox.balance),
+        balance=labels.money(sandbox.balance),
         budget=budget(sandbox.rate_budget()),
         requests=tuple(
             write.request(sandbox.requests.total - age, logged)
@@ -142,9 +142,9 @@ def budget(now: RateBudget) -> BudgetView:
 def clock(now: datetime, rate: float) -> ClockView:
     """Write down the service's time."""
     return ClockView(
-        time=wording.clock_time(now),
+        time=labels.clock_time(now),
         short=f"{now:%H:%M}",
-        day=wording.day(now),
+        day=labels.day(now),
         paused=rate == 0,
         state=_SPEEDS.get(rate, f"Runs {rate:g} times as fast as real time"),
         rates=tuple(RateView(value, value == rate) for value in RATES),
@@ -168,7 +168,7 @@ def fault(state: SwitchState) -> FaultView:
 
 def destination(url: str | None) -> str:
     """Say where callbacks go."""
-    return f"At present status changes go to {wording.receiver(url)}" if url else "At present nothing is sent."
+    return f"At present status changes go to {labels.receiver(url)}" if url else "At present nothing is sent."
 
 
 def news(newest: Iterable[Payment], started_at: datetime) -> str:
@@ -177,7 +177,7 @@ def news(newest: Iterable[Payment], started_at: datetime) -> str:
     if last is None:
         return ""
     at = started_at + timedelta(seconds=last.ended_at or last.created_at)
-    return f"{wording.clock_time(at)}: {last.kind} of {wording.money(last.amount)} TZS is {last.status}"
+    return f"{labels.clock_time(at)}: {last.kind} of {labels.money(last.amount)} TZS is {last.status}"
 
 
 @attrs.frozen(kw_only=True)
@@ -204,7 +204,7 @@ class _Writer:
             id=payment.id,
             kind="from" if payment.kind is Kind.COLLECTION else "to",
             number=self._number(payment.phone_number),
-            amount=wording.money(payment.amount),
+            amount=labels.money(payment.amount),
             status=payment.status,
             tone=_TONES[payment.status],
             reason=payment.failure_reason,
@@ -230,10 +230,10 @@ class _Writer:
         return SentView(
             kind=sent.kind,
             transaction_id=sent.transaction_id,
-            url=wording.receiver(sent.url),
+            url=labels.receiver(sent.url),
             answer=f"HTTP {sent.status}" if sent.status is not None else sent.error or "no answer",
             tone="good" if sent.status is not None and sent.status < 400 else "bad",
-            at=wording.clock_time(sent.at),
+            at=labels.clock_time(sent.at),
         )
 
     def _prompt(self, prompt: Prompt, now: datetime) -> PromptView:
@@ -243,9 +243,9 @@ class _Writer:
         return PromptView(
             id=prompt.transaction_id,
             merchant=prompt.merchant,
-            amount=wording.money(prompt.amount),
+            amount=labels.money(prompt.amount),
             reference=prompt.reference,
-            left=None if left is None else wording.duration(left),
+            left=None if left is None else labels.duration(left),
             seconds_left=0 if left is None else max(0, ceil(left)),
             lifetime=max(1, round(lifetime or 0)),
             note="This phone answers by itself, unless you do first",
@@ -257,15 +257,15 @@ class _Writer:
             id=payment.id,
             text=_HISTORY.get((payment.kind, payment.status), "Not received"),
             at=self._time(payment.ended_at or payment.created_at),
-            amount=wording.money(payment.amount),
+            amount=labels.money(payment.amount),
             tone=_TONES[payment.status],
         )
 
     def _number(self, number: str) -> str:
-        return wording.phone_number(number, masked=self.masked)
+        return labels.phone_number(number, masked=self.masked)
 
     def _text(self, text: str | None) -> str | None:
-        return wording.mask_within(text) if text and self.masked else text
+        return labels.mask_within(text) if text and self.masked else text
 
     def _time(self, at: float) -> str:
-        return wording.clock_time(self.datetime_at(at))
+        return labels.clock_time(self.datetime_at(at))

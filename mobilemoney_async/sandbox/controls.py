@@ -11,7 +11,7 @@ from mobilemoney_async.sandbox.script import Rule
 from mobilemoney_async.sandbox.states import Event, Kind
 
 
-class Stage:
+class Controls:
     """The part of the `Sandbox` that a test or a person directs.
 
     Args:

@@ -27,7 +27,7 @@ _DAY = 86_400
 
 
 @attrs.define(eq=False)
-class Controls:
+class Actions:
     """The controls of one sandbox.
 
     Args:

@@ -139,7 +139,7 @@ class SentView:
 
 
 @attrs.frozen(kw_only=True)
-class Picture:
+class Snapshot:
     """Everything that changes."""
 
     masked: bool

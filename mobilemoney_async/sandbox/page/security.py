@@ -53,7 +53,7 @@ def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -
     return None
 
 
-class Guard:
+class SecurityMiddleware:
     """Answers 403 to what is not the page's own, and tells browsers what the page may do.
 
     Args:

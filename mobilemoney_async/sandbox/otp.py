@@ -11,7 +11,7 @@ class _Issued:
     expires_at: float
 
 
-class OneTimeSecrets:
+class OneTimeCodes:
     """The newest secret for each holder."""
 
     def __init__(self) -> None:
