@@ -29,7 +29,7 @@ from mobilemoney_async.sandbox.transport import SandboxTransport
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from mobilemoney_async.client import AsyncClient
+    from mobilemoney_async import AsyncClient
     from mobilemoney_async.sandbox.asgi import SandboxApp
 
 EMAIL = "merchant@example.com"

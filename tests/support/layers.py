@@ -41,8 +41,8 @@ LOWEST = 1
 # The service, written a second time: it shares no code with the client, and only these parts import it.
 SANDBOX = "sandbox"
 SANDBOX_KNOWN_BY = {"cli", "testing", SANDBOX}
-# What the sandbox may import, and only inside a function or for types: the client that it hands out, not parts of it.
-SANDBOX_LAZILY = {"__init__", "client"}
+# Imported by the sandbox inside a function or for types only: the client that it hands out, none of its parts.
+SANDBOX_LAZILY = {"__init__"}
 
 # Who may import what does I/O or sets a standard: modules, or packages with everything in them.
 ONE_IMPORTER: Mapping[str, set[str]] = {
@@ -256,13 +256,9 @@ def _purity_violations(modules: Mapping[str, ast.Module]) -> Iterator[str]:
 
 
 def _circle_violations(modules: Mapping[str, ast.Module]) -> Iterator[str]:
-    """Yield each circle once. Lazy imports of the sandbox do not count: they name what is handed out, not needed."""
+    """Yield each circle once; imports inside functions and for types count too."""
     graph = {
-        name: {
-            found.target
-            for found in imports(name, modules)
-            if found.ours and found.target != name and not (part_of(name) == SANDBOX and found.lazy)
-        }
+        name: {found.target for found in imports(name, modules) if found.ours and found.target != name}
         for name in modules
     }
     done: set[str] = set()

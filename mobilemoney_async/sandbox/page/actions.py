@@ -4,21 +4,16 @@ A control does the whole of what was asked, or raises `Refused` and does nothing
 effect is seen.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 
 from mobilemoney_async.sandbox.callback_queue import CallbackMode
 from mobilemoney_async.sandbox.page.forms import Refused, number, one_of
+from mobilemoney_async.sandbox.page.snapshot import PageSource
 from mobilemoney_async.sandbox.phones import PIN
 from mobilemoney_async.sandbox.states import IllegalTransitionError
-
-if TYPE_CHECKING:
-    from mobilemoney_async.sandbox.sandbox import Sandbox
 
 Form = Mapping[str, str]
 
@@ -34,7 +29,7 @@ class Actions:
         sandbox: Which.
     """
 
-    _sandbox: Sandbox
+    _sandbox: PageSource
     _rate_before_pause: float = attrs.field(default=1.0, init=False)
 
     def enter_pin(self, form: Form) -> str:

@@ -1,10 +1,7 @@
 """The phone page as an ASGI application: what is shown where, and what each form does."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -20,11 +17,8 @@ from mobilemoney_async.sandbox.page.forms import Refused, one_of, read
 from mobilemoney_async.sandbox.page.fragments import ASSETS, Parts, write_answer, write_page, write_parts
 from mobilemoney_async.sandbox.page.live import Stream
 from mobilemoney_async.sandbox.page.security import SecurityMiddleware
-from mobilemoney_async.sandbox.page.snapshot import Snapshot
+from mobilemoney_async.sandbox.page.snapshot import PageSource, Snapshot
 from mobilemoney_async.sandbox.routes import PREFIX, ROUTES
-
-if TYPE_CHECKING:
-    from mobilemoney_async.sandbox.sandbox import Sandbox
 
 MASK_COOKIE = "mobilemoney_mask"
 
@@ -38,7 +32,7 @@ _MODES = {
 }
 
 
-def create_page(sandbox: Sandbox) -> Starlette:
+def create_page(sandbox: PageSource) -> Starlette:
     """Make the phone page of a sandbox.
 
     It has no password and is meant for the machine it runs on: requests that come from other websites, or under a name
@@ -72,7 +66,7 @@ def create_page(sandbox: Sandbox) -> Starlette:
 class _Page:
     """The page of one sandbox, and the streams of those who look at it."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: PageSource) -> None:
         self._sandbox = sandbox
         self._key = views.Keys()
         self._looks: dict[bool, tuple[Snapshot, Parts]] = {}

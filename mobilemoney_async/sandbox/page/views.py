@@ -1,17 +1,16 @@
 """Reading the sandbox once, into what the page shows: `take` is the only way from one to the other."""
 
-from __future__ import annotations
-
 import hmac
 import secrets
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from itertools import islice
 from math import ceil
-from typing import TYPE_CHECKING
 
 import attrs
 
+from mobilemoney_async.sandbox.callback_sender import SentCallback
+from mobilemoney_async.sandbox.fault_switches import SwitchState
 from mobilemoney_async.sandbox.page import labels
 from mobilemoney_async.sandbox.page.snapshot import (
     BudgetView,
@@ -19,6 +18,7 @@ from mobilemoney_async.sandbox.page.snapshot import (
     FaultView,
     HistoryView,
     JumpView,
+    PageSource,
     PhoneView,
     PromptView,
     RateView,
@@ -27,16 +27,11 @@ from mobilemoney_async.sandbox.page.snapshot import (
     Snapshot,
     TransactionView,
 )
+from mobilemoney_async.sandbox.payments import Payment
 from mobilemoney_async.sandbox.phones import PIN, TRIES, Phone, Prompt
+from mobilemoney_async.sandbox.rate_limit import RateBudget
+from mobilemoney_async.sandbox.request_log import LoggedRequest
 from mobilemoney_async.sandbox.states import Kind, Status
-
-if TYPE_CHECKING:
-    from mobilemoney_async.sandbox.callback_sender import SentCallback
-    from mobilemoney_async.sandbox.fault_switches import SwitchState
-    from mobilemoney_async.sandbox.payments import Payment
-    from mobilemoney_async.sandbox.rate_limit import RateBudget
-    from mobilemoney_async.sandbox.request_log import LoggedRequest
-    from mobilemoney_async.sandbox.sandbox import Sandbox
 
 PHONES = 12
 PROMPTS = 5
@@ -75,7 +70,7 @@ class Keys:
         return hmac.digest(self._secret, phone_number.encode("utf-8", "surrogatepass"), "sha256").hex()[:12]
 
 
-def take(sandbox: Sandbox, *, masked: bool, key: Callable[[str], str]) -> Snapshot:
+def take(sandbox: PageSource, *, masked: bool, key: Callable[[str], str]) -> Snapshot:
     """Read the sandbox once.
 
     Args:
