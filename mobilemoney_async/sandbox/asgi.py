@@ -1,8 +1,11 @@
-"""The ASGI front (extra `sandbox`): the engine behind any ASGI server, or behind httpx's ASGITransport."""
+"""ASGI front (extra `sandbox`): the engine behind any ASGI server, or behind httpx's ASGITransport."""
 
+import logging
+import re
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Protocol
+from urllib.parse import unquote
 
 import anyio
 from starlette.requests import ClientDisconnect
@@ -10,9 +13,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mobilemoney_async.sandbox import access_log
+from mobilemoney_async.sandbox.endpoints import PREFIX
 from mobilemoney_async.sandbox.messages import Reply, Request, Wire
-from mobilemoney_async.sandbox.routes import PREFIX
 
 CONNECTION = "mobilemoney_async.sandbox.connection"
 """Where in the ASGI scope's `state` a server that can end connections without an answer puts a `Connection`."""
@@ -75,7 +77,7 @@ class SandboxApp:
         try:
             body = await http.body()
         except ClientDisconnect:
-            access_log.log_gone(request, seconds=anyio.current_time() - came)
+            _log_gone(request, seconds=anyio.current_time() - came)
             return
         request = Request(
             method=request.method, path=request.path, query=request.query, headers=request.headers, body=body
@@ -83,9 +85,9 @@ class SandboxApp:
         reply = await self._handle(request)
         silence = inf if reply.wire is Wire.LOST else reply.delay
         if silence and await _client_left_within(silence, http.receive):
-            access_log.log_gone(request, seconds=anyio.current_time() - came)
+            _log_gone(request, seconds=anyio.current_time() - came)
             return
-        access_log.log(request, reply, seconds=anyio.current_time() - came)
+        _log(request, reply, seconds=anyio.current_time() - came)
         if reply.wire is Wire.ANSWERED:
             await Response(reply.body, reply.status, dict(reply.headers))(http.scope, http.receive, send)
         else:
@@ -101,7 +103,7 @@ async def _break_off(reply: Reply, http: HTTPRequest, send: Send) -> None:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.sent_body, "more_body": True})
     connection.end(reset=reply.wire in (Wire.RESET, Wire.REFUSED))
-    await _until_left(http.receive)
+    await until_left(http.receive)
 
 
 async def _client_left_within(seconds: float, receive: Receive) -> bool:
@@ -110,7 +112,7 @@ async def _client_left_within(seconds: float, receive: Receive) -> bool:
 
     async def watch(scope: anyio.CancelScope) -> None:
         nonlocal left
-        await _until_left(receive)
+        await until_left(receive)
         left = True
         scope.cancel()
 
@@ -121,7 +123,8 @@ async def _client_left_within(seconds: float, receive: Receive) -> bool:
     return left
 
 
-async def _until_left(receive: Receive) -> None:
+async def until_left(receive: Receive) -> None:
+    """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
@@ -143,3 +146,31 @@ def _raw_path(scope: Scope) -> str:
     """Give the path as on the wire; ASGI servers need not tell it, and then the decoded one must do."""
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw_path.decode("latin-1")
+
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async.sandbox")
+
+_PHONE_NUMBER = re.compile(r"[+]?[0-9]{8,15}")
+
+
+def _log(request: Request, reply: Reply, *, seconds: float) -> None:
+    """Write the line: method, path and query, status or how the answer failed to arrive, milliseconds."""
+    outcome = str(reply.status) if reply.wire is Wire.ANSWERED else reply.wire.value
+    logger.info("%s %s %s %.0f ms", request.method, target(request), outcome, seconds * 1000)
+
+
+def _log_gone(request: Request, *, seconds: float) -> None:
+    """Write the line for a client that left before its answer came."""
+    logger.info("%s %s client left %.0f ms", request.method, target(request), seconds * 1000)
+
+
+def target(request: Request) -> str:
+    """Give path and query, phone numbers masked."""
+    path = "/".join(map(_masked, request.path.split("/")))
+    query = "&".join(f"{name}={_masked(value)}" for name, value in request.query.items())
+    return f"{path}?{query}" if query else path
+
+
+def _masked(text: str) -> str:
+    plain = unquote(text).strip()
+    return f"{plain[:6]}…{plain[-3:]}" if _PHONE_NUMBER.fullmatch(plain) else text

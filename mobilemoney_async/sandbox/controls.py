@@ -1,14 +1,13 @@
 """What a person can do in the sandbox while it runs: play the customers, move the clock, let faults strike."""
 
-from mobilemoney_async.sandbox.callback_sender import CallbackSender
+from mobilemoney_async.sandbox.callbacks import CallbackSender
 from mobilemoney_async.sandbox.clock import Clock
 from mobilemoney_async.sandbox.engine import Engine
 from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault
-from mobilemoney_async.sandbox.payments import Payment
 from mobilemoney_async.sandbox.phones import Phone, Phones
 from mobilemoney_async.sandbox.script import Rule
-from mobilemoney_async.sandbox.states import Event, Kind
+from mobilemoney_async.sandbox.states import Event, Kind, Payment
 
 
 class Controls:

@@ -14,16 +14,14 @@ import attrs
 
 from mobilemoney_async.sandbox import magic
 from mobilemoney_async.sandbox.accounts import Account, Accounts, ExpiredTokenError, InvalidTokenError, Principal
-from mobilemoney_async.sandbox.behaviour import Choices
-from mobilemoney_async.sandbox.calls import Call, read_body
+from mobilemoney_async.sandbox.behaviour import Choices, RateBudget, RateLimit
+from mobilemoney_async.sandbox.endpoints import Call, Match, Name, match, read_body
 from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply, token_expired_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error
 from mobilemoney_async.sandbox.payment_service import PaymentService
 from mobilemoney_async.sandbox.payments import PaymentBook
-from mobilemoney_async.sandbox.rate_limit import RateBudget, RateLimit
-from mobilemoney_async.sandbox.request_log import LoggedRequest, RequestLog
-from mobilemoney_async.sandbox.routes import Match, Name, match
+from mobilemoney_async.sandbox.records import LoggedRequest, RequestLog
 from mobilemoney_async.sandbox.script import Script
 from mobilemoney_async.sandbox.states import Kind
 from mobilemoney_async.sandbox.user_service import UserService

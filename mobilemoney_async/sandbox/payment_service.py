@@ -5,10 +5,10 @@ from datetime import date
 from typing import Literal
 
 from mobilemoney_async.sandbox import magic
-from mobilemoney_async.sandbox.calls import Call
+from mobilemoney_async.sandbox.endpoints import Call
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, answer, payment_error
-from mobilemoney_async.sandbox.payments import Payment, PaymentBook
-from mobilemoney_async.sandbox.states import Kind
+from mobilemoney_async.sandbox.payments import PaymentBook
+from mobilemoney_async.sandbox.states import Kind, Payment
 
 MAX_PAGE_SIZE = 100
 

@@ -11,43 +11,13 @@ from typing import Any
 import attrs
 
 from mobilemoney_async.sandbox.behaviour import Choices
-from mobilemoney_async.sandbox.ledger import Ledger, LedgerEntry
 from mobilemoney_async.sandbox.magic import Pace, Plan
-from mobilemoney_async.sandbox.states import INITIAL, Event, Kind, Status, after
+from mobilemoney_async.sandbox.records import Ledger, LedgerEntry
+from mobilemoney_async.sandbox.states import INITIAL, Event, Kind, Payment, Status, after
 
 _CENT = Decimal("0.01")
 _SPREAD = 0.5
 """Of the logarithm of an ordinary payment's delay: two thirds of them end between 9 and 25 seconds."""
-
-
-@attrs.frozen(kw_only=True)
-class Payment:
-    """The true record of a transaction. Immutable: a change of state makes a new one.
-
-    Times are seconds since the sandbox's start.
-
-    Args:
-        id: The contract's transaction id.
-        ended_at: When it reached its final state, None while it is open.
-        visible_at: When it can first be looked up.
-        expires_at: When its prompt expires if nobody decides before; None if something else is to happen to it.
-    """
-
-    id: str
-    reference: str
-    external_id: str | None
-    kind: Kind
-    amount: str
-    phone_number: str = attrs.field(repr=False)
-    status: Status
-    merchant_id: str
-    created_at: float
-    visible_at: float
-    expires_at: float | None = None
-    ended_at: float | None = None
-    failure_reason: str | None = None
-    fees: Mapping[str, str] | None = None
-    settlement: Mapping[str, str] | None = None
 
 
 class PaymentBook:

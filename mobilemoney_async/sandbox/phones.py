@@ -11,8 +11,8 @@ from datetime import datetime
 import attrs
 
 from mobilemoney_async.sandbox.accounts import Accounts
-from mobilemoney_async.sandbox.payments import Payment, PaymentBook
-from mobilemoney_async.sandbox.states import Event, IllegalTransitionError, Kind
+from mobilemoney_async.sandbox.payments import PaymentBook
+from mobilemoney_async.sandbox.states import Event, IllegalTransitionError, Kind, Payment
 
 PIN = "1234"
 """Every customer's."""

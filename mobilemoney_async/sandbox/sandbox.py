@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from mobilemoney_async.sandbox.accounts import Account, Permission
-from mobilemoney_async.sandbox.behaviour import Choices
-from mobilemoney_async.sandbox.callback_sender import CallbackSender
+from mobilemoney_async.sandbox.behaviour import Choices, RateBudget
+from mobilemoney_async.sandbox.callbacks import CallbackSender
 from mobilemoney_async.sandbox.clock import Clock
 from mobilemoney_async.sandbox.controls import Controls
+from mobilemoney_async.sandbox.endpoints import PREFIX
 from mobilemoney_async.sandbox.engine import Engine, dice
-from mobilemoney_async.sandbox.ledger import Ledger, opening_balance
 from mobilemoney_async.sandbox.messages import Reply, Request
-from mobilemoney_async.sandbox.payments import Payment
-from mobilemoney_async.sandbox.rate_limit import RateBudget
-from mobilemoney_async.sandbox.request_log import RequestLog
-from mobilemoney_async.sandbox.routes import PREFIX
+from mobilemoney_async.sandbox.records import Ledger, RequestLog, opening_balance
+from mobilemoney_async.sandbox.states import Payment
 from mobilemoney_async.sandbox.transport import SandboxTransport
 
 if TYPE_CHECKING:

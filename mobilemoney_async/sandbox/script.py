@@ -5,8 +5,8 @@ import random
 
 import attrs
 
+from mobilemoney_async.sandbox.endpoints import METHODS, ROUTES
 from mobilemoney_async.sandbox.faults import Fault
-from mobilemoney_async.sandbox.routes import METHODS, ROUTES
 
 
 @attrs.define(eq=False)

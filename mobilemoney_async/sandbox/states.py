@@ -7,6 +7,8 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import attrs
+
 
 class Kind(enum.StrEnum):
     """The contract's `type` of a transaction."""
@@ -37,6 +39,36 @@ class Event(enum.StrEnum):
     """Nobody answered the prompt."""
     RUN_SHORT = "run short"
     """The merchant's balance does not cover the payout."""
+
+
+@attrs.frozen(kw_only=True)
+class Payment:
+    """The true record of a transaction. Immutable: a change of state makes a new one.
+
+    Times are seconds since the sandbox's start.
+
+    Args:
+        id: The contract's transaction id.
+        ended_at: When it reached its final state, None while it is open.
+        visible_at: When it can first be looked up.
+        expires_at: When its prompt expires if nobody decides before; None if something else is to happen to it.
+    """
+
+    id: str
+    reference: str
+    external_id: str | None
+    kind: Kind
+    amount: str
+    phone_number: str = attrs.field(repr=False)
+    status: Status
+    merchant_id: str
+    created_at: float
+    visible_at: float
+    expires_at: float | None = None
+    ended_at: float | None = None
+    failure_reason: str | None = None
+    fees: Mapping[str, str] | None = None
+    settlement: Mapping[str, str] | None = None
 
 
 class IllegalTransitionError(ValueError):

@@ -1,13 +1,15 @@
-"""The user and authentication endpoints (`contract.md` section 4.5)."""
+"""User and authentication endpoints (`contract.md` section 4.5), one-time passwords (OTP) included."""
 
+import hmac
 import math
 import random
 
+import attrs
+
 from mobilemoney_async.sandbox.accounts import TOKEN_LIFETIME, Accounts
-from mobilemoney_async.sandbox.calls import Call
+from mobilemoney_async.sandbox.endpoints import Call
 from mobilemoney_async.sandbox.faults import rate_limit_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, answer, auth_error
-from mobilemoney_async.sandbox.otp import OneTimeCodes
 from mobilemoney_async.sandbox.payments import PaymentBook
 
 
@@ -107,3 +109,40 @@ class UserService:
 def _invalid_credentials(call: Call) -> RefusedError:
     status = call.choices.status_invalid_credentials
     return RefusedError(auth_error(status, "invalid_credentials", "Wrong e-mail or password"))
+
+
+@attrs.frozen
+class _Issued:
+    secret: str = attrs.field(repr=False)
+    expires_at: float
+
+
+class OneTimeCodes:
+    """The newest secret for each holder."""
+
+    def __init__(self) -> None:
+        self._issued: dict[str, _Issued] = {}
+
+    def issue(self, holder: str, secret: str, *, expires_at: float) -> None:
+        """Make this the holder's only valid secret, until `expires_at` (seconds since the sandbox's start)."""
+        self._issued[holder] = _Issued(secret, expires_at)
+
+    def redeem(self, holder: str, secret: str, *, now: float) -> bool:
+        """Tell whether the secret is valid, and use it up if so."""
+        issued = self._issued.get(holder)
+        if issued is None or now >= issued.expires_at:
+            return False
+        if not hmac.compare_digest(issued.secret.encode(), secret.encode()):
+            return False
+        del self._issued[holder]
+        return True
+
+    def newest(self, holder: str) -> str:
+        """Give the holder's secret, for the tests that play the phone or the mailbox.
+
+        Raises:
+            LookupError: None was issued, or it was used up.
+        """
+        if holder not in self._issued:
+            raise LookupError("nothing was issued to this holder, or it was used up")
+        return self._issued[holder].secret

@@ -15,7 +15,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sandbox.callback_queue import CallbackMode
+from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.fault_switches import SWITCHES
 from tests.browser.phone_page import ASHA, JUMA, NEEMA, PATIENCE, Served, play_a_morning, serving
 from tests.support.chromium import headless, set_screen

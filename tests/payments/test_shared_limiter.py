@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mobilemoney_async import Priority, RateLimiter, StoreError
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.sandbox.rate_limit import RateLimit
+from mobilemoney_async.sandbox.behaviour import RateLimit
 from mobilemoney_async.sharing.budget import Request, Reservation, reserve
 from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import run_virtual

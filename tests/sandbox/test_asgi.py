@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
-from mobilemoney_async.sandbox.access_log import target
-from mobilemoney_async.sandbox.asgi import CONNECTION, CannotDropError, SandboxApp
+from mobilemoney_async.sandbox.asgi import CONNECTION, CannotDropError, SandboxApp, target
 from mobilemoney_async.sandbox.messages import Request
 from tests.sandbox.desk import ORDINARY, START
 

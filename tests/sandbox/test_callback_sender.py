@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from mobilemoney_async.sandbox import CallbackKind, CallbackMode, Choices, Sandbox, SentCallback, faults
-from mobilemoney_async.sandbox.callback_sender import MOST_WAITING, SENT_SHOWN, TIMEOUT
+from mobilemoney_async.sandbox.callbacks import MOST_WAITING, SENT_SHOWN, TIMEOUT
 from tests.sandbox.desk import ORDINARY, START, STUCK, SUCCEEDS
 from tests.support.server import Close, NeverAnswer, Reply, Request, Response, Server, Trickle, serve
 

@@ -10,7 +10,7 @@ from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.messages import Reply, Wire
-from mobilemoney_async.sandbox.request_log import LoggedRequest
+from mobilemoney_async.sandbox.records import LoggedRequest
 from mobilemoney_async.sandbox.script import Rule
 from tests.sandbox.desk import SUCCEEDS, Desk
 

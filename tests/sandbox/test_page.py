@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sandbox.callback_queue import CallbackMode
+from mobilemoney_async.sandbox.callbacks import CallbackMode
+from mobilemoney_async.sandbox.endpoints import ROUTES
 from mobilemoney_async.sandbox.fault_switches import SWITCHES
 from mobilemoney_async.sandbox.page import labels, views
-from mobilemoney_async.sandbox.routes import ROUTES
 from tests.sandbox.desk import ORDINARY, START, STUCK
 from tests.sandbox.person import ADDRESS, WRITTEN, Elements, Person, ask, only
 

@@ -10,8 +10,8 @@ import pytest
 
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.page import views
-from mobilemoney_async.sandbox.page.fragments import REGIONS, Parts, as_event, changed, write_parts
-from mobilemoney_async.sandbox.page.live import TICK
+from mobilemoney_async.sandbox.page.fragments import REGIONS, Parts, write_parts
+from mobilemoney_async.sandbox.page.live import TICK, as_event, changed
 from tests.sandbox.desk import ORDINARY
 from tests.sandbox.person import Elements, Person, Reader, ask
 

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mobilemoney_async.sandbox.behaviour import RateLimitReading
-from mobilemoney_async.sandbox.rate_limit import RateLimit
+from mobilemoney_async.sandbox.behaviour import RateLimit, RateLimitReading
 
 READINGS: list[RateLimitReading] = ["both", "bucket", "window", "fixed"]
 

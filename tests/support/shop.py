@@ -19,7 +19,7 @@ import attrs
 from mobilemoney_async import Acknowledgement, AsyncClient
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.behaviour import Choices
-from mobilemoney_async.sandbox.calls import Call
+from mobilemoney_async.sandbox.endpoints import Call
 from mobilemoney_async.sandbox.magic import ORDINARY, find
 from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.sandbox.states import Kind

@@ -10,15 +10,14 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from mobilemoney_async.sandbox.callback_queue import CallbackMode
+from mobilemoney_async.sandbox.callbacks import CallbackMode
+from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
 from mobilemoney_async.sandbox.page import views
-from mobilemoney_async.sandbox.page.actions import Actions, Form
-from mobilemoney_async.sandbox.page.forms import Refused, one_of, read
+from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
 from mobilemoney_async.sandbox.page.fragments import ASSETS, Parts, write_answer, write_page, write_parts
 from mobilemoney_async.sandbox.page.live import Stream
 from mobilemoney_async.sandbox.page.security import SecurityMiddleware
 from mobilemoney_async.sandbox.page.snapshot import PageSource, Snapshot
-from mobilemoney_async.sandbox.routes import PREFIX, ROUTES
 
 MASK_COOKIE = "mobilemoney_mask"
 

@@ -1,11 +1,17 @@
-"""Reading what a form of the page sent."""
+"""Forms of the page."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from urllib.parse import parse_qsl
 
 import attrs
 from starlette.requests import Request
+
+from mobilemoney_async.sandbox.callbacks import CallbackMode
+from mobilemoney_async.sandbox.page.snapshot import PageSource
+from mobilemoney_async.sandbox.phones import PIN
+from mobilemoney_async.sandbox.states import IllegalTransitionError
 
 MAX_BYTES = 20_000
 _MAX_FIELDS = 20
@@ -70,3 +76,110 @@ def number(form: Mapping[str, str], field: str) -> float:
         return float(form.get(field, ""))
     except ValueError:
         raise Refused(f"{field} must be a number.", field=field) from None
+
+
+Form = Mapping[str, str]
+
+_PIN = re.compile(rf"[0-9]{{{len(PIN)}}}")
+_DAY = 86_400
+
+
+@attrs.define(eq=False)
+class Actions:
+    """The controls of one sandbox.
+
+    Args:
+        sandbox: Which.
+    """
+
+    _sandbox: PageSource
+    _rate_before_pause: float = attrs.field(default=1.0, init=False)
+
+    def enter_pin(self, form: Form) -> str:
+        """Answer a prompt with a PIN. One that is not four digits is not counted as a wrong one."""
+        pin = form.get("pin", "")
+        if not _PIN.fullmatch(pin):
+            raise Refused(f"A PIN has {len(PIN)} digits.", field="pin")
+        self._decide(form, lambda transaction_id: self._sandbox.enter_pin(transaction_id, pin))
+        return "phones"
+
+    def decline(self, form: Form) -> str:
+        """Decline a prompt."""
+        self._decide(form, self._sandbox.decline)
+        return "phones"
+
+    def expire(self, form: Form) -> str:
+        """Let a prompt expire."""
+        self._decide(form, self._sandbox.expire)
+        return "phones"
+
+    def answer_by_hand(self, form: Form) -> str:
+        """Choose who answers new prompts."""
+        self._sandbox.by_hand = one_of(form, "by_hand", "yes", "no") == "yes"
+        return "phones"
+
+    def run_clock(self, form: Form) -> str:
+        """Pause the clock, or choose its speed; `resume` takes the one from before the pause."""
+        rate = self._rate_before_pause if form.get("rate") == "resume" else number(form, "rate")
+        before = self._sandbox.clock_rate
+        try:
+            self._sandbox.run_clock(rate)
+        except ValueError as exc:
+            raise Refused(_sentence(exc), field="rate") from exc
+        if before and not rate:
+            self._rate_before_pause = before
+        return "clock"
+
+    def jump(self, form: Form) -> str:
+        """Move the clock ahead, by a day at most."""
+        seconds = number(form, "seconds")
+        if not 0 <= seconds <= _DAY:
+            raise Refused(f"seconds must be a number from 0 to {_DAY}.", field="seconds")
+        self._sandbox.advance(seconds)
+        return "clock"
+
+    def switch_faults(self, form: Form) -> str:
+        """Turn one fault on, for one request or until it is turned off, or one or all of them off."""
+        switches = self._sandbox.switches
+        try:
+            match form:
+                case {"all_off": _}:
+                    switches.all_off()
+                case {"off": slug}:
+                    switches.turn_off(slug)
+                case {"once": slug} | {"keep": slug}:
+                    switches.turn_on(slug, once="once" in form, on=form.get("on") or None)
+                case _:
+                    raise Refused("Choose a fault.")
+        except ValueError as exc:
+            raise Refused(_sentence(exc)) from exc
+        return "faults"
+
+    def send_callbacks(self, form: Form) -> str:
+        """Choose where callbacks go and how, or send a forged one there."""
+        url = form.get("url", "").strip() or None
+        callbacks = self._sandbox.callbacks
+        if "forge" in form and url is None and callbacks.url is None:
+            raise Refused("Say where to send it: there is no URL.", field="url")
+        mode = None if "forge" in form else one_of(form, "mode", *CallbackMode)
+        try:
+            if mode is None:
+                callbacks.forge(url)
+            else:
+                callbacks.configure(url, mode)
+        except ValueError as exc:
+            raise Refused("Write a URL with http:// or https:// and a host.", field="url") from exc
+        return "callbacks"
+
+    def _decide(self, form: Form, decide: Callable[[str], object]) -> None:
+        try:
+            decide(form.get("transaction_id", ""))
+        except KeyError as exc:
+            raise Refused("This sandbox knows no such payment. Was it started anew?", 404) from exc
+        except IllegalTransitionError as exc:
+            raise Refused("Too late: this payment is over already, as the history of the phone shows.", 409) from exc
+
+
+def _sentence(error: ValueError) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}."

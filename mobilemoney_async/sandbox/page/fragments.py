@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -90,33 +90,6 @@ def write_parts(snapshot: Snapshot) -> Parts:
         for name, file in REGIONS.items()
     }
     return Parts(regions, phones)
-
-
-def changed(before: Parts | None, after: Parts) -> list[str]:
-    """Give the HTML of what differs: all of it if nothing was shown before.
-
-    While the same phones are shown in the same order, only those that changed are among it.
-    """
-    if before is None:
-        return list(after.regions.values())
-    same_phones = list(before.phones) == list(after.phones)
-    news = [
-        html
-        for name, html in after.regions.items()
-        if html != before.regions[name] and not (name == "phone-list" and same_phones and after.phones)
-    ]
-    if same_phones:
-        news += [html for name, html in after.phones.items() if html != before.phones[name]]
-    return news
-
-
-def as_event(parts: Iterable[str]) -> bytes:
-    """Write parts as one server-sent event, each to be merged into the element that has its id."""
-    lines: list[str] = []
-    for part in parts:
-        start, tag_end = part.lstrip().split(">", 1)
-        lines += f'{start} hx-swap-oob="outerMorph">{tag_end}'.splitlines()
-    return "".join(f"data: {line}\n" for line in lines if line.strip()).encode() + b"\n"
 
 
 def _write_phones(snapshot: Snapshot) -> dict[str, Markup]:

@@ -1,11 +1,12 @@
 """The news of the sandbox as server-sent events, one stream for each page that is open."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import anyio
 from starlette.types import Message, Receive, Scope, Send
 
-from mobilemoney_async.sandbox.page.fragments import Parts, as_event, changed
+from mobilemoney_async.sandbox.asgi import until_left
+from mobilemoney_async.sandbox.page.fragments import Parts
 
 TICK = 0.3
 """Seconds between two looks at the sandbox."""
@@ -51,7 +52,7 @@ class Stream:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._tell, send, tasks.cancel_scope)
-            await _until_left(receive)
+            await until_left(receive)
             tasks.cancel_scope.cancel()
 
     async def _tell(self, send: Send, scope: anyio.CancelScope) -> None:
@@ -73,9 +74,31 @@ class Stream:
         scope.cancel()
 
 
-async def _until_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue
+def changed(before: Parts | None, after: Parts) -> list[str]:
+    """Give the HTML of what differs: all of it if nothing was shown before.
+
+    While the same phones are shown in the same order, only those that changed are among it.
+    """
+    if before is None:
+        return list(after.regions.values())
+    same_phones = list(before.phones) == list(after.phones)
+    news = [
+        html
+        for name, html in after.regions.items()
+        if html != before.regions[name] and not (name == "phone-list" and same_phones and after.phones)
+    ]
+    if same_phones:
+        news += [html for name, html in after.phones.items() if html != before.phones[name]]
+    return news
+
+
+def as_event(parts: Iterable[str]) -> bytes:
+    """Write parts as one server-sent event, each to be merged into the element that has its id."""
+    lines: list[str] = []
+    for part in parts:
+        start, tag_end = part.lstrip().split(">", 1)
+        lines += f'{start} hx-swap-oob="outerMorph">{tag_end}'.splitlines()
+    return "".join(f"data: {line}\n" for line in lines if line.strip()).encode() + b"\n"
 
 
 def _body(body: bytes, *, more: bool = True) -> Message:

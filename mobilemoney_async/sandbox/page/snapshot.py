@@ -10,12 +10,12 @@ from typing import Protocol
 
 import attrs
 
-from mobilemoney_async.sandbox.callback_sender import CallbackSender
+from mobilemoney_async.sandbox.behaviour import RateBudget
+from mobilemoney_async.sandbox.callbacks import CallbackSender
 from mobilemoney_async.sandbox.fault_switches import SwitchBoard
-from mobilemoney_async.sandbox.payments import Payment
 from mobilemoney_async.sandbox.phones import Phone
-from mobilemoney_async.sandbox.rate_limit import RateBudget
-from mobilemoney_async.sandbox.request_log import RequestLog
+from mobilemoney_async.sandbox.records import RequestLog
+from mobilemoney_async.sandbox.states import Payment
 
 
 class PageSource(Protocol):

@@ -9,7 +9,8 @@ from math import ceil
 
 import attrs
 
-from mobilemoney_async.sandbox.callback_sender import SentCallback
+from mobilemoney_async.sandbox.behaviour import RateBudget
+from mobilemoney_async.sandbox.callbacks import SentCallback
 from mobilemoney_async.sandbox.fault_switches import SwitchState
 from mobilemoney_async.sandbox.page import labels
 from mobilemoney_async.sandbox.page.snapshot import (
@@ -27,11 +28,9 @@ from mobilemoney_async.sandbox.page.snapshot import (
     Snapshot,
     TransactionView,
 )
-from mobilemoney_async.sandbox.payments import Payment
 from mobilemoney_async.sandbox.phones import PIN, TRIES, Phone, Prompt
-from mobilemoney_async.sandbox.rate_limit import RateBudget
-from mobilemoney_async.sandbox.request_log import LoggedRequest
-from mobilemoney_async.sandbox.states import Kind, Status
+from mobilemoney_async.sandbox.records import LoggedRequest
+from mobilemoney_async.sandbox.states import Kind, Payment, Status
 
 PHONES = 12
 PROMPTS = 5

@@ -1,0 +1,180 @@
+"""Endpoints (`contract.md` section 4): routing a request, and reading its fields."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import attrs
+
+from mobilemoney_async.sandbox.accounts import Account, Permission
+from mobilemoney_async.sandbox.behaviour import Choices
+from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, payment_error
+
+PREFIX = "/v1"
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+
+Name = Literal[
+    "c2b", "b2c", "transaction", "lookup", "transactions", "profile", "users-profile", "login", "request-otp",
+    "verify-otp", "forgot-password", "reset-password",
+]  # fmt: skip
+
+
+@attrs.frozen
+class Route:
+    """One endpoint.
+
+    Args:
+        name: Its name in scripts and in the request log.
+        method: HTTP method.
+        path: Below the version prefix; a segment in braces stands for any text.
+        bearer: Whether an access token is required.
+        permission: What the token must allow, None for nothing in particular.
+    """
+
+    name: Name
+    method: str
+    path: str
+    bearer: bool = attrs.field(default=True, kw_only=True)
+    permission: Permission | None = attrs.field(default=None, kw_only=True)
+
+
+@attrs.frozen
+class Match:
+    """The endpoint that a request means, and the values of its path parameters, decoded."""
+
+    route: Route
+    parameters: Mapping[str, str]
+
+
+ROUTES = (
+    Route("c2b", "POST", "/payment-service/airtel/c2b", permission=Permission.COLLECT),
+    Route("b2c", "POST", "/payment-service/airtel/b2c", permission=Permission.DISBURSE),
+    Route("transaction", "GET", "/payment-service/transaction/{transaction_id}", permission=Permission.READ),
+    Route("lookup", "GET", "/payment-service/transaction", permission=Permission.READ),
+    Route("transactions", "GET", "/payment-service/transactions", permission=Permission.READ),
+    Route("profile", "GET", "/user-service/profile"),
+    Route("users-profile", "GET", "/user-service/users/profile"),
+    Route("login", "POST", "/user-service/login", bearer=False),
+    Route("request-otp", "POST", "/user-service/request-otp"),
+    Route("verify-otp", "POST", "/user-service/verify-otp"),
+    Route("forgot-password", "POST", "/user-service/forgot-password", bearer=False),
+    Route("reset-password", "POST", "/user-service/reset-password", bearer=False),
+)
+
+
+def match(method: str, path: str) -> Match:
+    """Find the endpoint.
+
+    Args:
+        method: HTTP method.
+        path: With the version prefix, percent-encoded: an encoded slash does not split a segment.
+
+    Raises:
+        RefusedError: HTTP 404 for an unknown path, 405 for a known path with another method.
+    """
+    segments = path.split("/")
+    known = False
+    for route in ROUTES:
+        parameters = _parameters((PREFIX + route.path).split("/"), segments)
+        if parameters is None:
+            continue
+        if route.method == method:
+            return Match(route, parameters)
+        known = True
+    if known:
+        raise RefusedError(payment_error(405, "METHOD_NOT_ALLOWED", "This endpoint does not take this method"))
+    raise RefusedError(payment_error(404, "NOT_FOUND", "There is no such endpoint"))
+
+
+def _parameters(template: list[str], segments: list[str]) -> dict[str, str] | None:
+    if len(template) != len(segments):
+        return None
+    parameters = {}
+    for expected, segment in zip(template, segments, strict=True):
+        if expected.startswith("{") and segment:
+            parameters[expected.strip("{}")] = unquote(segment)
+        elif expected != segment:
+            return None
+    return parameters
+
+
+ErrorShape = Callable[[int, str, str], Reply]
+
+_PHONE_NUMBER = re.compile(r"\+[1-9][0-9]{7,14}")
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """One request, routed and read.
+
+    Args:
+        parameters: Path parameters, decoded.
+        query: Query parameters, decoded.
+        body: The JSON object of the body, empty for GET.
+        account: Who sends it; on the endpoints without a bearer token None.
+        now: Seconds of the service's time since the sandbox's start.
+        unscaled_now: The same moment by the clock that clients measure by.
+        choices: The sandbox's, as changed by faults for this request.
+    """
+
+    parameters: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Mapping[str, Any]
+    account: Account | None
+    now: float
+    unscaled_now: float
+    choices: Choices
+
+    @property
+    def owner(self) -> Account:
+        """The account, on an endpoint whose route requires a bearer token."""
+        assert self.account is not None, "only for endpoints behind a bearer token"
+        return self.account
+
+    def text(self, field: str, error: ErrorShape) -> str:
+        """Read a required field of the body: a string that is not empty.
+
+        Raises:
+            RefusedError: HTTP 400 in the given shape.
+        """
+        value = self.body.get(field)
+        if not isinstance(value, str) or not value or not _is_unicode(value):
+            raise RefusedError(error(400, "INVALID_REQUEST", f"{field} must be a string that is not empty"))
+        return value
+
+    def phone_number(self, error: ErrorShape) -> str:
+        """Read `phone_number`: `+` and 8 to 15 digits.
+
+        Raises:
+            RefusedError: HTTP 400 in the given shape.
+        """
+        value = self.text("phone_number", error)
+        if not _PHONE_NUMBER.fullmatch(value):
+            raise RefusedError(error(400, "INVALID_PHONE_NUMBER", "phone_number must be in international format"))
+        return value
+
+
+def read_body(request: Request) -> dict[str, Any]:
+    """Read the JSON object of a POST; other methods have none.
+
+    Raises:
+        RefusedError: HTTP 415 if it is not declared as JSON, 400 if it is no JSON object.
+    """
+    if request.method != "POST":
+        return {}
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RefusedError(payment_error(415, "UNSUPPORTED_MEDIA_TYPE", "Send Content-Type: application/json"))
+    try:
+        body = json.loads(request.body)
+    except (ValueError, RecursionError) as exc:
+        raise RefusedError(payment_error(400, "INVALID_JSON", "The body is not JSON")) from exc
+    if not isinstance(body, dict):
+        raise RefusedError(payment_error(400, "INVALID_JSON", "The body is not a JSON object"))
+    return body
+
+
+def _is_unicode(text: str) -> bool:
+    """Tell whether a text can be written in UTF-8: JSON can smuggle in half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
