@@ -1,6 +1,8 @@
-"""Fault switches: each of the sandbox's faults, to be turned on and off by hand while it runs."""
+"""Fault switches: each fault of the sandbox, turned on and off by hand while it runs."""
 
+import collections
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import attrs
@@ -10,26 +12,26 @@ from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.script import Rule, make_rule
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Switch:
     """One fault that can be turned on.
 
     Args:
         slug: Its name in programs and URLs: small letters, digits and hyphens.
-        label: For people, a few words.
-        description: For people: what the client sees, and what really happened. One sentence.
+        label: Its name on the page, a few words.
+        description: One sentence for the page: the answer that the client sees, and the effect of the request.
         fault: Makes the fault.
-        on: Which requests it strikes unless told otherwise, as in `Sandbox.script`; None for every request.
-        decides: Whether it takes the place of the whole answer. What does not only shapes the answer, so that several
-            can strike one request together.
+        on: The requests that it strikes by default, as in `Sandbox.script`; None for every request.
+        decides: Whether it replaces the whole answer. Others only shape the answer, so several of them can strike one
+            request together.
     """
 
     slug: str
     label: str
     description: str
     fault: Callable[[], Fault]
-    on: str | None = None
-    decides: bool = True
+    on: str | None = attrs.field(default=None, kw_only=True)
+    decides: bool = attrs.field(default=True, kw_only=True)
 
 
 @attrs.frozen(kw_only=True)
@@ -37,11 +39,11 @@ class SwitchState:
     """A switch at one moment.
 
     Args:
-        switch: Which.
-        is_on: Whether it will strike. One that is on for one request turns itself off when it struck.
+        switch: The switch.
+        is_on: Whether it will strike. A switch that is on for one request turns itself off after it struck.
         once: Whether it is, or was when it was on last, on for one request only.
-        on: Which requests it strikes, or struck when it was on last; None for every request.
-        fired: How often it struck since the sandbox's start.
+        on: The requests that it strikes, or struck when it was on last; None for every request.
+        fired: Number of times it struck since the sandbox's start.
     """
 
     switch: Switch
@@ -51,168 +53,138 @@ class SwitchState:
     fired: int
 
 
+def _pair(slug: str, label: str, sentence: str, fault: Callable[..., Fault], **options: object) -> tuple[Switch, ...]:
+    """Make the two switches of a fault that strikes before the request is processed, or after."""
+    return (
+        Switch(
+            f"{slug}-before",
+            f"{label}, nothing processed",
+            f"{sentence}; the request has no effect.",
+            partial(fault, processed=False, **options),
+        ),
+        Switch(
+            f"{slug}-after",
+            f"{label}, processed",
+            f"{sentence}, although the request took effect.",
+            partial(fault, processed=True, **options),
+        ),
+    )
+
+
 SWITCHES: tuple[Switch, ...] = (
     Switch(
-        slug="slow",
-        label="Slow answer",
-        description="The answer comes 5 seconds late; the request takes effect at once.",
-        fault=lambda: faults.latency(5),
+        "slow",
+        "Slow answer",
+        "The answer comes 5 seconds late; the request takes effect at once.",
+        partial(faults.latency, 5),
         decides=False,
     ),
     Switch(
-        slug="gateway-timeout",
-        label="Gateway time-out",
-        description="After 60 seconds comes HTTP 504 in place of the answer; the request took effect.",
-        fault=lambda: faults.latency(90),
+        "gateway-timeout",
+        "Gateway time-out",
+        "After 60 seconds comes HTTP 504 in place of the answer; the request took effect.",
+        partial(faults.latency, 90),
     ),
     Switch(
-        slug="refused",
-        label="Connection refused",
-        description="Nobody listens: the request is never sent. Over a socket the connection is reset instead.",
-        fault=faults.refused,
+        "refused",
+        "Connection refused",
+        "No connection is made: the request is never sent. Over a socket the connection is reset instead.",
+        faults.refused,
+    ),
+    *_pair("closed", "Connection closed", "The connection is closed without an answer", faults.drop),
+    *_pair("reset", "Connection reset", "The connection is reset without an answer", faults.drop, reset=True),
+    Switch(
+        "request-lost",
+        "Request lost",
+        "No answer ever comes; the request has no effect.",
+        partial(faults.lost, processed=False),
     ),
     Switch(
-        slug="closed-before",
-        label="Connection closed, nothing processed",
-        description="The connection is closed without an answer; the request has no effect.",
-        fault=lambda: faults.drop(processed=False),
+        "answer-lost",
+        "Answer lost",
+        "No answer ever comes, although the request took effect.",
+        partial(faults.lost, processed=True),
+    ),
+    *_pair("error-500", "HTTP 500", "HTTP 500 with an undocumented error code", faults.server_error, status=500),
+    Switch(
+        "error-503-before",
+        "HTTP 503, nothing processed",
+        "HTTP 503 with an undocumented error code; the request has no effect.",
+        partial(faults.server_error, 503, processed=False),
     ),
     Switch(
-        slug="closed-after",
-        label="Connection closed, processed",
-        description="The connection is closed without an answer, although the request took effect.",
-        fault=lambda: faults.drop(processed=True),
+        "proxy-502-before",
+        "Proxy's 502 page, nothing processed",
+        "HTTP 502 with a proxy's HTML page; the request has no effect.",
+        partial(faults.html_page, 502, processed=False),
     ),
     Switch(
-        slug="reset-before",
-        label="Connection reset, nothing processed",
-        description="The connection is torn down without an answer; the request has no effect.",
-        fault=lambda: faults.drop(processed=False, reset=True),
+        "proxy-504-after",
+        "Proxy's 504 page, processed",
+        "HTTP 504 with a proxy's HTML page at once, although the request took effect.",
+        partial(faults.html_page, 504, processed=True),
+    ),
+    *_pair("empty", "Empty answer", "HTTP 200 without a body", faults.empty_body),
+    Switch(
+        "truncated",
+        "Answer cut off",
+        "Half of the answer's body comes, then the connection ends; the request took effect.",
+        faults.truncated,
     ),
     Switch(
-        slug="reset-after",
-        label="Connection reset, processed",
-        description="The connection is torn down without an answer, although the request took effect.",
-        fault=lambda: faults.drop(processed=True, reset=True),
+        "rate-limited",
+        "Rate limit",
+        "RATE_LIMIT_EXCEEDED, retry after 1 second, whatever the real count; the request has no effect.",
+        faults.rate_limited,
     ),
     Switch(
-        slug="request-lost",
-        label="Request lost",
-        description="No answer ever comes; the request has no effect.",
-        fault=lambda: faults.lost(processed=False),
+        "token-expired",
+        "Token expired",
+        "HTTP 401 token_expired, whatever the token; the request has no effect.",
+        faults.token_expired,
     ),
     Switch(
-        slug="answer-lost",
-        label="Answer lost",
-        description="No answer ever comes, although the request took effect.",
-        fault=lambda: faults.lost(processed=True),
-    ),
-    Switch(
-        slug="error-500-before",
-        label="HTTP 500, nothing processed",
-        description="HTTP 500 with an error code that nobody documented; the request has no effect.",
-        fault=lambda: faults.server_error(500, processed=False),
-    ),
-    Switch(
-        slug="error-500-after",
-        label="HTTP 500, processed",
-        description="HTTP 500 with an error code that nobody documented, although the request took effect.",
-        fault=lambda: faults.server_error(500, processed=True),
-    ),
-    Switch(
-        slug="error-503-before",
-        label="HTTP 503, nothing processed",
-        description="HTTP 503 with an error code that nobody documented; the request has no effect.",
-        fault=lambda: faults.server_error(503, processed=False),
-    ),
-    Switch(
-        slug="proxy-502-before",
-        label="Proxy's 502 page, nothing processed",
-        description="HTTP 502 with a proxy's HTML page; the request has no effect.",
-        fault=lambda: faults.html_page(502, processed=False),
-    ),
-    Switch(
-        slug="proxy-504-after",
-        label="Proxy's 504 page, processed",
-        description="HTTP 504 with a proxy's HTML page at once, although the request took effect.",
-        fault=lambda: faults.html_page(504, processed=True),
-    ),
-    Switch(
-        slug="empty-before",
-        label="Empty answer, nothing processed",
-        description="HTTP 200 without a body; the request has no effect.",
-        fault=lambda: faults.empty_body(processed=False),
-    ),
-    Switch(
-        slug="empty-after",
-        label="Empty answer, processed",
-        description="HTTP 200 without a body, although the request took effect.",
-        fault=lambda: faults.empty_body(processed=True),
-    ),
-    Switch(
-        slug="truncated",
-        label="Answer cut off",
-        description="Half of the answer's body comes, then the connection ends; the request took effect.",
-        fault=faults.truncated,
-    ),
-    Switch(
-        slug="rate-limited",
-        label="Rate limit",
-        description="RATE_LIMIT_EXCEEDED, retry after 1 second, whatever the real count; the request has no effect.",
-        fault=faults.rate_limited,
-    ),
-    Switch(
-        slug="token-expired",
-        label="Token expired",
-        description="HTTP 401 token_expired, whatever the token; the request has no effect.",
-        fault=faults.token_expired,
-    ),
-    Switch(
-        slug="unknown-fields",
-        label="Unknown fields",
-        description="The answer carries fields that the contract does not know.",
-        fault=faults.unknown_fields,
+        "unknown-fields",
+        "Unknown fields",
+        "The answer carries fields that the contract does not know.",
+        faults.unknown_fields,
         decides=False,
     ),
     Switch(
-        slug="unknown-status",
-        label="Unknown status",
-        description="Transactions are reported as UNDER_REVIEW, a status that the contract does not know.",
-        fault=faults.unknown_status,
+        "unknown-status",
+        "Unknown status",
+        "Transactions are reported as UNDER_REVIEW, a status that the contract does not know.",
+        faults.unknown_status,
         decides=False,
     ),
     Switch(
-        slug="nulls",
-        label="Nulls",
-        description="Optional fields of a transaction that are absent come as null.",
-        fault=faults.nulls,
-        decides=False,
+        "nulls", "Nulls", "Optional fields of a transaction that are absent come as null.", faults.nulls, decides=False
     ),
     Switch(
-        slug="oldest-first",
-        label="List from the oldest",
-        description="The transaction list starts with the oldest.",
-        fault=lambda: faults.list_order("oldest-first"),
+        "oldest-first",
+        "List from the oldest",
+        "The transaction list starts with the oldest.",
+        partial(faults.list_order, "oldest-first"),
         on="transactions",
         decides=False,
     ),
     Switch(
-        slug="list-lag",
-        label="List lags behind",
-        description="The transaction list leaves out what is younger than 30 seconds.",
-        fault=lambda: faults.list_lag(30),
+        "list-lag",
+        "List lags behind",
+        "The transaction list leaves out transactions younger than 30 seconds.",
+        partial(faults.list_lag, 30),
         on="transactions",
         decides=False,
     ),
 )
-"""All of them, in the order in which a page shows them."""
+"""All of them, in the order of the page."""
 
 _BY_SLUG: Mapping[str, Switch] = MappingProxyType({switch.slug: switch for switch in SWITCHES})
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class _Setting:
-    """What a switch was last turned on for."""
+    """The last use of a switch."""
 
     switch: Switch
     once: bool
@@ -236,15 +208,16 @@ class SwitchBoard:
     def __init__(self) -> None:
         # By slug, in the order in which they were turned on last.
         self._settings: dict[str, _Setting] = {}
-        self._fired_before: dict[str, int] = {}
+        self._fired: collections.Counter[str] = collections.Counter()
 
     def turn_on(self, slug: str, *, once: bool = True, on: str | None = None) -> None:
-        """Turn a switch on, or change what it is on for; of several it then counts as the one turned on last.
+        """Turn a switch on, or change its setting; of several switches it then counts as the one turned on last.
 
         Args:
             slug: Of one of `SWITCHES`.
-            once: Whether for the next request only, or until it is turned off.
-            on: Which requests, as in `Sandbox.script`; None for the switch's own choice, `"*"` for every request.
+            once: True for the next request only, False until it is turned off.
+            on: The requests that it strikes, as in `Sandbox.script`; None for the switch's default, `"*"` for every
+                request.
 
         Raises:
             ValueError: There is no such switch, or no request can match `on`.
@@ -253,14 +226,11 @@ class SwitchBoard:
         if on is None:
             on = switch.on
         rule = make_rule((switch.fault(),), on=on, times=1 if once else None)
-        self.turn_off(slug)
-        previous = self._settings.pop(slug, None)
-        if previous is not None:
-            self._fired_before[slug] = self._fired_before.get(slug, 0) + previous.rule.fired
+        self._settings.pop(slug, None)
         self._settings[slug] = _Setting(switch, once, None if on == "*" else on, rule)
 
     def turn_off(self, slug: str) -> None:
-        """Turn a switch off; one that is off stays so.
+        """Turn a switch off, if it is on.
 
         Raises:
             ValueError: There is no such switch.
@@ -275,34 +245,35 @@ class SwitchBoard:
             self.turn_off(slug)
 
     def states(self) -> tuple[SwitchState, ...]:
-        """Every switch, in the order of `SWITCHES`."""
+        """Return the state of every switch, in the order of `SWITCHES`."""
         return tuple(map(self._state, SWITCHES))
 
     def pick(self, method: str, endpoint: str | None) -> tuple[Fault, ...]:
-        """Give the faults that this request meets, and count them; see ``Script.pick``."""
-        fitting = [setting for setting in self._settings.values() if setting.rule.fits(method, endpoint)]
-        chosen = [setting for setting in fitting if setting.once][:1]
-        chosen += [setting for setting in fitting if not setting.once and not setting.switch.decides]
-        if not any(setting.switch.decides for setting in chosen):
-            chosen += [setting for setting in fitting if not setting.once and setting.switch.decides][:1]
+        """Return the faults that strike this request, and count them; see ``Script.pick``."""
+        chosen = _choose([setting for setting in self._settings.values() if setting.rule.fits(method, endpoint)])
         for setting in chosen:
             setting.rule.fired += 1
-        # What shapes the answer goes first: whatever decides it has the last word, in the request log too.
-        chosen.sort(key=lambda setting: setting.switch.decides)
+            self._fired[setting.switch.slug] += 1
         return tuple(fault for setting in chosen for fault in setting.rule.faults)
 
     def _state(self, switch: Switch) -> SwitchState:
-        fired = self._fired_before.get(switch.slug, 0)
         setting = self._settings.get(switch.slug)
-        if setting is None:
-            return SwitchState(switch=switch, is_on=False, once=True, on=switch.on, fired=fired)
         return SwitchState(
             switch=switch,
-            is_on=not setting.rule.spent,
-            once=setting.once,
-            on=setting.on,
-            fired=fired + setting.rule.fired,
+            is_on=setting is not None and not setting.rule.spent,
+            once=setting is None or setting.once,
+            on=switch.on if setting is None else setting.on,
+            fired=self._fired[switch.slug],
         )
+
+
+def _choose(fitting: list[_Setting]) -> list[_Setting]:
+    """Return the settings that strike one request; the one that decides its answer comes last and has the last word."""
+    candidates = [setting for setting in fitting if setting.once][:1]
+    candidates += [setting for setting in fitting if not setting.once]
+    shaping = [setting for setting in candidates if not setting.switch.decides]
+    deciding = [setting for setting in candidates if setting.switch.decides]
+    return shaping + deciding[:1]
 
 
 def _find(slug: str) -> Switch:
