@@ -1,4 +1,4 @@
-"""The payments service on your own machine, written from its contract with no code of the client's.
+"""Payments service on your own machine, written from its contract with no code of the client's.
 
 Importing it needs none of the extras; `Sandbox.app` and `Sandbox.serve` need the extra `sandbox`.
 """

@@ -17,7 +17,7 @@ TOKEN_LIFETIME = 3600
 
 
 class Permission(enum.StrEnum):
-    """What an issued token may allow. A login token allows everything."""
+    """Permission of an issued token. A login token has all of them."""
 
     READ = "read"
     COLLECT = "collect"
@@ -25,25 +25,25 @@ class Permission(enum.StrEnum):
 
 
 class InvalidTokenError(Exception):
-    """The token is malformed or unknown."""
+    """Malformed or unknown access token."""
 
 
 class ExpiredTokenError(Exception):
-    """The token was ours, and has expired."""
+    """Access token of ours that has expired."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Account:
-    """One merchant and its only user.
+    """Account of one merchant and its only user.
 
     Attributes:
         user_id: The `id` of the user.
         merchant_id: Owns transactions, a balance and a request limit.
-        email: Logs in with this and `password`.
+        email: The login, together with `password`.
         password: Changes when it is reset.
         token: An issued token that allows everything and never expires.
         failed_logins: Refused logins since the last accepted one.
-        locked_until: Unscaled seconds since the sandbox's start; logins are refused before.
+        locked_until: Unscaled seconds since the sandbox's start, until which logins are refused.
     """
 
     user_id: int
@@ -70,7 +70,7 @@ class Account:
 
 @attrs.frozen
 class Principal:
-    """Who sends a request, and what its token allows."""
+    """Sender of a request, and the permissions of its token."""
 
     account: Account
     permissions: frozenset[Permission]
@@ -80,7 +80,7 @@ class Accounts:
     """All accounts and their tokens.
 
     Args:
-        dice: Makes passwords and tokens, so that a seed gives the same ones again.
+        dice: Makes passwords and tokens: the same ones for the same seed.
     """
 
     def __init__(self, dice: random.Random) -> None:
@@ -109,11 +109,11 @@ class Accounts:
         return account
 
     def find(self, email: str) -> Account | None:
-        """Give the account with this e-mail, if there is one."""
+        """Return the account with this e-mail, if there is one."""
         return self._by_email.get(email)
 
     def of_merchant(self, merchant_id: str) -> Account:
-        """Give a merchant's account.
+        """Return a merchant's account.
 
         Raises:
             KeyError: There is none.
@@ -148,15 +148,15 @@ class Accounts:
         return _sign(claims, self._key)
 
     def authenticate(self, authorization: str, at: datetime) -> Principal:
-        """Give the sender of a request.
+        """Return the sender of a request.
 
         Args:
             authorization: The header's value, empty if there is none.
             at: Now.
 
         Raises:
-            InvalidTokenError: It is no bearer token of ours.
-            ExpiredTokenError: It was one.
+            InvalidTokenError: It is not a bearer token of ours.
+            ExpiredTokenError: It is one of ours, and has expired.
         """
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token:
@@ -182,11 +182,11 @@ _HEADER = {"alg": "HS256", "typ": "JWT"}
 
 
 class _NotOurTokenError(ValueError):
-    """The text is no token, or was not signed with this key."""
+    """Text that is not a token, or not signed with this key."""
 
 
 def _sign(claims: Mapping[str, Any], key: bytes) -> str:
-    """Sign claims.
+    """Return a JSON Web Token with these claims, signed with HS256 (RFC 7519).
 
     Args:
         claims: A JSON object.
@@ -197,14 +197,14 @@ def _sign(claims: Mapping[str, Any], key: bytes) -> str:
 
 
 def _read_signed(token: str, key: bytes) -> dict[str, Any]:
-    """Give the claims of a token. Whether it has expired is for the caller to judge.
+    """Return the claims of a token. The caller checks whether it has expired.
 
     Raises:
         NotOurTokenError: It is malformed, or its signature is wrong.
     """
     signed, _, signature = token.rpartition(".")
-    # Compared as text: a token whose ignored trailing base64 bits were changed is not ours. What bears our signature
-    # was written by `encode()`, so it needs no further checks.
+    # Compared as text: a token whose ignored trailing base64 bits were changed is not ours. A text with our signature
+    # was written by `_sign()`, so it needs no further checks.
     if not hmac.compare_digest(signature.encode(), _base64url(_signature(signed, key)).encode()):
         raise _NotOurTokenError("the signature is wrong")
     payload = signed.partition(".")[2]

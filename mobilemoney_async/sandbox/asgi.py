@@ -17,29 +17,29 @@ from mobilemoney_async.sandbox.endpoints import PREFIX
 from mobilemoney_async.sandbox.messages import Reply, Request, Wire
 
 CONNECTION = "mobilemoney_async.sandbox.connection"
-"""Where in the ASGI scope's `state` a server that can end connections without an answer puts a `Connection`."""
+"""Key in the ASGI scope's `state` under which a server that can end connections puts a `Connection`."""
 
 _NO_PAGE = f'The API is under {PREFIX}. The phone page needs an extra: pip install "mobilemoney-async[sandbox]"\n'
 
 
 class Connection(Protocol):
-    """What ASGI itself has no words for: ending a connection without an answer."""
+    """Handle that ends a connection without an answer, for which ASGI itself has no message."""
 
     def end(self, *, reset: bool) -> None:
-        """Close it after what was written, or tear it down (`reset`)."""
+        """Close the connection after the bytes already written, or reset it."""
         ...
 
 
 class CannotDropError(RuntimeError):
-    """The fault ends the connection without a whole answer, and this ASGI server offers no way to do that."""
+    """Fault that ends the connection without a whole answer, on an ASGI server that cannot do that."""
 
 
 class SandboxApp:
-    """The sandbox as an ASGI application.
+    """ASGI application of the sandbox.
 
     Args:
-        handle: Gives the reply to a request to the API.
-        open_page: Gives the application that answers everything else, or raises ImportError if it cannot be had.
+        handle: Returns the reply to an API request.
+        open_page: Returns the application for all other requests, or raises ImportError if an extra is missing.
     """
 
     def __init__(self, handle: Callable[[Request], Awaitable[Reply]], open_page: Callable[[], ASGIApp]) -> None:
@@ -51,7 +51,7 @@ class SandboxApp:
         """Serve one connection scope.
 
         Raises:
-            CannotDropError: See there. Under `Sandbox.serve()` it does not happen.
+            CannotDropError: See there; never under `Sandbox.serve()`.
         """
         if scope["type"] == "lifespan":
             await _live(receive, send)
@@ -107,7 +107,7 @@ async def _break_off(reply: Reply, http: HTTPRequest, send: Send) -> None:
 
 
 async def _client_left_within(seconds: float, receive: Receive) -> bool:
-    """Wait, but no longer than the client does; tell whether it left."""
+    """Wait, at most until the client closes the connection; return whether it did."""
     left = False
 
     async def watch(scope: anyio.CancelScope) -> None:
@@ -130,7 +130,7 @@ async def until_left(receive: Receive) -> None:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Follow the lifespan protocol: there is nothing to start or stop."""
+    """Answer the lifespan protocol: there is nothing to start or stop."""
     message: Message = {"type": ""}
     while message["type"] != "lifespan.shutdown":
         message = await receive()
@@ -143,7 +143,7 @@ def _is_for_the_api(scope: Scope) -> bool:
 
 
 def _raw_path(scope: Scope) -> str:
-    """Give the path as on the wire; ASGI servers need not tell it, and then the decoded one must do."""
+    """Return the path as on the wire; the decoded one if the ASGI server leaves the raw one out."""
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw_path.decode("latin-1")
 
@@ -154,18 +154,18 @@ _PHONE_NUMBER = re.compile(r"[+]?[0-9]{8,15}")
 
 
 def _log(request: Request, reply: Reply, *, seconds: float) -> None:
-    """Write the line: method, path and query, status or how the answer failed to arrive, milliseconds."""
+    """Write one line, without secrets and whole phone numbers: method, path and query, outcome, milliseconds."""
     outcome = str(reply.status) if reply.wire is Wire.ANSWERED else reply.wire.value
     logger.info("%s %s %s %.0f ms", request.method, target(request), outcome, seconds * 1000)
 
 
 def _log_gone(request: Request, *, seconds: float) -> None:
-    """Write the line for a client that left before its answer came."""
+    """Write the line of a client that closed the connection before its answer came."""
     logger.info("%s %s client left %.0f ms", request.method, target(request), seconds * 1000)
 
 
 def target(request: Request) -> str:
-    """Give path and query, phone numbers masked."""
+    """Return path and query with masked phone numbers."""
     path = "/".join(map(_masked, request.path.split("/")))
     query = "&".join(f"{name}={_masked(value)}" for name, value in request.query.items())
     return f"{path}?{query}" if query else path

@@ -16,7 +16,7 @@ _seconds: "Callable[[Any, attrs.Attribute[float], float], Any]" = validators.ge(
 
 @attrs.frozen(kw_only=True)
 class Choices:
-    """The sandbox's reading of every point that the contract does not show.
+    """Choices of the sandbox for every point that the contract leaves open.
 
     All durations are seconds at speed 1. The ones under "Pace" are divided by the sandbox's speed; lifetimes are not.
 
@@ -26,31 +26,31 @@ class Choices:
         status_invalid_credentials: HTTP status of invalid_credentials (section 7).
         status_insufficient_permissions: HTTP status of insufficient_permissions (section 7).
         transaction_id_pattern: Regular expression; an id that it does not match whole is malformed (section 4.3).
-        default_page_size: `limit` of a list request that names none, 1 to 100 (section 8).
-        oversized_limit: What happens to a `limit` over 100: `"clamp"` it, or `"refuse"` the request with HTTP 400.
+        default_page_size: `limit` of a list request without one, 1 to 100 (section 8).
+        oversized_limit: Treatment of a `limit` over 100: `"clamp"` it, or `"refuse"` the request with HTTP 400.
         list_order: Order of the list by creation (section 4.4).
-        list_lag: Pace. How long after its creation a transaction first shows up in the list.
-        lookup_lag: Pace. How long after its creation a transaction can first be looked up.
-        rate_limit: Which reading of "60 requests per minute, short bursts of 10" is enforced (section 8), for each
+        list_lag: Pace. Time from its creation until a transaction appears in the list.
+        lookup_lag: Pace. Time from its creation until a transaction can be looked up.
+        rate_limit: The reading of "60 requests per minute, short bursts of 10" that is enforced (section 8), for each
             merchant over all accepted requests, logins included. `"bucket"`: ten tokens, one more each second.
             `"window"`: at most 60 in any 60 seconds. `"both"`: the two together, the strictest reading. `"fixed"`: at
             most 60 in each minute, counted from the sandbox's start. None: no limit.
         failed_logins_before_lock: Refused logins in a row after which an account's logins are answered with
             RATE_LIMIT_EXCEEDED; None for never (section 5, point 6).
-        lock_seconds: How long such a lock lasts.
-        otp_lifetime: How long a one-time password can be verified.
-        reset_token_lifetime: How long a password reset token can be used.
+        lock_seconds: Duration of such a lock.
+        otp_lifetime: Time in which a one-time password can be verified.
+        reset_token_lifetime: Time in which a password reset token can be used.
         latency: Pace. From a request to its answer.
-        gateway_timeout: Pace. The longest accepted latency: a slower answer is replaced by HTTP 504 at that moment,
-            although the request was processed.
+        gateway_timeout: Pace. The longest latency: a slower answer is replaced by HTTP 504 at that moment, although
+            the request was processed.
         median_delay: Pace. Median time to the final state of an ordinary payment; log-normal around it.
         longest_delay: Pace. The longest such time.
         decided_delay: Pace. Time to the final state for the magic numbers that end in a fixed way.
         late_delay: Pace. Time to the final state for the magic number that succeeds late.
-        prompt_lifetime: Pace. How long an unanswered prompt stays open before it ends in TIMEOUT.
-        hidden_for: Pace. How long the magic number for it stays missing from lookups and list.
-        merchant_fee_percent: What the merchant pays on a successful collection, percent of the amount.
-        customer_fee_percent: What the customer pays on top of it, percent of the amount.
+        prompt_lifetime: Pace. Time after which an unanswered prompt ends in TIMEOUT.
+        hidden_for: Pace. Time in which payments of the magic number for it are missing from lookups and list.
+        merchant_fee_percent: The merchant's fee on a successful collection, percent of the amount.
+        customer_fee_percent: The customer's fee on top of it, percent of the amount.
 
     Raises:
         ValueError: A value is out of its range.
@@ -93,21 +93,21 @@ PER_MINUTE = 60
 BURST = 10
 
 _TOLERANCE = 1e-6
-"""Seconds. A request that is early by no more than rounding errors is not early."""
+"""Seconds of rounding error by which a request may be early."""
 
 
 @attrs.frozen(kw_only=True)
 class RateBudget:
-    """What is left of one merchant's limit at one moment.
+    """Rest of one merchant's request limit at one moment.
 
     Args:
-        bucket_left: Requests that the bucket holds, 0 to `burst`; it fills steadily, so this is no whole number.
+        bucket_left: Requests that the bucket holds, 0 to `burst`; a fraction, since it fills steadily.
         window_used: Requests accepted within the last `window_seconds`; under the reading `"fixed"`, since that minute
             began.
-        per_window: How many of them may be accepted.
-        burst: How many the bucket holds when it is full.
+        per_window: The most requests that are accepted in the window.
+        burst: Requests that a full bucket holds.
         window_seconds: Real seconds: 60 divided by the sandbox's speed.
-        next_in: Real seconds until a request is accepted; 0 if one would be now.
+        next_in: Real seconds until a request is accepted; 0 for now.
     """
 
     bucket_left: float
@@ -119,7 +119,10 @@ class RateBudget:
 
 
 class RateLimit:
-    """What one merchant has used up.
+    """Request limit of one merchant: "60 requests per minute, short bursts of 10" (`contract.md` section 8).
+
+    Every reading of these words is counted side by side over the accepted requests; `Choices.rate_limit` says which of
+    them may reject. A rejected request counts in none.
 
     Args:
         speed: The limit is this many times the documented one: the rate is multiplied and the minute divided by it.
@@ -134,15 +137,16 @@ class RateLimit:
         self._this_minute = (0, 0)
 
     def wait(self, reading: RateLimitReading | None, now: float) -> float:
-        """Say how long a request that comes now is too early, seconds; 0 if it may pass."""
-        waits = {
-            "bucket": self._bucket_wait(now),
-            "window": self._window_wait(now),
-            "fixed": self._fixed_wait(now),
-        }
-        if reading is None:
-            return 0.0
-        longest = max(waits["bucket"], waits["window"]) if reading == "both" else waits[reading]
+        """Return the seconds by which a request that comes now is too early; 0 if it may pass."""
+        waits = []
+        if reading in ("bucket", "both"):
+            waits.append((1 - self._tokens_at(now)) / self._rate)
+        if reading in ("window", "both") and len(self._recent) == PER_MINUTE:
+            waits.append(self._recent[0] + self._minute - now)
+        minute, used = self._this_minute
+        if reading == "fixed" and self._minute_index(now) == minute and used == PER_MINUTE:
+            waits.append((minute + 1) * self._minute - now)
+        longest = max(waits, default=0.0)
         return longest if longest > _TOLERANCE else 0.0
 
     def use(self, now: float) -> None:
@@ -155,7 +159,7 @@ class RateLimit:
         self._this_minute = (index, used + 1 if index == minute else 1)
 
     def budget(self, reading: RateLimitReading | None, now: float) -> RateBudget:
-        """Say what is left now; the reading decides who may reject, and so `next_in`."""
+        """Return the rest of the limit; `next_in` is of this reading."""
         if reading == "fixed":
             minute, used = self._this_minute
             used = used if self._minute_index(now) == minute else 0
@@ -175,15 +179,3 @@ class RateLimit:
 
     def _minute_index(self, now: float) -> int:
         return int((now + _TOLERANCE) // self._minute)
-
-    def _bucket_wait(self, now: float) -> float:
-        return max(0.0, (1 - self._tokens_at(now)) / self._rate)
-
-    def _window_wait(self, now: float) -> float:
-        return self._recent[0] + self._minute - now if len(self._recent) == PER_MINUTE else 0.0
-
-    def _fixed_wait(self, now: float) -> float:
-        minute, used = self._this_minute
-        if self._minute_index(now) != minute or used < PER_MINUTE:
-            return 0.0
-        return (minute + 1) * self._minute - now

@@ -1,4 +1,8 @@
-"""Callbacks."""
+"""Callbacks to a merchant's URL: the queue decides them, the sender sends them while `Sandbox.serve` runs.
+
+The contract says that status changes are reported by callback, and shows neither payload nor signature nor retries
+(section 6). When one is sent, how often and with which body is an invention of this sandbox.
+"""
 
 import collections
 import enum
@@ -24,11 +28,11 @@ LATE_BY = 30.0
 
 
 class CallbackMode(enum.StrEnum):
-    """When, and how often, a status change is reported."""
+    """Times at which a status change is reported."""
 
     ONCE = "once"
     TWICE = "twice"
-    """The same callback comes a second time, as from a service that saw no answer to the first."""
+    """The same callback is sent a second time, as by a service that saw no answer to the first."""
     LATE = "late"
     """`LATE_BY` seconds of the service's time after the change."""
     BEFORE_ANSWER = "before-answer"
@@ -36,7 +40,7 @@ class CallbackMode(enum.StrEnum):
 
 
 class CallbackKind(enum.StrEnum):
-    """What a callback reports."""
+    """Content of a callback."""
 
     CREATED = "created"
     CHANGED = "changed"
@@ -46,14 +50,14 @@ class CallbackKind(enum.StrEnum):
 
 @attrs.define(eq=False, kw_only=True)
 class Callback:
-    """One callback to send.
+    """Callback to send.
 
     Args:
-        url: Where to.
-        transaction_id: Of which transaction; made up if it is forged.
-        kind: What it reports.
+        url: The receiver.
+        transaction_id: The transaction; made up if the callback is forged.
+        kind: The content.
         body: JSON.
-        due_at: When, seconds of the service's time since the sandbox's start.
+        due_at: Time to send it, seconds of the service's time since the sandbox's start.
     """
 
     url: str = attrs.field(repr=False)
@@ -64,11 +68,11 @@ class Callback:
 
 
 class CallbackQueue:
-    """The callbacks that wait to be sent.
+    """Queue of the callbacks that wait to be sent; pure.
 
     Attributes:
-        url: Where status changes are reported; None for nowhere.
-        mode: How.
+        url: The receiver of status changes; None for none.
+        mode: When and how often they are reported.
     """
 
     def __init__(self) -> None:
@@ -81,13 +85,13 @@ class CallbackQueue:
         return len(self._waiting)
 
     def configure(self, url: str | None, mode: CallbackMode) -> None:
-        """Report what happens from now on there; with None, forget what waits too."""
+        """Report changes from now on to `url`; None also drops the callbacks that wait."""
         self.url, self.mode = url, mode
         if url is None:
             self._waiting.clear()
 
     def report(self, payment: Payment) -> list[Callback]:
-        """Say which callbacks a new transaction, or one that changed its state, gives rise to."""
+        """Return the callbacks about a new transaction, or about a change of its state."""
         if self.url is None:
             return []
         at = payment.created_at if payment.ended_at is None else payment.ended_at
@@ -102,15 +106,15 @@ class CallbackQueue:
         return [Callback(url=self.url, transaction_id=payment.id, kind=kind, body=body, due_at=at) for kind in kinds]
 
     def add(self, callback: Callback) -> None:
-        """Let it wait until it is due."""
+        """Add a callback, which waits until it is due."""
         heapq.heappush(self._waiting, (callback.due_at, next(self._numbers), callback))
 
     def next_due(self) -> float | None:
-        """Say when the next is due, seconds since the sandbox's start; None if none waits."""
+        """Return the time of the next callback, seconds since the sandbox's start; None if none waits."""
         return self._waiting[0][0] if self._waiting else None
 
     def take_due(self, now: float) -> list[Callback]:
-        """Take out those that are due by now, in order."""
+        """Remove and return the callbacks that are due by now, in order."""
         due = []
         while self._waiting and self._waiting[0][0] <= now:
             due.append(heapq.heappop(self._waiting)[2])
@@ -118,7 +122,7 @@ class CallbackQueue:
 
 
 def forged(url: str, *, transaction_id: str, reference: str, now: float) -> Callback:
-    """Make a callback that claims the success of a transaction which nobody ever made."""
+    """Make a callback that claims the success of a transaction that does not exist."""
     body = _body(transaction_id, reference, "SUCCESS")
     return Callback(url=url, transaction_id=transaction_id, kind=CallbackKind.FORGED, body=body, due_at=now)
 
@@ -128,31 +132,31 @@ def _body(transaction_id: str, reference: str, status: str) -> bytes:
 
 
 TIMEOUT = 5.0
-"""Real seconds that a receiver has for its answer, and that an answer is held at most for a callback before it."""
+"""Real seconds for a receiver's answer, and the most that an answer waits for a callback before it."""
 
 SENT_SHOWN = 100
 
 MOST_WAITING = 1000
-"""Callbacks that may wait or be on their way; what comes on top is not sent."""
+"""The most callbacks that wait or are being sent; further ones are dropped."""
 
 _AT_ONCE = 20
 _SHORTEST_PAUSE = 0.001
-"""Real seconds. A pause shorter than the event loop's resolution would not let its time pass at all."""
+"""Real seconds. The event loop's time would not pass in a pause shorter than its resolution."""
 
 _HEADERS = {"content-type": "application/json", "user-agent": "mobilemoney-sandbox"}
 
 
 @attrs.frozen(kw_only=True)
 class SentCallback:
-    """What became of one callback.
+    """Result of one callback.
 
     Args:
-        at: When it was sent, by the sandbox's clock; aware UTC.
-        url: Where to.
-        transaction_id: Of which transaction; made up if it is forged.
-        kind: What it reported.
+        at: Time of sending by the service's clock; aware UTC.
+        url: The receiver.
+        transaction_id: The transaction; made up if the callback is forged.
+        kind: The content.
         status: The receiver's HTTP status; None if there was no answer.
-        error: Why there was none, for people; None if there was one.
+        error: The reason why there was none, readable; None if there was one.
     """
 
     at: datetime
@@ -164,17 +168,17 @@ class SentCallback:
 
 
 class CallbackSender:
-    """Sends callbacks while `Sandbox.serve` runs. What changes while nothing is served is not reported.
+    """Sender of callbacks while `Sandbox.serve` runs. Changes at other times are not reported.
 
     Args:
-        book: Its changes are reported.
-        clock: The sandbox's.
-        dice: Makes up ids.
+        book: The transactions.
+        clock: The sandbox's clock.
+        dice: Makes up the ids of forged callbacks.
     """
 
     body_note: str = (
-        "The service documents neither the payload nor a signature of its callbacks. This body is the sandbox's own: "
-        'a JSON object with "transaction_id", "reference" and "status", unsigned.'
+        "The service documents neither payload nor signature of its callbacks. This sandbox sends a JSON object with "
+        '"transaction_id", "reference" and "status", unsigned.'
     )
 
     def __init__(self, book: PaymentBook, clock: Clock, dice: random.Random) -> None:
@@ -187,34 +191,34 @@ class CallbackSender:
         self._on_their_way = 0
         self._wakes: set[anyio.Event] = set()
         self._announced: dict[Callback, anyio.Event] = {}
-        # Is set when the newest callback about a new transaction was delivered, or could not be.
+        # Set when the newest callback about a new transaction was delivered, or could not be.
         self._announcement: anyio.Event | None = None
         book.watch(self._follow)
 
     @property
     def url(self) -> str | None:
-        """Where status changes are reported; None for nowhere."""
+        """The receiver of status changes; None for none."""
         return self._queue.url
 
     @property
     def mode(self) -> CallbackMode:
-        """When and how often they are."""
+        """Times at which status changes are reported."""
         return self._queue.mode
 
     @property
     def sent(self) -> tuple[SentCallback, ...]:
-        """The newest `SENT_SHOWN` callbacks that were sent or could not be, newest first."""
+        """The results of the newest `SENT_SHOWN` callbacks, newest first."""
         return tuple(self._sent)
 
     def configure(self, url: str | None, mode: CallbackMode | str = CallbackMode.ONCE) -> None:
         """Report each status change from now on.
 
         Args:
-            url: Where to: http or https, with a host. None stops it, and forgets what was not sent yet.
-            mode: When and how often.
+            url: The receiver: http or https, with a host. None stops it, and drops the callbacks that wait.
+            mode: When and how often to report.
 
         Raises:
-            ValueError: `url` is no such URL, or there is no such mode.
+            ValueError: `url` is not such a URL, or there is no such mode.
         """
         if url is not None:
             _check(url)
@@ -226,21 +230,21 @@ class CallbackSender:
         self.wake()
 
     def forge(self, url: str | None = None) -> str:
-        """Send a callback about a transaction that does not exist, saying that it succeeded.
+        """Send a callback that claims the success of a transaction that does not exist.
 
         Args:
-            url: Where to; None for the configured URL.
+            url: The receiver; None for the configured URL.
 
         Returns:
-            The transaction id that was made up.
+            The made-up transaction id.
 
         Raises:
-            ValueError: `url` is no http or https URL with a host, or is None and none is configured.
+            ValueError: `url` is not an http or https URL with a host, or is None and none is configured.
         """
         if url is None:
             url = self._queue.url
         if url is None:
-            raise ValueError("url is missing: give one here or configure one")
+            raise ValueError("url is missing: pass one here or configure one")
         _check(url)
         transaction_id, reference = f"txn_{self._dice.getrandbits(80):020x}", f"REF{self._dice.getrandbits(48):012X}"
         self._add(forged(url, transaction_id=transaction_id, reference=reference, now=self._clock.seconds()))
@@ -248,10 +252,11 @@ class CallbackSender:
         return transaction_id
 
     async def reported_before(self, handle: Callable[[Request], Reply], request: Request) -> Reply:
-        """Handle a request; if the transaction that it made is to be reported before the answer, wait for that.
+        """Handle a request; wait at most `TIMEOUT` for a callback that must arrive before its answer.
 
-        Not longer than `TIMEOUT`. If it is cancelled meanwhile, the request has taken effect.
+        Cancelled while it waits, the request has taken effect.
         """
+        # No await between these lines, so a new announcement belongs to this request and no other.
         earlier = self._announcement
         reply = handle(request)
         if self._announcement is not None and self._announcement is not earlier:
@@ -260,7 +265,7 @@ class CallbackSender:
         return reply
 
     async def run(self) -> None:
-        """Send what is due, until cancelled; what is on its way is then cut off."""
+        """Send the callbacks that are due, until cancelled; unfinished deliveries are then cut off."""
         self._runs += 1
         slots = anyio.CapacityLimiter(_AT_ONCE)
         http: httpx.AsyncClient | None = None
@@ -270,25 +275,26 @@ class CallbackSender:
                     self._book.settle(self._clock.seconds())
                     for callback in self._queue.take_due(self._clock.seconds()):
                         if http is None:
-                            # Not before it is needed: it reads the certificates, which takes longer than all the rest.
-                            # No proxy: the receiver is a program of the merchant's, near by.
+                            # Only when needed: it reads the certificates, which takes longer than all the rest.
+                            # No proxy: the receiver is a program of the merchant's, on this machine or near it.
                             http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
                             clients.push_async_callback(http.aclose)
                         self._on_their_way += 1
                         tasks.start_soon(self._deliver, callback, http, slots)
                     await self._pause()
+        # Cancelled: the task group has ended the deliveries. Requests of `reported_before` may still wait for one.
         finally:
             self._runs -= 1
             if not self._runs:
                 self._forget_deliveries()
 
     def wake(self) -> None:
-        """Look at once what is due: something changed, for example the clock."""
+        """Check at once for callbacks that are due, for example after a change of the clock."""
         for wake in self._wakes:
             wake.set()
 
     async def _pause(self) -> None:
-        """Wait until something is due, or `wake` is called."""
+        """Wait until a callback or an event is due, or `wake` is called."""
         wake = anyio.Event()
         self._wakes.add(wake)
         try:
@@ -310,7 +316,7 @@ class CallbackSender:
         for callback in self._queue.report(payment):
             if self._add(callback) and callback.kind is CallbackKind.CREATED:
                 self._announcement = self._announced[callback] = anyio.Event()
-        self.wake()  # for a new transaction too: it may end sooner than any other
+        self.wake()  # also for a new transaction, which may end before all others
 
     def _add(self, callback: Callback) -> bool:
         if len(self._queue) + self._on_their_way >= MOST_WAITING:
@@ -320,7 +326,7 @@ class CallbackSender:
         return True
 
     def _forget_deliveries(self) -> None:
-        """Clear up after deliveries that were cut off, some of them before their first step."""
+        """Clean up after deliveries that were cut off, some of them before their first step."""
         self._on_their_way = 0
         for announcement in self._announced.values():
             announcement.set()
@@ -341,7 +347,7 @@ class CallbackSender:
         at = self._now()
         try:
             with anyio.fail_after(TIMEOUT):
-                # Streamed, so that nothing of the answer beyond its head is read.
+                # Streamed, so that only the head of the answer is read.
                 async with http.stream("POST", callback.url, content=callback.body, headers=_HEADERS) as answer:
                     status = answer.status_code
         except (TimeoutError, httpx.TimeoutException):
@@ -349,7 +355,7 @@ class CallbackSender:
         except httpx.ConnectError:
             error = "cannot connect"
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as exc:
-            # By its class: the text may repeat the URL, and with it a secret of the receiver's.
+            # Only the class: the text may repeat the URL, and with it a secret of the receiver's.
             error = f"not delivered: {type(exc).__name__}"
         self._note(callback, at=at, status=status, error=error if status is None else None)
 
@@ -372,12 +378,12 @@ class CallbackSender:
 
 
 def _check(url: str) -> None:
-    """Refuse what no callback can be sent to, without repeating it: it may hold a secret."""
+    """Refuse a URL that no callback can be sent to, without repeating it: it may hold a secret."""
     try:
         parts = httpx.URL(url)
         port_is_fine = parts.port is None or 0 < parts.port < 65536
         is_fine = parts.scheme in ("http", "https") and parts.host != "" and port_is_fine
-    except (httpx.InvalidURL, TypeError, ValueError):  # the last for a host that is no name
+    except (httpx.InvalidURL, TypeError, ValueError):  # the last for a host that is not a name
         is_fine = False
     if not is_fine:
         raise ValueError("url must be an http:// or https:// URL with a host")

@@ -1,8 +1,7 @@
 """The sandbox's clock: it follows the event loop's clock, so a virtual clock moves it, and it can be moved ahead.
 
-It has two hands. The service's time runs at a rate that a person may change, or not at all. Unscaled time runs as the
-event loop's does, whatever the rate: what a client measures by its own clock, such as the request limit, is counted
-there.
+It has two hands. The service's time runs at a rate that can be changed, or is paused. Unscaled time runs as the event
+loop's does, whatever the rate: the request limit and all else that a client measures by its own clock is counted there.
 """
 
 import math
@@ -16,18 +15,18 @@ FASTEST = 1000.0
 
 
 class Clock:
-    """Seconds since the sandbox's start; they never go back.
+    """Clock of the sandbox: seconds since its start, which never go back.
 
     Inside an event loop they pass as `anyio.current_time()` does, the service's seconds `rate` times as fast. Outside,
-    time stands still at the last reading.
+    its last reading holds.
 
     Args:
         start: Aware time at second 0. None takes the present, and follows the computer's clock between event loops, so
-            that `created_at` agrees with the caller's own idea of the time.
+            that `created_at` agrees with the caller's clock.
 
     Attributes:
         start: Aware UTC time at second 0.
-        rate: How many seconds of the service's time pass in one of the event loop's; 0 while it is paused.
+        rate: Seconds of the service's time in one second of the event loop's; 0 while it is paused.
 
     Raises:
         ValueError: `start` is naive.
@@ -44,9 +43,9 @@ class Clock:
         self._advanced = 0.0
         # The service's time is `rate` times the unscaled time, and this.
         self._offset = 0.0
-        # What the clock of a loop read at second 0; each loop's clock starts anywhere.
+        # The reading of a loop's clock at second 0; each loop's clock starts anywhere.
         self._origin: RunVar[float] = RunVar("mobilemoney_async.sandbox.clock")
-        self.seconds()  # if a loop runs already, time passes from now on, not from the first question
+        self.seconds()  # if a loop runs already, time passes from now on, not from the first reading
 
     def seconds(self) -> float:
         """Read the service's time."""
@@ -89,7 +88,7 @@ class Clock:
             seconds: Not negative.
 
         Raises:
-            ValueError: `seconds` is negative or no number.
+            ValueError: `seconds` is negative or not a number.
         """
         if not 0 <= seconds < math.inf:
             raise ValueError("seconds must be a number, 0 or more: the clock cannot be moved back")
@@ -99,14 +98,14 @@ class Clock:
         self._offset += seconds * (1 - self.rate)
 
     def unscaled_until(self, at: float) -> float:
-        """Say how many unscaled seconds it is until the service's time is `at`: infinitely many while it is paused."""
+        """Return the unscaled seconds until the service's time is `at`; infinite while it is paused."""
         left = at - self.seconds()
         if left <= 0:
             return 0.0
         return left / self.rate if self.rate else math.inf
 
     def _at_entry(self) -> float:
-        """Give the unscaled time at the first reading in an event loop."""
+        """Return the unscaled time at the first reading in an event loop."""
         if not self._follows_the_computer:
             return self._last_unscaled
         elapsed = (datetime.now(UTC) - self.start).total_seconds()

@@ -1,4 +1,4 @@
-"""What a person can do in the sandbox while it runs: play the customers, move the clock, let faults strike."""
+"""Controls of a running sandbox: the customers' answers, the clock, and faults."""
 
 from mobilemoney_async.sandbox.callbacks import CallbackSender
 from mobilemoney_async.sandbox.clock import Clock
@@ -11,7 +11,7 @@ from mobilemoney_async.sandbox.states import Event, Kind, Payment
 
 
 class Controls:
-    """The part of the `Sandbox` that a test or a person directs.
+    """Base of `Sandbox`: all that a test or an operator controls.
 
     Args:
         engine: The service.
@@ -37,11 +37,11 @@ class Controls:
 
         Args:
             *faults: From `mobilemoney_async.sandbox.faults`; they strike together.
-            on: Which requests: an HTTP method, an endpoint's name or both, as in `"POST c2b"`; None for every request.
+            on: The requests: an HTTP method, an endpoint's name or both, as in `"POST c2b"`; None for every request.
                 The names: `c2b`, `b2c`, `transaction` (by id), `lookup` (by reference), `transactions`, `profile`,
                 `users-profile`, `login`, `request-otp`, `verify-otp`, `forgot-password`, `reset-password`; `*` and `?`
-                stand for any letters and any one, as in file names.
-            times: How often at most. None means once, or without end if a `probability` is given.
+                match as in file names.
+            times: The most strikes. None means once, or without end if a `probability` is given.
             probability: Of striking a matching request, 0 to 1. None means always, the same as 1.
 
         Returns:
@@ -57,19 +57,19 @@ class Controls:
         )
 
     def clear_script(self) -> None:
-        """Forget all rules."""
+        """Remove all rules."""
         self._engine.script.clear()
 
     @property
     def switches(self) -> SwitchBoard:
-        """Each of the faults, to be turned on and off by hand."""
+        """Switches that turn each fault on and off."""
         return self._engine.switches
 
     @property
     def by_hand(self) -> bool:
-        """Whether a new collection from an ordinary number waits for a person, until its prompt expires.
+        """True if new collections from ordinary numbers wait for your answer, until their prompts expire.
 
-        Magic numbers and disbursements go on by themselves. It can be changed at any time.
+        Magic numbers and disbursements end automatically. You can change it at any time.
         """
         return self._engine.payments.by_hand
 
@@ -80,32 +80,31 @@ class Controls:
         self._engine.payments.by_hand = by_hand
 
     def advance(self, seconds: float) -> None:
-        """Move the clock ahead: what would have happened meanwhile has happened.
+        """Move the clock ahead; all events of that time happen.
 
         Args:
             seconds: Not negative.
 
         Raises:
-            ValueError: It is negative or no number.
+            ValueError: It is negative or not a number.
         """
         self._clock.advance(seconds)
         self.callbacks.wake()
 
     @property
     def clock_rate(self) -> float:
-        """How many seconds of the service's time pass in one of the event loop's; 0 while the clock is paused."""
+        """Seconds of the service's time in one second of the event loop's; 0 while the clock is paused."""
         return self._clock.rate
 
     def run_clock(self, rate: float) -> None:
         """Let the service's time pass faster or slower from now on.
 
         Pending payments, lags, `created_at`, and the lifetimes of tokens, prompts and one-time passwords follow it. The
-        request limit, the lock after refused logins, latency and whatever else a client measures by its own clock do
-        not: they keep to the event loop's time and to `speed`, also while the clock is paused.
+        request limit, the lock after refused logins, latency and other times that a client measures by its own clock do
+        not: they follow the event loop's time and `speed`, also while the clock is paused.
 
         Args:
-            rate: Seconds of the service's time for each second of the event loop's: 1 is normal, 0 pauses, 1000 is the
-                most.
+            rate: Seconds of the service's time for each second of the event loop's, 0 to 1000: 1 is normal, 0 pauses.
 
         Raises:
             ValueError: `rate` is out of its range.
@@ -130,13 +129,13 @@ class Controls:
     def enter_pin(self, transaction_id: str, pin: str) -> bool:
         """Answer a customer's prompt with a PIN: `phones.PIN` pays, the third wrong one declines.
 
-        The contract shows nothing of what a customer does: this is the sandbox's own stage setting.
+        PINs are an invention of this sandbox; the service does not document them.
 
         Returns:
-            Whether the PIN was right, and the payment is made.
+            True if the PIN was right and the payment is made.
 
         Raises:
-            TypeError: `pin` is no str.
+            TypeError: `pin` is not a str.
             KeyError: There is no such transaction.
             IllegalTransitionError: It is a disbursement, or its state is final.
         """
@@ -148,7 +147,7 @@ class Controls:
         """Let the payment fail now.
 
         Args:
-            transaction_id: Which.
+            transaction_id: The payment.
             reason: Its `failure_reason`; None for the usual one of its kind.
 
         Raises:

@@ -28,9 +28,9 @@ class Route:
     Args:
         name: Its name in scripts and in the request log.
         method: HTTP method.
-        path: Below the version prefix; a segment in braces stands for any text.
+        path: Below the version prefix; a segment in braces is a parameter.
         bearer: Whether an access token is required.
-        permission: What the token must allow, None for nothing in particular.
+        permission: The permission that the token must have, None for any token.
     """
 
     name: Name
@@ -42,7 +42,7 @@ class Route:
 
 @attrs.frozen
 class Match:
-    """The endpoint that a request means, and the values of its path parameters, decoded."""
+    """Endpoint of a request, and the decoded values of its path parameters."""
 
     route: Route
     parameters: Mapping[str, str]
@@ -65,7 +65,7 @@ ROUTES = (
 
 
 def match(method: str, path: str) -> Match:
-    """Find the endpoint.
+    """Find the endpoint of a request.
 
     Args:
         method: HTTP method.
@@ -107,16 +107,16 @@ _PHONE_NUMBER = re.compile(r"\+[1-9][0-9]{7,14}")
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """One request, routed and read.
+    """Request that is routed and read.
 
     Args:
         parameters: Path parameters, decoded.
         query: Query parameters, decoded.
         body: The JSON object of the body, empty for GET.
-        account: Who sends it; on the endpoints without a bearer token None.
+        account: The sender; None on the endpoints without a bearer token.
         now: Seconds of the service's time since the sandbox's start.
-        unscaled_now: The same moment by the clock that clients measure by.
-        choices: The sandbox's, as changed by faults for this request.
+        unscaled_now: The same moment, unscaled.
+        choices: The sandbox's choices, as changed by faults for this request.
     """
 
     parameters: Mapping[str, str]
@@ -129,7 +129,7 @@ class Call:
 
     @property
     def owner(self) -> Account:
-        """The account, on an endpoint whose route requires a bearer token."""
+        """The sender, on an endpoint that requires a bearer token."""
         assert self.account is not None, "only for endpoints behind a bearer token"
         return self.account
 
@@ -160,7 +160,7 @@ def read_body(request: Request) -> dict[str, Any]:
     """Read the JSON object of a POST; other methods have none.
 
     Raises:
-        RefusedError: HTTP 415 if it is not declared as JSON, 400 if it is no JSON object.
+        RefusedError: HTTP 415 if it is not declared as JSON, 400 if it is not a JSON object.
     """
     if request.method != "POST":
         return {}
@@ -176,5 +176,5 @@ def read_body(request: Request) -> dict[str, Any]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Tell whether a text can be written in UTF-8: JSON can smuggle in half of a surrogate pair."""
+    """Return whether a text can be written in UTF-8: JSON can contain half of a surrogate pair."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

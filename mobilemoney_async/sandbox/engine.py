@@ -1,7 +1,7 @@
-"""The service itself: pure and synchronous. One call takes a request and the time, and gives the reply.
+"""Engine of the sandbox: the whole service, pure and synchronous.
 
-Nothing here waits, reads a clock or rolls dice without a seed, so every front (in process, ASGI, sockets) shows the
-same service, and a test can put any question at any time.
+One call takes a request and the time, and returns the reply. Nothing here waits, reads a clock or rolls dice without a
+seed, so every front (in process, ASGI, sockets) shows the same service, and a test can send any request at any time.
 """
 
 import random
@@ -31,21 +31,21 @@ _KINDS = {"c2b": Kind.COLLECTION, "b2c": Kind.DISBURSEMENT}
 
 @attrs.frozen
 class _Moment:
-    """One moment, by both hands of the sandbox's clock: seconds since its start."""
+    """Moment by both hands of the sandbox's clock, seconds since its start."""
 
     service: float
     unscaled: float
 
 
 class Engine:
-    """The whole service and its state.
+    """Engine of the service, with all its state.
 
     Args:
         start: Aware UTC time at second 0.
         speed: Divides durations and multiplies the rate limit.
-        seed: The same seed and the same requests at the same times give the same replies.
-        balance: What a merchant starts with, TZS.
-        choices: What the contract leaves open.
+        seed: The same seed and the same requests at the same times have the same replies.
+        balance: Opening balance of each merchant, TZS.
+        choices: Behaviour that the contract leaves open.
     """
 
     def __init__(self, *, start: datetime, speed: float, seed: int, balance: Decimal, choices: Choices) -> None:
@@ -88,16 +88,16 @@ class Engine:
         return account
 
     def rate_budget(self, account: Account, unscaled_now: float) -> RateBudget:
-        """Say what is left of a merchant's request limit."""
+        """Return the rest of a merchant's request limit."""
         return self._limits[account.merchant_id].budget(self._choices.rate_limit, unscaled_now)
 
     def handle(self, request: Request, now: float, unscaled_now: float | None = None) -> Reply:
-        """Answer one request. Total: every request gets a reply.
+        """Answer one request; every request gets a reply.
 
         Args:
-            request: What came.
-            now: When, seconds of the service's time since the start; never less than in an earlier call.
-            unscaled_now: The same moment by the clock that the request limit is counted by; None for `now`.
+            request: The request.
+            now: Its time, seconds of the service's time since the start; never less than in an earlier call.
+            unscaled_now: The same moment, unscaled, for the request limit; None for `now`.
         """
         self.book.settle(now)
         moment = _Moment(now, now if unscaled_now is None else unscaled_now)
@@ -125,7 +125,7 @@ class Engine:
         return reply
 
     def _process(self, request: Request, found: Match, choices: Choices, moment: _Moment) -> Reply:
-        """Check a request in the order sender, body, magic, limit, permission; then let it take effect."""
+        """Check sender, body, magic number, limit and permission, in this order; then let the request take effect."""
         route = found.route
         principal = self._authenticate(request, moment.service) if route.bearer else None
         body = read_body(request)
@@ -160,7 +160,7 @@ class Engine:
             raise RefusedError(token_expired_reply()) from exc
 
     def _count(self, account: Account, choices: Choices, unscaled_now: float) -> None:
-        """Let a request through the merchant's limit, and count it; a rejected one does not count."""
+        """Count a request against the merchant's limit; a rejected one does not count."""
         limit = self._limits[account.merchant_id]
         wait = limit.wait(choices.rate_limit, unscaled_now)
         if wait:
@@ -201,7 +201,7 @@ class Engine:
 
 
 def dice(seed: int, purpose: str) -> random.Random:
-    """Make dice of their own for each purpose, so that one more throw for one does not change the others."""
+    """Make the random numbers of one purpose: an additional draw for one does not change the others."""
     return random.Random(f"{seed}/{purpose}")  # noqa: S311 - simulated secrets must repeat with the seed
 
 

@@ -1,4 +1,4 @@
-"""Faults: what can go wrong between a client and the service, each as a value.
+"""Faults between a client and the service, each as a value.
 
 A fault acts in one or more of four places, and the engine applies it in this order: it changes the `Choices` for one
 request, answers *instead* of the service (nothing is processed), or *changes* the service's answer (everything was
@@ -20,14 +20,14 @@ _PAGE = "<html>\r\n<head><title>{0}</title></head>\r\n<body><center><h1>{0}</h1>
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """One thing that goes wrong. Make them with the functions of this module.
+    """Fault that can strike a request. Make it with the functions of this module.
 
     Args:
         name: For the request log.
-        instead: Gives the answer without processing; None lets the service process the request.
-        change: Turns the service's answer into what the client gets.
+        instead: Returns the answer without processing; None lets the service process the request.
+        change: Turns the service's answer into the one that the client gets.
         choices: Fields of `Choices` that differ for this one request.
-        latency: Seconds at speed 1 that the answer takes longer.
+        latency: Seconds at speed 1 by which the answer is delayed.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Fault:
 
 
 def latency(seconds: float) -> Fault:
-    """Answer this much later, seconds at speed 1; the request itself is processed on arrival."""
+    """Delay the answer by these seconds at speed 1; the request itself is processed on arrival."""
     return Fault(name="latency", latency=seconds)
 
 
 def refused() -> Fault:
     """Refuse the connection: provably nothing was sent.
 
-    Over a real socket the connection already stands when the request is seen, so there it is reset instead.
+    Over a real socket the connection exists before the request is seen, so there it is reset instead.
     """
     return _no_answer("refused", Wire.REFUSED, processed=False)
 
@@ -55,7 +55,7 @@ def drop(*, processed: bool, reset: bool = False) -> Fault:
 
     Args:
         processed: Whether the request takes effect first.
-        reset: Tear the connection down, rather than close it in good order.
+        reset: Reset the connection instead of closing it.
     """
     return _no_answer("drop", Wire.RESET if reset else Wire.CLOSED, processed=processed)
 
@@ -91,7 +91,7 @@ def html_page(status: int = 502, *, processed: bool = False) -> Fault:
 
 
 def empty_body(status: int = 200, *, processed: bool = True) -> Fault:
-    """Answer with this status and no body at all.
+    """Answer with this status and an empty body.
 
     Args:
         status: HTTP status.
@@ -138,7 +138,7 @@ def list_order(order: ListOrder) -> Fault:
 
 
 def list_lag(seconds: float) -> Fault:
-    """Leave out of the list what is younger than this, seconds at speed 1."""
+    """Leave transactions younger than this out of the list, seconds at speed 1."""
     return Fault(name="list lag", choices={"list_lag": seconds})
 
 
@@ -157,18 +157,18 @@ def token_expired() -> Fault:
 
 
 def rate_limit_reply(choices: Choices, retry_after: int) -> Reply:
-    """The documented rejection by the rate limit; `retry_after` in real, whole seconds."""
+    """Return the documented rejection by the rate limit; `retry_after` in real, whole seconds."""
     message = "Too many requests. Please try again later."
     return payment_error(choices.status_rate_limit_exceeded, "RATE_LIMIT_EXCEEDED", message, retry_after=retry_after)
 
 
 def token_expired_reply() -> Reply:
-    """The documented rejection of an expired token."""
+    """Return the documented rejection of an expired token."""
     return auth_error(401, "token_expired", "The access token has expired")
 
 
 def html_reply(status: int) -> Reply:
-    """A proxy's HTML page."""
+    """Return a proxy's HTML page."""
     phrases = {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Time-out"}
     page = _PAGE.format(f"{status} {phrases.get(status, 'Error')}")
     return Reply(status=status, body=page.encode(), content_type="text/html")

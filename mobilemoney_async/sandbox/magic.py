@@ -1,6 +1,6 @@
-"""Magic phone numbers: what is to happen can be read off the number, with no script.
+"""Magic phone numbers: the number decides the fate of the payment, without a script.
 
-The table at the end is the only place that knows them; the command line prints it and a test asserts every row.
+The table at the end is the only place with these numbers; the command line prints it and a test asserts every row.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from mobilemoney_async.sandbox.states import Event, Kind
 PREFIX = "+255780000"
 
 Pace = Literal["ordinary", "decided", "late", "expiry"]
-"""When a payment ends: names one of the durations in `Choices`."""
+"""Time to the end of a payment: the name of a duration in `Choices`."""
 
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """How a payment will end if nobody decides otherwise.
+    """Plan for the end of a payment, unless it is decided earlier.
 
     Args:
-        event: What happens to it; None leaves it open for ever.
-        pace: When.
+        event: The event that ends it; None leaves it open for ever.
+        pace: The time of the event.
         reason: `failure_reason` of a failed transaction.
         hidden: Whether it is missing from lookups and list at first.
     """
@@ -47,15 +47,15 @@ def _fails(reason: str) -> Plan:
 
 @attrs.frozen
 class MagicNumber:
-    """One row of the table.
+    """Row of the table of magic numbers.
 
     Args:
         suffix: The last three digits.
-        applies_to: The payments that it steers; for others the number is an ordinary one.
-        meaning: For people.
-        plan: How the payment ends, once it is accepted.
-        fault: What goes wrong with the request that creates it.
-        alternates: The fault strikes the first request, spares its repetition, and so on in turn.
+        applies_to: The payments that it decides; for others the number is an ordinary one.
+        meaning: Description for readers.
+        plan: The end of the payment, once it is accepted.
+        fault: The fault that strikes the request that creates it.
+        alternates: True if the fault strikes the first request, spares its repetition, and so on in turn.
     """
 
     suffix: str
@@ -71,12 +71,12 @@ class MagicNumber:
         return PREFIX + self.suffix
 
     def steers(self, kind: Kind) -> bool:
-        """Tell whether payments of this kind follow the row."""
+        """Return whether payments of this kind follow the row."""
         return self.applies_to in ("both", kind)
 
 
 def find(phone_number: str, kind: Kind) -> MagicNumber | None:
-    """Give the row that steers this payment, None if the number is an ordinary one."""
+    """Return the row that steers this payment, None if the number is an ordinary one."""
     row = MAGIC_NUMBERS.get(phone_number)
     return row if row is not None and row.steers(kind) else None
 

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: requests, replies, the two error shapes (`contract.md` section 7)."""
+"""HTTP messages of the engine: requests, replies, and the two error shapes (`contract.md` section 7)."""
 
 import enum
 import json
@@ -11,17 +11,17 @@ import attrs
 
 
 class Wire(enum.Enum):
-    """How a reply reaches the client: whole, or damaged in one of the ways a real connection damages it."""
+    """Delivery of a reply: whole, or damaged as on a real connection."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
-    """Nobody listens: the connection is never made."""
+    """No connection is made."""
     CLOSED = "closed"
-    """The connection is closed in good order, without an answer."""
+    """The connection is closed without an answer."""
     RESET = "reset"
-    """The connection is torn down, without an answer."""
+    """The connection is reset without an answer."""
     LOST = "lost"
-    """Silence: the connection stays open and nothing ever comes."""
+    """The connection stays open, and no answer ever comes."""
     TRUNCATED = "truncated"
     """The head and half of the body come, then the connection is closed."""
 
@@ -32,13 +32,13 @@ def _lower_keys(headers: Mapping[str, str]) -> dict[str, str]:
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """One HTTP request, read whole.
+    """HTTP request, with its whole body.
 
     Args:
         method: In capitals, for example `"POST"`.
         path: As on the wire, percent-encoded and with the version prefix; the segments are decoded when it is routed.
         query: Decoded; of a parameter given twice, the last value.
-        headers: By name; upper and lower case are alike.
+        headers: By name, case-insensitive.
         body: The bytes, empty if there are none.
     """
 
@@ -51,7 +51,7 @@ class Request:
 
 @attrs.frozen(kw_only=True)
 class Reply:
-    """One answer, and how it travels.
+    """Answer to a request, and its delivery.
 
     Args:
         status: HTTP status.
@@ -60,8 +60,8 @@ class Reply:
         code: The error code in the body, None if the answer is not an error.
         fault: The name of the scripted or magic fault that shaped this reply, None if there was none.
         delay: Seconds between the arrival of the request and the answer.
-        wire: How the answer reaches the client.
-        at: When the service answered, by its own clock; aware UTC.
+        wire: The delivery of the answer.
+        at: Time of the answer by the service's clock; aware UTC.
     """
 
     status: int = 200
@@ -86,17 +86,17 @@ class Reply:
 
 
 def answer(status: int = 200, /, **fields: Any) -> Reply:
-    """Give a JSON answer with these fields."""
+    """Return a JSON answer with these fields."""
     return Reply(status=status, body=encode(fields))
 
 
 def payment_error(status: int, code: str, message: str, *, retry_after: int | None = None) -> Reply:
-    """Give an error in the payment-service shape.
+    """Return an error in the payment-service shape.
 
     Args:
         status: HTTP status.
         code: The `error_code`.
-        message: Text for people; never a phone number or a secret.
+        message: Readable text, without phone numbers and secrets.
         retry_after: Whole seconds, only on rate-limit errors.
     """
     fields: dict[str, Any] = {"status": "error", "message": message, "error_code": code}
@@ -106,20 +106,20 @@ def payment_error(status: int, code: str, message: str, *, retry_after: int | No
 
 
 def auth_error(status: int, code: str, message: str) -> Reply:
-    """Give an error in the authentication shape: its code travels as `error`."""
+    """Return an error in the authentication shape, whose code is in `error`."""
     return Reply(status=status, body=encode({"success": False, "error": code, "message": message}), code=code)
 
 
 def encode(fields: Mapping[str, Any]) -> bytes:
-    """Write a JSON object, compact."""
+    """Return a compact JSON object."""
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 class RefusedError(Exception):
-    """Ends the handling of a request with an error reply.
+    """Refusal that ends the handling of a request with an error reply.
 
     Args:
-        reply: What to answer.
+        reply: The answer.
     """
 
     def __init__(self, reply: Reply) -> None:

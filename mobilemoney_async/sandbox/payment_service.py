@@ -1,4 +1,4 @@
-"""The payment endpoints: collections, disbursements, inquiry and history (`contract.md` sections 4.1 to 4.4)."""
+"""Payment endpoints: collections, disbursements, inquiry and history (`contract.md` sections 4.1 to 4.4)."""
 
 import re
 from datetime import date
@@ -21,14 +21,14 @@ _MESSAGES = {
 
 
 class PaymentService:
-    """Answers the payment endpoints.
+    """Handlers of the payment endpoints.
 
     Args:
-        book: Keeps the transactions.
+        book: The transactions.
         speed: Divides the lags.
 
     Attributes:
-        by_hand: Whether a collection from an ordinary number waits for a person, until its prompt expires.
+        by_hand: True if collections from ordinary numbers wait for an operator, until their prompts expire.
     """
 
     def __init__(self, book: PaymentBook, *, speed: float) -> None:
@@ -57,16 +57,16 @@ class PaymentService:
         return self._found(call, self._book.payments.get(transaction_id))
 
     def lookup(self, call: Call) -> Reply:
-        """GET /payment-service/transaction with `reference` or `external_id`; `reference` counts if both are given.
+        """GET /payment-service/transaction with `reference` or `external_id`; `reference` wins if both are sent.
 
         Raises:
-            RefusedError: TRANSACTION_NOT_FOUND, or HTTP 400 if neither is given.
+            RefusedError: TRANSACTION_NOT_FOUND, or HTTP 400 if neither is sent.
         """
         if call.query.get("reference"):
             return self._found(call, self._book.by_reference(call.query["reference"]))
         if call.query.get("external_id"):
             return self._found(call, self._book.by_external_id(call.owner.merchant_id, call.query["external_id"]))
-        raise RefusedError(payment_error(400, "INVALID_REQUEST", "Give reference or external_id"))
+        raise RefusedError(payment_error(400, "INVALID_REQUEST", "Send reference or external_id"))
 
     def list(self, call: Call) -> Reply:
         """GET /payment-service/transactions.

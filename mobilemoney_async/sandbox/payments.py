@@ -1,4 +1,4 @@
-"""Transactions: their records, and what becomes of them as time passes."""
+"""Book of all transactions: their records, and their changes as time passes."""
 
 import heapq
 import random
@@ -21,10 +21,10 @@ _SPREAD = 0.5
 
 
 class PaymentBook:
-    """All transactions, the events still to come, and the ledger.
+    """Book of all transactions, the events still to come, and the ledger.
 
-    Time only enters as an argument: `settle(now)` lets everything happen that is due by then, in the order in which it
-    is due, so the outcome does not depend on when anybody looked.
+    Time is always an argument: `settle(now)` lets all events happen that are due by then, in the order in which they
+    are due, so the outcome does not depend on the times of the requests.
 
     Args:
         start: Aware UTC time at second 0.
@@ -46,7 +46,7 @@ class PaymentBook:
         self._watchers: list[Callable[[Payment], None]] = []
 
     def watch(self, watcher: Callable[[Payment], None]) -> None:
-        """Call this with each new transaction, and with each that changed its state; it must not raise."""
+        """Call `watcher` with each new transaction, and after each change of state; it must not raise."""
         self._watchers.append(watcher)
 
     @property
@@ -88,32 +88,32 @@ class PaymentBook:
             self._by_external_id[merchant_id, external_id] = payment.id
         if plan.event is not None:
             heapq.heappush(self._due, (due_at, len(self._payments), payment.id, plan.event, plan.reason))
-        self._tell(payment)
+        self._notify(payment)
         return payment
 
     def by_reference(self, reference: str) -> Payment | None:
-        """Find by the service's reference."""
+        """Return the transaction with this reference of the service."""
         return self._payments.get(self._by_reference.get(reference, ""))
 
     def by_external_id(self, merchant_id: str, external_id: str) -> Payment | None:
-        """Find by the merchant's reference: the newest, if it was used more than once."""
+        """Return the newest transaction with this reference of the merchant."""
         return self._payments.get(self._by_external_id.get((merchant_id, external_id), ""))
 
     def owned_by(self, merchant_id: str) -> Iterator[Payment]:
-        """A merchant's transactions, oldest first."""
+        """Return a merchant's transactions, oldest first."""
         return (payment for payment in self._payments.values() if payment.merchant_id == merchant_id)
 
     def next_due(self) -> float | None:
-        """Say when something happens next of itself, seconds since the sandbox's start; None for never."""
+        """Return the time of the next planned event, seconds since the sandbox's start; None for never."""
         while self._due and self._payments[self._due[0][2]].ended_at is not None:
-            heapq.heappop(self._due)  # somebody decided earlier
+            heapq.heappop(self._due)  # decided before its planned event
         return self._due[0][0] if self._due else None
 
     def settle(self, now: float) -> None:
-        """Let everything happen that is due by now."""
+        """Let all events happen that are due by now."""
         while self._due and self._due[0][0] <= now:
             due_at, _, transaction_id, event, reason = heapq.heappop(self._due)
-            # Somebody may have decided earlier: a final state does not change any more.
+            # A payment that was decided earlier is final, and its state does not change any more.
             if self._payments[transaction_id].ended_at is None:
                 self.apply(transaction_id, event, at=due_at, reason=reason)
 
@@ -121,10 +121,10 @@ class PaymentBook:
         """Let an event happen to a transaction.
 
         Args:
-            transaction_id: Which.
+            transaction_id: The transaction.
             event: A payout that the balance does not cover runs short instead of being approved.
-            at: When, seconds since the sandbox's start.
-            reason: `failure_reason`, for one that fails.
+            at: Time of the event, seconds since the sandbox's start.
+            reason: `failure_reason` of a payment that fails.
 
         Raises:
             KeyError: There is no such transaction.
@@ -141,11 +141,11 @@ class PaymentBook:
         elif status is Status.SUCCESS:
             payment = self._move_money(payment, at)
         self._payments[transaction_id] = payment
-        self._tell(payment)
+        self._notify(payment)
         return payment
 
     def record(self, payment: Payment) -> dict[str, Any]:
-        """Write a transaction as the contract shows it (section 2.1); what does not apply is absent."""
+        """Return a transaction in the contract's shape (section 2.1), without the fields that do not apply."""
         fields: dict[str, Any] = {
             "id": payment.id,
             "reference": payment.reference,
@@ -175,8 +175,8 @@ class PaymentBook:
         return self.datetime_at(at).astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def _durations(self) -> Mapping[Pace, float]:
-        """Give the time to the end of a new payment, seconds at speed 1."""
-        # Drawn for every payment, so that a magic number does not shift the fate of the ordinary ones after it.
+        """Return each possible time to the end of a new payment, seconds at speed 1."""
+        # Drawn for every payment, so that a magic number does not change the delays of ordinary payments after it.
         ordinary = self._dice.lognormvariate(0, _SPREAD) * self._choices.median_delay
         return {
             "ordinary": min(ordinary, self._choices.longest_delay),
@@ -185,7 +185,7 @@ class PaymentBook:
             "expiry": self._choices.prompt_lifetime,
         }
 
-    def _tell(self, payment: Payment) -> None:
+    def _notify(self, payment: Payment) -> None:
         for watcher in self._watchers:
             watcher(payment)
 

@@ -1,6 +1,6 @@
-"""The customers' phones: the prompts that wait on them, and their PIN.
+"""Customers' phones: their open prompts, their history and their PIN.
 
-The contract shows nothing of what a customer sees: prompt, PIN and the three tries are the sandbox's own stage setting.
+Prompts, PINs and the three tries are inventions of this sandbox; the service documents none of them.
 """
 
 import collections
@@ -15,10 +15,10 @@ from mobilemoney_async.sandbox.payments import PaymentBook
 from mobilemoney_async.sandbox.states import Event, IllegalTransitionError, Kind, Payment
 
 PIN = "1234"
-"""Every customer's."""
+"""The PIN of every customer."""
 
 TRIES = 3
-"""The last wrong PIN of so many declines the payment."""
+"""The third wrong PIN declines the payment."""
 
 PHONES_SHOWN = 50
 PROMPTS_SHOWN = 20
@@ -27,16 +27,16 @@ HISTORY_SHOWN = 20
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """A question on a customer's phone: an open collection.
+    """Prompt on a customer's phone: an open collection.
 
     Args:
         transaction_id: The collection.
         reference: The service's reference.
         amount: Whole TZS.
-        merchant: Who asks: the account's e-mail.
+        merchant: The e-mail of the merchant's account.
         created_at: Aware UTC.
-        expires_at: Aware UTC; None if something else is to happen to it, or nothing.
-        wrong_pins: How many wrong PINs were entered, less than `TRIES`.
+        expires_at: Aware UTC; None if the prompt does not expire.
+        wrong_pins: Number of wrong PINs, less than `TRIES`.
     """
 
     transaction_id: str
@@ -50,12 +50,12 @@ class Prompt:
 
 @attrs.frozen(kw_only=True)
 class Phone:
-    """One customer's phone.
+    """Phone of one customer.
 
     Args:
-        phone_number: As the merchant wrote it.
-        prompts: The newest `PROMPTS_SHOWN` that wait, newest first.
-        history: The newest `HISTORY_SHOWN` payments from and to it that are over, the last to end first.
+        phone_number: As the merchant sent it.
+        prompts: The newest `PROMPTS_SHOWN` open prompts, newest first.
+        history: The newest `HISTORY_SHOWN` final payments from and to it, the last to end first.
     """
 
     phone_number: str = attrs.field(repr=False)
@@ -64,7 +64,7 @@ class Phone:
 
 
 class _Line:
-    """The ids of the transactions of one phone."""
+    """Transaction ids of one phone."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, None] = {}
@@ -72,7 +72,7 @@ class _Line:
 
 
 class Phones:
-    """All phones that were ever asked or paid.
+    """Phones of all customers that were ever asked to pay, or paid.
 
     Args:
         book: Keeps the transactions; each change in it is followed.
@@ -90,7 +90,7 @@ class Phones:
         book.watch(self._follow)
 
     def shown(self) -> tuple[Phone, ...]:
-        """The newest `PHONES_SHOWN`: those with open prompts first, each half with the most recently used first."""
+        """Return the newest `PHONES_SHOWN`: phones with open prompts first, then the others, the last used first."""
         newest = itertools.chain(reversed(self._asked.items()), reversed(self._quiet.items()))
         return tuple(self._phone(number, line) for number, line in itertools.islice(newest, PHONES_SHOWN))
 
@@ -98,7 +98,7 @@ class Phones:
         """Answer a prompt; see `Sandbox.enter_pin`. `at` in seconds since the sandbox's start.
 
         Raises:
-            TypeError: `pin` is no str.
+            TypeError: `pin` is not a str.
             KeyError: There is no such transaction.
             IllegalTransitionError: It has no open prompt.
         """

@@ -1,4 +1,4 @@
-"""The sandbox: one engine, its clock, and the three fronts that show it."""
+"""Sandbox: one engine, its clock, and the three fronts that serve it."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ EMAIL = "merchant@example.com"
 
 
 class Sandbox(Controls):
-    """The payments service on your own machine: simulated money, magic numbers, scripted faults, a movable clock.
+    """Payments service on your own machine: simulated money, magic numbers, scripted faults, a movable clock.
 
     Args:
-        speed: Divides the durations under "Pace" in `Choices` and multiplies the rate limit. It changes neither how
-            fast the clock runs (`run_clock` does) nor the 3600 seconds of a login token.
-        seed: The same seed and the same requests at the same times give the same ids, delays and probable faults.
-        balance: What each merchant starts with, TZS.
-        choices: What the contract leaves open.
+        speed: Divides the durations under "Pace" in `Choices` and multiplies the rate limit. The clock runs on (see
+            `run_clock`), and a login token lives 3600 seconds at any speed.
+        seed: The same seed and the same requests at the same times have the same ids, delays and probable faults.
+        balance: Opening balance of each merchant, TZS.
+        choices: Behaviour that the contract leaves open.
         now: Aware time at which the sandbox's clock starts; None for the present.
-        by_hand: Whether payments wait for a person; see the property.
+        by_hand: True if collections wait for your answer; see the property.
 
     Attributes:
         speed: As given.
         callbacks: Reports status changes to a URL, while `serve()` runs.
 
     Raises:
-        ValueError: `speed` is not a positive number, `balance` is negative or no number, or `now` is naive.
-        TypeError: `balance` is a float, or `by_hand` no bool.
+        ValueError: `speed` is not a positive number, `balance` is negative or not a number, or `now` is naive.
+        TypeError: `balance` is a float, or `by_hand` is not a bool.
     """
 
     def __init__(
@@ -82,30 +82,30 @@ class Sandbox(Controls):
     def __repr__(self) -> str:
         return f"Sandbox(speed={self.speed}, transactions={len(self._engine.book.payments)})"
 
-    # Who may come in
+    # Accounts and tokens
 
     @property
     def base_url(self) -> str:
-        """The address that the in-process front answers to; any other will do as well. `serve()` yields a real one."""
+        """The base URL for the in-process front, which answers under any other as well. `serve()` yields a real one."""
         return f"https://sandbox.mobilemoney.test{PREFIX}"
 
     @property
     def email(self) -> str:
-        """Logs in together with `password`."""
+        """The merchant's e-mail, which logs in together with `password`."""
         return self._account.email
 
     @property
     def password(self) -> str:
-        """The present password: a reset changes it."""
+        """The merchant's password; a reset changes it."""
         return self._account.password
 
     @property
     def token(self) -> str:
-        """An issued access token that allows everything and never expires."""
+        """The merchant's access token, which has every permission and never expires."""
         return self._account.token
 
     def add_account(self, email: str) -> Account:
-        """Open a second merchant's account, with transactions, a balance and a request limit of its own.
+        """Open the account of another merchant, with its own transactions, balance and request limit.
 
         Raises:
             ValueError: There is one with this e-mail already.
@@ -116,7 +116,7 @@ class Sandbox(Controls):
         """Issue another token that never expires.
 
         Args:
-            permissions: Of `"read"`, `"collect"`, `"disburse"`; the rest is refused as insufficient_permissions.
+            permissions: Of `"read"`, `"collect"`, `"disburse"`; other requests are refused as insufficient_permissions.
 
         Raises:
             ValueError: There is no such permission.
@@ -124,7 +124,7 @@ class Sandbox(Controls):
         return self._engine.accounts.issue(self._account, permissions)
 
     def last_otp(self, phone_number: str) -> str:
-        """Give the one-time password that this phone received last.
+        """Return the last one-time password that this phone received.
 
         Raises:
             LookupError: It received none, or the last one was verified.
@@ -132,7 +132,7 @@ class Sandbox(Controls):
         return self._engine.users.otps.newest(phone_number)
 
     def last_reset_token(self, email: str) -> str:
-        """Give the password reset token that this mailbox received last.
+        """Return the last password reset token that this mailbox received.
 
         Raises:
             LookupError: It received none, or the last one was used.
@@ -142,7 +142,7 @@ class Sandbox(Controls):
     # The fronts
 
     def transport(self) -> httpx.AsyncBaseTransport:
-        """Give an in-process transport: no sockets, on asyncio and trio, in real and in virtual time."""
+        """Return an in-process transport for httpx: no sockets, on asyncio and trio, in real and in virtual time."""
         return SandboxTransport(self._handle)
 
     @property
@@ -162,7 +162,7 @@ class Sandbox(Controls):
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
         """Serve API and phone page on a real socket inside the running asyncio loop, until the context is left.
 
-        Callbacks are sent meanwhile; see `callbacks`.
+        While it serves, it also sends callbacks; see `callbacks`.
 
         Args:
             host: Address to listen on.
@@ -180,17 +180,17 @@ class Sandbox(Controls):
             from mobilemoney_async.sandbox import server
         except ImportError as exc:
             raise _extra_missing() from exc
-        async with server.serve(self.app, host=host, port=port, beside=self.callbacks.run) as address:
+        async with server.serve(self.app, host=host, port=port, background=self.callbacks.run) as address:
             yield address + PREFIX
 
     def client(self, **options: Any) -> AsyncClient:
         """Make a client of this sandbox, in process.
 
         Args:
-            **options: Of `AsyncClient`; they take precedence over what this method would choose: the issued token, the
-                in-process transport, a limiter at the sandbox's speed, and a wall clock that `advance` moves too.
+            **options: Of `AsyncClient`. The defaults are the issued token, the in-process transport, a limiter at the
+                sandbox's speed, and a wall clock that `advance` moves too.
         """
-        # Here and nowhere else: the service shares no code with its client, and is tested without it.
+        # The only import of the client: the service shares no code with it, and is tested without it.
         from mobilemoney_async import AsyncClient, RateLimiter
 
         chosen: dict[str, Any] = {"base_url": self.base_url, "auth": self.token, "utcnow": self._utcnow}
@@ -202,46 +202,46 @@ class Sandbox(Controls):
             )
         return AsyncClient(**{**chosen, **options})
 
-    # What happened
+    # State
 
     @property
     def now(self) -> datetime:
-        """The sandbox's time, aware UTC."""
+        """The service's time, aware UTC."""
         return self._engine.book.datetime_at(self._clock.seconds())
 
     @property
     def started_at(self) -> datetime:
-        """The sandbox's time at second 0, from which payments and requests count; aware UTC."""
+        """The service's time at second 0, from which payments and requests count; aware UTC."""
         return self._clock.start
 
     @property
     def ledger(self) -> Ledger:
-        """The money that really moved until now, of all accounts."""
+        """The money that moved until now, of all accounts."""
         self._engine.book.settle(self._clock.seconds())
         return self._engine.book.ledger
 
     @property
     def balance(self) -> Decimal:
-        """What the merchant has now, TZS."""
+        """The merchant's balance now, TZS."""
         return self.ledger.balance(self._account.merchant_id)
 
     def rate_budget(self) -> RateBudget:
-        """Say what is left of the merchant's request limit now."""
+        """Return the rest of the merchant's request limit now."""
         return self._engine.rate_budget(self._account, self._clock.unscaled_seconds())
 
     @property
     def transactions(self) -> MappingProxyType[str, Payment]:
-        """All transactions by id, oldest first, in their true state now, whatever the service says about them."""
+        """All transactions by id, oldest first, in their true state now, whatever the service reports."""
         self._engine.book.settle(self._clock.seconds())
         return self._engine.book.payments
 
     @property
     def requests(self) -> RequestLog:
-        """The requests that came."""
+        """The requests that the sandbox got."""
         return self._engine.requests
 
     def _utcnow(self) -> datetime:
-        """Return what a client's clock shows: unscaled, since how long its requests live is not scaled either."""
+        """Return the time of a client's clock: unscaled, as are the lifetimes of its requests."""
         return self._engine.book.datetime_at(self._clock.unscaled_seconds())
 
     def _handle(self, request: Request) -> Reply:

@@ -1,4 +1,4 @@
-"""Scripted faults: which request meets which fault."""
+"""Scripted faults: rules that match requests with faults."""
 
 import fnmatch
 import random
@@ -11,10 +11,10 @@ from mobilemoney_async.sandbox.faults import Fault
 
 @attrs.define(eq=False)
 class Rule:
-    """Faults that strike matching requests together; `make_rule` makes it.
+    """Rule by which faults strike matching requests together; `make_rule` makes it.
 
     Attributes:
-        fired: How often it struck.
+        fired: Number of strikes.
     """
 
     faults: tuple[Fault, ...]
@@ -26,15 +26,15 @@ class Rule:
 
     @property
     def spent(self) -> bool:
-        """Whether it will never strike again."""
+        """True if it will never strike again."""
         return self._times is not None and self.fired >= self._times
 
     def cancel(self) -> None:
-        """Let it never strike again."""
+        """End the rule: it never strikes again."""
         self._times = self.fired
 
     def fits(self, method: str, endpoint: str | None) -> bool:
-        """Tell whether it may strike this request."""
+        """Return whether it may strike this request."""
         if self.spent or self._method not in ("*", method):
             return False
         return self._endpoint == "*" or fnmatch.fnmatchcase(endpoint or "", self._endpoint)
@@ -50,7 +50,7 @@ class Rule:
 
 
 class Script:
-    """Rules in the order in which they were added; a request meets the first that strikes, so rules form a sequence.
+    """Sequence of rules in the order in which they were added; a request meets the first that strikes.
 
     Args:
         dice: Decides rules with a probability.
@@ -71,15 +71,15 @@ class Script:
         return rule
 
     def clear(self) -> None:
-        """Forget all rules."""
+        """Remove all rules."""
         self._rules.clear()
 
     def pick(self, method: str, endpoint: str | None) -> tuple[Fault, ...]:
-        """Give the faults that this request meets, and count them as used.
+        """Return the faults that strike this request, and count them.
 
         Args:
             method: HTTP method.
-            endpoint: Name of the endpoint, None if there is no such endpoint.
+            endpoint: Name of the endpoint, None for an unknown one.
         """
         for rule in self._rules:
             if rule.strikes(method, endpoint, self._dice):
@@ -106,12 +106,12 @@ def make_rule(faults: tuple[Fault, ...], *, on: str | None, times: int | None, p
 
 
 def _pattern(on: str | None) -> tuple[str, str]:
-    """Split `on` into a method and a pattern for the endpoint's name, and refuse what nothing can match."""
+    """Split `on` into a method and a pattern for the endpoint's name; refuse one that no request can match."""
     words = (on or "").split()
     method = words.pop(0) if words and words[0] in METHODS else "*"
     endpoint = words.pop(0) if words else "*"
     known = any(method in ("*", route.method) and fnmatch.fnmatchcase(route.name, endpoint) for route in ROUTES)
     if words or not known:
         names = ", ".join(sorted({route.name for route in ROUTES}))
-        raise ValueError(f"no request can match on={on!r}; give a method, an endpoint or both, of: {names}")
+        raise ValueError(f"no request can match on={on!r}; use a method, an endpoint or both, of: {names}")
     return method, endpoint

@@ -1,7 +1,7 @@
-"""The socket front (extra `sandbox`): the ASGI application under uvicorn's HTTP/1.1 protocol, in the running loop.
+"""Socket front (extra `sandbox`): the ASGI application under uvicorn's HTTP/1.1 protocol, in the running loop.
 
 uvicorn's own `Server` is not used: it takes over the signal handlers, wakes ten times a second and ends the process
-when it cannot start. Its protocol class does all that a sandbox needs, and a subclass can drop connections.
+when it cannot start. Its protocol class is all that a sandbox needs, and a subclass can drop connections.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from mobilemoney_async.sandbox.asgi import CONNECTION, SandboxApp
 
-# Seconds until the tasks of connections that were cut are cancelled, and then until they are left alone.
+# Seconds until the tasks of connections that were cut are cancelled, and then until they are abandoned.
 _LEAVING = 1.0
 _SHUTDOWN_TIMEOUT = 5.0
 
@@ -30,7 +30,7 @@ _LINGER_NOT_AT_ALL = struct.pack("ii", 1, 0)
 
 
 class _Connection:
-    """Ends one connection, as `asgi.Connection` asks."""
+    """Implementation of `asgi.Connection` for one connection."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -46,7 +46,7 @@ class _Connection:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol, which also tells the application how to end the connection."""
+    """uvicorn's protocol, with a `Connection` for the application."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -55,15 +55,15 @@ class _Protocol(H11Protocol):
 
 @asynccontextmanager
 async def serve(
-    app: SandboxApp, *, host: str, port: int, beside: Callable[[], Coroutine[Any, Any, None]]
+    app: SandboxApp, *, host: str, port: int, background: Callable[[], Coroutine[Any, Any, None]]
 ) -> AsyncIterator[str]:
-    """Serve until the context is left; then connections are cut, whatever they wait for.
+    """Serve until the context is left; then all connections are cut.
 
     Args:
         app: The application.
         host: Address to listen on.
         port: TCP port; 0 takes a free one.
-        beside: Runs while it serves, then is cancelled.
+        background: Runs while it serves, then is cancelled.
 
     Yields:
         Scheme, host and port of the server, without a path.
@@ -88,8 +88,9 @@ async def serve(
         lambda: _Protocol(config=config, server_state=state, app_state={}, _loop=loop), host, port, reuse_address=True
     )
     bound_to, bound_port = listener.sockets[0].getsockname()[:2]
-    worker = asyncio.create_task(beside())
+    worker = asyncio.create_task(background())
     try:
+        # Cancelling the caller raises here, so the cleanup below always runs.
         yield origin(bound_to, bound_port)
     finally:
         worker.cancel()
@@ -99,12 +100,13 @@ async def serve(
             connection.transport.abort()
         await _end({worker, *state.tasks})
     if worker.done() and not worker.cancelled():
-        worker.result()  # it ends only when cancelled, or by an error, which is not to go unseen
+        worker.result()  # it only ends when cancelled, or by an error, which must be raised
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:
-    """Wait for tasks whose clients have left; those that do not notice are cancelled."""
+    """Wait for the tasks of cut connections, then cancel the rest."""
     for grace in (_LEAVING, _SHUTDOWN_TIMEOUT):
+        # Shielded: a cancelled caller still waits for the tasks, so that none outlives the server.
         with anyio.CancelScope(shield=True):
             _, tasks = await asyncio.wait(tasks, timeout=grace)
         if not tasks:
@@ -114,5 +116,5 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
 
 
 def origin(address: str, port: int) -> str:
-    """Give the start of the URLs of an IP address and port."""
+    """Return the origin of an IP address and port, `http://` included."""
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

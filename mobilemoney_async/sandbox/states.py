@@ -1,6 +1,6 @@
-"""The two state machines, as one table (`contract.md` section 3).
+"""Transactions: their record, and the two state machines as one table (`contract.md` section 3).
 
-A final state has no row that starts from it, so a transaction that reached one can never leave it.
+No row of the table starts from a final state, so no transaction can leave one.
 """
 
 import enum
@@ -11,14 +11,14 @@ import attrs
 
 
 class Kind(enum.StrEnum):
-    """The contract's `type` of a transaction."""
+    """Type of a transaction, the contract's `type`."""
 
     COLLECTION = "collection"
     DISBURSEMENT = "disbursement"
 
 
 class Status(enum.StrEnum):
-    """The contract's `status` of a transaction."""
+    """State of a transaction, the contract's `status`."""
 
     PENDING = "PENDING"
     PROCESSING = "PROCESSING"
@@ -29,29 +29,29 @@ class Status(enum.StrEnum):
 
 
 class Event(enum.StrEnum):
-    """What can happen to an open transaction."""
+    """Event that ends an open transaction."""
 
     APPROVE = "approve"
     """The customer pays, or the recipient is paid."""
     DECLINE = "decline"
     """The payment fails, whatever the reason."""
     EXPIRE = "expire"
-    """Nobody answered the prompt."""
+    """The prompt was not answered in time."""
     RUN_SHORT = "run short"
     """The merchant's balance does not cover the payout."""
 
 
 @attrs.frozen(kw_only=True)
 class Payment:
-    """The true record of a transaction. Immutable: a change of state makes a new one.
+    """Record of a transaction in its true state. Immutable: a change of state makes a new one.
 
     Times are seconds since the sandbox's start.
 
     Args:
         id: The contract's transaction id.
-        ended_at: When it reached its final state, None while it is open.
-        visible_at: When it can first be looked up.
-        expires_at: When its prompt expires if nobody decides before; None if something else is to happen to it.
+        ended_at: Time of its final state, None while it is open.
+        visible_at: Time from which it can be looked up.
+        expires_at: Time at which its prompt expires unless it is decided earlier; None if it does not expire.
     """
 
     id: str
@@ -72,7 +72,7 @@ class Payment:
 
 
 class IllegalTransitionError(ValueError):
-    """The event cannot happen to a transaction of this kind in this state."""
+    """Event that cannot happen to a transaction of this kind in this state."""
 
 
 INITIAL: Mapping[Kind, Status] = MappingProxyType(
@@ -92,10 +92,10 @@ TRANSITIONS: Mapping[tuple[Kind, Status, Event], Status] = MappingProxyType(
 
 
 def after(kind: Kind, status: Status, event: Event) -> Status:
-    """Look up the state that follows.
+    """Return the next state.
 
     Raises:
-        IllegalTransitionError: The table has no such row; a final state has none at all.
+        IllegalTransitionError: The table has no such row; it has none for a final state.
     """
     try:
         return TRANSITIONS[kind, status, event]

@@ -1,4 +1,4 @@
-"""The in-process front: an httpx transport that asks the engine, and fails as a real socket would."""
+"""In-process front: an httpx transport that calls the engine, and fails as a real socket would."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -9,14 +9,14 @@ import httpx
 from mobilemoney_async.sandbox.messages import Reply, Request, Wire
 
 _DEFAULT_READ_TIMEOUT = 5.0
-"""httpx's own, seconds, for requests that state none."""
+"""httpx's default, seconds, for requests without a read time-out."""
 
 
 class SandboxTransport(httpx.AsyncBaseTransport):
-    """Carries requests to the engine of one sandbox, in no time except the delays that the engine asks for.
+    """Transport to the engine of one sandbox, without delays except those of the reply.
 
     Args:
-        handle: Gives the reply to a request.
+        handle: Returns the reply to a request.
     """
 
     def __init__(self, handle: Callable[[Request], Reply]) -> None:
@@ -25,12 +25,13 @@ class SandboxTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request.
 
-        If it is cancelled before it reaches the engine nothing happens; while it waits for the answer, everything has.
+        Cancelled before the engine is called, the request has no effect; cancelled later, it was processed, and only
+        the answer is lost.
 
         Raises:
             httpx.ConnectError: The fault is a refused connection.
-            httpx.RemoteProtocolError: It is a connection that closes without an answer.
-            httpx.ReadError: It is a connection that is torn down.
+            httpx.RemoteProtocolError: The fault is a connection that closes without an answer.
+            httpx.ReadError: The fault is a connection that is reset.
             httpx.ReadTimeout: No answer came within the request's read time-out.
         """
         body = await request.aread()
@@ -78,7 +79,7 @@ class _BodyStream(httpx.AsyncByteStream):
 
 
 async def _wait_for(reply: Reply, request: httpx.Request) -> None:
-    """Wait as long as the answer takes, but no longer than the client does."""
+    """Wait for the delay of the reply, at most for the client's read time-out."""
     timeout = request.extensions.get("timeout", {}).get("read", _DEFAULT_READ_TIMEOUT)
     if reply.wire is not Wire.LOST and (timeout is None or reply.delay <= timeout):
         await anyio.sleep(reply.delay)

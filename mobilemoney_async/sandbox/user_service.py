@@ -14,11 +14,11 @@ from mobilemoney_async.sandbox.payments import PaymentBook
 
 
 class UserService:
-    """Answers the user endpoints.
+    """Handlers of the user endpoints.
 
     Args:
-        accounts: Who exists.
-        book: Its clock turns seconds into dates.
+        accounts: All accounts.
+        book: Converts seconds into dates.
         dice: Makes one-time passwords.
     """
 
@@ -83,7 +83,7 @@ class UserService:
         return answer(success=True, message="One-time password verified")
 
     def forgot_password(self, call: Call) -> Reply:
-        """POST /user-service/forgot-password: the answer does not tell whether there is such an account."""
+        """POST /user-service/forgot-password: the answer is the same without such an account."""
         email = call.text("email", auth_error)
         if self._accounts.find(email) is not None:
             expires_at = call.now + call.choices.reset_token_lifetime
@@ -118,7 +118,7 @@ class _Issued:
 
 
 class OneTimeCodes:
-    """The newest secret for each holder."""
+    """One-time secrets, OTPs and reset tokens: the newest of each holder, valid once and for a while."""
 
     def __init__(self) -> None:
         self._issued: dict[str, _Issued] = {}
@@ -128,7 +128,7 @@ class OneTimeCodes:
         self._issued[holder] = _Issued(secret, expires_at)
 
     def redeem(self, holder: str, secret: str, *, now: float) -> bool:
-        """Tell whether the secret is valid, and use it up if so."""
+        """Use a secret up; return whether it was valid."""
         issued = self._issued.get(holder)
         if issued is None or now >= issued.expires_at:
             return False
@@ -138,7 +138,7 @@ class OneTimeCodes:
         return True
 
     def newest(self, holder: str) -> str:
-        """Give the holder's secret, for the tests that play the phone or the mailbox.
+        """Return the holder's secret, for tests in the role of phone or mailbox.
 
         Raises:
             LookupError: None was issued, or it was used up.

@@ -133,7 +133,7 @@ class _Page:
         return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
 
     def _details(self, request: Request, refused: Refused | None, form: Form) -> dict[str, object]:
-        """Give what the page shows beside the snapshot: what does not change by itself, and what was refused."""
+        """Return what the page shows beside the snapshot: what does not change by itself, and what was refused."""
         callbacks = self._sandbox.callbacks
         wrong_url = refused is not None and refused.field == "url"
         return {

@@ -55,7 +55,7 @@ async def read(request: Request) -> Mapping[str, str]:
 
 
 def one_of(form: Mapping[str, str], field: str, *choices: str) -> str:
-    """Give the value of a field that has a few.
+    """Return the value of a field that has a few.
 
     Raises:
         Refused: It has another, or there is no such field.
@@ -67,7 +67,7 @@ def one_of(form: Mapping[str, str], field: str, *choices: str) -> str:
 
 
 def number(form: Mapping[str, str], field: str) -> float:
-    """Give the value of a field that is a number.
+    """Return the value of a field that is a number.
 
     Raises:
         Refused: It is none.

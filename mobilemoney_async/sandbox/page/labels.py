@@ -28,7 +28,7 @@ def phone_number(number: str, *, masked: bool) -> str:
 
 
 def mask(number: str) -> str:
-    """Give what may be seen of a phone number, or of any text that stands where one should."""
+    """Return what may be seen of a phone number, or of any text that stands where one should."""
     if len(number) <= _SHOWN_AT_END + 4:
         return "•••"
     return f"{number[:4]} ••• ••• {number[-_SHOWN_AT_END:]}"

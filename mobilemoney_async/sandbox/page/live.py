@@ -75,7 +75,7 @@ class Stream:
 
 
 def changed(before: Parts | None, after: Parts) -> list[str]:
-    """Give the HTML of what differs: all of it if nothing was shown before.
+    """Return the HTML of what differs: all of it if nothing was shown before.
 
     While the same phones are shown in the same order, only those that changed are among it.
     """

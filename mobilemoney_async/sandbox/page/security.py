@@ -81,7 +81,7 @@ class SecurityMiddleware:
 
 
 def _host_name(host: str) -> str:
-    """Give the name or address in a Host header, without brackets and port; empty if it is no such thing."""
+    """Return the name or address in a Host header, without brackets and port; empty if it is no such thing."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

@@ -65,7 +65,7 @@ class Keys:
         self._secret = secrets.token_bytes(16)
 
     def __call__(self, phone_number: str) -> str:
-        """Give a phone's key: the same as long as the page lives, and nothing from which the number follows."""
+        """Return a phone's key: the same as long as the page lives, and nothing from which the number follows."""
         return hmac.digest(self._secret, phone_number.encode("utf-8", "surrogatepass"), "sha256").hex()[:12]
 
 
