@@ -1,4 +1,4 @@
-"""README and docs say nothing that does not run."""
+"""All code in README and docs runs."""
 
 import re
 import subprocess
@@ -43,12 +43,12 @@ LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in LINKED])
 def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
-    """No page sends its reader to a file that is not there."""
+    """Every link to a file leads to an existing file."""
     targets = LINK.findall(FENCED.sub("", page.read_text("utf-8")))
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def test_above_the_fold_is_what_a_newcomer_looks_for() -> None:
+def test_the_start_of_the_readme_has_everything_for_a_newcomer() -> None:
     """Before its first section the README has the commands, a payment, two pictures, and claims with their proofs."""
     top = README[: README.index("\n## ")]
     assert top.count("```bash") == 2 and top.count("```python") == 1
@@ -58,13 +58,13 @@ def test_above_the_fold_is_what_a_newcomer_looks_for() -> None:
 
 
 def test_only_what_needs_an_account_is_not_run() -> None:
-    """Blocks are run unless they say why they cannot be, and there is one such block."""
+    """All blocks run except one, which says why it cannot."""
     assert len(BLOCKS) == README.count("```python") == 6
     assert len(RUNNABLE) == 5
 
 
 def test_the_commands_are_the_first_two_blocks_and_what_ci_runs() -> None:
-    """The README opens with the demonstration and the checks, and CI runs the latter to the letter."""
+    """The README opens with the demonstration and the checks, and CI runs exactly these checks."""
     commands = re.findall(r"```bash\n(.*?)\n```", README)
     assert commands == ['pip install ".[all]" && mobilemoney demo', "pip install nox && nox"]
     assert "pip install nox && nox" in (ROOT / ".ci" / "run").read_text("utf-8")
