@@ -62,7 +62,7 @@ napoleon_use_rtype = False
 # The side bar. It stands here, since on GitHub a directive in `index.md` would show as what it is.
 CONTENTS = {
     "Payments": "quickstart collections disbursements following-payments lookups errors payments rate-limits access",
-    "Your backend": "fastapi aiohttp workers callbacks observability production",
+    "Your backend": "fastapi aiohttp workers callbacks observability production limitations",
     "Trying and testing": "sandbox testing",
     "Reference": "reference/index cli comparison benchmarks design changelog contributing security",
 }

@@ -1,4 +1,4 @@
-"""The docs leave nothing out and name nothing that is not there. That they build is checked by `nox -s docs`."""
+"""The docs are complete, and every name in them exists. `nox -s docs` checks that they build."""
 
 import ast
 import importlib
@@ -43,10 +43,11 @@ DIRECTIVE = re.compile(r"^\.\. auto\w+:: ([\w.]+)", re.MULTILINE)
 SHELL = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 TYPED = re.compile(r"^\$ (.*)$", re.MULTILINE)
 CODE = re.compile(r"`(mobilemoney [^`]+)`")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def draw() -> ModuleType:
-    """Import the script that draws the diagrams: it is no part of any package."""
+    """Import the script that draws the diagrams, which is outside the package."""
     spec = importlib.util.spec_from_file_location("diagrams", DOCS / "diagrams.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -55,7 +56,7 @@ def draw() -> ModuleType:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Return the names of ``__all__``, or where there is none, those that the module itself defines."""
+    """Return the names of ``__all__``; without it, the names that the module itself defines."""
     if hasattr(module, "__all__"):
         return [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
     names = []
@@ -69,7 +70,7 @@ def public_names(module: ModuleType) -> list[str]:
 
 
 def resolve(dotted: str) -> Any:
-    """Return what a dotted name names."""
+    """Return the module, class or attribute with a dotted name."""
     module, names = dotted, list[str]()
     while not is_module(module):
         module, _, name = module.rpartition(".")
@@ -81,15 +82,15 @@ def resolve(dotted: str) -> Any:
 
 
 def is_module(dotted: str) -> bool:
-    """Tell whether a dotted name is that of a module."""
+    """Return whether a dotted name is that of a module."""
     try:
         return importlib.util.find_spec(dotted) is not None
-    except ModuleNotFoundError:  # its parent is none
+    except ModuleNotFoundError:  # its parent is not a module
         return False
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """Whatever may be imported has its place in the API reference."""
+    """Every public name is in the API reference, once."""
     targets = [target for page in DOCS.glob("reference/*.md") for target in DIRECTIVE.findall(page.read_text("utf-8"))]
     assert len(targets) == len(set(targets))
     known = {id(resolve(target)) for target in targets}
@@ -103,14 +104,14 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_every_error_is_explained() -> None:
-    """Each error has a section that says when it comes and what to do."""
+    """Each error has a section about its cause and the next step."""
     classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MobileMoneyError)]
     explained = re.findall(r"^### (\w+)$", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(explained) == sorted({each.__name__ for each in classes} - {"MobileMoneyError"})
 
 
 def test_the_magic_numbers_are_those_of_the_code() -> None:
-    """The table of magic numbers says what the sandbox does."""
+    """The table of magic numbers shows the sandbox's behaviour."""
     table = [
         "| number | for | what happens |",
         "|---|---|---|",
@@ -122,14 +123,14 @@ def test_the_magic_numbers_are_those_of_the_code() -> None:
 
 
 def test_the_diagrams_are_what_the_script_draws() -> None:
-    """No diagram was changed by hand, or left behind."""
+    """No diagram was changed by hand, and none is out of date."""
     drawn = {f"{name}.svg": diagram.draw() for name, diagram in draw().DIAGRAMS.items()}
     assert {path.name: path.read_text("utf-8") for path in DOCS.glob("images/*.svg")} == drawn, "run docs/diagrams.py"
 
 
 def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
-    """The diagram of what the store knows has all moves of the code but those that the text beside it tells."""
-    told = {  # what becomes known late, and collections that are sent again without a person
+    """The diagram of records has all moves of the code except those in the text beside it."""
+    in_text = {  # late answers, and collections that are sent again without an operator
         *((late, early) for late in ("UNKNOWN", "ABSENT") for early in ("REFUSED", "NOT_SENT")),
         ("RELEASED", "ACKNOWLEDGED"),
         ("ABSENT", "UNKNOWN"),
@@ -137,8 +138,8 @@ def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
     }
     moves = {(str(before), str(after)) for (before, _), after in records.TRANSITIONS.items() if before != after}
     drawn = {move for part in draw().RECORD.parts for move in getattr(part, "moves", ())}
-    assert drawn.isdisjoint(told)
-    assert drawn | told == moves
+    assert drawn.isdisjoint(in_text)
+    assert drawn | in_text == moves
 
 
 def test_the_diagram_of_payments_shows_the_states_of_the_contract() -> None:
@@ -148,7 +149,7 @@ def test_the_diagram_of_payments_shows_the_states_of_the_contract() -> None:
 
 
 def test_the_diagram_of_the_layers_shows_every_part() -> None:
-    """Each part that a test holds to its layer is in the diagram."""
+    """Each part of the package that has a layer is in the diagram."""
     image = (DOCS / "images" / "layers.svg").read_text("utf-8")
     minor = {
         "__init__",
@@ -162,7 +163,7 @@ def test_the_diagram_of_the_layers_shows_every_part() -> None:
 
 
 def command_lines() -> Iterator[tuple[Path, str]]:
-    """Yield what is typed in shell and console blocks, and each command in code quotes, with its page."""
+    """Yield the commands of shell and console blocks, and each command in code quotes, with its page."""
     for page in PAGES:
         text = page.read_text("utf-8")
         for block in (*SHELL.findall(text), *TYPED.findall(text)):
@@ -194,7 +195,7 @@ def unknown_part(words: list[str]) -> str | None:
 
 
 def test_every_command_in_the_docs_exists() -> None:
-    """What the docs tell to type is there: our commands with their options, scripts, sessions of nox."""
+    """Every command in the docs exists: our commands with their options, scripts, sessions of nox."""
     sessions = set(re.findall(r"^def (\w+)\(session: ", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE))
     sessions |= set(re.findall(r'@nox\.session\([^)]*name="([\w-]+)"', (ROOT / "noxfile.py").read_text("utf-8")))
     wrong = []
@@ -212,6 +213,29 @@ def test_every_command_in_the_docs_exists() -> None:
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES if page.parent in (DOCS, ROOT)])
 def test_every_picture_has_a_text(page: Path) -> None:
-    """Who cannot see a picture is told what it shows."""
+    """Every picture has a text for readers who cannot see it."""
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     assert [target for alt, target in re.findall(r"!\[(.*?)\]\((.*?)\)", text, re.DOTALL) if len(alt) < 10] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("API key", "access"),
+        ("authentication", "access"),
+        ("idempotency", "payments"),
+        ("known limitations", "limitations"),
+        ("monitoring", "observability"),
+        ("webhook", "callbacks"),
+    ],
+)
+def test_a_search_for_a_term_of_the_field_finds_its_page_first(query: str, page: str) -> None:
+    """A page comes first in Sphinx's search if its title is the query, or if only its headings have all words of it."""
+    headings = {
+        path.stem: HEADING.findall(re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL).lower())
+        for path in DOCS.glob("*.md")
+    }
+    words = query.lower().split()
+    found = [name for name, each in headings.items() if all(re.search(rf"\b{word}", "\n".join(each)) for word in words)]
+    assert page in found
+    assert headings[page][0] == query.lower() or found == [page]
