@@ -6,7 +6,7 @@ itself, set what `AsyncClient.from_env` reads, and say where payments are rememb
 
 Whatever happens, a power cut included: start it again, with the same file and the same store. Each salary is paid once.
 
-`payroll_file.py` reads the file, `payroll_standing.py` says where each salary stands, `payroll_paying.py` pays.
+`payroll_file.py` reads the file, `payroll_status.py` says where each salary stands, `payroll_paying.py` pays.
 
 Exit codes: 0 everybody is paid; 1 the service or the store failed; 2 wrong usage, or a file that cannot be paid as it
 is, of which nothing was sent; 3 something is open; 4 nothing is open, but something was refused or has failed; 130
@@ -28,7 +28,7 @@ from anyio.from_thread import start_blocking_portal
 from mobilemoney_async import MobileMoneyError
 from payroll_file import COLUMNS, BadFileError, Salary, read_salaries
 from payroll_paying import Job, pay, prepare, settle
-from payroll_standing import report
+from payroll_status import report
 
 
 @contextmanager

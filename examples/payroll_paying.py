@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, RateLimiter, SQLStore
 from payroll_file import BadFileError, Salary
-from payroll_standing import Payment, Standing
+from payroll_status import Payment, Status
 
 # Requests of one process: enough to use the rate limit up while answers are slow, and a kill leaves few unknown.
 AT_ONCE = 4
@@ -56,7 +56,7 @@ async def prepare(job: Job, salaries: Sequence[Salary]) -> list[Payment]:
         payments = [await look_up(client, each, retry_failed=job.retry_failed) for each in salaries]
     wrong = [
         f"line {each.salary.line}: {each.salary.employee} has another number or amount than what was sent before, "
-        f"which is {each.standing}"
+        f"which is {each.status}"
         for each in payments
         if each.contradicts
     ]
@@ -69,11 +69,11 @@ async def look_up(client: AsyncClient, salary: Salary, *, retry_failed: bool) ->
     """Return a salary with the last key that was used for it; or with a new one, if that is asked for and right."""
     payment = Payment(salary, salary.key, await client.payments.get(salary.key))
     for attempt in itertools.count(2):
-        if payment.standing not in {Standing.FAILED, Standing.REFUSED, Standing.NOT_SENT} or payment.record is None:
+        if payment.status not in {Status.FAILED, Status.REFUSED, Status.NOT_SENT} or payment.record is None:
             break
         key = f"{salary.key}/{attempt}"
         following = Payment(salary, key, await client.payments.get(key))
-        needs_new_key = payment.standing is Standing.FAILED or payment.contradicts
+        needs_new_key = payment.status is Status.FAILED or payment.contradicts
         if following.record is None and not (retry_failed and needs_new_key):
             break
         payment = following

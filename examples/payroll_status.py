@@ -11,7 +11,7 @@ from payroll_file import Salary
 UNSENT = {PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED}
 
 
-class Standing(enum.Enum):
+class Status(enum.Enum):
     """What is known of a salary; the value says what to do about it."""
 
     PAID = "nothing is left to do."
@@ -42,19 +42,19 @@ class Payment:
     record: PaymentRecord | None = None
 
     @property
-    def standing(self) -> Standing:
+    def status(self) -> Status:
         """Where it stands."""
         record = self.record
         if record is None or record.state in {PaymentState.NOT_SENT, PaymentState.RELEASED}:
-            return Standing.NOT_SENT
+            return Status.NOT_SENT
         if record.state is PaymentState.REFUSED:
-            return Standing.REFUSED
+            return Status.REFUSED
         if record.transaction is not None and record.is_final:
-            return Standing.PAID if record.transaction.succeeded else Standing.FAILED
+            return Status.PAID if record.transaction.succeeded else Status.FAILED
         if record.is_unresolved:
-            absent = Standing.ABSENT if record.state is PaymentState.ABSENT else Standing.UNKNOWN
-            return Standing.AMBIGUOUS if record.is_ambiguous else absent
-        return Standing.ON_ITS_WAY
+            absent = Status.ABSENT if record.state is PaymentState.ABSENT else Status.UNKNOWN
+            return Status.AMBIGUOUS if record.is_ambiguous else absent
+        return Status.ON_ITS_WAY
 
     @property
     def is_due(self) -> bool:
@@ -64,7 +64,7 @@ class Payment:
     @property
     def is_open(self) -> bool:
         """Whether waiting may tell more."""
-        return self.standing in {Standing.ON_ITS_WAY, Standing.UNKNOWN}
+        return self.status in {Status.ON_ITS_WAY, Status.UNKNOWN}
 
     @property
     def contradicts(self) -> bool:
@@ -75,20 +75,20 @@ class Payment:
 
 def report(payments: Sequence[Payment], errors: Mapping[str, str]) -> int:
     """Print what is paid, and all else with what to do about it; return the exit code."""
-    paid = [each.salary.amount for each in payments if each.standing is Standing.PAID]
+    paid = [each.salary.amount for each in payments if each.status is Status.PAID]
     total = sum(each.salary.amount for each in payments)
     print(f"paid: {len(paid)} of {len(payments)} salaries, {sum(paid):,} of {total:,} TZS")
-    left = {each.standing for each in payments} - {Standing.PAID}
-    for standing in (each for each in Standing if each in left):
-        print(f"\n{standing}: {standing.value}")
+    left = {each.status for each in payments} - {Status.PAID}
+    for status in (each for each in Status if each in left):
+        print(f"\n{status}: {status.value}")
         for each in payments:
-            if each.standing is standing:
+            if each.status is status:
                 salary, number = each.salary, mask_phone_number(each.salary.phone_number)
                 what = f"line {salary.line}  {each.key}  {salary.amount:,} TZS  {number}  {why(each, errors)}"
                 print(f"  {what.rstrip()}")
     if not left:
         return 0
-    return 4 if left <= {Standing.FAILED, Standing.REFUSED} else 3
+    return 4 if left <= {Status.FAILED, Status.REFUSED} else 3
 
 
 def why(payment: Payment, errors: Mapping[str, str]) -> str:
