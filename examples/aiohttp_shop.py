@@ -1,6 +1,6 @@
 """The shop of `fastapi_shop.py` on aiohttp, with a cleanup context: the same page, the same routes.
 
-`python examples/aiohttp_shop.py` starts it together with a sandbox of the service, and says where to look.
+`python examples/aiohttp_shop.py` starts it together with a sandbox of the service, and prints its address.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def create_app(make_client: Callable[[], AsyncClient] = AsyncClient.from_env, **
             app[BACKEND] = backend
             yield
 
-    # Beyond what the receiver reads by itself, so that it is the one that says no.
+    # More than the receiver's own limit, so that the receiver refuses large bodies itself.
     app = web.Application(middlewares=[errors], client_max_size=2 * MAX_BODY)
     app.cleanup_ctx.append(payments)
     app.add_routes(routes)
@@ -65,7 +65,7 @@ def create_app(make_client: Callable[[], AsyncClient] = AsyncClient.from_env, **
 async def errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer what the library raises."""
+    """Turn errors of the library into HTTP answers."""
     try:
         return await handler(request)
     except MobileMoneyError as error:
@@ -73,7 +73,7 @@ async def errors(
 
 
 def respond(answer: HTTPAnswer) -> web.Response:
-    """Return an answer of the library as aiohttp sends it."""
+    """Return an answer of the library as an aiohttp response."""
     headers = {"Content-Type": "application/json", **answer.headers}
     return web.Response(status=answer.status, body=json.dumps(dict(answer.body)), headers=headers)
 
@@ -130,7 +130,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         if each.is_settled:
             await stream.write(b"event: settled\ndata: {}\n\n")
         elif anyio.current_time() >= until:
-            break  # the browser comes again
+            break  # the browser reconnects
     return stream
 
 

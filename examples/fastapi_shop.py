@@ -1,10 +1,10 @@
 """A small shop that is paid by phone, on FastAPI.
 
-`python examples/fastapi_shop.py` starts it together with a sandbox of the service, and says where to look. With
+`python examples/fastapi_shop.py` starts it together with a sandbox of the service, and prints its address. With
 MOBILEMONEY_BASE_URL and the other variables of `AsyncClient.from_env` set, `uvicorn --factory fastapi_shop:create_app`
-serves it against the real service; MOBILEMONEY_STORE then says where payments are remembered.
+serves it against the real service; MOBILEMONEY_STORE then names the store that remembers the payments.
 
-The order's number is the payment's idempotency key: a second click, a reload and a restart give the same payment.
+The order number is the payment's idempotency key: a second click, a reload and a restart give the same payment.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from mobilemoney_async.contrib.fastapi import (
 FILES = Path(__file__).parent / "shop"
 ITEMS = {"coffee": ("Coffee from Kilimanjaro, 250 g", 15_000), "tea": ("Tea from Mufindi, 100 g", 6_500)}
 OrderNumber = Annotated[str, InPath(pattern=r"^[A-Za-z0-9_-]{16,64}$")]
-# What the page is allowed to load and do: its own files, and nothing else.
+# Permissions of the page: its own files, and nothing else.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -53,7 +53,7 @@ DEMO = """<details class="card"><summary>This shop is a demonstration</summary>
 
 
 class Cart(BaseModel):
-    """What the customer says. The price is the shop's."""
+    """The customer's choices. The price is the shop's."""
 
     item: Literal["coffee", "tea"]
     phone_number: str
@@ -127,7 +127,7 @@ async def demonstrate(port: int = 8000, speed: float = 5.0) -> None:
                 return AsyncClient(base_url, auth=sandbox.token, store=store, rate_limiter=limiter, timeout=5)
 
             app = create_app(make_client, is_demo=True, min_interval=0.2)
-            # A stream of events is open while its page is: a server that stops must not wait for them all.
+            # An event stream is open as long as its page. A stopping server must not wait for all of them.
             config = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=5)
             print(f"http://127.0.0.1:{port}")
             await uvicorn.Server(config).serve()

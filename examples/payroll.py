@@ -1,16 +1,16 @@
 """Pays the salaries of one month, each once, from several processes that share one store.
 
 `python examples/payroll.py examples/salaries.csv --sandbox` shows it with no account and no money. For the service
-itself, set what `AsyncClient.from_env` reads, and say where payments are remembered:
+itself, set the environment variables of `AsyncClient.from_env`, and name the store that remembers the payments:
 `python examples/payroll.py salaries.csv --store sqlite:///payroll.db --processes 3`.
 
-Whatever happens, a power cut included: start it again, with the same file and the same store. Each salary is paid once.
+After any failure, also a power cut, start it again with the same file and the same store. Each salary is paid once.
 
-`payroll_file.py` reads the file, `payroll_status.py` says where each salary stands, `payroll_paying.py` pays.
+`payroll_file.py` reads the file, `payroll_status.py` has the status of each salary, `payroll_paying.py` pays.
 
-Exit codes: 0 everybody is paid; 1 the service or the store failed; 2 wrong usage, or a file that cannot be paid as it
-is, of which nothing was sent; 3 something is open; 4 nothing is open, but something was refused or has failed; 130
-interrupted.
+Exit codes: 0 every employee is paid; 1 the service or the store failed; 2 wrong usage, or a file that cannot be paid as
+it is, of which nothing was sent; 3 a payment is open; 4 no payment is open, but at least one was refused or has failed;
+130 interrupted.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from payroll_status import report
 
 @contextmanager
 def own_sandbox(job: Job) -> Iterator[Job]:
-    """Start a sandbox in a thread, and let the job be paid there, from a store of its own."""
+    """Start a sandbox in a thread, and yield the job with that sandbox and a store of its own."""
     from mobilemoney_async.sandbox import Sandbox
 
     sandbox = Sandbox(speed=20)
@@ -51,25 +51,29 @@ def arguments(argv: Sequence[str] | None) -> tuple[Path, Job, bool]:
     parser.add_argument("file", type=Path, help=f"CSV with the columns {','.join(COLUMNS)}")
     parser.add_argument("--store", default=os.environ.get("MOBILEMONEY_STORE"), help="default: MOBILEMONEY_STORE")
     parser.add_argument("--processes", type=int, default=2, choices=range(1, 33), metavar="N", help="default: 2")
-    parser.add_argument("--retry-failed", action="store_true", help="pay anew what has failed for certain")
-    parser.add_argument("--wait", type=float, default=600, metavar="S", help="follow payments for so long: 600 s")
-    parser.add_argument("--grace", type=float, default=120, metavar="S", help="see SQLStore: 120 s")
+    parser.add_argument("--retry-failed", action="store_true", help="pay failed salaries again, under a new key")
     parser.add_argument(
-        "--stale-after", type=float, metavar="S", help="see payments.reconcile; 0: no other run is alive"
+        "--wait", type=float, default=600, metavar="S", help="how long to follow payments, default: 600 s"
     )
-    parser.add_argument("--sandbox", action="store_true", help="try it, with a sandbox and a store that it throws away")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="of a sandbox: X times the rate limit")
+    parser.add_argument("--grace", type=float, default=120, metavar="S", help="see SQLStore, default: 120 s")
+    parser.add_argument(
+        "--stale-after", type=float, metavar="S", help="see payments.reconcile; 0 if no other run is alive"
+    )
+    parser.add_argument("--sandbox", action="store_true", help="try it, with a sandbox and a temporary store")
+    parser.add_argument(
+        "--speed", type=float, default=1.0, metavar="X", help="speed of a sandbox: X times the rate limit"
+    )
     given = vars(parser.parse_args(argv))
     file, is_sandbox = given.pop("file"), given.pop("sandbox")
     if given["store"] is None and not is_sandbox:
-        parser.error("--store or MOBILEMONEY_STORE says where payments are remembered")
+        parser.error("name the store that remembers the payments: --store or MOBILEMONEY_STORE")
     return file, Job(**given | {"store": given["store"] or ""}), is_sandbox
 
 
 def run(job: Job, salaries: Sequence[Salary]) -> int:
     payments = anyio.run(prepare, job, salaries)
     known = sum(each.record is not None for each in payments)
-    # Of a restart with another store, this is the sign.
+    # After a restart, 0 here means that the store is another one.
     print(f"{known} of {len(payments)} salaries are in the store already", file=sys.stderr)
     errors = pay(job, payments)
     return report(anyio.run(settle, job, payments), errors)

@@ -10,13 +10,13 @@ from pathlib import Path
 from mobilemoney_async import InvalidRequest
 from mobilemoney_async.values import normalise_amount, normalise_phone_number
 
-# The month is in the file: one from the calendar, or typed anew, could be another one at the restart, and pay twice.
+# The month is in the file. A month from the calendar, or typed again, could differ at the restart, and pay twice.
 COLUMNS = ["month", "employee", "phone_number", "amount"]
 
 
 @dataclass(frozen=True)
 class Salary:
-    """One row of the file."""
+    """Salary of one employee: one row of the file."""
 
     line: int
     month: str
@@ -26,7 +26,7 @@ class Salary:
 
     @property
     def key(self) -> str:
-        """The name of this payment, whenever and wherever it is made."""
+        """Idempotency key of this payment, the same at each start."""
         return f"payroll-{self.month}/{self.employee}"
 
 
@@ -38,7 +38,7 @@ class BadFileError(Exception):
 
 
 def read_salaries(file: Path) -> list[Salary]:
-    """Read and check the whole file, so that nothing is sent of one that is wrong or half there.
+    """Read and check the whole file, so that nothing of a wrong or incomplete file is sent.
 
     Raises:
         BadFileError: With all problems at once.
@@ -64,14 +64,14 @@ def read_salaries(file: Path) -> list[Salary]:
 
 
 def check(row: dict[str, str]) -> Iterator[str]:
-    """Say what is wrong with a row by itself."""
+    """Yield the problems of a row by itself."""
     if set(row) != set(COLUMNS) or None in row.values():
         yield f"not {len(COLUMNS)} values"
         return
     if not re.fullmatch(r"[0-9]{4}-(0[1-9]|1[0-2])", row["month"]):
-        yield "month: such as 2026-11"
+        yield "month must be such as 2026-11"
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", row["employee"]):
-        yield "employee: letters, digits, '.', '_' and '-'"
+        yield "employee must be letters, digits, '.', '_' and '-'"
     for column, normalise in (("phone_number", normalise_phone_number), ("amount", normalise_amount)):
         try:
             normalise(row[column])
@@ -80,12 +80,12 @@ def check(row: dict[str, str]) -> Iterator[str]:
 
 
 def add(salaries: dict[str, Salary], line: int, row: dict[str, str]) -> Iterator[str]:
-    """Add a row that is right by itself; say what is wrong with it beside the others."""
+    """Add a correct row; yield its conflicts with the other rows."""
     phone_number, amount = normalise_phone_number(row["phone_number"]), int(normalise_amount(row["amount"]))
     salary = Salary(line, row["month"], row["employee"], phone_number, amount)
     earlier = salaries.setdefault(salary.employee, salary)
     if earlier is not salary:
-        yield f"employee: {salary.employee} is in line {earlier.line} too"
+        yield f"employee {salary.employee} is in line {earlier.line} too"
     first = next(iter(salaries.values()))
     if salary.month != first.month:
-        yield f"month: another than in line {first.line}"
+        yield f"month differs from line {first.line}"

@@ -1,6 +1,6 @@
-"""Pays the salaries of the payroll, from several processes, and finds out what became of them.
+"""Pays the salaries of the payroll, from several processes, and follows them to their final states.
 
-What is known lies in the store. Nothing here remembers anything, so that all of it may be killed at any moment.
+All state is in the store. So each process here may be killed at any moment.
 """
 
 import itertools
@@ -20,13 +20,13 @@ from mobilemoney_async import AsyncClient, MobileMoneyError, RateLimiter, SQLSto
 from payroll_file import BadFileError, Salary
 from payroll_status import Payment, Status
 
-# Requests of one process: enough to use the rate limit up while answers are slow, and a kill leaves few unknown.
+# Requests of one process at once: enough to use the whole rate limit while answers are slow. A kill leaves few unknown.
 AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Job:
-    """How to pay; goes to each process."""
+    """Settings of the payroll; goes to each process."""
 
     store: str = field(repr=False)
     processes: int
@@ -37,7 +37,7 @@ class Job:
     speed: float
 
     def client(self) -> AsyncClient:
-        """Make a client; the service and the credentials come from the environment."""
+        """Make a client; address and credentials come from the environment."""
         return AsyncClient.from_env(
             store=SQLStore(self.store, grace=self.grace, key=os.environ.get("MOBILEMONEY_STORE_KEY")),
             rate_limiter=RateLimiter(per_minute=60 * self.speed, burst=10, window=60 / self.speed),
@@ -45,17 +45,17 @@ class Job:
 
 
 async def prepare(job: Job, salaries: Sequence[Salary]) -> list[Payment]:
-    """Find out what is known of each salary. Sends no money.
+    """Look up each salary in the store. Sends no money.
 
     Raises:
-        BadFileError: The file says something else than what was sent already.
+        BadFileError: The file differs from a payment that was sent already.
     """
     async with job.client() as client:
-        await client.users.profile()  # what is wrong with all of them is better found before the first
+        await client.users.profile()  # finds a wrong address or password before the first payment
         await client.payments.reconcile(stale_after=job.stale_after)
         payments = [await look_up(client, each, retry_failed=job.retry_failed) for each in salaries]
     wrong = [
-        f"line {each.salary.line}: {each.salary.employee} has another number or amount than what was sent before, "
+        f"line {each.salary.line}: {each.salary.employee} has another number or amount than the payment sent before, "
         f"which is {each.status}"
         for each in payments
         if each.contradicts
@@ -66,7 +66,7 @@ async def prepare(job: Job, salaries: Sequence[Salary]) -> list[Payment]:
 
 
 async def look_up(client: AsyncClient, salary: Salary, *, retry_failed: bool) -> Payment:
-    """Return a salary with the last key that was used for it; or with a new one, if that is asked for and right."""
+    """Return a salary with the last key used for it; or with a new key, if that is requested and safe."""
     payment = Payment(salary, salary.key, await client.payments.get(salary.key))
     for attempt in itertools.count(2):
         if payment.status not in {Status.FAILED, Status.REFUSED, Status.NOT_SENT} or payment.record is None:
@@ -81,7 +81,7 @@ async def look_up(client: AsyncClient, salary: Salary, *, retry_failed: bool) ->
 
 
 def pay(job: Job, payments: Sequence[Payment]) -> dict[str, str]:
-    """Send what is due, from several processes; return by key what went wrong."""
+    """Send the due payments, from several processes; return the errors by key."""
     due = [each for each in payments if each.is_due]
     spawn, errors = multiprocessing.get_context("spawn"), dict[str, str]()
     workers, answers = [], list[Connection]()
@@ -89,7 +89,7 @@ def pay(job: Job, payments: Sequence[Payment]) -> dict[str, str]:
         answer, theirs = spawn.Pipe(duplex=False)
         worker = spawn.Process(target=work, args=(job, share, theirs), daemon=True)
         worker.start()
-        theirs.close()  # so that the pipe ends when the worker does, however that is
+        theirs.close()  # so that the pipe ends when the worker ends, also if it is killed
         workers.append(worker)
         answers.append(answer)
     with progress_bar() as progress:
@@ -108,12 +108,14 @@ def pay(job: Job, payments: Sequence[Payment]) -> dict[str, str]:
     for worker in workers:
         worker.join()
         if worker.exitcode:
-            print(f"a worker died ({worker.exitcode}): what it did not send is among what is not sent", file=sys.stderr)
+            print(
+                f"a worker died ({worker.exitcode}): the payments it did not send are among `not sent`", file=sys.stderr
+            )
     return errors
 
 
 def divide(payments: Sequence[Payment], shares: int) -> list[list[Payment]]:
-    """Divide payments among processes. Twins stay together: in one process the second waits for the first."""
+    """Divide payments among processes. Duplicates stay together: in one process the second waits for the first."""
     kinds: dict[tuple[str, int], int] = {}
     divided: list[list[Payment]] = [[] for _ in range(shares)]
     for each in payments:
@@ -123,8 +125,8 @@ def divide(payments: Sequence[Payment], shares: int) -> list[list[Payment]]:
 
 
 def work(job: Job, share: Sequence[Payment], answers: Connection) -> None:
-    """Pay a share: the whole of a worker process."""
-    with suppress(KeyboardInterrupt):  # the parent says so
+    """Pay a share: the main function of a worker process."""
+    with suppress(KeyboardInterrupt):  # the parent reports it
         anyio.run(pay_share, job, share, answers)
 
 
@@ -132,7 +134,7 @@ async def pay_share(job: Job, share: Sequence[Payment], answers: Connection) -> 
     waiting = iter(share)
 
     async def pay_some() -> None:
-        for payment in waiting:  # all of them take from the same
+        for payment in waiting:  # all tasks take from the same iterator
             answers.send((payment.key, await send(client, payment)))
 
     try:
@@ -140,11 +142,11 @@ async def pay_share(job: Job, share: Sequence[Payment], answers: Connection) -> 
             for _ in range(AT_ONCE):
                 group.start_soon(pay_some)
     except* BrokenPipeError:
-        pass  # the parent is gone: what was sent is in the store, and the next run goes on
+        pass  # the parent is dead: sent payments are in the store, and the next run continues
 
 
 async def send(client: AsyncClient, payment: Payment) -> str | None:
-    """Pay one salary; return what went wrong. What became of it is in the store."""
+    """Pay one salary; return the error, or None. The result is in the store."""
     salary = payment.salary
     try:
         await client.disbursements.create(
@@ -156,9 +158,9 @@ async def send(client: AsyncClient, payment: Payment) -> str | None:
 
 
 async def settle(job: Job, payments: Sequence[Payment]) -> list[Payment]:
-    """Follow payments, and find out about unknown ones, until nothing is open or the time is up.
+    """Follow payments, and reconcile unknown ones, until none is open or the time is over.
 
-    The poller writes every final state into the store, so that is where to look.
+    The poller writes every final state into the store, so this function reads the store.
     """
     async with job.client() as client, client.poller(min_interval=1 / job.speed) as poller:
         latest = {each.key: await refresh(client, each) for each in payments}
@@ -172,7 +174,7 @@ async def settle(job: Job, payments: Sequence[Payment]) -> list[Payment]:
                         poller.track(each.record.transaction_id)
                 await anyio.sleep(5 / job.speed)
                 if anyio.current_time() >= reconcile_at:
-                    with suppress(MobileMoneyError):  # where the list cannot be read, later
+                    with suppress(MobileMoneyError):  # if the list cannot be read now, try later
                         await client.payments.reconcile()  # costs nothing when nothing is unknown
                     reconcile_at = anyio.current_time() + job.grace / 4
                 latest |= {each.key: await refresh(client, each) for each in still_open}
@@ -181,7 +183,7 @@ async def settle(job: Job, payments: Sequence[Payment]) -> list[Payment]:
 
 
 async def refresh(client: AsyncClient, payment: Payment) -> Payment:
-    """Return a payment with what the store knows of it."""
+    """Return a payment with its present record."""
     return replace(payment, record=await client.payments.get(payment.key))
 
 

@@ -1,4 +1,4 @@
-"""What is known of each salary of the payroll, and how it is told."""
+"""The status of each salary of the payroll, and the report."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ UNSENT = {PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED}
 
 
 class Status(enum.Enum):
-    """What is known of a salary; the value says what to do about it."""
+    """Status of a salary; the value gives the next step."""
 
     PAID = "nothing is left to do."
-    FAILED = "accepted, and no money moved. Mend the cause and start again with --retry-failed."
-    REFUSED = "the service said no. Mend the cause and start again, with --retry-failed if the row has changed."
+    FAILED = "accepted, and no money moved. Fix the cause and start again with --retry-failed."
+    REFUSED = "the service said no. Fix the cause and start again, with --retry-failed if the row has changed."
     NOT_SENT = "nothing was sent, or it provably did not arrive. Start again."
     ON_ITS_WAY = "accepted, and not final yet. Start again later; do not pay it in another way."
     UNKNOWN = "it may be paid or not. Start again later, which finds out; do not pay it in another way."
     AMBIGUOUS = (
-        "it may be one of the transactions named. Compare them. If it is none of them, say so with "
+        "it may be one of the transactions named. Compare them. If it is none of them, confirm it with "
         "`mobilemoney payments confirm-absent KEY --note …` and start again."
     )
     ABSENT = (
-        "the service's list does not show it. Look on its dashboard, or ask the employee. If it is not paid, say so "
-        "with `mobilemoney payments confirm-absent KEY --note …` and start again."
+        "the service's list does not show it. Look on its dashboard, or ask the employee. If it is not paid, confirm "
+        "it with `mobilemoney payments confirm-absent KEY --note …` and start again."
     )
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class Payment:
-    """A salary, the key under which it is paid, and what the store knows of that."""
+    """Salary, the key of its payment, and the store's record of it."""
 
     salary: Salary
     key: str
@@ -43,7 +43,7 @@ class Payment:
 
     @property
     def status(self) -> Status:
-        """Where it stands."""
+        """Status of the salary by its record."""
         record = self.record
         if record is None or record.state in {PaymentState.NOT_SENT, PaymentState.RELEASED}:
             return Status.NOT_SENT
@@ -58,23 +58,23 @@ class Payment:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is to be sent."""
+        """Return whether to send it."""
         return self.record is None or self.record.state in UNSENT
 
     @property
     def is_open(self) -> bool:
-        """Whether waiting may tell more."""
+        """Return whether its status may change while we wait."""
         return self.status in {Status.ON_ITS_WAY, Status.UNKNOWN}
 
     @property
     def contradicts(self) -> bool:
-        """Whether the file says something else than what was sent, or tried, under this key."""
-        told = (self.salary.phone_number, self.salary.amount)
-        return self.record is not None and told != (self.record.phone_number, int(self.record.amount))
+        """Return whether number or amount in the file differ from those sent, or tried, under this key."""
+        in_file = (self.salary.phone_number, self.salary.amount)
+        return self.record is not None and in_file != (self.record.phone_number, int(self.record.amount))
 
 
 def report(payments: Sequence[Payment], errors: Mapping[str, str]) -> int:
-    """Print what is paid, and all else with what to do about it; return the exit code."""
+    """Print the paid sum, and each other salary with the next step; return the exit code."""
     paid = [each.salary.amount for each in payments if each.status is Status.PAID]
     total = sum(each.salary.amount for each in payments)
     print(f"paid: {len(paid)} of {len(payments)} salaries, {sum(paid):,} of {total:,} TZS")
@@ -84,8 +84,8 @@ def report(payments: Sequence[Payment], errors: Mapping[str, str]) -> int:
         for each in payments:
             if each.status is status:
                 salary, number = each.salary, mask_phone_number(each.salary.phone_number)
-                what = f"line {salary.line}  {each.key}  {salary.amount:,} TZS  {number}  {why(each, errors)}"
-                print(f"  {what.rstrip()}")
+                row = f"line {salary.line}  {each.key}  {salary.amount:,} TZS  {number}  {why(each, errors)}"
+                print(f"  {row.rstrip()}")
     if not left:
         return 0
     return 4 if left <= {Status.FAILED, Status.REFUSED} else 3

@@ -1,7 +1,7 @@
-"""Reports what became of many transactions, as CSV, for a fraction of the requests that one lookup each would cost.
+"""Reports the state of many transactions, as CSV, for a fraction of the requests that one lookup each would cost.
 
 `python examples/status_report.py --sandbox > report.csv` shows it for 1,000 transactions of a sandbox. For the service
-itself, set what `AsyncClient.from_env` reads, and give a file with one transaction id in each line:
+itself, set the environment variables of `AsyncClient.from_env`, and give a file with one transaction id in each line:
 `python examples/status_report.py ids.txt --since 2026-11-01 > report.csv`.
 
 Exit codes: 0 every transaction was found; 1 some were not, or the service failed; 2 wrong usage.
@@ -29,7 +29,7 @@ COLUMNS = [
 
 
 class RequestCount:
-    """Counts the requests of a client; give it as `on_event`."""
+    """Request counter of a client; pass it as `on_event`."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -39,10 +39,10 @@ class RequestCount:
 
 
 async def write_report(client: AsyncClient, ids: Sequence[str], since: date, file: IO[str]) -> Counter[str]:
-    """Write a row for each id, in their order; return how many are in which state.
+    """Write a row for each id, in their order; return the number of transactions by state.
 
     Raises:
-        MobileMoneyError: An id is blank, or the client was closed. What goes wrong with one transaction is in its row.
+        MobileMoneyError: An id is blank, or the client was closed. The error of a single transaction is in its row.
     """
     found = {lookup.transaction_id: lookup async for lookup in client.transactions.get_many(ids, since=since)}
     writer = csv.writer(file)
@@ -95,8 +95,8 @@ async def run(file: Path | None, since: date) -> int:
         client, ids = AsyncClient.from_env(on_event=count), (await anyio.Path(file).read_text("utf-8")).split()
     async with client:
         states = await write_report(client, ids, since, sys.stdout)
-    said = ", ".join(f"{number} {state}" for state, number in states.most_common())
-    print(f"{states.total()} transactions for {count.total} requests: {said}", file=sys.stderr)
+    numbers = ", ".join(f"{number} {state}" for state, number in states.most_common())
+    print(f"{states.total()} transactions for {count.total} requests: {numbers}", file=sys.stderr)
     return 1 if states["not found"] else 0
 
 
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sandbox", action="store_true", help="try it, on a sandbox")
     given = parser.parse_args(argv)
     if given.sandbox == (given.file is not None):
-        parser.error("a file, or --sandbox")
+        parser.error("give a file, or --sandbox")
     try:
         return anyio.run(run, given.file, given.since or datetime.now(UTC).date())
     except (MobileMoneyError, OSError) as error:

@@ -1,11 +1,11 @@
-"""Pays out from a taskiq queue in Redis: each order once, though workers are killed and jobs are delivered twice.
+"""Pays out from a taskiq queue in Redis: each order once, even if workers are killed and jobs are delivered twice.
 
-Workers: `taskiq worker --app-dir examples taskiq_payouts:broker`. The service and the credentials come from what
-`AsyncClient.from_env` reads, MOBILEMONEY_STORE included, the queue from REDIS_URL.
+Workers: `taskiq worker --app-dir examples taskiq_payouts:broker`. Address, credentials and store come from the
+environment variables of `AsyncClient.from_env`, MOBILEMONEY_STORE included; the queue comes from REDIS_URL.
 Jobs: `python examples/taskiq_payouts.py examples/payouts.csv`, as often as you like.
 
-A job is acknowledged when it is done. Where it cannot be done yet, or its worker was killed, Redis delivers it again,
-to any worker. The order is the payment's key: whatever happened before, the same key may be tried again.
+A job is acknowledged when it is done. If it cannot be done yet, or its worker was killed, Redis delivers it again,
+to any worker. The order is the payment's key: the same key may be tried again after any failure.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from mobilemoney_async import (
     RateLimiter,
 )
 
-SPEED = float(os.environ.get("SANDBOX_SPEED", "1"))  # a sandbox may be faster than life: then all of this is
-DELIVER_AGAIN_AFTER = 600 / SPEED  # seconds; a job that takes longer runs twice, which does no harm
+SPEED = float(os.environ.get("SANDBOX_SPEED", "1"))  # of a sandbox; all times below follow it
+DELIVER_AGAIN_AFTER = 600 / SPEED  # seconds; a job that takes longer runs twice, which is harmless
 FOLLOW_FOR = RECONCILE_EVERY = 60 / SPEED
 
 logger = logging.getLogger("payouts")
 broker = RedisStreamBroker(
     os.environ.get("REDIS_URL", "redis://localhost:6379"),
     queue_name="payouts",
-    consumer_id="0",  # what was queued before the first worker came counts too
+    consumer_id="0",  # jobs queued before the first worker started count too
     idle_timeout=int(DELIVER_AGAIN_AFTER * 1000),
-    xread_count=10,  # a worker takes few that it cannot begin yet: their time runs too
-    maxlen=200_000,  # the stream keeps jobs that are done: 60 MB, and more than a day's at the service's limit
+    xread_count=10,  # a worker takes few jobs ahead, since their idle time runs too
+    maxlen=200_000,  # the stream keeps finished jobs: 60 MB, and more than a day's jobs at the service's limit
 )
 
 
 async def live(state: TaskiqState) -> None:
     """Own the client and the poller, for the life of a worker.
 
-    What opens a poller has to close it too. Taskiq's two events are two tasks, so it is neither of them.
+    The task that opens a poller must close it. Taskiq runs its two events in two tasks, so this is a task of its own.
     """
     limiter = RateLimiter(per_minute=60 * SPEED, burst=10, window=60 / SPEED)
     try:
@@ -60,7 +60,7 @@ async def live(state: TaskiqState) -> None:
             state.client, state.poller = client, poller
             state.opened.set()
             while not state.closing.is_set():
-                await reconcile.kiq()  # as a job: only when one has come, taskiq-redis looks for those of dead workers
+                await reconcile.kiq()  # a new job also makes taskiq-redis look for the jobs of dead workers
                 with anyio.move_on_after(RECONCILE_EVERY):
                     await state.closing.wait()
     except Exception:
@@ -92,26 +92,27 @@ async def pay_out(order: str, phone_number: str, amount: str, job: Context = Tas
     except OutcomeUnknown as error:
         logger.warning("%s: %s", order, error)  # never sent again: `reconcile` finds out, `follow` waits for it
     except MobileMoneyError as error:
-        if needs_a_person(error):
-            logger.error("%s: not paid, and a person has to look: %s", order, error)  # noqa: TRY400
+        if needs_operator(error):
+            logger.error("%s: not paid, an operator must look: %s", order, error)  # noqa: TRY400
             await job.ack()
         else:
-            logger.warning("%s: not paid, again in some minutes: %s", order, error)
+            logger.warning("%s: not paid, retried in some minutes: %s", order, error)
         return
     await follow.kiq(order)
     await job.ack()
 
 
-def needs_a_person(error: MobileMoneyError) -> bool:
-    """Whether it is of no use to try again. Either way this try has moved no money."""
+def needs_operator(error: MobileMoneyError) -> bool:
+    """Return whether a retry is useless. In both cases this attempt has moved no money."""
     if isinstance(error, InvalidRequest):
-        return error.argument != "client"  # which is closed when this worker is about to stop
-    return type(error) in {APIError, IdempotencyConflict}  # kinds of APIError, as AuthenticationError, are about us
+        return error.argument != "client"  # the client is closed when this worker is about to stop
+    # A subclass of APIError, such as AuthenticationError, concerns all orders: a retry may succeed.
+    return type(error) in {APIError, IdempotencyConflict}
 
 
 @broker.task("follow", ack_type="manual")
 async def follow(order: str, job: Context = TaskiqDepends()) -> None:  # noqa: B008
-    """Follow an order's payment until it is final, and say so: at least once."""
+    """Follow an order's payment until it is final, and report it, at least once."""
     with anyio.move_on_after(FOLLOW_FOR) as patience:
         while True:
             payment = await job.state.client.payments.get(order)
@@ -121,21 +122,21 @@ async def follow(order: str, job: Context = TaskiqDepends()) -> None:  # noqa: B
                 break
             state = payment and payment.state
             if state not in {PaymentState.SENDING, PaymentState.UNKNOWN} or payment.is_ambiguous:
-                logger.error("%s: %s, and a person has to look: `mobilemoney payments show %s`", order, state, order)
+                logger.error("%s: %s, an operator must look: `mobilemoney payments show %s`", order, state, order)
                 break
             await anyio.sleep(5 / SPEED)
     if patience.cancelled_caught:
-        await follow.kiq(order)  # behind what waits to be paid
+        await follow.kiq(order)  # behind the payments that wait to be sent
     await job.ack()
 
 
 @broker.task("reconcile")
 async def reconcile(job: Context = TaskiqDepends()) -> None:  # noqa: B008
-    """Find out about payments of which nobody knows what became. Costs no request while there is none."""
+    """Reconcile unknown payments. Costs no request while there is none."""
     try:
         await job.state.client.payments.reconcile()
     except MobileMoneyError as error:
-        logger.warning("not found out yet: %s", error)
+        logger.warning("not reconciled yet: %s", error)
 
 
 async def enqueue(payouts: list[dict[str, str]]) -> None:

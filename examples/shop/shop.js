@@ -1,6 +1,6 @@
 "use strict";
-// The page only shows what the shop says. The order's number is the shop's, so a second click, a reload or a lost answer
-// is the same order again, and never a second payment.
+// The page only shows the status from the shop. The shop gives the order number. So after a second click, a reload or a
+// lost answer it is the same order, and never a second payment.
 
 const order = document.body.dataset.order;
 const $ = (id) => document.getElementById(id);
@@ -56,7 +56,7 @@ function watch() {
   source = new EventSource(`/orders/${encodeURIComponent(order)}/events`);
   source.onmessage = (event) => show(JSON.parse(event.data));
   source.addEventListener("settled", () => source.close());
-  // The browser comes again by itself, unless the shop answered with an error.
+  // The browser reconnects by itself, unless the shop answered with an error.
   source.onerror = () => { if (source.readyState === EventSource.CLOSED) setTimeout(look, 3000); };
 }
 
@@ -66,7 +66,7 @@ async function look() {
     // It never reached the shop: the same order may be sent again.
     if (answer.status === 404) { if (shown) show({ state: "not_made" }); return; }
     if (answer.ok) show(await answer.json());
-  } catch { /* offline: the next look tells */ }
+  } catch { /* offline: the next look shows the status */ }
   if (!settled.has(shown)) watch();
 }
 
@@ -99,7 +99,7 @@ form.addEventListener("submit", async (event) => {
         : status.title || "Nothing was paid. Please try again.");
     }
   } catch {
-    // The request or its answer was lost: the order tells.
+    // The request or its answer was lost: the order's status shows which.
     show({ state: "finding_out" });
     setTimeout(look, 1000);
   } finally {

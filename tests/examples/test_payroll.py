@@ -144,12 +144,12 @@ def test_the_sample_shows_every_ending(tmp_path: Path) -> None:
             HEAD + "2026-13,E/1,0681234501,8.5\n\n2026-11,E2,+255681234502,1\n2026-11,E2,+255681234503,2\n"
             "2026-12,E3,+255681234503,2\n2026-11,E4,+255681234504\n2026-11,E5,+255681234505,1,000\n",
             [
-                "line 2: month: ",
-                "line 2: employee: letters",
-                "line 2: phone_number: ",
-                "line 2: amount: ",
-                "line 5: employee: E2 is in line 4 too",
-                "line 6: month: another than in line 4",
+                "line 2: month must be ",
+                "line 2: employee must be letters",
+                "line 2: phone_number",
+                "line 2: amount",
+                "line 5: employee E2 is in line 4 too",
+                "line 6: month differs from line 4",
                 "line 7: not 4 values",
                 "line 8: not 4 values",
             ],
@@ -220,7 +220,7 @@ def test_what_has_failed_is_paid_anew_when_asked_for(tmp_path: Path, capsys: pyt
         first, second = f"2026-11,E1,{good},1000", f"2026-11,E2,{dead},2000"
         assert run(first, second).startswith("4 paid: 1 of 2 salaries, 1,000 of 3,000 TZS\n\nfailed: ")
         assert run(first, second).startswith("4 paid: 1 of 2 ")
-        assert "line 3: E2 has another number or amount than what was sent before, which is failed" in run(
+        assert "line 3: E2 has another number or amount than the payment sent before, which is failed" in run(
             first, f"2026-11,E2,{good},2000"
         )
         assert "before, which is paid" in run(f"2026-11,E1,{good},1001", second, retry=True)

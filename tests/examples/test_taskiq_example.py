@@ -226,7 +226,7 @@ async def test_an_order_that_cannot_be_paid_is_left_to_a_person(
         number = "0681 234 567" if wrong == "phone number" else "+255681234567"
         await EXAMPLE.pay_out("order-1", number, "5000", job=job)
     assert job.acknowledged == 1
-    assert re.match("order-1: not paid, and a person has to look: ", caplog.messages[-1])
+    assert re.match("order-1: not paid, an operator must look: ", caplog.messages[-1])
     assert "234567" not in caplog.text
     assert queued == (["order-1"] if wrong == "amount" else [])
     assert sum(each.amount == "5000" for each in sandbox.transactions.values()) == 0
@@ -255,7 +255,7 @@ async def test_an_order_that_cannot_be_paid_now_is_delivered_again(
                 )
         await EXAMPLE.pay_out("order-1", "+255681234567", "5000", job=job)
         assert (job.acknowledged, queued) == (0, [])
-        assert re.match("order-1: not paid, again in some minutes: ", caplog.messages[-1])
+        assert re.match("order-1: not paid, retried in some minutes: ", caplog.messages[-1])
         if wrong == "twin":
             await state.client.payments.confirm_absent("order-0", note="looked")
     sandbox.clear_script()
@@ -287,8 +287,8 @@ async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
     assert len(sandbox.transactions) == sandbox.requests.count("b2c") - 1 == 1
     assert caplog.messages[-3:] == [
         "found: SUCCESS",
-        "absent: ABSENT, and a person has to look: `mobilemoney payments show absent`",
-        "never-made: None, and a person has to look: `mobilemoney payments show never-made`",
+        "absent: ABSENT, an operator must look: `mobilemoney payments show absent`",
+        "never-made: None, an operator must look: `mobilemoney payments show never-made`",
     ]
 
 
