@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 
 import anyio
 
@@ -18,7 +17,6 @@ def run_sandbox(
     host: str = "127.0.0.1",
     seed: int = 0,
     by_hand: bool = False,
-    prepare: Callable[[Sandbox], object] | None = None,
 ) -> None:
     """Serve a sandbox and its phone page until Ctrl-C (or SIGTERM), and log each request in one line on standard error.
 
@@ -28,15 +26,12 @@ def run_sandbox(
         host: Address to listen on.
         seed: For ids, delays, token and password.
         by_hand: Whether payments of ordinary numbers wait for a person; it can be changed on the phone page.
-        prepare: Is given the sandbox before it is served.
 
     Raises:
         SystemExit: With a message: the extra `sandbox` is missing, the port is in use, or `speed` is not positive.
     """
     try:
         sandbox = Sandbox(speed=speed, seed=seed, by_hand=by_hand)
-        if prepare is not None:
-            prepare(sandbox)
         anyio.run(_serve, sandbox, host, port, backend="asyncio")
     except (ImportError, ValueError) as exc:
         raise SystemExit(f"mobilemoney sandbox: {exc}") from exc

@@ -10,9 +10,6 @@ from mobilemoney_async.cli.lazy import LazyCommand, lazy_group
 
 COMMANDS: tuple[LazyCommand, ...] = (
     LazyCommand("numbers", "sandbox_group:numbers", "Print the magic phone numbers and what they do."),
-    LazyCommand(
-        "script", "script_command:script", "Serve the sandbox until Ctrl-C, with faults that strike as a file says."
-    ),
 )
 
 sandbox_app: typer.Typer = typer.Typer(
