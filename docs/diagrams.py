@@ -1,7 +1,7 @@
-"""Draws the diagrams in `images/`: `python docs/diagrams.py` writes them anew.
+"""Draws the diagrams in `images/`: `python docs/diagrams.py` writes all of them.
 
-They are checked in, so that the pages read on GitHub too, and a test compares them with what this file draws and with
-the tables of the code. Each brings its own background, since a picture does not learn which theme a page has.
+They are checked in, so that GitHub shows them too. A test compares them with the output of this file and with the
+tables of the code. Each has its own background, since a picture does not know the theme of its page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -83,7 +83,7 @@ class Box(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A field behind boxes that belong together, with its name in the upper left corner."""
+    """A frame behind a group of boxes, with its name in the upper left corner."""
 
     x: float
     y: float
@@ -99,7 +99,7 @@ class Group(NamedTuple):
 class Arrow(NamedTuple):
     """A line through points with a tip at its end, and lines of text that begin at `at`.
 
-    `moves` are the steps of a table of states that it stands for.
+    `moves` are the transitions that it shows.
     """
 
     points: Sequence[tuple[float, float]]
@@ -144,10 +144,10 @@ def down(x: float, start: float, end: float, *lines: str, moves: Sequence[tuple[
 RECORD = Diagram(
     860,
     632,
-    "What the store knows of a payment, and how that changes",
+    "The states of a payment's record in the store",
     [
         Group(16, 96, 180, 394, "it does not exist"),
-        Group(300, 96, 204, 520, "nobody knows"),
+        Group(300, 96, 204, 520, "not known yet"),
         Group(664, 96, 180, 520, "it exists"),
         Box(30, 136, 152, 44, ["NOT_SENT"], "bad"),
         Box(30, 228, 152, 44, ["REFUSED"], "bad"),
@@ -157,7 +157,7 @@ RECORD = Diagram(
         Box(316, 556, 152, 44, ["ABSENT"], "open"),
         Box(674, 182, 160, 44, ["ACKNOWLEDGED"], "good"),
         Box(674, 556, 160, 44, ["FINAL"], "good"),
-        Arrow([(430, 28), (430, 180)], ["create: recorded", "before it is sent"], (440, 46)),
+        Arrow([(450, 28), (450, 180)], ["create: recorded", "before it is sent"], (460, 46)),
         Arrow([(316, 196), (184, 160)], ["provably", "not sent"], (214, 136), moves=[("SENDING", "NOT_SENT")]),
         Arrow([(316, 216), (184, 248)], ["the service", "said no"], (210, 264), moves=[("SENDING", "REFUSED")]),
         Arrow([(470, 204), (672, 204)], ["answer"], (556, 196), moves=[("SENDING", "ACKNOWLEDGED")]),
@@ -166,28 +166,28 @@ RECORD = Diagram(
             370,
             414,
             554,
-            "two complete",
-            "walks after the",
-            "grace period",
-            "without it",
+            "two full listings",
+            "after the grace",
+            "period do not",
+            "show it",
             moves=[("UNKNOWN", "ABSENT")],
         ),
         Arrow(
             [(470, 390), (706, 390), (706, 228)],
-            ["found in the list,", "or a person says", "which one it is"],
+            ["found in the list,", "or identified by", "an operator"],
             (516, 346),
             moves=[("UNKNOWN", "ACKNOWLEDGED")],
         ),
         Arrow([(470, 578), (590, 578), (590, 392)], ["the same"], (516, 570), moves=[("ABSENT", "ACKNOWLEDGED")]),
         Arrow(
             [(316, 398), (184, 438)],
-            ["a person says", "that it does", "not exist"],
+            ["an operator", "confirms its", "absence"],
             (204, 352),
             moves=[("UNKNOWN", "RELEASED")],
         ),
         Arrow([(316, 578), (106, 578), (106, 470)], ["the same"], (222, 570), moves=[("ABSENT", "RELEASED")]),
         Arrow(
-            [(60, 96), (60, 60), (350, 60), (350, 180)],
+            [(60, 96), (60, 60), (420, 60), (420, 180)],
             ["create again with the same key"],
             (72, 52),
             moves=[("NOT_SENT", "SENDING"), ("REFUSED", "SENDING"), ("RELEASED", "SENDING")],
@@ -198,7 +198,7 @@ RECORD = Diagram(
 
 
 def payment(x: float, kind: str, first: str, ends: Sequence[tuple[str, str, str]]) -> Iterator[Box | Group | Arrow]:
-    """Draw one of the two kinds: where it begins, and each final state with what it means."""
+    """Draw one type of payment: its first state, and each final state with its meaning."""
     yield Group(x, 16, 352, 316, kind)
     yield Arrow([(x + 90, 44), (x + 90, 72)], ["accepted"], (x + 100, 60))
     yield Box(x + 16, 74, 148, 44, [first], "open")
@@ -259,22 +259,22 @@ CALL = Diagram(
         Arrow([(470, 638), (470, 570)]),
         Box(340, 520, 260, 48, ["read", "the body first, then the status"]),
         Arrow([(470, 518), (470, 490)]),
-        Box(340, 424, 260, 64, ["record (with a store)", "what became of it, also where", "the caller was cancelled"]),
+        Box(340, 424, 260, 64, ["record (with a store)", "the result, also if the", "caller was cancelled"]),
         Arrow([(470, 422), (470, 390)]),
-        Box(340, 312, 260, 76, ["decide", "by what the call does and where it", "failed: a table (calls/retry.py)"]),
+        Box(340, 312, 260, 76, ["decide", "by effect and place of the failure:", "a table (calls/retry.py)"]),
         Arrow(
             [(470, 310), (470, 290), (320, 290), (320, 304), (302, 304)],
-            ["again, where that is safe: provably", "not sent, rejected before it was", "processed, or only a read"],
+            ["retry, if it is safe: provably", "not sent, rejected before it was", "processed, or only a read"],
             (334, 238),
         ),
         Arrow(
             [(570, 310), (570, 70)],
             [
-                "Acknowledgement,",
-                "or an error that says",
-                "what became of the",
-                "money; OutcomeUnknown",
-                "where nobody knows",
+                "Acknowledgement, or",
+                "an error that says",
+                "if money may have",
+                "moved, such as",
+                "OutcomeUnknown",
             ],
             (388, 102),
         ),
@@ -304,16 +304,16 @@ LAYERS = Diagram(
     [
         *layer(12, 20, "cli · testing", "the command line; fixtures for your tests"),
         *layer(11, 84, "contrib", "FastAPI, OpenTelemetry, any framework"),
-        *layer(10, 148, "client", "puts the parts together, decides nothing"),
-        *layer(9, 212, "sharing", "what processes share through the database"),
+        *layer(10, 148, "client", "connects the parts, decides nothing"),
+        *layer(9, 212, "sharing", "shared by processes through the database"),
         *layer(8, 276, "payments", "idempotent creates, the store, reconciliation"),
         *layer(7, 340, "polling", "the poller"),
         *layer(6, 404, "database", "engine, schema, clock, leases, encryption"),
-        *layer(5, 468, "resources", "what a merchant calls"),
+        *layer(5, 468, "resources", "the merchant's calls"),
         *layer(4, 532, "callbacks", "callbacks as hints"),
         *layer(3, 596, "calls", "one call, from method to wire and back"),
-        *layer(2, 660, "contract", "what the service says, as data"),
-        *layer(1, 724, "errors · values · events", "the words that all others use"),
+        *layer(2, 660, "contract", "the service's contract, as data"),
+        *layer(1, 724, "errors · values · events", "used by all other layers"),
         Box(
             492,
             212,
@@ -331,7 +331,7 @@ LAYERS = Diagram(
             "open",
         ),
         Arrow([(458, 45), (566, 45), (566, 210)], ["uses"], (576, 130)),
-        Text(56, 800, ["Imports point down only; a test walks them all."]),
+        Text(56, 800, ["Imports point down only; a test checks all of them."]),
     ],
 )
 
