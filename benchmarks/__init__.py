@@ -1,1 +1,1 @@
-"""The benchmarks: `python benchmarks/run.py`. What they show stands in README.md beside them."""
+"""The benchmarks: `python benchmarks/run.py`. README.md in this folder has the results."""

@@ -1,4 +1,4 @@
-"""What the services answer: realistic, made from a fixed seed, and of the size that the issue names."""
+"""Answers of the services: realistic, made from a fixed seed, the page about 47 kB."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def one_transaction() -> bytes:
 
 
 def openai_batch() -> bytes:
-    """Return what openai's ``GET /batches/{id}`` answers."""
+    """Return the answer of openai's ``GET /batches/{id}``."""
     return _encode(
         {
             "id": "batch_67f7bfc50b288190893e242d9fa93c52",
@@ -49,7 +49,7 @@ def openai_batch() -> bytes:
 
 
 def anthropic_batch() -> bytes:
-    """Return what anthropic's ``GET /v1/messages/batches/{id}`` answers."""
+    """Return the answer of anthropic's ``GET /v1/messages/batches/{id}``."""
     return _encode(
         {
             "id": "msgbatch_013Zva2CMHLNnXjNJJKqJ2EF",
@@ -67,7 +67,7 @@ def anthropic_batch() -> bytes:
 
 
 def stripe_refund() -> bytes:
-    """Return what stripe's ``GET /v1/refunds/{id}`` answers."""
+    """Return the answer of stripe's ``GET /v1/refunds/{id}``."""
     return _encode(
         {
             "id": "re_1Nispe2eZvKYlo2Cd31jOCgZ",

@@ -1,7 +1,7 @@
 """Measuring fairly on a shared machine: contestants take turns, and are compared within each turn.
 
-A round measures every contestant once. A ratio is the median of the rounds' own ratios, so that whatever slows the
-machine down for a while slows both sides of it. Every cost is in seconds for one operation.
+A round measures every contestant once. A ratio is the median of the rounds' own ratios. So if other work slows the
+machine down for a while, it slows both sides. Every cost is in seconds for one operation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 MICRO = 1e6
 
 Contestant = Callable[[], float]
-"""Does its work once and returns what one operation cost."""
+"""Contestant: does its work once and returns the cost of one operation."""
 
 Clock = Callable[[], float]
 
@@ -29,14 +29,14 @@ class Row:
     """One line of the table.
 
     Attributes:
-        what: What was measured.
-        against: What it was compared with.
+        case: Name of the measurement, with its cost.
+        against: Name of the comparison, with its cost.
         target: The figure to reach; empty for a line that only informs.
         measured: The figure.
-        reached: Whether it was reached; None without a target.
+        reached: True if it was reached; None without a target.
     """
 
-    what: str
+    case: str
     against: str
     target: str
     measured: str
@@ -54,12 +54,12 @@ class Figures:
         return statistics.median(self.rounds[name])
 
     def ratio(self, name: str, other: str) -> float:
-        """Return how many times the cost of another a contestant has."""
+        """Return the cost of one contestant, divided by the cost of another."""
         pairs = zip(self.rounds[name], self.rounds[other], strict=True)
         return statistics.median(mine / theirs for mine, theirs in pairs)
 
     def difference(self, name: str, other: str) -> float:
-        """Return how much more than another a contestant costs, seconds."""
+        """Return the cost of one contestant, less the cost of another, seconds."""
         pairs = zip(self.rounds[name], self.rounds[other], strict=True)
         return statistics.median(mine - theirs for mine, theirs in pairs)
 
@@ -72,7 +72,7 @@ def interleave(contestants: Mapping[str, Contestant], rounds: int) -> Figures:
         rounds: How many to count.
     """
     figures: dict[str, list[float]] = {name: [] for name in contestants}
-    # What the imports left behind is nobody's cost: keep it out of the collector's passes.
+    # The objects of the imports are no contestant's cost: keep them out of the collector's passes.
     gc.collect()
     gc.freeze()
     try:
@@ -88,7 +88,7 @@ def interleave(contestants: Mapping[str, Contestant], rounds: int) -> Figures:
 
 
 def repeated(work: Callable[[], object], number: int, clock: Clock = time.process_time) -> Contestant:
-    """Return a contestant that does something so many times."""
+    """Return a contestant that runs one operation many times."""
 
     def measure() -> float:
         started = clock()
@@ -107,7 +107,7 @@ def repeated_async(
     at_once: int = 1,
     clock: Clock = time.process_time,
 ) -> Contestant:
-    """Return a contestant that awaits something so many times, some of them at once.
+    """Return a contestant that awaits one operation many times, some of them at once.
 
     Args:
         runner: The event loop that all contestants of a benchmark share.
@@ -131,7 +131,7 @@ def repeated_async(
 
 @contextmanager
 def event_loop() -> Iterator[tuple[asyncio.Runner, AsyncExitStack]]:
-    """Give an event loop for all contestants of a benchmark, and what closes their clients in it at the end."""
+    """Yield an event loop for all contestants of a benchmark, and a stack that closes their clients at the end."""
     with asyncio.Runner() as runner:
         closing = AsyncExitStack()
         try:
@@ -141,10 +141,10 @@ def event_loop() -> Iterator[tuple[asyncio.Runner, AsyncExitStack]]:
 
 
 def at_most(ratio: float, limit: float) -> tuple[str, bool]:
-    """Return a ratio as it stands in the table, and whether it is small enough."""
+    """Return a ratio as text for the table, and whether it is small enough."""
     return f"{ratio:.{2 if ratio >= 0.1 else 3}f}x", ratio <= limit
 
 
 def at_least(ratio: float, limit: float) -> tuple[str, bool]:
-    """Return a ratio as it stands in the table, and whether it is large enough."""
+    """Return a ratio as text for the table, and whether it is large enough."""
     return f"{ratio:.{2 if ratio < 10 else 1}f}x", ratio >= limit

@@ -44,12 +44,12 @@ def run() -> list[Row]:
         )
     return [
         Row(
-            f"{what}: {figures.cost(mine) * MICRO:,.0f} µs",
+            f"{case}: {figures.cost(mine) * MICRO:,.0f} µs",
             f"{against}, {figures.cost(theirs) * MICRO:,.0f} µs",
             "at most 0.1x",
             *at_most(figures.ratio(mine, theirs), 0.1),
         )
-        for what, mine, against, theirs in (
+        for case, mine, against, theirs in (
             ("construct the second client of a process", "ours", "`httpx.AsyncClient()`", "httpx"),
             ("the same and its first connection, refused", "ours, called", "the same with httpx", "httpx, called"),
         )

@@ -142,10 +142,10 @@ def run() -> list[Row]:
 
     figures = interleave({name: repeated(way, number) for name, (way, number) in ways.items()}, _ROUNDS)
     cost = figures.cost("ours") * MICRO
-    what = f"decode a page of 100 transactions ({len(body) // 1000} kB): {cost:.0f} µs"
+    case = f"decode a page of 100 transactions ({len(body) // 1000} kB): {cost:.0f} µs"
     rows = [
         Row(
-            what,
+            case,
             f"msgspec into the same classes, {figures.cost('msgspec') * MICRO:.0f} µs",
             "at most 1.15x",
             *at_most(figures.ratio("ours", "msgspec"), 1.15),
@@ -154,5 +154,5 @@ def run() -> list[Row]:
     for name, limit in (("pydantic", 1.7), ("openai", 20), ("stripe", 20)):
         against = f"{name}, {figures.cost(name) * MICRO:,.0f} µs"
         faster = at_least(figures.ratio(name, "ours"), limit)
-        rows.append(Row(what, against, f"at least {limit}x faster", *faster))
+        rows.append(Row(case, against, f"at least {limit}x faster", *faster))
     return rows

@@ -31,13 +31,13 @@ def run() -> list[Row]:
     def rate(name: str) -> str:
         return f"{1 / figures.cost(name):,.0f}/s"
 
-    what = f"calls with 50 at once, `aiohttp` extra: {rate('ours')}"
+    case = f"calls with 50 at once, `aiohttp` extra: {rate('ours')}"
     with_aiohttp = "openai's aiohttp client"
     ratio = figures.ratio(with_aiohttp, "ours")
     return [
         Row(
-            what, f"bare httpx-aiohttp, {rate('bare')}", "at least 0.8x", *at_least(figures.ratio("bare", "ours"), 0.8)
+            case, f"bare httpx-aiohttp, {rate('bare')}", "at least 0.8x", *at_least(figures.ratio("bare", "ours"), 0.8)
         ),
-        Row(what, f"openai, {rate('openai')}", "at least 2.5x", *at_least(figures.ratio("openai", "ours"), 2.5)),
-        Row(what, f"{with_aiohttp}, {rate(with_aiohttp)}", "", f"{ratio:.2f}x"),
+        Row(case, f"openai, {rate('openai')}", "at least 2.5x", *at_least(figures.ratio("openai", "ours"), 2.5)),
+        Row(case, f"{with_aiohttp}, {rate(with_aiohttp)}", "", f"{ratio:.2f}x"),
     ]

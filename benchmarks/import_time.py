@@ -1,4 +1,4 @@
-"""What the import adds to a bare interpreter, CPU time of fresh processes."""
+"""Cost of the import over a bare interpreter, CPU time of fresh processes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from benchmarks.common import Figures, Row, at_most, interleave
 
 _ROUNDS = 25
 
-# httpx brings a command line, with click, rich and pygments, wherever these are installed: no cost of ours or its own.
+# httpx imports its command line, with click, rich and pygments, if these are installed. That counts for neither side.
 _NO_COMMAND_LINE = "import sys; sys.modules['click'] = None"
 _STATEMENTS = {
     "bare": _NO_COMMAND_LINE,
-    # What every program asks for: the package by itself imports none of its names before.
+    # Every program imports this name. The package imports a name only when it is used.
     "ours": f"{_NO_COMMAND_LINE}; from mobilemoney_async import AsyncClient",
     "httpx": f"{_NO_COMMAND_LINE}; import httpx",
     "stripe": f"{_NO_COMMAND_LINE}; import stripe",
@@ -33,12 +33,12 @@ def run() -> list[Row]:
     """Compare the import of the library with that of httpx, both over a bare interpreter."""
     figures = _measure()
     added = {name: 1000 * figures.difference(name, "bare") for name in _STATEMENTS}
-    what = f"import, over bare Python: {added['ours']:.0f} ms"
+    case = f"import, over bare Python: {added['ours']:.0f} ms"
     of_httpx = at_most(added["ours"] / added["httpx"], 1.6)
     return [
-        Row(what, f"httpx's own, {added['httpx']:.0f} ms", "at most 1.6x", *of_httpx),
+        Row(case, f"httpx's own, {added['httpx']:.0f} ms", "at most 1.6x", *of_httpx),
         *(
-            Row(what, f"{name}, {added[name]:.0f} ms", "", f"{added['ours'] / added[name]:.2f}x")
+            Row(case, f"{name}, {added[name]:.0f} ms", "", f"{added['ours'] / added[name]:.2f}x")
             for name in ("stripe", "openai")
         ),
     ]
@@ -53,12 +53,12 @@ def _measure() -> Figures:
 
 @contextmanager
 def fresh_start() -> Iterator[dict[str, str]]:
-    """Give the environment in which fresh processes are compared."""
+    """Yield the environment for the compared processes."""
     with TemporaryDirectory() as bytecode:
         yield {
             **os.environ,
             "PYTHONPATH": str(Path(mobilemoney_async.__file__).parents[1]),
-            # Compiled once, by the round that warms up, whatever the installation holds and the environment says.
+            # The warm-up round compiles once, whatever bytecode the installation has and the environment allows.
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPYCACHEPREFIX": bytecode,
             "PYTHONSAFEPATH": "1",
@@ -66,7 +66,7 @@ def fresh_start() -> Iterator[dict[str, str]]:
 
 
 def fresh_process(statements: str, environment: Mapping[str, str]) -> float:
-    """Return what a process of its own costs that runs these statements, CPU seconds."""
+    """Return the cost of a fresh process that runs these statements, CPU seconds."""
     started = _children()
     subprocess.run([sys.executable, "-c", statements], check=True, env=environment, stdout=subprocess.DEVNULL)
     return _children() - started

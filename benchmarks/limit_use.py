@@ -1,4 +1,4 @@
-"""How much of the limit is used under saturation, and what a service would reject of it, in virtual time."""
+"""Use of the limit under saturation, and the requests that a service would reject, in virtual time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORKERS = 100
 _JITTER = 0.25
 _JITTERED_RUNS = 20
 
-# What no limiter can exceed without a rejection by the sliding window: 60 in each of the ten minutes.
+# More than this is always rejected by the sliding window: 60 in each of the ten minutes.
 _ALLOWED = 600
 
 _READINGS = {"bucket": bucket, "sliding window": sliding_window, "fixed minutes": fixed_minutes}
@@ -30,7 +30,7 @@ Limiter = RateLimiter | AsyncLimiter
 
 
 async def _saturate(make: Callable[[], Limiter]) -> list[float]:
-    """Return when requests were let go in an hour, seconds, while a hundred workers always wanted to send."""
+    """Return the times of the grants in an hour, seconds, while a hundred workers always wanted to send."""
     limiter = make()
     started = anyio.current_time()
     grants: list[float] = []
@@ -49,13 +49,13 @@ async def _saturate(make: Callable[[], Limiter]) -> list[float]:
 
 
 def _arrivals(grants: Sequence[float], seed: int) -> list[float]:
-    """Return when requests reach the service, each after a time of its own on the way."""
+    """Return the times at which requests reach the service, each after a random delay."""
     chance = random.Random(seed)
     return sorted(at + chance.uniform(0, _JITTER) for at in grants)
 
 
 def _rejections(grants: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return what each reading rejects without jitter, and on average over many runs with jitter."""
+    """Return the rejections by each reading without jitter, and on average over many runs with jitter."""
     exact = [float(reading(grants)) for reading in _READINGS.values()]
     jittered = [[reading(_arrivals(grants, seed)) for reading in _READINGS.values()] for seed in range(_JITTERED_RUNS)]
     return exact, [statistics.mean(column) for column in zip(*jittered, strict=True)]

@@ -1,4 +1,4 @@
-"""What the limiter itself costs: a queue of 10,000 drained, and a place that is free. CPU time."""
+"""Cost of the limiter itself: a queue of 10,000 drained, and a place that is free. CPU time."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def serving(bodies: Mapping[str, bytes]) -> Iterator[dict[str, str]]:
     """Serve each body on a port of its own; give the addresses by the same names.
 
     Args:
-        bodies: JSON, answered to every request without a body of its own, whatever it asks for.
+        bodies: JSON, the answer to every request. Requests have no body.
     """
     command = [sys.executable, __file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -37,7 +37,7 @@ def serving(bodies: Mapping[str, bytes]) -> Iterator[dict[str, str]]:
 
 
 class _Answering(asyncio.Protocol):
-    """Answers as many times as a request's head ends in what arrives."""
+    """Protocol that sends one answer for each request head in the received bytes."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer

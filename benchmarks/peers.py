@@ -1,7 +1,7 @@
-"""The clients that ours is compared with, pointed to the loopback server. Each makes one call and decodes it.
+"""Peer clients for the comparison, pointed to the loopback server. Each makes one call and decodes it.
 
-Every one is asked for a resource of its own, with an answer of its own shape and of about the same size, and without
-retries. All are asyncio clients with the connection pool that they bring, and are closed with the given stack.
+Each reads a resource of its own service, with an answer in that service's shape and of about the same size, without
+retries. All are asyncio clients with their own connection pool, and are closed with the given stack.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ BODIES: Mapping[str, bytes] = {
     "anthropic": anthropic_batch(),
     "stripe": stripe_refund(),
 }
-"""What the loopback server has to answer to whom."""
+"""Answer of the loopback server to each client."""
 
 
 def wide_open() -> RateLimiter:
-    """Return a limiter that works as always and never makes anybody wait."""
+    """Return a limiter that works as usual and lets every request pass at once."""
     return RateLimiter(per_minute=60_000_000, burst=1_000_000)
 
 

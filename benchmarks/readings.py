@@ -20,7 +20,7 @@ _ROUNDING = 1e-6
 
 
 def bucket(arrivals: Sequence[float]) -> int:
-    """Count what a bucket of 10, refilled at one a second, rejects."""
+    """Count the rejections by a bucket of 10, refilled at one a second."""
     rejected, level, last = 0, float(_BURST), 0.0
     for now in arrivals:
         level = min(_BURST, level + (now - last) * _PER_SECOND)
@@ -33,7 +33,7 @@ def bucket(arrivals: Sequence[float]) -> int:
 
 
 def sliding_window(arrivals: Sequence[float]) -> int:
-    """Count what "at most 60 in any 60 s" rejects."""
+    """Count the rejections by "at most 60 in any 60 s"."""
     rejected, accepted = 0, deque[float]()
     for now in arrivals:
         while accepted and accepted[0] <= now - _MINUTE + _ROUNDING:
@@ -46,7 +46,7 @@ def sliding_window(arrivals: Sequence[float]) -> int:
 
 
 def fixed_minutes(arrivals: Sequence[float]) -> int:
-    """Count what "60 in each minute" rejects in the worst of all the ways to begin the minute."""
+    """Count the rejections by "60 in each minute", for the worst start of the minute."""
     return max(_minutes_from(arrivals, _MINUTE * phase / _PHASES) for phase in range(_PHASES))
 
 

@@ -14,7 +14,7 @@ from benchmarks.common import Row
 
 _README = Path(__file__).with_name("README.md")
 _BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
-_HEADINGS = ("what", "against", "target", "measured", "reached")
+_HEADINGS = ("case", "against", "target", "measured", "reached")
 _LIBRARIES = (
     "anyio",
     "attrs",
@@ -34,7 +34,7 @@ _LIBRARIES = (
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown table that is easy to read as plain text too."""
-    cells = [_HEADINGS, *((row.what, row.against, row.target, row.measured, _verdict(row)) for row in rows)]
+    cells = [_HEADINGS, *((row.case, row.against, row.target, row.measured, _verdict(row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [_line(row, widths) for row in cells]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")

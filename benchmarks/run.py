@@ -1,7 +1,7 @@
 """Run the benchmarks: `python benchmarks/run.py [name ...]`, all of them by default.
 
-They need the dependency group `bench` of pyproject.toml; `nox -s bench` installs it. An installed `mobilemoney_async`
-is measured where there is one, else the one of this checkout.
+They need the dependency group `bench` of pyproject.toml; `nox -s bench` installs it. They measure the installed
+`mobilemoney_async`; without one, the one of this checkout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = (
 
 
 def main() -> int:
-    """Run what was asked for and print the table; return the exit code: 0, whatever was reached."""
+    """Run the given benchmarks and print the table; return the exit code: 0, also if a target was missed."""
     parser = argparse.ArgumentParser(description="Run the benchmarks and print a table.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"some of: {', '.join(NAMES)} (default: all)")
     parser.add_argument("--write", action="store_true", help="rewrite the table in benchmarks/README.md; runs all")

@@ -1,4 +1,4 @@
-"""What it costs that payments are remembered: a create with an SQLite store, and the questions to a million records."""
+"""Cost of the store: a create with an SQLite store, and queries of a million records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MILLI = 1e3
 
 
 def run() -> list[Row]:
-    """Compare a recorded create with one that is not and with a bare commit; then ask a large store."""
+    """Compare a create with a store, one without, and a bare commit; then query a large store."""
     # Here, not in /tmp, which may be memory.
     with TemporaryDirectory(dir=Path.cwd(), prefix=".benchmark-") as folder:
         return [*_creates(Path(folder)), *_questions(Path(folder) / "million.db")]
@@ -45,17 +45,17 @@ def _creates(folder: Path) -> list[Row]:
     added = figures.difference("kept", "plain") * _MILLI
     pairs = zip(figures.rounds["kept"], figures.rounds["plain"], figures.rounds["bare"], strict=True)
     ratio = statistics.median((mine - without) / bare for mine, without, bare in pairs)
-    what = f"a recorded create, SQLite: {figures.cost('kept') * _MILLI:.1f} ms"
+    case = f"a recorded create, SQLite: {figures.cost('kept') * _MILLI:.1f} ms"
     bare = f"a bare `INSERT` and commit, {figures.cost('bare') * _MILLI:.1f} ms"
     return [
         Row(
-            what,
+            case,
             f"one without a store, {figures.cost('plain') * _MILLI:.1f} ms",
             "at most 10 ms more",
             f"{added:.1f} ms",
             added <= 10,
         ),
-        Row("what the record adds: two commits", bare, "", f"{ratio:.2f}x"),
+        Row("cost of the record: two commits", bare, "", f"{ratio:.2f}x"),
     ]
 
 
@@ -69,8 +69,8 @@ def _questions(path: Path) -> list[Row]:
         "latest": "`payments.list(limit=10, newest_first=True)`",
     }
     return [
-        Row(f"{what}: {figures.cost(name) * _MILLI:.2f} ms", size, "at most 5 ms", *_at_most_5_ms(figures.cost(name)))
-        for name, what in questions.items()
+        Row(f"{case}: {figures.cost(name) * _MILLI:.2f} ms", size, "at most 5 ms", *_at_most_5_ms(figures.cost(name)))
+        for name, case in questions.items()
     ]
 
 

@@ -1,7 +1,7 @@
-"""How the site is built: `sphinx-build -W --keep-going docs build/docs`, or `nox -s docs`.
+"""Build of the docs site: `sphinx-build -W --keep-going docs build/docs`, or `nox -s docs`.
 
-The pages are Markdown that reads on GitHub too; only those in `reference/` are made of docstrings. Nothing is fetched
-from elsewhere, neither by the build nor by a reader's browser.
+The pages are Markdown that reads on GitHub too; only those in `reference/` are made of docstrings. Neither the build
+nor a reader's browser loads anything from elsewhere.
 """
 
 import posixpath
@@ -27,13 +27,13 @@ nitpicky = True
 default_role = "py:obj"
 highlight_language = "none"
 nitpick_ignore_regex = [
-    # Other people's types. Their inventories would have to be fetched.
+    # Types of other libraries. Their inventories would have to be downloaded.
     (
         r"py:.*",
         r"(anyio|asyncio|collections|contextlib|datetime|decimal|fastapi|httpx|opentelemetry|random|respx|starlette|types)\..*",
     ),
     (r"py:.*", r"datetime|Decimal"),
-    # In signatures of what users are given and do not make: a sentinel, type variables, the sandbox's inner values.
+    # In signatures of objects that users do not construct: a sentinel, type variables, the sandbox's inner values.
     (r"py:class", r"mobilemoney_async\.client\._Unset|mobilemoney_async\.testing\.Ts?|Ts"),
     (r"py:class", r"mobilemoney_async\.sandbox\.(asgi\.SandboxApp|messages\.(Reply|Request))|SandboxApp"),
 ]
@@ -59,7 +59,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # attrs fields are described once, in the docstring of their class
 napoleon_use_rtype = False
 
-# The side bar. It stands here, since on GitHub a directive in `index.md` would show as what it is.
+# The side bar. It is here, since GitHub would show a directive in `index.md` as source text.
 CONTENTS = {
     "Payments": "quickstart collections disbursements following-payments lookups errors payments rate-limits access",
     "Your backend": "fastapi aiohttp workers callbacks observability production limitations",
@@ -67,7 +67,7 @@ CONTENTS = {
     "Reference": "reference/index cli comparison benchmarks design changelog contributing security",
 }
 
-# Pages that stand in for files outside this folder, which GitHub and readers of the code look for there.
+# Pages that stand in for files outside this folder, where GitHub and readers of the code expect them.
 ROOT = Path(__file__).parent.parent
 STAND_INS = {
     "benchmarks": "benchmarks/README.md",
@@ -78,13 +78,13 @@ STAND_INS = {
 
 RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
-# What users are given by a client or a sandbox, and never make: how it is made is nobody's business.
+# Classes that a client or a sandbox gives to users. Users never construct them, so their signatures are hidden.
 GIVEN = {"CallbackSender", "Collections", "Disbursements", "Payments", "Poller", "SwitchBoard", "TransactionPager"}
 GIVEN |= {"Transactions", "Users"}
 
 
 def fill_in(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the file into the page that stands in for it, let links lead to such pages, and add the side bar."""
+    """Put the file into the page that stands in for it, point links to such pages, and add the side bar."""
     folder, text = posixpath.dirname(f"docs/{page}"), source[0]
     if page in STAND_INS:
         path = ROOT / STAND_INS[page]
@@ -105,12 +105,12 @@ def fill_in(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def hide_constructor(app: Sphinx, what: str, name: str, *rest: Any) -> tuple[str, None] | None:
-    """Leave out the signature of what users never make."""
+    """Leave out the signature of a class that users never construct."""
     return ("", None) if what == "class" and name.rpartition(".")[2] in GIVEN else None
 
 
 def keep_colons(app: Sphinx, what: str, *rest: Any) -> None:
-    """Mark the text of a property or constant as such: napoleon takes what is before a first colon for its type."""
+    """Mark the text of a property or constant as such: napoleon takes the words before a first colon for its type."""
     lines: list[str] = rest[-1]
     if what in {"attribute", "data", "property"} and lines:
         lines[0] = f": {lines[0]}"
@@ -121,8 +121,8 @@ def find_by_short_name(
 ) -> nodes.Element | None:
     """Resolve `AsyncClient`, `transactions.page` and the like: docstrings name things as their users do.
 
-    In single backquotes there may also be an argument, a field or a literal. None of them begins with a capital and
-    holds a small letter; what does is taken for a name of ours, and if there is none, the build fails.
+    Single backquotes may also hold an argument, a field or a literal. None of them begins with a capital and has a
+    small letter. Any other text is taken for a name of ours; if there is no such name, the build fails.
     """
     if node.get("refdomain") != "py":
         return None

@@ -213,7 +213,7 @@ def test_every_command_in_the_docs_exists() -> None:
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES if page.parent in (DOCS, ROOT)])
 def test_every_picture_has_a_text(page: Path) -> None:
-    """Every picture has a text for readers who cannot see it."""
+    """Every picture has a text that describes it."""
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     assert [target for alt, target in re.findall(r"!\[(.*?)\]\((.*?)\)", text, re.DOTALL) if len(alt) < 10] == []
 

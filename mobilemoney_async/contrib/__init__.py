@@ -1,1 +1,1 @@
-"""The library inside other people's programs: a backend without a framework, and what frameworks need around it."""
+"""The library inside web applications: a backend without a framework, and adapters for frameworks."""

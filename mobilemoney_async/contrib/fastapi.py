@@ -31,7 +31,7 @@ from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.values import refuse
 
 _CALLBACK_SECONDS = 1.0
-# A stream ends after so long, and the browser comes again: a server that stops waits for open streams.
+# A stream ends after this time, and the browser reconnects: a server that stops waits for open streams.
 _STREAM_SECONDS = 60.0
 _HTTP_STATUS = {
     CallbackStatus.ACCEPTED: 204,
@@ -63,7 +63,7 @@ def mobilemoney_lifespan(
     return lifespan
 
 
-# Both are async, though they wait for nothing: FastAPI gives plain functions to a worker thread, for each request.
+# Both are async, though they wait for nothing: FastAPI runs plain functions in a worker thread, for each request.
 async def get_backend(connection: HTTPConnection) -> Backend:
     """Return the application's backend; a dependency.
 
@@ -88,7 +88,7 @@ ClientDependency = Annotated[AsyncClient, Depends(get_client)]
 
 
 def install_error_answers(app: FastAPI) -> None:
-    """Let errors of this library that a route raises become HTTP answers: see `http_answers.answer_error`."""
+    """Turn errors of this library that a route raises into HTTP answers: see `http_answers.answer_error`."""
 
     async def answer(request: Request, error: Exception) -> Response:
         assert isinstance(error, MobileMoneyError)
@@ -98,18 +98,18 @@ def install_error_answers(app: FastAPI) -> None:
 
 
 def status_response(status: OrderStatus | None) -> Response:
-    """Return how an order stands as a response: 200 settled, 202 not yet, 404 for None."""
+    """Return an order's status as a response: 200 settled, 202 not yet, 404 for None."""
     return _response(answer_status(status))
 
 
 async def event_response(backend: Backend, order: str) -> Response:
-    """Return an order's statuses as Server-Sent Events, for the browser's ``EventSource``; 404 where there is none.
+    """Return an order's statuses as Server-Sent Events, for the browser's ``EventSource``; 404 for an unknown order.
 
-    Each is one message with the JSON of the status; after the settled one comes an event ``settled``, upon which the
-    page closes its source. A stream ends after a minute, and the browser comes again by itself.
+    Each status is one message with its JSON. After the settled one comes an event ``settled``, on which the page closes
+    its source. A stream ends after a minute, and the browser reconnects by itself.
 
     Args:
-        backend: Knows the order.
+        backend: Backend of the order.
         order: The order's name.
 
     Raises:
@@ -127,10 +127,10 @@ async def event_response(backend: Backend, order: str) -> Response:
 def callback_router(path: str = "/mobilemoney/callbacks") -> APIRouter:
     """Return a router that takes the service's callbacks at ``path/{token}``, and without a secret at ``path`` too.
 
-    It answers within a second, whatever `verify` and the sender do, and never with more than a status.
+    It answers within a second, even if `verify` or the sender is slow, and only with an HTTP status.
 
     Args:
-        path: Where; with a leading slash, without a trailing one.
+        path: Path of the route; with a leading slash, without a trailing one.
     """
     router = APIRouter()
 
@@ -139,7 +139,7 @@ def callback_router(path: str = "/mobilemoney/callbacks") -> APIRouter:
             try:
                 body = await _read(request)
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads it
+                return Response(status_code=400)  # the sender is gone and does not read it
             if body is None:
                 return Response(status_code=413)
             token = request.path_params.get("token")
@@ -153,7 +153,7 @@ def callback_router(path: str = "/mobilemoney/callbacks") -> APIRouter:
 
 
 async def _read(request: Request) -> bytes | None:
-    """Return a request's body, or None where it is too large."""
+    """Return a request's body, or None if it is too large."""
     body = bytearray()
     async for piece in request.stream():
         body += piece

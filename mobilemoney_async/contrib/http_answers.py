@@ -1,7 +1,7 @@
-"""What an error of ours means to the client of a merchant's own HTTP interface. Pure, for any framework.
+"""HTTP answers of a merchant's own interface: for errors of this library, and for order statuses. Pure, any framework.
 
-Bodies are problem details (RFC 9457) in fixed words: what the service or the database said is for the merchant's log.
-An outcome that nobody knows is no error: it is answered with 202, and the order's status tells the rest.
+Bodies are problem details (RFC 9457) in fixed words. Messages of the service or the database are for the merchant's
+log. An unknown result is no error: the answer is 202, and the order's status shows the result later.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FINDING_OUT = "We are finding out whether this payment was made. Please do not p
 
 @attrs.frozen
 class HTTPAnswer:
-    """An answer for a framework to send.
+    """HTTP answer for a framework to send.
 
     Attributes:
         status: The HTTP status.
@@ -50,7 +50,7 @@ class HTTPAnswer:
     headers: Mapping[str, str]
 
 
-# The first that fits, subclasses first: status, title, seconds after which it is worth another attempt.
+# The first that fits, subclasses first: status, title, seconds until another attempt makes sense.
 _ANSWERS: tuple[tuple[type[MobileMoneyError], int, str, int | None], ...] = (
     (IdempotencyConflict, 409, "This order was used for another payment.", None),
     (DuplicateSuspected, 409, "An earlier payment of this amount to this number is still being looked into.", None),
@@ -59,7 +59,7 @@ _ANSWERS: tuple[tuple[type[MobileMoneyError], int, str, int | None], ...] = (
     (RateLimitExceeded, 503, "The payment service is busy. Nothing was paid; please try again in a moment.", 10),
     (TransactionNotFound, 404, "There is no such payment.", None),
     (InvalidTransactionId, 404, "There is no such payment.", None),
-    # Our own credentials: nothing that the customer could do about it.
+    # The merchant's credentials: the customer cannot fix them.
     (AuthenticationError, 502, "The payment service does not let us in. Nothing was paid.", None),
     (PermissionDenied, 502, "The payment service does not let us in. Nothing was paid.", None),
     (ServerError, 502, "The payment service has a problem.", 5),
@@ -73,7 +73,7 @@ _ANSWERS: tuple[tuple[type[MobileMoneyError], int, str, int | None], ...] = (
 def answer_error(error: MobileMoneyError) -> HTTPAnswer:
     """Return the answer for an error of this library.
 
-    A create whose outcome is unknown gives 202, whatever went wrong.
+    A create with an unknown outcome gives 202, whatever the error.
     """
     if isinstance(error, WaitTimeout):
         return HTTPAnswer(202, {"state": str(OrderState.PENDING), "detail": "The payment is still open."}, {})
@@ -90,7 +90,7 @@ def answer_error(error: MobileMoneyError) -> HTTPAnswer:
 
 
 def answer_status(status: OrderStatus | None) -> HTTPAnswer:
-    """Return the answer that tells how an order stands: 200, 202 while it is not settled, 404 where there is none."""
+    """Return the answer for an order's status: 200 settled, 202 not yet, 404 for None."""
     if status is None:
         return _problem(404, "There is no such order.", None)
     return HTTPAnswer(200 if status.is_settled else 202, order_fields(status), {"Cache-Control": "no-store"})

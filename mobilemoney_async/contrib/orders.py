@@ -1,4 +1,4 @@
-"""Orders as a shop sees them: what a payment's record means to a customer. Pure."""
+"""Order statuses for a shop, from the record of a payment. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mobilemoney_async.payments.records import PaymentRecord, PaymentState
 
 
 class OrderState(str, enum.Enum):
-    """How an order's payment stands, in the words of a shop."""
+    """State of an order's payment, in the words of a shop."""
 
     SENDING = "sending"
-    """It is about to be sent, or on its way to the service."""
+    """The payment is about to be sent, or on its way to the service."""
     PENDING = "pending"
-    """It exists; the customer is asked, or the money is on its way."""
+    """The payment exists; the customer is asked, or the money is on its way."""
     FINDING_OUT = "finding_out"
-    """Nobody knows yet whether it exists. It must not be paid again."""
+    """The result is unknown: the payment may or may not exist. The order must not be paid again."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     EXPIRED = "expired"
@@ -39,14 +39,14 @@ _FINAL = frozenset({OrderState.SUCCEEDED, OrderState.FAILED, OrderState.EXPIRED}
 
 @attrs.frozen(kw_only=True)
 class OrderStatus:
-    """How an order's payment stands.
+    """Status of an order's payment.
 
     Attributes:
         order: Its name, which is the payment's idempotency key.
-        state: How it stands.
+        state: State of the payment.
         amount: Whole TZS, once recorded.
         reference: The service's reference, once known: for questions to the service.
-        reason: Why it failed, in the service's words, or None.
+        reason: Reason of the failure, in the service's words, or None.
     """
 
     order: str
@@ -57,23 +57,23 @@ class OrderStatus:
 
     @property
     def is_final(self) -> bool:
-        """Whether it can never become anything else."""
+        """True if the state no longer changes."""
         return self.state in _FINAL
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more will happen by itself."""
+        """True if the state is final, or if there is no payment."""
         return self.is_final or self.state is OrderState.NOT_MADE
 
 
 class TooManyOrders(MobileMoneyError):
-    """More creates wait for the rate limit than the backend allows. Nothing was sent; later is another time."""
+    """Error: more creates wait for the rate limit than the backend allows. Nothing was sent; try again later."""
 
     outcome: CallOutcome = "not_sent"
 
 
 def read_record(record: PaymentRecord) -> OrderStatus:
-    """Return what a record means to a shop."""
+    """Return the order status of a record."""
     status = OrderStatus(
         order=record.key, state=OrderState.FINDING_OUT, amount=record.amount, reference=record.reference
     )
@@ -91,7 +91,7 @@ def read_record(record: PaymentRecord) -> OrderStatus:
 
 
 def ended(status: OrderStatus, transaction: Transaction) -> OrderStatus:
-    """Return what an order has become by its transaction's final state."""
+    """Return an order's status after its transaction's final state."""
     return attrs.evolve(status, **_ended(transaction))
 
 
