@@ -12,6 +12,7 @@ from typing import Any
 
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth
+from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
@@ -36,19 +37,19 @@ def check_path(path: str) -> str:
 def check_retry(retry: RetryPolicy) -> RetryPolicy:
     """Return a retry policy, or refuse what is none."""
     if not isinstance(retry, RetryPolicy):
-        raise refuse("retry", "a RetryPolicy")
+        raise refuse("retry", "a RetryPolicy", retry)
     return retry
 
 
 def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers that hide their values, or refuse what cannot be sent or is ours to set."""
     if not isinstance(headers, Mapping):
-        raise refuse("extra_headers", "a mapping of str to str")
+        raise refuse("extra_headers", "a mapping of str to str", headers)
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name) or name.lower() in _OUR_HEADERS:
-            raise refuse("extra_headers", f"header names other than {', '.join(sorted(_OUR_HEADERS))}")
+            raise refuse("extra_headers", f"valid header names other than {', '.join(sorted(_OUR_HEADERS))}")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise refuse("extra_headers", "values of visible ASCII characters")
+            raise refuse("extra_headers", "a mapping to values of visible ASCII characters")
     return {name: HiddenText(value) for name, value in headers.items()}
 
 
@@ -76,7 +77,7 @@ def check_params(params: Mapping[str, str | int] | None) -> dict[str, str | int]
 def check_json(json: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a body, or refuse what is no mapping."""
     if not isinstance(json, Mapping):
-        raise refuse("json", "a mapping")
+        raise refuse("json", "a mapping", json)
     return dict(json)
 
 
@@ -94,7 +95,7 @@ def variable(name: str) -> str:
     """Return an environment variable that must be set."""
     value = optional_variable(name)
     if value is None:
-        raise refuse(name, "an environment variable that is set and not empty")
+        raise InvalidRequest(f"set {name}", argument=name)
     return value
 
 
@@ -102,10 +103,14 @@ def auth_from_env() -> TokenAuth | LoginAuth:
     """Return the credentials of the environment."""
     token, email = optional_variable("MOBILEMONEY_TOKEN"), optional_variable("MOBILEMONEY_EMAIL")
     if token and email:
-        raise refuse("MOBILEMONEY_TOKEN", "a token, or e-mail and password, not both")
+        raise InvalidRequest(
+            "MOBILEMONEY_TOKEN and MOBILEMONEY_EMAIL are both set: unset one", argument="MOBILEMONEY_TOKEN"
+        )
     if token:
         return TokenAuth(token)
     if email is None:
-        raise refuse("MOBILEMONEY_TOKEN", "set it, or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD")
+        raise InvalidRequest(
+            "set MOBILEMONEY_TOKEN, or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD", argument="MOBILEMONEY_TOKEN"
+        )
     variable("MOBILEMONEY_PASSWORD")
     return LoginAuth(email, Secret(os.environ["MOBILEMONEY_PASSWORD"]))  # to the letter: it may begin with a space

@@ -331,7 +331,7 @@ def _plain(text: str | bytes) -> str:
 
 def _check_callable(argument: str, value: Any) -> Any:
     if value is not None and not callable(value):
-        raise refuse(argument, "a callable, or None")
+        raise refuse(argument, "a function or None", value)
     return value
 
 

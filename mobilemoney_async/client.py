@@ -32,6 +32,7 @@ from mobilemoney_async.calls.tokens import TokenAuth, TokenSource
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
 from mobilemoney_async.contract.endpoints import Effect, undocumented
 from mobilemoney_async.contract.limits import Schedule
+from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
@@ -128,12 +129,12 @@ class AsyncClient:
             auth = TokenAuth(auth)
         tokens = auth
         if not callable(getattr(tokens, "token", None)):
-            raise refuse("auth", "a token, TokenAuth, LoginAuth or a TokenSource")
+            raise refuse("auth", "a token, TokenAuth, LoginAuth or a TokenSource", auth)
         limiter = RateLimiter() if rate_limiter is None else rate_limiter
         if not isinstance(limiter, Limiter):
-            raise refuse("rate_limiter", "a RateLimiter")
+            raise refuse("rate_limiter", "a RateLimiter", rate_limiter)
         if on_event is not None and not callable(on_event):
-            raise refuse("on_event", "a function of one event")
+            raise refuse("on_event", "a function of one event", on_event)
         self._owns_wire = True
         self._store = self._attached = store
         wire = Wire(base_url, transport, http_client)
@@ -143,7 +144,7 @@ class AsyncClient:
             from mobilemoney_async.sharing.parts import share_limiter, share_tokens
 
             if not isinstance(store, SQLStore):
-                raise refuse("store", "an SQLStore")
+                raise refuse("store", "an SQLStore", store)
             utcnow = store._database.wall_clock.utcnow if utcnow is None else utcnow
             limiter, tokens = share_limiter(store, limiter), share_tokens(store, tokens, utcnow)
             store._attach()
@@ -244,7 +245,9 @@ class AsyncClient:
             InvalidRequest: The client has no store.
         """
         if self._payments is None:
-            raise refuse("payments", "a client with a store: AsyncClient(..., store=SQLStore(...))")
+            raise InvalidRequest(
+                "payments needs a client with a store: AsyncClient(..., store=SQLStore(...))", argument="payments"
+            )
         return self._payments
 
     async def request(

@@ -16,6 +16,7 @@ import httpx
 
 from mobilemoney_async.contract import endpoints
 from mobilemoney_async.contract.endpoints import Endpoint
+from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import normalise_amount, refuse
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def error_answer(code: str, *, status: int | None = None, retry_after: int | Non
     """
     status = _STATUS.get(code) if status is None else status
     if status is None:
-        raise refuse("status", "an HTTP status, for a code that the contract does not list")
+        raise refuse("status", "an HTTP status, since the contract does not list this code")
     if not code.isupper():
         return httpx.Response(status, json={"success": False, "error": code, "message": "Refused by the test"})
     body: dict[str, Any] = {"status": "error", "message": "Refused by the test", "error_code": code}
@@ -240,7 +241,7 @@ class Routes:
         identifier: str | None = None,
     ) -> respx.Route:
         if not answers:
-            raise refuse("answers", "at least one answer")
+            raise InvalidRequest("answers are missing: give at least one", argument="answers")
         wanted = ".+" if identifier is None else re.escape(identifier)
         path = re.sub(r"\{.*?\}", lambda _: wanted, endpoint.path)
         route = self._router.route(method=endpoint.method, path__regex=f"^.*{path}$")

@@ -10,7 +10,7 @@ import math
 import re
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, Final, NoReturn, SupportsIndex
 
 from mobilemoney_async.errors import InvalidRequest
 
@@ -83,9 +83,24 @@ class HiddenText(str):
         return "'…'"
 
 
-def refuse(argument: str, accepts: str) -> InvalidRequest:
-    """Return the error for an argument that is not what it accepts."""
-    return InvalidRequest(f"{argument}: {accepts}", argument=argument)
+_UNSHOWN: Final = object()
+
+
+def refuse(argument: str, accepted: str, value: object = _UNSHOWN) -> InvalidRequest:
+    """Return the error for an argument: ``store must be an SQLStore, not int``.
+
+    Args:
+        argument: Its name.
+        accepted: The values that it takes, as they follow "must be".
+        value: The refused value, where its type is the mistake. Only the type is shown: the value may be secret.
+    """
+    shown = "" if value is _UNSHOWN else f", not {'None' if value is None else type(value).__name__}"
+    return InvalidRequest(f"{argument} must be {accepted}{shown}", argument=argument)
+
+
+def missing_extra(argument: str, extra: str) -> InvalidRequest:
+    """Return the error for an argument that needs an extra which is not installed."""
+    return InvalidRequest(f'{argument} needs an extra: pip install "mobilemoney-async[{extra}]"', argument=argument)
 
 
 def normalise_amount(amount: int | Decimal | str) -> str:
@@ -100,7 +115,7 @@ def normalise_amount(amount: int | Decimal | str) -> str:
     """
     accepts = "a positive whole number of TZS as int, integral Decimal or str of digits"
     if isinstance(amount, bool) or not isinstance(amount, int | Decimal | str):
-        raise refuse("amount", f"{accepts}, not {type(amount).__name__}")
+        raise refuse("amount", accepts, amount)
     if isinstance(amount, str):
         if len(amount) > 2 * _AMOUNT_DIGITS or not _AMOUNT.fullmatch(amount):
             raise refuse("amount", accepts)
@@ -212,7 +227,7 @@ def require_seconds(argument: str, value: object, *, allow_zero: bool = False) -
         InvalidRequest: It is not a positive (or, with `allow_zero`, non-negative) finite number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refuse(argument, f"a number of seconds, not {type(value).__name__}")
+        raise refuse(argument, "a number of seconds", value)
     seconds = _as_float(value)
     if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not allow_zero):
         raise refuse(argument, f"a finite number of seconds, {'0 or more' if allow_zero else 'more than 0'}")
@@ -261,7 +276,7 @@ def require_date(argument: str, value: object) -> date:
         InvalidRequest: It is not a plain date.
     """
     if not isinstance(value, date) or isinstance(value, datetime):
-        raise refuse(argument, f"a datetime.date, not {type(value).__name__}")
+        raise refuse(argument, "a datetime.date", value)
     return value
 
 

@@ -129,7 +129,7 @@ class TestTheCallersOwn:
     async def test_both_together_are_refused(self) -> None:
         service = Service(always({}))
         async with httpx.AsyncClient() as http_client:
-            with pytest.raises(InvalidRequest, match="either a client or a transport, not both"):
+            with pytest.raises(InvalidRequest, match="http_client and transport cannot be used together"):
                 AsyncClient(BASE_URL, auth="token", transport=service, http_client=http_client)
 
     async def test_a_limiter_may_be_shared(self) -> None:
@@ -240,7 +240,7 @@ class TestFromEnv:
         monkeypatch.setenv("MOBILEMONEY_TOKEN", "token")
         monkeypatch.setenv("MOBILEMONEY_STORE", "nonsense")
         async with AsyncClient.from_env(store=None) as client:
-            with pytest.raises(InvalidRequest, match=r"^payments: a client with a store"):
+            with pytest.raises(InvalidRequest, match=r"^payments needs a client with a store"):
                 _ = client.payments
         store = SQLStore(sqlite_url(tmp_path), account="shop")
         async with AsyncClient.from_env(store=store) as client:
@@ -333,7 +333,7 @@ class TestStore:
     async def test_without_a_store_there_are_no_payments(self) -> None:
         """The error says what a client needs."""
         async with connect(always({})) as (client, _):
-            with pytest.raises(InvalidRequest, match=r"^payments: a client with a store"):
+            with pytest.raises(InvalidRequest, match=r"^payments needs a client with a store"):
                 _ = client.payments
 
     async def test_variants_remember_in_the_same_store(self, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ SEEN = Transaction(
 # One of each class, with everything that it can carry.
 ERRORS: list[MobileMoneyError] = [
     MobileMoneyError("said", outcome="refused", idempotency_key="k-1"),
-    InvalidRequest("amount: a number", argument="amount"),
+    InvalidRequest("amount must be a number", argument="amount"),
     TransportError("lost", outcome="not_sent"),
     ConnectionFailed("no route", outcome="not_sent", idempotency_key="k-1"),
     RequestTimeout("no answer within 30 s"),

@@ -97,7 +97,7 @@ class LoginAuth:
         self._email = require_text("email", email)
         self._password = password if isinstance(password, Secret) else Secret(require_text("password", password))
         if not self._password:
-            raise refuse("password", "a password that is not empty")
+            raise refuse("password", "a str that is not empty")
         # Here, since only who logs in pays for importing it.
         from mobilemoney_async.calls.logins import LoginState
 

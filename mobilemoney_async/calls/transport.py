@@ -27,7 +27,7 @@ import httpx
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.problems import Answer
 from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, RequestTimeout, TransportError
-from mobilemoney_async.values import refuse
+from mobilemoney_async.values import missing_extra, refuse
 
 _BODY_LIMIT = 16 * 1024 * 1024
 _CLOSE_TIMEOUT = 5.0
@@ -236,9 +236,9 @@ class Wire:
         self._sender: _Sender
         if http_client is not None:
             if transport is not None:
-                raise refuse("http_client", "either a client or a transport, not both")
+                raise InvalidRequest("http_client and transport cannot be used together", argument="http_client")
             if not hasattr(http_client, "build_request"):
-                raise refuse("http_client", "an httpx.AsyncClient, or one with its interface")
+                raise refuse("http_client", "an httpx.AsyncClient, or one with its interface", http_client)
             self._sender = _ClientSender(http_client)
         elif transport == "aiohttp":
             _require_aiohttp()
@@ -246,7 +246,7 @@ class Wire:
         elif transport is None or hasattr(transport, "handle_async_request"):
             self._sender = _TransportSender(transport, self.base_url, aiohttp=False)
         else:
-            raise refuse("transport", 'an httpx.AsyncBaseTransport, "aiohttp" or None')
+            raise refuse("transport", 'an httpx.AsyncBaseTransport, "aiohttp" or None', transport)
 
     def check_open(self) -> None:
         """Refuse to go on with a closed client.
@@ -445,7 +445,7 @@ def _require_aiohttp() -> None:
     try:
         import httpx_aiohttp  # noqa: F401
     except ImportError as exc:
-        raise refuse("transport", 'needs the extra: pip install "mobilemoney-async[aiohttp]"') from exc
+        raise missing_extra("transport", "aiohttp") from exc
 
 
 def _drop_our_calls(record: logging.LogRecord) -> bool:

@@ -43,7 +43,7 @@ async def check(settings: Settings, timeout: float) -> AsyncIterator[Finding]:
     try:
         Wire(settings.base_url)
     except InvalidRequest as exc:
-        yield Finding("url", Level.PROBLEM, f"{settings.base_url}: not {_accepts(exc)}", "mend the base URL")
+        yield Finding("url", Level.PROBLEM, f"{settings.base_url}: {exc}", "mend the base URL")
     else:
         yield doctor.judge_url(settings.base_url, is_production=settings.is_production)
         reached = True
@@ -54,10 +54,6 @@ async def check(settings: Settings, timeout: float) -> AsyncIterator[Finding]:
             yield found
     async for found in _check_store(settings):
         yield found
-
-
-def _accepts(exc: InvalidRequest) -> str:
-    return str(exc).removeprefix(f"{exc.argument}: ")
 
 
 def _check_configuration(settings: Settings) -> list[Finding]:
@@ -145,7 +141,7 @@ async def _check_call(settings: Settings, timeout: float, *, reached: bool) -> A
         # Without the store, which has checks of its own, and with one attempt: what fails is to be seen.
         client = open_client(settings, store=None, retry=RetryPolicy(max_attempts=1), timeout=timeout)
     except InvalidRequest as exc:
-        yield Finding("credentials", Level.PROBLEM, *_accepts(exc).split(": ", 1))
+        yield Finding("credentials", Level.PROBLEM, *str(exc).split(": ", 1))
         return
     who = _who(settings)
     if not reached:
@@ -186,7 +182,7 @@ async def _check_store(settings: Settings) -> AsyncIterator[Finding]:
     try:
         store = open_store(settings.store, settings.account, key=settings.store_key)
     except InvalidRequest as exc:
-        yield Finding("store", Level.PROBLEM, f"{exc.argument}: not {_accepts(exc)}")
+        yield Finding("store", Level.PROBLEM, str(exc))
         return
     file = store._database.file
     if file is not None and not file.exists() and not os.access(file.parent, os.W_OK):

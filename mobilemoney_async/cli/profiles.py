@@ -71,7 +71,7 @@ class Profiles:
             return Profile(name=name, values={})
         known = ", ".join(sorted({"sandbox", *self.by_name}))
         where = "no mobilemoney.toml was found" if self.path is None else f"in {self.path}"
-        raise refuse("profile", f"there is no {name!r} ({where}); known are {known}")
+        raise InvalidRequest(f"there is no profile {name!r} ({where}); known are {known}", argument="profile")
 
 
 def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Profiles:

@@ -179,7 +179,7 @@ def open_store(url: str, account: str, *, key: Secret | None, **options: Any) ->
         return SQLStore(url, account, key=key, **options)
     except InvalidRequest as exc:
         name = {"url": "store", "key": "store key"}.get(exc.argument, exc.argument)
-        raise refuse(name, str(exc).removeprefix(f"{exc.argument}: ")) from None
+        raise InvalidRequest(name + str(exc).removeprefix(exc.argument), argument=name) from None
 
 
 def choose_auth(settings: Settings) -> TokenSource:
@@ -207,11 +207,11 @@ def choose_auth(settings: Settings) -> TokenSource:
         return TokenAuth(sandbox_token())
     if urlsplit(settings.base_url).scheme != "https" and not is_loopback(settings.base_url):
         # No credentials would help: the client refuses the URL.
-        raise refuse("base_url", "https, or http on loopback only; tokens must not travel in the clear")
+        raise refuse("base_url", "an https URL, or http on loopback only; tokens must not travel in the clear")
     login = login_command(settings, settings.sources.get("base_url", ""))
-    raise refuse(
-        "credentials",
-        f"none are known for {settings.base_url}: {login}, or MOBILEMONEY_TOKEN, or token_file in a profile",
+    raise InvalidRequest(
+        f"no credentials are known for {settings.base_url}: {login}, or MOBILEMONEY_TOKEN, or token_file in a profile",
+        argument="credentials",
     )
 
 
@@ -322,10 +322,10 @@ def _url(flag: str | None, variable: str | None, profile: Profile | None) -> tup
 def _refuse_homeless(variables: Mapping[str, str]) -> None:
     for name in (*_CREDENTIALS, "STORE", "STORE_KEY"):
         if name in variables:
-            raise refuse(
-                f"MOBILEMONEY_{name}",
-                "nothing says which service it is for: set MOBILEMONEY_BASE_URL, or MOBILEMONEY_PROFILE "
+            raise InvalidRequest(
+                f"MOBILEMONEY_{name} is set without a service: set MOBILEMONEY_BASE_URL, or MOBILEMONEY_PROFILE "
                 "(to sandbox, say), too",
+                argument=f"MOBILEMONEY_{name}",
             )
 
 
@@ -346,7 +346,8 @@ def _of_environment(variables: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     values: dict[str, Any] = {}
     for group in (("TOKEN", "TOKEN_FILE", "EMAIL"), ("PASSWORD", "PASSWORD_FILE")):
         if len(both := [name for name in group if name in variables]) > 1:
-            raise refuse(f"MOBILEMONEY_{both[1]}", f"unset it, or MOBILEMONEY_{both[0]}: one is enough")
+            first, second = (f"MOBILEMONEY_{name}" for name in both[:2])
+            raise InvalidRequest(f"{first} and {second} are both set: unset one", argument=second)
     for name in ("TOKEN", "PASSWORD", "STORE_KEY"):
         if name in variables:
             values[name.lower()] = Secret(variables[name])

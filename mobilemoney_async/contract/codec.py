@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret, refuse
 
 T = TypeVar("T")
@@ -118,7 +119,9 @@ def _reveal(value: Any) -> str:
 def _check_plain(argument: str, value: Any, depth: int = 0) -> None:
     """Refuse what is not JSON, which msgspec would make so, and floats, also where it would find them."""
     if isinstance(value, float):
-        raise refuse(argument, "no float, since it may be money: send a str or an int")
+        raise InvalidRequest(
+            f"{argument} must not hold a float, since it may be money: send a str or an int", argument=argument
+        )
     if depth > 64:
         raise refuse(argument, "plain JSON values, nested 64 deep at most")
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):

@@ -94,7 +94,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         most_waiting: int = 500,
     ) -> None:
         if not isinstance(client, AsyncClient):
-            raise refuse("client", "an AsyncClient")
+            raise refuse("client", "an AsyncClient", client)
         self._payments = client.payments  # refuses a client without a store
         self.client = client
         self.poller = client.poller(min_interval=min_interval)
@@ -223,7 +223,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         require_text("order", order)
         require_seconds("patience", patience, allow_zero=True)
         if self._tasks is None:
-            raise refuse("backend", "one that is open: use it inside its `async with`")
+            raise refuse("backend", "open: use it inside its `async with`")
         asked = (type(creates), phone_number, amount)
         attempt = self._attempts.get(order)
         if attempt is None:

@@ -72,7 +72,7 @@ async def get_backend(connection: HTTPConnection) -> Backend:
     """
     backend = getattr(connection.app.state, "mobilemoney", None)
     if not isinstance(backend, Backend):
-        raise refuse("lifespan", "FastAPI(lifespan=mobilemoney_lifespan(...)), on the application that has the route")
+        raise refuse("lifespan", "that of mobilemoney_lifespan(...), on the application that has the route")
     return backend
 
 

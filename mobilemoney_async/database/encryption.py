@@ -17,7 +17,7 @@ import hmac
 import os
 from typing import Any
 
-from mobilemoney_async.values import Secret, refuse, require_bearer
+from mobilemoney_async.values import Secret, missing_extra, refuse, require_bearer
 
 _ACCEPTS = "a str or bytes of at least 16 characters"
 _SHORTEST_KEY = 16
@@ -113,5 +113,5 @@ def _aead() -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as exc:
-        raise refuse("key", 'needs the extra: pip install "mobilemoney-async[store]"') from exc
+        raise missing_extra("key", "store") from exc
     return AESGCM

@@ -8,9 +8,9 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from mobilemoney_async.values import can_encode, refuse
+from mobilemoney_async.values import can_encode, missing_extra, refuse
 
-_ACCEPTS = '"sqlite:///payments.db" or "postgresql+psycopg://user:password@host/database"'
+_ACCEPTS = 'a URL such as "sqlite:///payments.db" or "postgresql+psycopg://user:password@host/database"'
 
 
 def read_url(url: object) -> sa.URL:
@@ -34,7 +34,7 @@ def read_url(url: object) -> sa.URL:
     try:
         import psycopg  # noqa: F401 (here, since only who has PostgreSQL needs it)
     except ImportError as exc:
-        raise refuse("url", 'PostgreSQL needs the extra: pip install "mobilemoney-async[postgres]"') from exc
+        raise missing_extra("url", "postgres") from exc
     return read.set(drivername="postgresql+psycopg")
 
 

@@ -118,10 +118,10 @@ class PaymentBook:
             InvalidRequest: An argument is not what it accepts.
         """
         if not isinstance(names, Iterable):
-            raise refuse("names", "a str, or several")
+            raise refuse("names", "a str or several", names)
         asked = [names] if isinstance(names, str) else [*names]
         if len(asked) > _MOST_NAMES:
-            raise refuse("names", f"{_MOST_NAMES} of them at most")
+            raise refuse("names", f"at most {_MOST_NAMES} names")
         for each in asked:
             require_name("names", each)
         states, account = _check_states(state), self._store.account

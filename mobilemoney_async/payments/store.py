@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.payments.keyed_lock import KeyedLock
-from mobilemoney_async.values import Secret, refuse, require_name, require_seconds
+from mobilemoney_async.values import Secret, missing_extra, refuse, require_name, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.database.engine import Database
@@ -48,7 +48,7 @@ class SQLStore:
         self.account: str = require_name("account", account)
         self.grace: float = require_seconds("grace", grace, allow_zero=True)
         if not isinstance(resend_absent_collections, bool):
-            raise refuse("resend_absent_collections", "a bool")
+            raise refuse("resend_absent_collections", "a bool", resend_absent_collections)
         self.resend_absent_collections: bool = resend_absent_collections
         self._key = _check_key(key)
         TokenCipher(self.account, self._key)  # asks for the extra where there is a key, rather than at the first login
@@ -92,7 +92,7 @@ def _open(url: str) -> Database:
     try:
         import sqlalchemy  # noqa: F401 (here, since only who has a store needs it)
     except ImportError as exc:
-        raise refuse("store", 'needs the extra: pip install "mobilemoney-async[store]"') from exc
+        raise missing_extra("store", "store") from exc
     from mobilemoney_async.database.engine import Database
 
     return Database(url)

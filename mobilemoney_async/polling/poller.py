@@ -87,16 +87,16 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._pace = Pace(require_seconds("min_interval", min_interval, allow_zero=True))
         pauses = Schedule() if schedule is None else schedule
         if not isinstance(pauses, Schedule):
-            raise refuse("schedule", "a Schedule")
+            raise refuse("schedule", "a Schedule", schedule)
         # Faults are waited out by the plan, which may have something better to ask than the same again.
         once = attrs.evolve(pipeline.options, deadline=None, retry=attrs.evolve(pipeline.options.retry, max_attempts=1))
         self._pipeline = attrs.evolve(pipeline, options=once)
         self._list = attrs.evolve(LIST_TRANSACTIONS, read=PageReader())
         self._plan = Plan(pauses)
         if not isinstance(resume, bool):
-            raise refuse("resume", "a bool")
+            raise refuse("resume", "a bool", resume)
         if resume and fleet is None:
-            raise refuse("resume", "False, or a client with a store")
+            raise InvalidRequest("resume needs a client with a store", argument="resume")
         self._fleet = fleet
         self._resume = resume
         self._member = (
@@ -117,7 +117,7 @@ class Poller(anyio.AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         if self._was_open:
-            raise refuse("poller", "one that was not used before")
+            raise refuse("poller", "a new one: each is used once")
         unfinished = await self._unfinished()
         self._was_open = True
         failure: BaseException | None = None
@@ -163,7 +163,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._check_open()
         is_new = isinstance(payment, Acknowledgement)
         if not isinstance(payment, Acknowledgement | str):
-            raise refuse("payment", f"an Acknowledgement or a transaction id, not {type(payment).__name__}")
+            raise refuse("payment", "an Acknowledgement or a transaction id", payment)
         transaction_id = require_identifier("payment", payment if isinstance(payment, str) else payment.transaction_id)
         patience = self._timeout if timeout is None else require_seconds("timeout", timeout)
         ended = self._waiting.ended(transaction_id)
@@ -261,7 +261,7 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise refuse("poller", "one that is open: use it inside its `async with`")
+            raise refuse("poller", "open: use it inside its `async with`")
 
     async def _unfinished(self) -> list[str]:
         return await self._fleet.unfinished() if self._fleet is not None and self._resume else []

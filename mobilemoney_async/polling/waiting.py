@@ -61,7 +61,7 @@ class Waiting:
             if not waiter.number and self._waiters.get(transaction_id) is waiter:
                 del self._waiters[transaction_id]
         if waiter.outcome is None:
-            raise refuse("poller", "one that stays open until the payment has ended")
+            raise refuse("poller", "open until the payment has ended")
         return waiter.outcome
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.codec import encode
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
-from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_name
 
 
@@ -112,9 +112,9 @@ class Disbursements(_Creates):
 
 def _check_extra(extra: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(extra, Mapping) or not all(isinstance(name, str) for name in extra):
-        raise refuse("extra", "a mapping with str keys")
+        raise refuse("extra", "a mapping with str keys", extra)
     if not extra.keys().isdisjoint({"phone_number", "amount"}):
-        raise refuse("extra", "fields other than phone_number and amount")
+        raise InvalidRequest("extra must not hold phone_number or amount", argument="extra")
     fields = dict(extra)
     encode("extra", fields)
     return fields

@@ -100,7 +100,7 @@ class Transactions:
                 nothing was sent.
         """
         if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-            raise refuse("ids", "an iterable of ids, not a single one")
+            raise refuse("ids", "an iterable of ids", ids)
         distinct = dict.fromkeys(require_identifier("ids", each) for each in ids)
         get = partial(self._get, lane=Priority.BULK)
         if since is None:
@@ -201,7 +201,7 @@ class Transactions:
         patience = float("inf") if timeout is None else require_seconds("timeout", timeout)
         pauses = Schedule() if schedule is None else schedule
         if not isinstance(pauses, Schedule):
-            raise refuse("schedule", "a Schedule")
+            raise refuse("schedule", "a Schedule", schedule)
         seen: Transaction | None = None
         trouble: MobileMoneyError | None = None
         unseen_until = anyio.current_time() + UNSEEN_GRACE
@@ -254,5 +254,5 @@ def _check_filters(
     if to_date is not None:
         filters["to"] = require_date("to_date", to_date).isoformat()
     if from_date is not None and to_date is not None and from_date > to_date:
-        raise refuse("from_date", "a day no later than to_date")
+        raise refuse("from_date", "no later than to_date")
     return filters

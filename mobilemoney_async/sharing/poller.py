@@ -63,7 +63,7 @@ class StoreFleet:
         linger: float = 10.0,
     ) -> None:
         if not 0 < ttl <= LONGEST:
-            raise refuse("ttl", f"seconds, more than 0 and at most {LONGEST:g}")
+            raise refuse("ttl", f"a number of seconds, more than 0 and at most {LONGEST:g}")
         self.follower: str = uuid.uuid4().hex
         self.ttl: float = ttl
         self.poll: float = poll

@@ -18,7 +18,7 @@ from tests.support.terminal import TERMINAL, terminal
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ENDINGS: list[tuple[Exception, ExitCode, str]] = [
-    (errors.InvalidRequest("amount: digits", argument="amount"), ExitCode.USAGE, "amount: digits"),
+    (errors.InvalidRequest("amount must be digits", argument="amount"), ExitCode.USAGE, "amount must be digits"),
     (errors.OutcomeUnknown("lost", idempotency_key="k", sent_at=NOW), ExitCode.UNRESOLVED, "do not send it again"),
     (errors.WaitTimeout("late", transaction_id="t"), ExitCode.NOT_FINAL, "mobilemoney watch"),
     (errors.ConnectionFailed("ConnectError: not sent", outcome="not_sent"), ExitCode.ERROR, "mobilemoney doctor"),

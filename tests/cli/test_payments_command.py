@@ -446,9 +446,7 @@ class TestUsage:
         monkeypatch.setitem(sys.modules, "sqlalchemy", None)
         result = run("list", "--store", url)
         assert result.exit_code == 2
-        assert result.stderr == (
-            'mobilemoney payments: store: needs the extra: pip install "mobilemoney-async[store]"\n'
-        )
+        assert result.stderr == ('mobilemoney payments: store needs an extra: pip install "mobilemoney-async[store]"\n')
 
     @pytest.mark.parametrize("command", ["list", "show", "reconcile", "identify", "confirm-absent"])
     def test_help_fits_what_a_person_wants_to_know(self, command: str) -> None:

@@ -77,7 +77,7 @@ def test_without_a_command_the_list_is_shown() -> None:
         (["sandbox", "nubers"], "mobilemoney sandbox: No such command 'nubers'"),
         (["otp", "request"], "mobilemoney otp request: Missing argument 'PHONE'"),
         (["profile", "--profile"], "mobilemoney profile: Option '--profile' requires an argument"),
-        (["profile", "--profile", "shp"], "mobilemoney profile: profile: there is no 'shp'"),
+        (["profile", "--profile", "shp"], "mobilemoney profile: there is no profile 'shp'"),
         (["profile", "--config", "/nowhere.toml"], "mobilemoney profile: /nowhere.toml: No such file or directory"),
         (["doctor", "--store", "postgresql://u:s3cr3t@h/d"], "mobilemoney doctor: Invalid value for '--store'"),
     ],

@@ -290,7 +290,7 @@ class TestEncoding:
     )
     def test_everything_else_is_refused(self, value: Any) -> None:
         """A float may be money, and what JSON does not have would become something that you did not write."""
-        with pytest.raises(InvalidRequest, match=r"^extra: ") as caught:
+        with pytest.raises(InvalidRequest, match=r"^extra must ") as caught:
             encode("extra", {"field": value})
         assert caught.value.argument == "extra"
 

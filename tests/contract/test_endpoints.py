@@ -106,5 +106,5 @@ def test_quoting_of_ids(identifier: str, segment: str) -> None:
 
 @pytest.mark.parametrize("identifier", ["", " ", ".", "..", "\ud800", None, 5])
 def test_an_id_that_addresses_another_endpoint_is_refused(identifier: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"^transaction_id: "):
+    with pytest.raises(InvalidRequest, match=r"^transaction_id must be "):
         GET_TRANSACTION.target({"transaction_id": identifier}, {})

@@ -93,7 +93,7 @@ def test_a_database_that_is_refused(url: str) -> None:
 )
 def test_a_file_is_named_plainly(url: str) -> None:
     """An option that would go unheeded, and a name that no file can have, are refused rather than passed over."""
-    with pytest.raises(InvalidRequest, match=r"^url: .*sqlite:///payments\.db"):
+    with pytest.raises(InvalidRequest, match=r"^url must be .*sqlite:///payments\.db"):
         SQLStore(url)
 
 

@@ -804,7 +804,7 @@ def test_names_of_credentials_differ_with_each_part() -> None:
 @pytest.mark.parametrize("key", ["", "fifteen letters", b"fifteen letters", 12345678901234567890, bytearray(20)])
 def test_a_key_that_is_none_is_refused(key: Any) -> None:
     """A key is a str or bytes of at least 16 characters, and is not quoted in the error."""
-    with pytest.raises(InvalidRequest, match="key: ") as caught:
+    with pytest.raises(InvalidRequest, match="key must be ") as caught:
         TokenCipher("merchant", key)
     assert "fifteen" not in str(caught.value)
 

@@ -63,7 +63,7 @@ class TestKeys:
     @pytest.mark.parametrize("key", ["", " ", "k" * 201, "\ud800", 7, b"key", Secret("key")])
     async def test_an_unfit_key_is_refused(self, pick: Pick, key: Any) -> None:
         async with connect(always(samples.acknowledgement())) as (client, service):
-            with pytest.raises(InvalidRequest, match=r"^idempotency_key: ") as caught:
+            with pytest.raises(InvalidRequest, match=r"^idempotency_key must be ") as caught:
                 await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key=key)
         assert caught.value.argument == "idempotency_key"
         assert service.requests == []
