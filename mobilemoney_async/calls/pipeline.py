@@ -87,6 +87,17 @@ class Journal(Protocol):
         ...
 
 
+@attrs.define
+class AnswerFacts:
+    """Facts of the last answer to one call, beside its value; filled in by `Pipeline.call`.
+
+    Attributes:
+        date: The Date header, which shows the service's clock, or None.
+    """
+
+    date: str | None = None
+
+
 @attrs.define(eq=False, repr=False)
 class _Call:
     """One call as it goes on: what to send, and how far it has come."""
@@ -97,6 +108,7 @@ class _Call:
     lane: Priority
     idempotency_key: str | None = None
     journal: Journal | None = None
+    facts: AnswerFacts | None = None
     ahead: bool = False
     retry: RetryPolicy | None = None
     flight: Flight | None = None
@@ -148,6 +160,7 @@ class Pipeline:
         lane: Priority | None = None,
         idempotency_key: str | None = None,
         journal: Journal | None = None,
+        facts: AnswerFacts | None = None,
     ) -> T:
         """Make one call and return its answer.
 
@@ -159,6 +172,7 @@ class Pipeline:
             lane: Instead of the endpoint's own.
             idempotency_key: Of a create, for its errors.
             journal: Of a create, told of each attempt.
+            facts: Filled in with the last answer, also where the call then fails.
 
         Raises:
             MobileMoneyError: As the retry table of `calls.retry` says. If the call is cancelled, a request that was
@@ -173,6 +187,7 @@ class Pipeline:
             lane=endpoint.lane if lane is None else lane,
             idempotency_key=idempotency_key,
             journal=journal,
+            facts=facts,
         )
         del body  # it may hold a phone number, which a traceback with locals would show
         try:
@@ -297,6 +312,8 @@ class Pipeline:
                     flight=flight,
                 )
                 status = answer.status_code
+                if call.facts is not None:
+                    call.facts.date = answer.date
                 return read_answer(endpoint, answer)
             raise RequestTimeout(
                 f"no answer within {timeout:g} s", outcome="unknown" if flight.may_have_arrived else "not_sent"

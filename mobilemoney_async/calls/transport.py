@@ -221,7 +221,6 @@ class Wire:
 
     Attributes:
         base_url: Where the requests go.
-        last_date: The Date header of the latest answer, or None: how the service's clock is seen.
     """
 
     def __init__(
@@ -231,7 +230,6 @@ class Wire:
         http_client: HTTPClient | None = None,
     ) -> None:
         self.base_url: str = _check_base_url(base_url)
-        self.last_date: str | None = None
         self._closed = False
         self._sender: _Sender
         if http_client is not None:
@@ -292,15 +290,13 @@ class Wire:
         """
         try:
             url = self.base_url + target
-            answer = await self._sender.send(
+            return await self._sender.send(
                 method, url, headers=dict(headers), content=content, timeout=timeout, flight=flight
             )
         except TransportError:
             raise
         except Exception as exc:
             raise _map_error(exc, flight) from exc
-        self.last_date = answer.date
-        return answer
 
     async def aclose(self) -> None:
         """Close the connections of our own pool. A second call does nothing."""

@@ -137,9 +137,16 @@ async def _check_call(settings: Settings, timeout: float, *, reached: bool) -> A
         f"at most {REQUESTS_PER_MINUTE:g} requests a minute and {BURST} at once, "
         + ("shared by all processes of the store" if settings.store else "in each process by itself"),
     )
+    dates: list[str] = []
+
+    async def note_date(response: httpx.Response) -> None:
+        if "date" in response.headers:
+            dates.append(response.headers["date"])
+
+    http = httpx.AsyncClient(event_hooks={"response": [note_date]})
     try:
         # Without the store, which has checks of its own, and with one attempt: what fails is to be seen.
-        client = open_client(settings, store=None, retry=RetryPolicy(max_attempts=1), timeout=timeout)
+        client = open_client(settings, store=None, retry=RetryPolicy(max_attempts=1), timeout=timeout, http_client=http)
     except InvalidRequest as exc:
         yield Finding("credentials", Level.PROBLEM, *str(exc).split(": ", 1))
         return
@@ -147,7 +154,7 @@ async def _check_call(settings: Settings, timeout: float, *, reached: bool) -> A
     if not reached:
         yield Finding("credentials", Level.SKIPPED, f"{who}: not tried, the service was not reached")
         return
-    async with client:
+    async with http, client:
         failure = None
         began_at, began = datetime.now(UTC), anyio.current_time()
         try:
@@ -155,8 +162,7 @@ async def _check_call(settings: Settings, timeout: float, *, reached: bool) -> A
         except MobileMoneyError as exc:
             failure = exc
         took = anyio.current_time() - began
-        date = client._pipeline.wire.last_date
-    shown = None if date is None else read_date(date)
+    shown = read_date(dates[-1]) if dates else None
     if shown is not None:
         # The request took all of that time: so much is the difference uncertain.
         yield doctor.judge_clock(ClockSample(shown=shown, began_at=began_at, ended_at=datetime.now(UTC)).skew)

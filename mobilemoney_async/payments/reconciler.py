@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import attrs
 
-from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
 from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS, Priority
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction, TransactionPage
@@ -188,8 +188,9 @@ class Reconciler:
         while walk.page is not None:
             sent_at = self._pipeline.utcnow()
             asked = {"limit": PAGE_SIZE_MAX, **query, "page": walk.page}
-            page = await self._pipeline.call(LIST_TRANSACTIONS, query=asked, lane=Priority.LOOKUP)
-            dates += self._date(sent_at)
+            facts = AnswerFacts()
+            page = await self._pipeline.call(LIST_TRANSACTIONS, query=asked, lane=Priority.LOOKUP, facts=facts)
+            dates += self._date(facts, sent_at)
             if page.pagination.total_pages > most_pages:
                 return None
             fewest = min(fewest, page.pagination.total_count)
@@ -198,10 +199,9 @@ class Reconciler:
             return None
         return _Walked(rows=tuple(rows), dates=tuple(dates), began_at=began_at, ended_at=self._pipeline.utcnow())
 
-    def _date(self, sent_at: datetime) -> list[ClockSample]:
-        """Return what the last answer's Date header says, if it has one."""
-        seen = self._pipeline.wire.last_date
-        shown = None if seen is None else read_date(seen)
+    def _date(self, facts: AnswerFacts, sent_at: datetime) -> list[ClockSample]:
+        """Return what an answer's Date header says, if it has one."""
+        shown = None if facts.date is None else read_date(facts.date)
         if shown is None:
             return []
         return [ClockSample(shown=shown, began_at=sent_at, ended_at=self._pipeline.utcnow())]

@@ -3,9 +3,11 @@
 import itertools
 import socket
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any
 
 import anyio
+import attrs
 import httpx
 import pytest
 from hypothesis import given, settings
@@ -31,6 +33,8 @@ from mobilemoney_async import (
     TransactionNotFound,
     UnexpectedResponse,
 )
+from mobilemoney_async.calls.pipeline import AnswerFacts
+from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.testing import run_virtual
 from tests.support.fakes import (
     B2C,
@@ -43,6 +47,7 @@ from tests.support.fakes import (
     CountingSource,
     FakeTransport,
     Hang,
+    Sent,
     Step,
     acknowledgement,
     logged_in,
@@ -50,6 +55,7 @@ from tests.support.fakes import (
     refusal,
     replies,
     script,
+    transaction,
 )
 from tests.support.server import Close, Cut, NeverAnswer, Raw, Reply, Response, Trickle, serve
 
@@ -474,3 +480,24 @@ async def test_a_session_call_may_be_answered_with_nothing() -> None:
     """The contract shows no body for the one-time password's answers; an empty one is a success."""
     transport = FakeTransport(lambda sent: Response(200))
     assert await verify(make_client(transport)) == {}
+
+
+async def test_each_call_knows_the_date_of_its_own_answer() -> None:
+    """Of two calls at once each gets the Date header of its own answer, though the other answers in between."""
+    dates = {"tx-1": "Fri, 02 Jan 2026 12:00:01 GMT", "tx-2": "Fri, 02 Jan 2026 12:00:02 GMT"}
+
+    async def answer(sent: Sent) -> Step:
+        name = sent.path.rpartition("/")[2]
+        await anyio.sleep(int(name[-1]))
+        shown = transaction(name) if name == "tx-1" else refusal("TRANSACTION_NOT_FOUND", 404)
+        return attrs.evolve(shown, headers={**shown.headers, "date": dates[name]})
+
+    async def look(name: str) -> None:
+        with suppress(TransactionNotFound):
+            await pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": name}, facts=facts[name])
+        assert facts[name].date == dates[name]
+
+    pipeline, facts = make_client(FakeTransport(answer))._pipeline, {name: AnswerFacts() for name in dates}
+    async with anyio.create_task_group() as tasks:
+        for name in dates:
+            tasks.start_soon(look, name)
