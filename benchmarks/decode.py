@@ -18,8 +18,8 @@ from stripe._stripe_response import StripeResponse
 from benchmarks.bodies import page_of_transactions
 from benchmarks.common import MICRO, Row, at_least, at_most, interleave, repeated
 from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS
+from mobilemoney_async.contract.error_mapping import Answer, read_answer
 from mobilemoney_async.contract.models import PageAnswer
-from mobilemoney_async.contract.problems import Answer, read_answer
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType
 
 _ROUNDS = 41

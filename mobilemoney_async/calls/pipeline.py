@@ -20,8 +20,8 @@ from mobilemoney_async.calls.tokens import TokenSource
 from mobilemoney_async.calls.transport import Flight, Wire
 from mobilemoney_async.contract.codec import Content, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority
+from mobilemoney_async.contract.error_mapping import read_answer
 from mobilemoney_async.contract.models import LoginResult
-from mobilemoney_async.contract.problems import read_answer
 from mobilemoney_async.errors import (
     CallOutcome,
     InvalidToken,
@@ -34,7 +34,7 @@ from mobilemoney_async.errors import (
 from mobilemoney_async.values import HiddenText, Secret, require_bearer
 
 if TYPE_CHECKING:
-    from mobilemoney_async.calls.telling import Teller
+    from mobilemoney_async.calls.instrumentation import Instrumentation
     from mobilemoney_async.events import Handler
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -141,14 +141,14 @@ class Pipeline:
     utcnow: Callable[[], datetime]
     random: Callable[[], float]
     on_event: Handler | None = None
-    _teller: Teller | None = attrs.field(init=False, default=None)
+    _instrumentation: Instrumentation | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         if self.on_event is not None:
             # Here, since the events take a tenth of the import, and few programs listen.
-            from mobilemoney_async.calls.telling import Teller
+            from mobilemoney_async.calls.instrumentation import Instrumentation
 
-            self._teller = Teller(self.on_event)
+            self._instrumentation = Instrumentation(self.on_event)
 
     async def call(
         self,
@@ -248,8 +248,8 @@ class Pipeline:
             self.tokens.rejected(call.token, replacement=renewed)
         if decision.hold:
             self.limiter.hold(decision.hold)
-        if self._teller is not None and decision.action is not Action.RAISE:
-            self._teller.retry_scheduled(call.endpoint, call.attempts, error, decision.hold or decision.pause)
+        if self._instrumentation is not None and decision.action is not Action.RAISE:
+            self._instrumentation.retry_scheduled(call.endpoint, call.attempts, error, decision.hold or decision.pause)
 
     async def _prepare(self, call: _Call) -> None:
         """Wait for everything that an attempt needs, so that nothing has been sent while it waits."""
@@ -261,8 +261,8 @@ class Pipeline:
                 raise call.refusal
         asked_at = anyio.current_time()
         await self.limiter.acquire(call.lane, ahead=call.ahead)
-        if self._teller is not None:
-            self._teller.waited(call.lane, anyio.current_time() - asked_at)
+        if self._instrumentation is not None:
+            self._instrumentation.waited(call.lane, anyio.current_time() - asked_at)
         if call.endpoint.bearer:
             # After the limiter: it may have been a long wait.
             granted_at = anyio.current_time()
@@ -330,8 +330,10 @@ class Pipeline:
             method, path = call.endpoint.method, call.endpoint.shown
             shown = "no answer" if status is None else status
             logger.debug("%s %s: %s in %.3f s, attempt %d", method, path, shown, took, call.attempts)
-        if self._teller is not None:
-            self._teller.attempt_ended(call.endpoint, call.attempts, status_code=status, error=error, duration=took)
+        if self._instrumentation is not None:
+            self._instrumentation.attempt_ended(
+                call.endpoint, call.attempts, status_code=status, error=error, duration=took
+            )
 
     def _headers(self, call: _Call) -> dict[str, str]:
         headers = dict(self.options.headers)
@@ -367,8 +369,8 @@ class Pipeline:
             f"the payment may or may not exist: {error}", idempotency_key=key, sent_at=call.sent_at
         )
         unknown.__cause__ = error
-        if self._teller is not None:
-            self._teller.payment_unknown(key, call.sent_at, error)
+        if self._instrumentation is not None:
+            self._instrumentation.payment_unknown(key, call.sent_at, error)
         return unknown
 
     async def _token(self) -> Secret:
@@ -391,6 +393,6 @@ class Pipeline:
             error = exc
             raise
         finally:
-            if self._teller is not None:
-                self._teller.token_renewed(error, anyio.current_time() - asked_at)
+            if self._instrumentation is not None:
+                self._instrumentation.token_renewed(error, anyio.current_time() - asked_at)
         return result

@@ -25,7 +25,7 @@ import anyio
 import httpx
 
 from mobilemoney_async.contract.codec import Content
-from mobilemoney_async.contract.problems import Answer
+from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, RequestTimeout, TransportError
 from mobilemoney_async.values import missing_extra, refuse
 

@@ -30,13 +30,13 @@ class DecodeError(ValueError):
         self.path = path
 
 
-def _read_again(body: bytes, cl: type[T]) -> T:
+def _decode_by_fallback(body: bytes, cl: type[T]) -> T:
     # Here, since answers that need it are rare and cattrs takes a third of the import.
-    from mobilemoney_async.contract import second_reading
+    from mobilemoney_async.contract import fallback_decoder
 
     try:
-        return second_reading.structure(parse_json(body), cl)
-    except second_reading.Mismatch as exc:
+        return fallback_decoder.structure(parse_json(body), cl)
+    except fallback_decoder.Mismatch as exc:
         raise DecodeError(exc.expected, exc.path) from None
 
 
@@ -67,7 +67,7 @@ def reader(cl: type[T]) -> Callable[[bytes], T]:
         try:
             return decoder().decode(body)
         except msgspec.ValidationError:
-            return _read_again(body, cl)
+            return _decode_by_fallback(body, cl)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise DecodeError("not JSON") from exc
 

@@ -71,7 +71,7 @@ def instrument(
     Raises:
         InvalidRequest: `base_url` is not a URL.
     """
-    return _Instrumentation(
+    return _Telemetry(
         tracer=trace.get_tracer(_SCOPE, __version__, tracer_provider),
         meter=metrics.get_meter(_SCOPE, __version__, meter_provider),
         server={} if base_url is None else _server(base_url),
@@ -89,7 +89,7 @@ def _server(base_url: str) -> Attributes:
     return {"server.address": host, "server.port": port}
 
 
-class _Instrumentation:
+class _Telemetry:
     """Handles events. Its calls come from one event loop."""
 
     def __init__(self, *, tracer: Tracer, meter: Meter, server: Mapping[str, str | int | float]) -> None:

@@ -43,7 +43,7 @@ class PageReader:
 
 def _readable(body: bytes, broken: DecodeError) -> PageAnswer:
     # Here, since answers that need it are rare and cattrs takes a third of the import.
-    from mobilemoney_async.contract import second_reading
+    from mobilemoney_async.contract import fallback_decoder
 
     page = parse_json(body)
     if not isinstance(page, dict) or not isinstance(page.get("transactions"), list):
@@ -51,8 +51,8 @@ def _readable(body: bytes, broken: DecodeError) -> PageAnswer:
     rows: list[Transaction] = []
     for row in page["transactions"]:
         try:
-            rows.append(second_reading.structure(row, Transaction))
-        except second_reading.Mismatch:
+            rows.append(fallback_decoder.structure(row, Transaction))
+        except fallback_decoder.Mismatch:
             continue  # what broke first has been told
     if page["transactions"] and not rows:
         raise broken

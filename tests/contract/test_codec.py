@@ -106,7 +106,7 @@ def test_both_ways_of_reading_agree(sample: tuple[type[Any], bytes]) -> None:
     """A body means the same whether msgspec reads it or, for its timestamps, cattrs does: one value, or a refusal."""
     cls, body = sample
     fast = outcome(lambda: reader(cls)(body))
-    again = outcome(lambda: codec._read_again(body, cls))
+    again = outcome(lambda: codec._decode_by_fallback(body, cls))
     assert fast == again
     assert repr(fast) == repr(again)
 
@@ -135,7 +135,7 @@ def test_no_scalar_is_coerced(field: str, value: Any) -> None:
     assert caught.value.path == f"$.{field}"
 
 
-def test_nor_is_one_in_the_second_reading() -> None:
+def test_nor_is_one_in_the_fallback_decoder() -> None:
     """Beside a timestamp in another notation, text stays text."""
     for change in ({"currency": None}, {"reference": 5}, {"external_id": 5}, {"network": 5}, {"status": None}):
         with pytest.raises(DecodeError) as caught:
@@ -154,9 +154,9 @@ def test_a_secret_is_read_as_text_only_in_both_ways() -> None:
     """The token is a secret from the first moment on."""
     body = to_bytes(samples.login())
     assert isinstance(read_login(body).access_token, Secret)
-    assert codec._read_again(body, LoginResult) == read_login(body)
+    assert codec._decode_by_fallback(body, LoginResult) == read_login(body)
     with pytest.raises(DecodeError, match=r"\$\.access_token"):
-        codec._read_again(to_bytes(samples.login(access_token=5)), LoginResult)
+        codec._decode_by_fallback(to_bytes(samples.login(access_token=5)), LoginResult)
 
 
 class TestWhereItBroke:

@@ -72,15 +72,15 @@ def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
             5xx without a code of the contract, `UnexpectedResponse` for everything else.
     """
     if not 200 <= answer.status_code < 300:
-        raise _problem(endpoint, answer, None)
+        raise _map_error(endpoint, answer, None)
     try:
         if not answer.body.strip() and _may_be_empty(endpoint, answer):
             return endpoint.read(b"{}")
         value = endpoint.read(answer.body)
     except DecodeError as exc:
-        raise _problem(endpoint, answer, exc) from exc
+        raise _map_error(endpoint, answer, exc) from exc
     if _says_error(value):
-        raise _problem(endpoint, answer, None)
+        raise _map_error(endpoint, answer, None)
     return value
 
 
@@ -95,7 +95,7 @@ def _says_error(value: Any) -> bool:
     return getattr(value, "status", None) == "error" or getattr(value, "success", None) is False
 
 
-def _problem(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | None) -> MobileMoneyError:
+def _map_error(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | None) -> MobileMoneyError:
     try:
         body = parse_json(answer.body)
     except DecodeError as exc:

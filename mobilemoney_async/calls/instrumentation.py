@@ -17,7 +17,7 @@ from mobilemoney_async.events import (
 )
 
 
-class Teller:
+class Instrumentation:
     """Makes the events of one client's calls.
 
     Args:

@@ -34,8 +34,8 @@ from mobilemoney_async.contract.endpoints import (
     Endpoint,
     undocumented,
 )
+from mobilemoney_async.contract.error_mapping import Answer, read_answer
 from mobilemoney_async.contract.models import TransactionAnswer
-from mobilemoney_async.contract.problems import Answer, read_answer
 from tests.contract import samples
 from tests.contract.samples import to_bytes
 
