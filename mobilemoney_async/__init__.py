@@ -53,7 +53,7 @@ if _typing.TYPE_CHECKING:
     from mobilemoney_async.payments.records import HistoryEntry, PaymentRecord, PaymentState
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.outcomes import Outcome
-    from mobilemoney_async.resources.lookups import Lookup
+    from mobilemoney_async.resources.bulk_lookup import Lookup
     from mobilemoney_async.resources.paging import TransactionPager
     from mobilemoney_async.values import Secret
 
@@ -127,7 +127,7 @@ _HOMES = {
     "InvalidTransactionId": "errors",
     "LoginAuth": "calls.tokens",
     "LoginResult": "contract.models",
-    "Lookup": "resources.lookups",
+    "Lookup": "resources.bulk_lookup",
     "MobileMoneyError": "errors",
     "Network": "contract.states",
     "Outcome": "polling.outcomes",

@@ -29,7 +29,7 @@ from mobilemoney_async.payments.matching import (
 )
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
 from mobilemoney_async.payments.store import SQLStore
-from mobilemoney_async.resources.paging import Walk
+from mobilemoney_async.resources.page_choice import FullListing
 
 # Payments of ours nearest to an unknown one by whose timestamps the service's clock is told.
 _WITNESSES = 5
@@ -183,7 +183,7 @@ class Reconciler:
         raise UnexpectedResponse("the transaction list shows fewer transactions than it counts", status_code=200)
 
     async def _walk_once(self, query: dict[str, str | int], *, most_pages: float = math.inf) -> _Walked | None:
-        walk, rows, dates = Walk(), list[Transaction](), list[ClockSample]()
+        walk, rows, dates = FullListing(), list[Transaction](), list[ClockSample]()
         began_at, fewest = self._pipeline.utcnow(), math.inf
         while walk.page is not None:
             sent_at = self._pipeline.utcnow()

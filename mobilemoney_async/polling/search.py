@@ -9,7 +9,7 @@ from __future__ import annotations
 from mobilemoney_async.polling.asking import Page
 from mobilemoney_async.polling.listing import Listing
 from mobilemoney_async.polling.pending import Pending
-from mobilemoney_async.resources.sweep import Sweep
+from mobilemoney_async.resources.page_choice import PageSweep
 
 
 class Search:
@@ -17,7 +17,7 @@ class Search:
 
     def __init__(self) -> None:
         self._wanted: dict[str, Pending] = {}
-        self._sweep = Sweep()
+        self._sweep = PageSweep()
         self._on_the_way: Page | None = None
 
     def __contains__(self, payment: Pending) -> bool:
@@ -63,7 +63,7 @@ class Search:
         self._sweep.took(len(self._wanted) + found, found, rows)
         if self.next(listing, now) is None:
             self._wanted.clear()
-            self._sweep = Sweep()
+            self._sweep = PageSweep()
 
     def failed(self, page: Page) -> None:
         """Note that a page was not shown."""

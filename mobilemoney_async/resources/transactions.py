@@ -23,7 +23,7 @@ from mobilemoney_async.errors import (
     UnexpectedResponse,
     WaitTimeout,
 )
-from mobilemoney_async.resources.lookups import Lookup, Lookups
+from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup, SweptBulkLookup
 from mobilemoney_async.resources.paging import TransactionPager
 from mobilemoney_async.values import (
     refuse,
@@ -104,13 +104,10 @@ class Transactions:
         distinct = dict.fromkeys(require_identifier("ids", each) for each in ids)
         get = partial(self._get, lane=Priority.BULK)
         if since is None:
-            return Lookups(distinct, get)
+            return BulkLookup(distinct, get)
         require_date("since", since)
-        # Here, since few programs do this and all of them would pay for importing it.
-        from mobilemoney_async.resources.swept import SweptLookups
-
         filters = _check_filters(status=None, type=None, from_date=since, to_date=None, limit=PAGE_SIZE_MAX)
-        return SweptLookups(distinct, partial(self._page, filters=filters, lane=Priority.BULK), get)
+        return SweptBulkLookup(distinct, partial(self._page, filters=filters, lane=Priority.BULK), get)
 
     async def page(
         self,

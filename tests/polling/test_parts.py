@@ -18,7 +18,7 @@ from mobilemoney_async.polling.rest import Rest
 from mobilemoney_async.polling.service_time import Habit, ServiceTime
 from mobilemoney_async.polling.trust import Trust
 from mobilemoney_async.polling.views import Views
-from mobilemoney_async.resources.sweep import Sweep
+from mobilemoney_async.resources.page_choice import PageSweep
 from tests.support.paper import Paper, PaperService
 
 # When payments end
@@ -365,7 +365,7 @@ def test_for_how_long_new_payments_are_missing_is_learned() -> None:
 
 def test_a_sweep_ends_where_it_is_not_worth_it() -> None:
     """It goes on while pages show more than lookups would, and for as far as there are pages."""
-    sweep = Sweep()
+    sweep = PageSweep()
     assert sweep.worth(1, None) == 0
     assert sweep.worth(1000, None) == 100
     sweep.took(1000, 0, 100)

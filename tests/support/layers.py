@@ -62,7 +62,7 @@ ONE_IMPORTER: Mapping[str, set[str]] = {
     "rich": {"cli"},
     "sqlalchemy": {"database", "payments", "sharing"},
     "starlette": {SANDBOX, "contrib.fastapi"},
-    "trio": {"testing", "resources.ahead"},
+    "trio": {"testing", "resources.prefetch"},
     "typer": {"cli"},
     "uvicorn": {SANDBOX, "cli"},
 }
@@ -94,7 +94,7 @@ PURE = (
     "polling.service_time",
     "polling.trust",
     "polling.views",
-    "resources.sweep",
+    "resources.page_choice",
     "sharing.budget",
     "database.serialization",
     "database.failures",

@@ -19,7 +19,7 @@ T = TypeVar("T")
 _running: set[object] = set()
 
 
-def start(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def start_task(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Start a coroutine that ends by itself and raises nothing but cancellation, on the running event loop."""
     loop: Any = anyio.lowlevel.current_token().native_token
     if hasattr(loop, "create_task"):
@@ -32,7 +32,7 @@ def start(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         trio.lowlevel.spawn_system_task(work, context=contextvars.copy_context())
 
 
-class Ahead(Generic[T]):
+class Prefetch(Generic[T]):
     """One call that has begun before anybody asks for its result."""
 
     def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
@@ -40,7 +40,7 @@ class Ahead(Generic[T]):
         self._done = anyio.Event()
         self._value: list[T] = []
         self._error: Exception | None = None
-        start(self._run)
+        start_task(self._run)
 
     async def _run(self) -> None:
         try:

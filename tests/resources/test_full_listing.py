@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async import Pagination, Transaction, TransactionPage
-from mobilemoney_async.resources.paging import Walk
+from mobilemoney_async.resources.page_choice import FullListing
 from tests.contract.test_models import PENDING
 
 MANY = 2500  # more requests than any walk here may need
@@ -60,7 +60,7 @@ class List:
 
 def walk(fetch: Callable[[int], TransactionPage]) -> tuple[list[str], list[int]]:
     """Walk to the end; return the ids in order, and the pages asked for."""
-    steps, shown, asked = Walk(), list[str](), list[int]()
+    steps, shown, asked = FullListing(), list[str](), list[int]()
     while steps.page is not None:
         asked.append(steps.page)
         assert steps.page >= 1
