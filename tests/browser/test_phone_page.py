@@ -181,8 +181,8 @@ def test_a_payment_is_made_on_the_page(person: Person, served: Served) -> None:
     assert transaction.succeeded
     assert transaction.amount == 15_000
     person.sees("Paid", "SUCCESS", "10,014,775.00", "POST /v1/payment-service/airtel/c2b")
-    news = person.chrome.find_element(By.ID, "news")
-    person.until(lambda: "SUCCESS" in str(news.get_attribute("textContent")), "never told")
+    announcement = person.chrome.find_element(By.ID, "announcement")
+    person.until(lambda: "SUCCESS" in str(announcement.get_attribute("textContent")), "never announced")
 
 
 def test_a_wrong_pin_leaves_tries_until_the_last(person: Person, served: Served) -> None:
@@ -278,7 +278,7 @@ def test_the_clock_is_run_from_the_page(person: Person, served: Served) -> None:
     person.open()
     for rate in (5, 20, 100):
         person.holds(f"rate-{rate}", lambda rate: sandbox.clock_rate == rate, rate)
-        person.sees(f"Runs {rate} times as fast as real time")
+        person.sees(f"{rate} times as fast as real time")
     person.holds("pause", lambda: sandbox.clock_rate == 0)
     person.sees("Paused", "Resume")
     before = served.call(lambda: sandbox.now)
@@ -309,7 +309,7 @@ def test_every_fault_is_switched_from_the_page(person: Person, served: Served) -
     person.sees(*(f"{switch.label}\nOn until switched off" for switch in SWITCHES))
     person.holds("on-off-slow", lambda: not sandbox.switches.states()[0].is_on)
     person.holds("all-off", lambda: not any(state.is_on for state in sandbox.switches.states()))
-    person.sees("None: every request is answered as it should be")
+    person.sees("None: every request is answered normally")
 
 
 def test_a_fault_strikes_the_chosen_requests(person: Person, served: Served) -> None:
@@ -320,7 +320,7 @@ def test_a_fault_strikes_the_chosen_requests(person: Person, served: Served) -> 
     person.sees("On for the next request, on transactions")
     served.call(served.client.users.profile)
     served.call(served.client.transactions.page, 1)
-    person.sees("struck 1×", "fault: unknown fields", "None: every request is answered as it should be")  # noqa: RUF001
+    person.sees("struck 1×", "fault: unknown fields", "None: every request is answered normally")  # noqa: RUF001
     assert person.find("endpoint").get_attribute("value") == "transactions"
 
 
@@ -356,7 +356,7 @@ def test_callbacks_reach_a_real_receiver(person: Person, served: Served) -> None
         person.press("callback-forge")
         (forged,) = came(1)
         assert b"SUCCESS" in forged
-        person.sees("forged", "HTTP 200", "repeated", "created", "At present status changes go to http://127.0.0.1:")
+        person.sees("forged", "HTTP 200", "repeated", "created", "Callbacks go to http://127.0.0.1:")
 
 
 def test_a_wrong_url_is_explained_beside_its_field(person: Person, served: Served) -> None:
@@ -378,7 +378,7 @@ def test_phones_answer_by_themselves_when_told_to(person: Person, served: Served
     person.open()
     person.holds("by-hand-no", lambda: not served.sandbox.by_hand)
     served.ask(ASHA, 15_000)
-    person.sees("This phone answers by itself")
+    person.sees("Answers automatically")
     person.press("jump-600")
     person.sees("Paid")
     person.holds("by-hand-yes", lambda: served.sandbox.by_hand)
@@ -423,7 +423,7 @@ def test_the_page_works_without_javascript(person: Person, served: Served) -> No
         person.type(f"pin-{payment}", "1234", Keys.ENTER)
         person.sees("Paid")
         person.press("rate-20")
-        person.sees("Runs 20 times as fast as real time")
+        person.sees("20 times as fast as real time")
         assert "load it again" in person.chrome.find_element(By.TAG_NAME, "body").text
     finally:
         person.chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

@@ -103,7 +103,7 @@ async def test_the_body_is_the_sandboxs_own_and_says_so() -> None:
     }
     for name in request.json():
         assert f'"{name}"' in here.sandbox.callbacks.body_note
-    assert "documents neither the payload nor a signature" in here.sandbox.callbacks.body_note
+    assert "documents neither payload nor signature" in here.sandbox.callbacks.body_note
 
 
 async def test_twice_is_the_same_again() -> None:

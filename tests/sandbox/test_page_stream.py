@@ -78,7 +78,7 @@ async def test_only_what_changed_is_sent(person: Person, sandbox: Sandbox) -> No
         reader.sent.clear()
         sandbox.approve(first)
         await anyio.sleep(2 * TICK)
-        assert touched(reader.chunks) == ["news", "phone-list", "summary", "transactions"]
+        assert touched(reader.chunks) == ["announcement", "phone-list", "summary", "transactions"]
         assert "collection of 15,000 TZS is SUCCESS" in text(reader.chunks[0])
 
 

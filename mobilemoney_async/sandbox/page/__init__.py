@@ -1,4 +1,4 @@
-"""The phone page (extra `sandbox`): customers' phones, the merchant's view and the sandbox's controls, for a person."""
+"""Phone page (extra `sandbox`): customers' phones, the merchant's view, and the sandbox's controls."""
 
 from mobilemoney_async.sandbox.page.app import create_page
 

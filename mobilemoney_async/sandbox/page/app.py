@@ -1,4 +1,4 @@
-"""The phone page as an ASGI application: what is shown where, and what each form does."""
+"""Phone page as an ASGI application: its routes, forms and event streams."""
 
 import weakref
 from collections.abc import Callable
@@ -10,12 +10,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
-from mobilemoney_async.sandbox.page import views
+from mobilemoney_async.sandbox.page import labels, views
 from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
 from mobilemoney_async.sandbox.page.fragments import ASSETS, Parts, write_answer, write_page, write_parts
-from mobilemoney_async.sandbox.page.live import Stream
+from mobilemoney_async.sandbox.page.live import EventStream
 from mobilemoney_async.sandbox.page.security import SecurityMiddleware
 from mobilemoney_async.sandbox.page.snapshot import PageSource, Snapshot
 
@@ -23,22 +22,16 @@ MASK_COOKIE = "mobilemoney_mask"
 
 _NOT_KEPT = {"cache-control": "no-store"}
 _YEAR = 31_536_000
-_MODES = {
-    CallbackMode.ONCE: "once for each change",
-    CallbackMode.TWICE: "twice",
-    CallbackMode.LATE: "30 s late",
-    CallbackMode.BEFORE_ANSWER: "before the answer to the request",
-}
 
 
 def create_page(sandbox: PageSource) -> Starlette:
     """Make the phone page of a sandbox.
 
-    It has no password and is meant for the machine it runs on: requests that come from other websites, or under a name
-    that is neither a loopback one nor the address served, are answered with HTTP 403.
+    It has no password and is meant for the machine it runs on: requests from other websites, or under a name that is
+    neither a loopback name nor the served address, are answered with HTTP 403.
 
     Args:
-        sandbox: The one that it shows and steers.
+        sandbox: The sandbox to show and control.
     """
     page = _Page(sandbox)
     actions = Actions(sandbox)
@@ -57,31 +50,31 @@ def create_page(sandbox: PageSource) -> Starlette:
         Route("/live", page.follow),
         Route("/static/{name}", _asset),
         Route("/mask", page.mask, methods=["POST"]),
-        *(Route(path, page.does(control), methods=["POST"]) for path, control in forms.items()),
+        *(Route(path, page.does(action), methods=["POST"]) for path, action in forms.items()),
     ]
     return Starlette(routes=routes, middleware=[Middleware(SecurityMiddleware)], exception_handlers={404: _not_found})
 
 
 class _Page:
-    """The page of one sandbox, and the streams of those who look at it."""
+    """Page of one sandbox, with the event streams of its open pages."""
 
     def __init__(self, sandbox: PageSource) -> None:
         self._sandbox = sandbox
         self._key = views.Keys()
         self._looks: dict[bool, tuple[Snapshot, Parts]] = {}
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
 
     async def show(self, request: Request) -> Response:
         return self._write(request)
 
     async def follow(self, request: Request) -> ASGIApp:
         masked = _is_masked(request)
-        stream = Stream(lambda: self._look(masked=masked))
+        stream = EventStream(lambda: self._look(masked=masked))
         self._streams.add(stream)
         return stream
 
     async def mask(self, request: Request) -> Response:
-        """Show phone numbers whole or in part from now on, in this browser."""
+        """Mask phone numbers from now on in this browser, or show them."""
         try:
             masked = one_of(await read(request), "masked", "yes", "no")
         except Refused as refused:
@@ -91,20 +84,20 @@ class _Page:
             answer.set_cookie(MASK_COOKIE, "yes", max_age=_YEAR, httponly=True, samesite="strict")
         else:
             answer.delete_cookie(MASK_COOKIE, httponly=True, samesite="strict")
-        # Other pages of this browser follow streams that were opened with the cookie as it was before.
+        # Other pages of this browser follow streams that were opened with the old cookie.
         for stream in self._streams:
-            stream.hang_up()
+            stream.end()
         return answer
 
-    def does(self, control: Callable[[Form], str]) -> Callable[..., object]:
-        """Make the endpoint of a control: a plain form is answered with a page, htmx with what the stream omits."""
+    def does(self, action: Callable[[Form], str]) -> Callable[..., object]:
+        """Make the endpoint of an action: a plain form is answered with the page, htmx with what the stream omits."""
 
         async def endpoint(request: Request) -> Response:
             form: Form = {}
             part, refused = "", None
             try:
                 form = await read(request)
-                part = control(form)
+                part = action(form)
             except Refused as refusal:
                 refused = refusal
             for stream in self._streams:
@@ -117,7 +110,7 @@ class _Page:
         return endpoint
 
     def _look(self, *, masked: bool) -> Parts:
-        """Write the parts of the page, unless nothing changed since anybody looked last."""
+        """Return the parts of the page, rendered again only if the snapshot has changed."""
         snapshot = self._take(masked=masked)
         last = self._looks.get(masked)
         if last is None or last[0] != snapshot:
@@ -133,7 +126,7 @@ class _Page:
         return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
 
     def _details(self, request: Request, refused: Refused | None, form: Form) -> dict[str, object]:
-        """Return what the page shows beside the snapshot: what does not change by itself, and what was refused."""
+        """Return the values of the page outside the snapshot, with the refusal of the form if there is one."""
         callbacks = self._sandbox.callbacks
         wrong_url = refused is not None and refused.field == "url"
         return {
@@ -146,7 +139,7 @@ class _Page:
             "callback_url": form.get("url", "") if wrong_url else callbacks.url or "",
             "callback_error": refused.notice if refused and wrong_url else None,
             "callback_mode": callbacks.mode,
-            "callback_modes": [{"value": mode, "text": text} for mode, text in _MODES.items()],
+            "callback_modes": [{"value": mode, "text": text} for mode, text in labels.CALLBACK_MODES.items()],
         }
 
 
@@ -162,4 +155,4 @@ async def _asset(request: Request) -> Response:
 
 
 async def _not_found(request: Request, _: Exception | None = None) -> Response:
-    return PlainTextResponse(f"There is nothing here. The page is at /, the API under {PREFIX}.\n", 404)
+    return PlainTextResponse(f"Not found. The page is at /, the API under {PREFIX}.\n", 404)

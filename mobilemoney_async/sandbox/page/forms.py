@@ -1,4 +1,8 @@
-"""Forms of the page."""
+"""Forms of the page: reading them, and the action of each.
+
+An action does everything that was asked for, or raises `Refused` and does nothing. It returns the part of the page that
+shows its effect.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,12 +23,12 @@ _MAX_FIELDS = 20
 
 @attrs.frozen
 class Refused(Exception):
-    """What a person asked for cannot be done.
+    """Refusal of a form.
 
     Args:
-        notice: Says why, and what can be done.
+        notice: The reason and the remedy, for the page.
         status: HTTP status.
-        field: Name of the field that is wrong, None for none.
+        field: Name of the wrong field, None for none.
     """
 
     notice: str
@@ -33,10 +37,10 @@ class Refused(Exception):
 
 
 async def read(request: Request) -> Mapping[str, str]:
-    """Read the fields of a form; of two with one name the last.
+    """Read the fields of a form; the last of two with one name.
 
     Raises:
-        Refused: The body is too long, or no form that a browser sends without files.
+        Refused: The body is too long, or is not a form without files.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
@@ -50,12 +54,12 @@ async def read(request: Request) -> Mapping[str, str]:
     try:
         fields = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
     except ValueError as exc:
-        raise Refused("This is no form that the page sent.", 400) from exc
+        raise Refused("This is not a form of the page.", 400) from exc
     return dict(fields)
 
 
 def one_of(form: Mapping[str, str], field: str, *choices: str) -> str:
-    """Return the value of a field that has a few.
+    """Return the value of a field with a few possible values.
 
     Raises:
         Refused: It has another, or there is no such field.
@@ -86,17 +90,17 @@ _DAY = 86_400
 
 @attrs.define(eq=False)
 class Actions:
-    """The controls of one sandbox.
+    """Actions of the forms on one sandbox.
 
     Args:
-        sandbox: Which.
+        sandbox: The sandbox to control.
     """
 
     _sandbox: PageSource
     _rate_before_pause: float = attrs.field(default=1.0, init=False)
 
     def enter_pin(self, form: Form) -> str:
-        """Answer a prompt with a PIN. One that is not four digits is not counted as a wrong one."""
+        """Answer a prompt with a PIN. A text that is not four digits does not count as a wrong PIN."""
         pin = form.get("pin", "")
         if not _PIN.fullmatch(pin):
             raise Refused(f"A PIN has {len(PIN)} digits.", field="pin")
@@ -114,12 +118,12 @@ class Actions:
         return "phones"
 
     def answer_by_hand(self, form: Form) -> str:
-        """Choose who answers new prompts."""
+        """Choose whether you answer new prompts, or the sandbox does."""
         self._sandbox.by_hand = one_of(form, "by_hand", "yes", "no") == "yes"
         return "phones"
 
     def run_clock(self, form: Form) -> str:
-        """Pause the clock, or choose its speed; `resume` takes the one from before the pause."""
+        """Pause the clock, or choose its speed; `resume` restores the speed before the pause."""
         rate = self._rate_before_pause if form.get("rate") == "resume" else number(form, "rate")
         before = self._sandbox.clock_rate
         try:
@@ -156,11 +160,11 @@ class Actions:
         return "faults"
 
     def send_callbacks(self, form: Form) -> str:
-        """Choose where callbacks go and how, or send a forged one there."""
+        """Set the receiver of callbacks and their mode, or send a forged one there."""
         url = form.get("url", "").strip() or None
         callbacks = self._sandbox.callbacks
         if "forge" in form and url is None and callbacks.url is None:
-            raise Refused("Say where to send it: there is no URL.", field="url")
+            raise Refused("Enter the URL of the receiver.", field="url")
         mode = None if "forge" in form else one_of(form, "mode", *CallbackMode)
         try:
             if mode is None:
@@ -168,16 +172,16 @@ class Actions:
             else:
                 callbacks.configure(url, mode)
         except ValueError as exc:
-            raise Refused("Write a URL with http:// or https:// and a host.", field="url") from exc
+            raise Refused("Enter a URL with http:// or https:// and a host.", field="url") from exc
         return "callbacks"
 
     def _decide(self, form: Form, decide: Callable[[str], object]) -> None:
         try:
             decide(form.get("transaction_id", ""))
         except KeyError as exc:
-            raise Refused("This sandbox knows no such payment. Was it started anew?", 404) from exc
+            raise Refused("This sandbox knows no such payment. Was it restarted?", 404) from exc
         except IllegalTransitionError as exc:
-            raise Refused("Too late: this payment is over already, as the history of the phone shows.", 409) from exc
+            raise Refused("Too late: this payment is final, see the history of the phone.", 409) from exc
 
 
 def _sentence(error: ValueError) -> str:

@@ -1,4 +1,4 @@
-"""Writing the page and its parts as HTML."""
+"""HTML of the page and its parts."""
 
 import functools
 import hashlib
@@ -11,6 +11,7 @@ import attrs
 import jinja2
 from markupsafe import Markup
 
+from mobilemoney_async.sandbox.page import labels
 from mobilemoney_async.sandbox.page.snapshot import PhoneView, Snapshot
 
 _HERE = Path(__file__).parent
@@ -27,7 +28,7 @@ REGIONS: Mapping[str, str] = MappingProxyType(
         "faults-on": "faults_on.html",
         "fault-list": "faults.html",
         "sent": "sent.html",
-        "news": "news.html",
+        "announcement": "announcement.html",
     }
 )
 """The parts that change, by the id of their outermost element."""
@@ -39,16 +40,17 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_ENVIRONMENT.globals.update(RATES=labels.RATES, JUMPS=labels.JUMPS)
 
 
 @attrs.frozen
 class Asset:
-    """A file that the page loads.
+    """File that the page loads.
 
     Args:
-        path: Where, with what changes when the file does.
+        path: Its URL path, with a hash of its content.
         body: Its bytes.
-        content_type: What it is.
+        content_type: Its media type.
     """
 
     path: str
@@ -58,11 +60,11 @@ class Asset:
 
 @attrs.frozen
 class Parts:
-    """The parts of a snapshot as HTML.
+    """Parts of a snapshot as HTML.
 
     Args:
         regions: By id; `phone-list` is all phones together.
-        phones: Each phone alone, by id, in their order.
+        phones: Each phone by itself, by id, in their order.
     """
 
     regions: Mapping[str, str]
@@ -70,7 +72,7 @@ class Parts:
 
 
 def write_page(snapshot: Snapshot, **details: Any) -> str:
-    """Write the whole page; `details` are what does not change by itself."""
+    """Return the whole page; `details` are the values that only forms change."""
     paths = {name: asset.path for name, asset in ASSETS.items()}
     return _ENVIRONMENT.get_template("page.html").render(
         snapshot=snapshot, cards=_write_phones(snapshot).values(), static=paths, **details
@@ -78,12 +80,12 @@ def write_page(snapshot: Snapshot, **details: Any) -> str:
 
 
 def write_answer(**details: Any) -> str:
-    """Write what htmx gets for a form: the parts that the stream of news leaves out."""
+    """Return the answer to a form sent by htmx: the parts that the event stream does not send."""
     return _ENVIRONMENT.get_template("answer.html").render(**details)
 
 
 def write_parts(snapshot: Snapshot) -> Parts:
-    """Write each part that changes."""
+    """Return each part that changes."""
     phones = _write_phones(snapshot)
     regions = {
         name: _ENVIRONMENT.get_template(file).render(snapshot=snapshot, cards=phones.values())
@@ -98,8 +100,8 @@ def _write_phones(snapshot: Snapshot) -> dict[str, Markup]:
 
 @functools.lru_cache(maxsize=200)
 def _write_phone(phone: PhoneView, time: str, pin: str) -> Markup:
-    """Write one phone; remembered, since every page shows the same ones, and looks several times a second."""
-    # Safe: the template escapes what it is given.
+    """Return one phone; cached, since every open page shows the same phones several times a second."""
+    # Safe: the template escapes its values.
     return Markup(_ENVIRONMENT.get_template("phone.html").render(phone=phone, time=time, pin=pin))  # noqa: S704
 
 
@@ -114,4 +116,4 @@ def _read_assets() -> dict[str, Asset]:
 
 
 ASSETS: Mapping[str, Asset] = MappingProxyType(_read_assets())
-"""What the page loads, by file name."""
+"""Files that the page loads, by name."""

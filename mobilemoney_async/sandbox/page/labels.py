@@ -1,18 +1,56 @@
-"""How the page writes money, numbers and times; pure."""
+"""Labels of money, numbers, times and states on the page; pure."""
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from math import ceil
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
-# Whole words only: digits inside the service's own ids are no phone numbers.
+from mobilemoney_async.sandbox.callbacks import CallbackMode
+from mobilemoney_async.sandbox.states import Kind, Status
+
+TONES: Mapping[Status, str] = MappingProxyType(
+    {
+        Status.SUCCESS: "good",
+        Status.FAILED: "bad",
+        Status.INSUFFICIENT_FUNDS: "bad",
+        Status.TIMEOUT: "late",
+        Status.PENDING: "wait",
+        Status.PROCESSING: "wait",
+    }
+)
+"""Colour and icon of each state, by their names in the stylesheet."""
+
+CALLBACK_MODES: Mapping[CallbackMode, str] = MappingProxyType(
+    {
+        CallbackMode.ONCE: "once for each change",
+        CallbackMode.TWICE: "twice",
+        CallbackMode.LATE: "30 s late",
+        CallbackMode.BEFORE_ANSWER: "before the answer to the request",
+    }
+)
+
+RATES: tuple[int, ...] = (1, 5, 20, 100)
+"""Speeds of the clock to choose from."""
+
+JUMPS: tuple[tuple[int, str], ...] = ((10, "10 s"), (60, "1 min"), (600, "10 min"), (3600, "1 h"))
+"""Jumps of the clock to choose from: seconds, and their label."""
+
+_HISTORY = {
+    (Kind.COLLECTION, Status.SUCCESS): "Paid",
+    (Kind.COLLECTION, Status.FAILED): "Not paid",
+    (Kind.COLLECTION, Status.TIMEOUT): "Expired",
+    (Kind.DISBURSEMENT, Status.SUCCESS): "Received",
+}
+# Whole words only: digits inside the service's own ids are not phone numbers.
 _PHONE_NUMBER = re.compile(r"(?<![0-9A-Za-z_])[+]?[0-9]{8,15}(?![0-9A-Za-z_])")
 _SHOWN_AT_END = 3
 
 
 def money(amount: str | Decimal) -> str:
-    """Write an amount with thousands apart; what is no number stays as it is."""
+    """Return an amount with separated thousands; a text that is not a number is returned as it is."""
     try:
         return f"{Decimal(amount):,f}"
     except (InvalidOperation, ValueError):
@@ -20,7 +58,7 @@ def money(amount: str | Decimal) -> str:
 
 
 def phone_number(number: str, *, masked: bool) -> str:
-    """Write a phone number in groups, or with no more of it than its country and its last three digits."""
+    """Return a phone number in groups, or masked."""
     if masked:
         return mask(number)
     tanzanian = re.fullmatch(r"(\+255)(\d{3})(\d{3})(\d{3})", number)
@@ -28,27 +66,37 @@ def phone_number(number: str, *, masked: bool) -> str:
 
 
 def mask(number: str) -> str:
-    """Return what may be seen of a phone number, or of any text that stands where one should."""
+    """Return no more of a phone number, or of a text in its place, than its country and its last three digits."""
     if len(number) <= _SHOWN_AT_END + 4:
         return "•••"
     return f"{number[:4]} ••• ••• {number[-_SHOWN_AT_END:]}"
 
 
 def mask_within(text: str) -> str:
-    """Mask every phone number in a text of anybody's, such as a path or a reference."""
+    """Mask every phone number in a text, such as a path or a reference."""
     return _PHONE_NUMBER.sub(lambda found: mask(found.group()), unquote(text))
 
 
 def receiver(url: str) -> str:
-    """Name a receiver of callbacks without what may be secret in its URL: user, path and query."""
+    """Return the URL of a receiver without user, path and query, which may be secret."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     more = "…" if parts.path not in ("", "/") or parts.query else ""
     return f"{parts.scheme}://{host}/{more}"
 
 
+def history(kind: Kind, status: Status) -> str:
+    """Return the result of a final payment for its customer or recipient."""
+    return _HISTORY.get((kind, status), "Not received")
+
+
+def speed(rate: float) -> str:
+    """Return the speed of the clock."""
+    return {0.0: "Paused", 1.0: "Real time"}.get(rate, f"{rate:g} times as fast as real time")
+
+
 def duration(seconds: float) -> str:
-    """Write a time that is left as minutes and seconds, or hours and minutes; a second that has begun counts."""
+    """Return the time left as minutes and seconds, or hours and minutes, rounded up to whole seconds."""
     whole = max(0, ceil(seconds))
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"
@@ -56,10 +104,10 @@ def duration(seconds: float) -> str:
 
 
 def clock_time(moment: datetime) -> str:
-    """Write the time of day."""
+    """Return the time of day."""
     return f"{moment:%H:%M:%S}"
 
 
 def day(moment: datetime) -> str:
-    """Write the date as people say it."""
+    """Return the date, such as "Mon 2 Mar 2026"."""
     return f"{moment:%a} {moment.day} {moment:%b %Y}"

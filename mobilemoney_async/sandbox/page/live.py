@@ -1,4 +1,4 @@
-"""The news of the sandbox as server-sent events, one stream for each page that is open."""
+"""Event stream (server-sent events) with the changes of the sandbox, one for each open page."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,10 +9,10 @@ from mobilemoney_async.sandbox.asgi import until_left
 from mobilemoney_async.sandbox.page.fragments import Parts
 
 TICK = 0.3
-"""Seconds between two looks at the sandbox."""
+"""Seconds between two snapshots of the sandbox."""
 
-_SIGN_OF_LIFE = 50
-"""After so many quiet looks a comment is sent, for whatever stands between and closes quiet connections."""
+_KEEP_ALIVE = 50
+"""Unchanged snapshots after which a comment is sent, so that no proxy closes the connection as idle."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -20,17 +20,17 @@ _HEADERS = [
 ]
 
 
-class Stream:
-    """Tells one page what changed, until it closes, the server stops or it is hung up.
+class EventStream:
+    """Event stream of one page: sends the changed parts until the page closes, the server stops or it is ended.
 
-    It alone says what the page shows of the sandbox: were the answer to a form another source, the page could show the
-    older of the two, and nothing would put it right.
+    Only this stream updates the page. If the answer to a form updated it too, the page could show the older of the two,
+    and nothing would correct it.
 
-    The first event holds everything, so a page that connects again is whole at once. No more than one event is on its
-    way: a page that reads slowly skips what happened in between.
+    The first event holds all parts, so a page that connects again is complete at once. At most one event is being sent:
+    a slow page skips the changes in between.
 
     Args:
-        look: Gives the parts of the page as they are.
+        look: Returns the current parts of the page.
     """
 
     def __init__(self, look: Callable[[], Parts]) -> None:
@@ -39,34 +39,35 @@ class Stream:
         self._is_over = False
 
     def wake(self) -> None:
-        """Look at once: something was done on a page."""
+        """Send changes at once, after an action on a page."""
         self._wake.set()
 
-    def hang_up(self) -> None:
-        """End, so that the page connects again."""
+    def end(self) -> None:
+        """End the stream, so that the page connects again."""
         self._is_over = True
         self._wake.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Serve one request."""
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell, send, tasks.cancel_scope)
+            tasks.start_soon(self._send_changes, send, tasks.cancel_scope)
             await until_left(receive)
             tasks.cancel_scope.cancel()
 
-    async def _tell(self, send: Send, scope: anyio.CancelScope) -> None:
+    async def _send_changes(self, send: Send, scope: anyio.CancelScope) -> None:
         shown: Parts | None = None
         quiet = 0
         while not self._is_over:
             parts = self._look()
-            news = [] if parts is shown else changed(shown, parts)
+            changes = [] if parts is shown else changed(shown, parts)
             shown = parts
-            quiet = 0 if news else quiet + 1
-            if news:
-                await send(_body(as_event(news)))
-            elif quiet % _SIGN_OF_LIFE == 0:
+            quiet = 0 if changes else quiet + 1
+            if changes:
+                await send(_body(as_event(changes)))
+            elif quiet % _KEEP_ALIVE == 0:
                 await send(_body(b":\n\n"))
+            # No await between the wait and the new event, so no `wake` is lost, also not while an event is being sent.
             with anyio.move_on_after(TICK):
                 await self._wake.wait()
                 self._wake = anyio.Event()
@@ -75,25 +76,25 @@ class Stream:
 
 
 def changed(before: Parts | None, after: Parts) -> list[str]:
-    """Return the HTML of what differs: all of it if nothing was shown before.
+    """Return the HTML of the parts that differ, or of all parts if none was shown before.
 
-    While the same phones are shown in the same order, only those that changed are among it.
+    While the same phones are shown in the same order, each changed phone is a part of its own.
     """
     if before is None:
         return list(after.regions.values())
     same_phones = list(before.phones) == list(after.phones)
-    news = [
+    differing = [
         html
         for name, html in after.regions.items()
         if html != before.regions[name] and not (name == "phone-list" and same_phones and after.phones)
     ]
     if same_phones:
-        news += [html for name, html in after.phones.items() if html != before.phones[name]]
-    return news
+        differing += [html for name, html in after.phones.items() if html != before.phones[name]]
+    return differing
 
 
 def as_event(parts: Iterable[str]) -> bytes:
-    """Write parts as one server-sent event, each to be merged into the element that has its id."""
+    """Return parts as one server-sent event, each for the element with its id."""
     lines: list[str] = []
     for part in parts:
         start, tag_end = part.lstrip().split(">", 1)

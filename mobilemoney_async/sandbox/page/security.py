@@ -1,8 +1,8 @@
-"""Who may use the page.
+"""Security of the page: protection against other websites.
 
-It listens on this machine without a password, and any website that is open in the same browser can send it requests:
-forms posted from another origin, or, under a name that the website's owner lets point at 127.0.0.1, requests that look
-as if they were the page's own (DNS rebinding). The browser names both, so both are refused.
+The page has no password, and any website that is open in the same browser can send requests to it: forms from another
+origin, or requests under a name that resolves to 127.0.0.1 and look like the page's own (DNS rebinding). The browser
+names origin and host, so both are refused.
 """
 
 import ipaddress
@@ -30,12 +30,12 @@ _HEADERS: Mapping[str, str] = {
 
 
 def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -> str | None:
-    """Say why a request is none of the page's own; None for one that may pass.
+    """Return the reason to refuse a request that is not the page's own; None for one that may pass.
 
     Args:
         method: HTTP method.
         headers: Of the request, by lower-case name.
-        served_at: The address or name that the server answers to beside loopback; None if it is unknown.
+        served_at: The address or name that the server answers to in addition to loopback; None if it is unknown.
     """
     host = headers.get("host", "")
     name = _host_name(host)
@@ -46,7 +46,7 @@ def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -
     if method in _SAFE_METHODS:
         return None
     origin = headers.get("origin")
-    # Neither header: no browser sent it, and whoever runs programs here needs no page to do harm.
+    # Neither header: no browser sent it, and a program on this machine needs no page to do harm.
     foreign_origin = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
     if foreign_origin or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return "The sandbox's controls take no requests from other websites."
@@ -54,7 +54,7 @@ def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -
 
 
 class SecurityMiddleware:
-    """Answers 403 to what is not the page's own, and tells browsers what the page may do.
+    """Middleware that refuses foreign requests with HTTP 403, and sets the security headers.
 
     Args:
         app: The page.
@@ -81,7 +81,7 @@ class SecurityMiddleware:
 
 
 def _host_name(host: str) -> str:
-    """Return the name or address in a Host header, without brackets and port; empty if it is no such thing."""
+    """Return the name or address in a Host header, without brackets and port; empty if it is malformed."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

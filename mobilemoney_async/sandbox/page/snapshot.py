@@ -12,7 +12,7 @@ import attrs
 
 from mobilemoney_async.sandbox.behaviour import RateBudget
 from mobilemoney_async.sandbox.callbacks import CallbackSender
-from mobilemoney_async.sandbox.fault_switches import SwitchBoard
+from mobilemoney_async.sandbox.fault_switches import SwitchBoard, SwitchState
 from mobilemoney_async.sandbox.phones import Phone
 from mobilemoney_async.sandbox.records import RequestLog
 from mobilemoney_async.sandbox.states import Payment
@@ -104,7 +104,7 @@ class PageSource(Protocol):
 
 @attrs.frozen(kw_only=True)
 class PromptView:
-    """One prompt; `left` is None where nothing makes it expire, and then `note` says what will happen."""
+    """Prompt on a phone; `left` is None if it does not expire."""
 
     id: str
     merchant: str
@@ -113,13 +113,12 @@ class PromptView:
     left: str | None
     seconds_left: int
     lifetime: int
-    note: str
     warning: str | None
 
 
 @attrs.frozen(kw_only=True)
 class HistoryView:
-    """One payment that is over, as its customer sees it."""
+    """Final payment in the history of a phone."""
 
     id: str
     text: str
@@ -130,7 +129,7 @@ class HistoryView:
 
 @attrs.frozen(kw_only=True)
 class PhoneView:
-    """One phone; its key names it in the page without telling its number."""
+    """Phone of a customer; its key identifies it in the page without its number."""
 
     key: str
     number: str
@@ -141,7 +140,7 @@ class PhoneView:
 
 @attrs.frozen(kw_only=True)
 class TransactionView:
-    """One row of the merchant's transactions."""
+    """Row of the merchant's transactions."""
 
     id: str
     kind: str
@@ -157,7 +156,7 @@ class TransactionView:
 
 @attrs.frozen(kw_only=True)
 class RequestView:
-    """One row of the request log."""
+    """Row of the request log."""
 
     number: int
     method: str
@@ -171,7 +170,7 @@ class RequestView:
 
 @attrs.frozen(kw_only=True)
 class BudgetView:
-    """What is left of the request limit."""
+    """Rest of the request limit."""
 
     bucket: int
     burst: int
@@ -181,50 +180,20 @@ class BudgetView:
     next: str
 
 
-@attrs.frozen
-class RateView:
-    """One speed to choose."""
-
-    value: int
-    chosen: bool
-
-
-@attrs.frozen
-class JumpView:
-    """One jump to make."""
-
-    seconds: int
-    text: str
-
-
 @attrs.frozen(kw_only=True)
 class ClockView:
-    """The service's time."""
+    """The service's time, and its speed."""
 
     time: str
     short: str
     day: str
-    paused: bool
+    rate: float
     state: str
-    rates: tuple[RateView, ...]
-    jumps: tuple[JumpView, ...]
-
-
-@attrs.frozen(kw_only=True)
-class FaultView:
-    """One fault switch."""
-
-    slug: str
-    label: str
-    description: str
-    is_on: bool
-    state: str | None
-    fired: int
 
 
 @attrs.frozen(kw_only=True)
 class SentView:
-    """One callback that was sent; there is one of a kind for each transaction."""
+    """Callback that was sent; there is one of a kind for each transaction."""
 
     kind: str
     transaction_id: str
@@ -236,7 +205,7 @@ class SentView:
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """Everything that changes."""
+    """All values of the page that change."""
 
     masked: bool
     by_hand: bool
@@ -250,8 +219,7 @@ class Snapshot:
     budget: BudgetView
     requests: tuple[RequestView, ...]
     clock: ClockView
-    faults: tuple[FaultView, ...]
-    any_fault: bool
+    faults: tuple[SwitchState, ...]
     sends_to: str
     sent: tuple[SentView, ...]
-    news: str
+    announcement: str

@@ -1,10 +1,10 @@
 "use strict";
-// What HTML and htmx cannot do: copy, clear a PIN that was sent, keep the focus near a prompt that is gone, and say that
-// the sandbox does not answer. Everything else works without this file, and without JavaScript at all.
+// The parts that HTML and htmx cannot do: copying, clearing a sent PIN, keeping the focus near an answered prompt, and the
+// warning that the sandbox does not answer. Everything else works without this file, and without JavaScript at all.
 
 document.documentElement.classList.add("js");
 
-// Whether a part is folded out is the reader's business: news must not fold it.
+// The reader folds parts in and out: updates must not.
 htmx.registerExtension("folds", {
   htmx_before_morph_attr: (element, { attrName }) => !(element.tagName === "DETAILS" && attrName === "open"),
 });
@@ -17,7 +17,7 @@ document.addEventListener("click", async (event) => {
     await navigator.clipboard.writeText(source.textContent);
     document.getElementById("copied").textContent = "Copied";
   } catch {
-    // The browser forbids it: the text is selected instead, to be copied by hand.
+    // The browser forbids it: the text is selected instead, to be copied with the keyboard.
     getSelection().selectAllChildren(source);
     document.getElementById("copied").textContent = "Selected: copy it with the keyboard";
   }
@@ -25,7 +25,7 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => button.classList.remove("done"), 1500);
 });
 
-// A prompt that was answered takes its button away, and the focus with it: then the phone has it.
+// The button of an answered prompt disappears, and the focus with it: the focus moves to the phone.
 let answeredOn = null;
 document.addEventListener("htmx:before:request", (event) => {
   answeredOn = event.target.closest(".phone")?.id ?? null;
