@@ -12,8 +12,14 @@ from typing import Any
 
 import attrs
 
+from mobilemoney_async.sandbox.faults import token_expired_reply
+from mobilemoney_async.sandbox.messages import RefusedError, auth_error, encode
+
 TOKEN_LIFETIME = 3600
 """Seconds, whatever the sandbox's speed: the contract documents this number and `expires_in` reports it."""
+
+
+_HEADER = {"alg": "HS256", "typ": "JWT"}
 
 
 class Permission(enum.StrEnum):
@@ -22,14 +28,6 @@ class Permission(enum.StrEnum):
     READ = "read"
     COLLECT = "collect"
     DISBURSE = "disburse"
-
-
-class InvalidTokenError(Exception):
-    """Malformed or unknown access token."""
-
-
-class ExpiredTokenError(Exception):
-    """Access token of ours that has expired."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -155,21 +153,17 @@ class Accounts:
             at: Now.
 
         Raises:
-            InvalidTokenError: It is not a bearer token of ours.
-            ExpiredTokenError: It is one of ours, and has expired.
+            RefusedError: invalid_token if it is not a bearer token of ours, token_expired if it has expired.
         """
         scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise InvalidTokenError
-        issued = self._issued.get(token)
-        if issued is not None:
-            return issued
-        try:
-            claims = _read_signed(token, self._key)
-        except _NotOurTokenError as exc:
-            raise InvalidTokenError from exc
+        is_bearer = scheme.lower() == "bearer"
+        if is_bearer and token in self._issued:
+            return self._issued[token]
+        claims = _read_signed(token, self._key) if is_bearer else None
+        if claims is None:
+            raise RefusedError(auth_error(401, "invalid_token", "The access token is missing or malformed"))
         if at.timestamp() >= claims["exp"]:
-            raise ExpiredTokenError
+            raise RefusedError(token_expired_reply())
         return Principal(self._by_email[claims["email"]], frozenset(Permission))
 
     @staticmethod
@@ -178,47 +172,26 @@ class Accounts:
         return hmac.compare_digest(account.password.encode(), password.encode())
 
 
-_HEADER = {"alg": "HS256", "typ": "JWT"}
-
-
-class _NotOurTokenError(ValueError):
-    """Text that is not a token, or not signed with this key."""
-
-
 def _sign(claims: Mapping[str, Any], key: bytes) -> str:
-    """Return a JSON Web Token with these claims, signed with HS256 (RFC 7519).
-
-    Args:
-        claims: A JSON object.
-        key: The secret.
-    """
-    signed = f"{_base64url(_json(_HEADER))}.{_base64url(_json(claims))}"
-    return f"{signed}.{_base64url(_signature(signed, key))}"
+    """Return a JSON Web Token with these claims, signed with HS256 (RFC 7519)."""
+    signed = f"{_base64url(encode(_HEADER))}.{_base64url(encode(claims))}"
+    return f"{signed}.{_signature(signed, key)}"
 
 
-def _read_signed(token: str, key: bytes) -> dict[str, Any]:
-    """Return the claims of a token. The caller checks whether it has expired.
-
-    Raises:
-        NotOurTokenError: It is malformed, or its signature is wrong.
-    """
+def _read_signed(token: str, key: bytes) -> Mapping[str, Any] | None:
+    """Return the claims of a token, expired or not; None if it is malformed or its signature is wrong."""
     signed, _, signature = token.rpartition(".")
     # Compared as text: a token whose ignored trailing base64 bits were changed is not ours. A text with our signature
     # was written by `_sign()`, so it needs no further checks.
-    if not hmac.compare_digest(signature.encode(), _base64url(_signature(signed, key)).encode()):
-        raise _NotOurTokenError("the signature is wrong")
-    payload = signed.partition(".")[2]
-    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=="))
+    if not hmac.compare_digest(signature.encode(), _signature(signed, key).encode()):
+        return None
+    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(signed.partition(".")[2] + "=="))
     return claims
-
-
-def _json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def _base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _signature(signed: str, key: bytes) -> bytes:
-    return hmac.digest(key, signed.encode(), hashlib.sha256)
+def _signature(signed: str, key: bytes) -> str:
+    return _base64url(hmac.digest(key, signed.encode(), hashlib.sha256))

@@ -64,15 +64,12 @@ ROUTES = (
 )
 
 
-def match(method: str, path: str) -> Match:
-    """Find the endpoint of a request.
+def match(method: str, path: str) -> Match | RefusedError:
+    """Return the endpoint of a request, or its refusal: HTTP 404 for an unknown path, 405 for another method.
 
     Args:
         method: HTTP method.
         path: With the version prefix, percent-encoded: an encoded slash does not split a segment.
-
-    Raises:
-        RefusedError: HTTP 404 for an unknown path, 405 for a known path with another method.
     """
     segments = path.split("/")
     known = False
@@ -84,8 +81,8 @@ def match(method: str, path: str) -> Match:
             return Match(route, parameters)
         known = True
     if known:
-        raise RefusedError(payment_error(405, "METHOD_NOT_ALLOWED", "This endpoint does not take this method"))
-    raise RefusedError(payment_error(404, "NOT_FOUND", "There is no such endpoint"))
+        return RefusedError(payment_error(405, "METHOD_NOT_ALLOWED", "This endpoint does not take this method"))
+    return RefusedError(payment_error(404, "NOT_FOUND", "There is no such endpoint"))
 
 
 def _parameters(template: list[str], segments: list[str]) -> dict[str, str] | None:

@@ -13,11 +13,11 @@ from math import ceil
 import attrs
 
 from mobilemoney_async.sandbox import magic
-from mobilemoney_async.sandbox.accounts import Account, Accounts, ExpiredTokenError, InvalidTokenError, Principal
+from mobilemoney_async.sandbox.accounts import Account, Accounts, Principal
 from mobilemoney_async.sandbox.behaviour import Choices, RateBudget, RateLimit
-from mobilemoney_async.sandbox.endpoints import Call, Match, Name, match, read_body
+from mobilemoney_async.sandbox.endpoints import Call, Match, Name, Route, match, read_body
 from mobilemoney_async.sandbox.fault_switches import SwitchBoard
-from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply, token_expired_reply
+from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error
 from mobilemoney_async.sandbox.payment_service import PaymentService
 from mobilemoney_async.sandbox.payments import PaymentBook
@@ -27,14 +27,6 @@ from mobilemoney_async.sandbox.states import Kind
 from mobilemoney_async.sandbox.user_service import UserService
 
 _KINDS = {"c2b": Kind.COLLECTION, "b2c": Kind.DISBURSEMENT}
-
-
-@attrs.frozen
-class _Moment:
-    """Moment by both hands of the sandbox's clock, seconds since its start."""
-
-    service: float
-    unscaled: float
 
 
 class Engine:
@@ -100,11 +92,7 @@ class Engine:
             unscaled_now: The same moment, unscaled, for the request limit; None for `now`.
         """
         self.book.settle(now)
-        moment = _Moment(now, now if unscaled_now is None else unscaled_now)
-        try:
-            found: Match | RefusedError = match(request.method, request.path)
-        except RefusedError as refusal:
-            found = refusal
+        found = match(request.method, request.path)
         endpoint = found.route.name if isinstance(found, Match) else None
         faults = self.script.pick(request.method, endpoint) or self.switches.pick(request.method, endpoint)
         choices = self._choices
@@ -115,7 +103,7 @@ class Engine:
             try:
                 if isinstance(found, RefusedError):
                     raise found
-                reply = self._process(request, found, choices, moment)
+                reply = self._process(request, found, choices, now, now if unscaled_now is None else unscaled_now)
             except RefusedError as refusal:
                 reply = refusal.reply
             reply = _changed(faults, reply)
@@ -124,10 +112,13 @@ class Engine:
         self._log(request, endpoint, reply, now)
         return reply
 
-    def _process(self, request: Request, found: Match, choices: Choices, moment: _Moment) -> Reply:
+    def _process(self, request: Request, found: Match, choices: Choices, now: float, unscaled_now: float) -> Reply:
         """Check sender, body, magic number, limit and permission, in this order; then let the request take effect."""
         route = found.route
-        principal = self._authenticate(request, moment.service) if route.bearer else None
+        principal = None
+        if route.bearer:
+            authorization = request.headers.get("authorization", "")
+            principal = self.accounts.authenticate(authorization, self.book.datetime_at(now))
         body = read_body(request)
         kind = _KINDS.get(route.name)
         faults = self._magic_faults(kind, body, principal) if kind and principal else ()
@@ -136,28 +127,19 @@ class Engine:
             return reply
         account = principal.account if principal else self.accounts.find(str(body.get("email")))
         if account:
-            self._count(account, choices, moment.unscaled)
-        if principal and route.permission and route.permission not in principal.permissions:
-            status = choices.status_insufficient_permissions
-            raise RefusedError(auth_error(status, "insufficient_permissions", "The token does not allow this"))
+            self._count(account, choices, unscaled_now)
+        if principal:
+            _check_permission(principal, route, choices)
         call = Call(
             parameters=found.parameters,
             query=request.query,
             body=body,
             account=principal.account if principal else None,
-            now=moment.service,
-            unscaled_now=moment.unscaled,
+            now=now,
+            unscaled_now=unscaled_now,
             choices=choices,
         )
         return _changed(faults, self._handlers[route.name](call))
-
-    def _authenticate(self, request: Request, now: float) -> Principal:
-        try:
-            return self.accounts.authenticate(request.headers.get("authorization", ""), self.book.datetime_at(now))
-        except InvalidTokenError as exc:
-            raise RefusedError(auth_error(401, "invalid_token", "The access token is missing or malformed")) from exc
-        except ExpiredTokenError as exc:
-            raise RefusedError(token_expired_reply()) from exc
 
     def _count(self, account: Account, choices: Choices, unscaled_now: float) -> None:
         """Count a request against the merchant's limit; a rejected one does not count."""
@@ -203,6 +185,12 @@ class Engine:
 def dice(seed: int, purpose: str) -> random.Random:
     """Make the random numbers of one purpose: an additional draw for one does not change the others."""
     return random.Random(f"{seed}/{purpose}")  # noqa: S311 - simulated secrets must repeat with the seed
+
+
+def _check_permission(sender: Principal, route: Route, choices: Choices) -> None:
+    if route.permission and route.permission not in sender.permissions:
+        status = choices.status_insufficient_permissions
+        raise RefusedError(auth_error(status, "insufficient_permissions", "The token does not allow this"))
 
 
 def _instead(faults: tuple[Fault, ...], choices: Choices) -> Reply | None:

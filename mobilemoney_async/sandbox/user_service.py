@@ -4,8 +4,6 @@ import hmac
 import math
 import random
 
-import attrs
-
 from mobilemoney_async.sandbox.accounts import TOKEN_LIFETIME, Accounts
 from mobilemoney_async.sandbox.endpoints import Call
 from mobilemoney_async.sandbox.faults import rate_limit_reply
@@ -111,28 +109,21 @@ def _invalid_credentials(call: Call) -> RefusedError:
     return RefusedError(auth_error(status, "invalid_credentials", "Wrong e-mail or password"))
 
 
-@attrs.frozen
-class _Issued:
-    secret: str = attrs.field(repr=False)
-    expires_at: float
-
-
 class OneTimeCodes:
     """One-time secrets, OTPs and reset tokens: the newest of each holder, valid once and for a while."""
 
     def __init__(self) -> None:
-        self._issued: dict[str, _Issued] = {}
+        # By holder: the secret, and when it expires.
+        self._issued: dict[str, tuple[str, float]] = {}
 
     def issue(self, holder: str, secret: str, *, expires_at: float) -> None:
         """Make this the holder's only valid secret, until `expires_at` (seconds since the sandbox's start)."""
-        self._issued[holder] = _Issued(secret, expires_at)
+        self._issued[holder] = (secret, expires_at)
 
     def redeem(self, holder: str, secret: str, *, now: float) -> bool:
         """Use a secret up; return whether it was valid."""
-        issued = self._issued.get(holder)
-        if issued is None or now >= issued.expires_at:
-            return False
-        if not hmac.compare_digest(issued.secret.encode(), secret.encode()):
+        valid, expires_at = self._issued.get(holder, ("", now))
+        if now >= expires_at or not hmac.compare_digest(valid.encode(), secret.encode()):
             return False
         del self._issued[holder]
         return True
@@ -145,4 +136,4 @@ class OneTimeCodes:
         """
         if holder not in self._issued:
             raise LookupError("nothing was issued to this holder, or it was used up")
-        return self._issued[holder].secret
+        return self._issued[holder][0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -96,12 +96,16 @@ class Person:
         return element
 
     def until(self, condition: Callable[..., Any], what: str, *arguments: Any) -> Any:
-        """Wait until a condition holds; what the page replaced meanwhile is looked up anew."""
+        """Wait until a condition holds.
+
+        A missing element, and one that the page has replaced, are looked up again. Chromium reports the latter in
+        several ways, "does not belong to the document" among them.
+        """
 
         def holds(_: webdriver.Chrome) -> Any:
             try:
                 return condition(*arguments)
-            except (NoSuchElementException, StaleElementReferenceException):
+            except WebDriverException:
                 return False
 
         return WebDriverWait(self.chrome, PATIENCE, poll_frequency=0.05).until(holds, what)
