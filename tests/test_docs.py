@@ -113,7 +113,7 @@ def test_every_error_is_explained() -> None:
 def test_the_magic_numbers_are_those_of_the_code() -> None:
     """The table of magic numbers shows the sandbox's behaviour."""
     table = [
-        "| number | for | what happens |",
+        "| number | for | result |",
         "|---|---|---|",
         *(f"| `{number}` | {row.applies_to} | {row.meaning} |" for number, row in MAGIC_NUMBERS.items()),
     ]
