@@ -44,7 +44,7 @@ SOUND = {
     "sandbox/_types.py": "if TYPE_CHECKING:\n    from mobilemoney_async import AsyncClient\n",
     "sandbox/engine.py": "import httpx\nimport starlette\n",
     "cli/__init__.py": "import rich\nimport mobilemoney_async\nfrom mobilemoney_async.sandbox import engine\n",
-    "testing.py": "def backend():\n    from trio.testing import MockClock\n",
+    "testing/__init__.py": "def backend():\n    from trio.testing import MockClock\n",
 }
 
 

@@ -22,16 +22,6 @@ from mobilemoney_async.values import normalise_amount, refuse
 if TYPE_CHECKING:
     import respx
 
-__all__ = [
-    "Routes",
-    "acknowledgement_answer",
-    "error_answer",
-    "login_answer",
-    "page_answer",
-    "transaction_answer",
-    "transaction_record",
-]
-
 _PHONE_NUMBER: Final = "+255780000789"
 _AT: Final = "2026-01-02T12:00:00Z"
 # The contract shows 404 and the 401 of tokens (section 7); the others are what such an error has elsewhere.

@@ -21,24 +21,10 @@ from typing import Any, Protocol, TypeAlias
 import anyio
 import attrs
 
-from mobilemoney_async.callback_names import MAX_BODY, MAX_CANDIDATES, candidates
+from mobilemoney_async.callbacks.names import MAX_BODY, MAX_CANDIDATES, candidates
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret, redact, refuse, require_integer, require_text
-
-__all__ = [
-    "MAX_BODY",
-    "MAX_CANDIDATES",
-    "CallbackReceiver",
-    "CallbackResult",
-    "CallbackStatus",
-    "Find",
-    "Following",
-    "Headers",
-    "KeptCallback",
-    "Verify",
-    "candidates",
-]
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

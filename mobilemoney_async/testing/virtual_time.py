@@ -36,31 +36,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple
 import anyio
 
 from mobilemoney_async.database import threads as worker_threads
-from mobilemoney_async.testing_routes import (
-    Routes,
-    acknowledgement_answer,
-    error_answer,
-    login_answer,
-    page_answer,
-    transaction_answer,
-    transaction_record,
-)
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
-
-__all__ = [
-    "Routes",
-    "VirtualClockEventLoop",
-    "acknowledgement_answer",
-    "error_answer",
-    "login_answer",
-    "page_answer",
-    "run_virtual",
-    "transaction_answer",
-    "transaction_record",
-    "virtual_backend",
-]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -1,0 +1,27 @@
+"""Callbacks as hints for the poller: a body may name a payment, whose state is then fetched (contract, section 6)."""
+
+from mobilemoney_async.callbacks.names import MAX_BODY, MAX_CANDIDATES, candidates
+from mobilemoney_async.callbacks.receiver import (
+    CallbackReceiver,
+    CallbackResult,
+    CallbackStatus,
+    Find,
+    Following,
+    Headers,
+    KeptCallback,
+    Verify,
+)
+
+__all__ = [
+    "MAX_BODY",
+    "MAX_CANDIDATES",
+    "CallbackReceiver",
+    "CallbackResult",
+    "CallbackStatus",
+    "Find",
+    "Following",
+    "Headers",
+    "KeptCallback",
+    "Verify",
+    "candidates",
+]
