@@ -341,7 +341,7 @@ class TestStore:
     @pytest.mark.real_time
     async def test_looking_changes_nothing(self, tmp_path: Path) -> None:
         """Tables are neither made nor brought forward, also where they are those of a later release."""
-        store = SQLStore(sqlite_url(tmp_path))
+        store = SQLStore(sqlite_url(tmp_path, has_tables=False))
         now = datetime.now(UTC)
         assert (await examine(store, now)).version is None
         file = store._database.file

@@ -1,4 +1,7 @@
-"""Databases for the tests of the store: `store_url` runs a test on SQLite and on PostgreSQL."""
+"""Databases for the tests of the store: `store_url` runs a test on SQLite and on PostgreSQL.
+
+A test finds all tables, without rows. One that is marked `new_database` gets a database of its own, without tables.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,22 +18,29 @@ def postgres_server() -> Iterator[Postgres]:
         yield server
 
 
-@pytest.fixture
-def postgres_url(postgres_server: Postgres) -> str:
-    """A new PostgreSQL database."""
-    return postgres_server.new_database()
+def _postgres_url(request: pytest.FixtureRequest) -> str:
+    server: Postgres = request.getfixturevalue("postgres_server")
+    return server.new_database() if request.node.get_closest_marker("new_database") else server.shared_database()
+
+
+def _sqlite_url(request: pytest.FixtureRequest) -> str:
+    folder: Path = request.getfixturevalue("tmp_path")
+    return sqlite_url(folder, has_tables=not request.node.get_closest_marker("new_database"))
 
 
 @pytest.fixture
-def sqlite_file_url(tmp_path: Path) -> str:
-    """A new SQLite database."""
-    return sqlite_url(tmp_path)
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    """A PostgreSQL database with empty tables, or a new one."""
+    return _postgres_url(request)
+
+
+@pytest.fixture
+def sqlite_file_url(request: pytest.FixtureRequest) -> str:
+    """An SQLite database with empty tables, or none yet."""
+    return _sqlite_url(request)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A new database, once of each kind."""
-    if request.param == "sqlite":
-        return sqlite_url(tmp_path)
-    server: Postgres = request.getfixturevalue("postgres_server")
-    return server.new_database()
+def store_url(request: pytest.FixtureRequest) -> str:
+    """The same, once of each kind."""
+    return _sqlite_url(request) if request.param == "sqlite" else _postgres_url(request)

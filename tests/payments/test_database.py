@@ -295,6 +295,7 @@ async def test_an_error_shows_no_phone_number(store_url: str) -> None:
     database.close()
 
 
+@pytest.mark.new_database
 async def test_work_that_has_begun_ends_though_its_task_is_cancelled(store_url: str) -> None:
     """A task that is cancelled while the database works learns so afterwards; what was written stays written."""
     database = Database(store_url)
@@ -322,6 +323,7 @@ async def test_work_that_has_begun_ends_though_its_task_is_cancelled(store_url: 
     database.close()
 
 
+@pytest.mark.new_database
 async def test_many_tasks_write_at_once(store_url: str) -> None:
     """Tasks of one process and of another store write at once without an error or a lost write."""
     databases = [Database(store_url), Database(store_url)]
@@ -341,6 +343,7 @@ async def test_many_tasks_write_at_once(store_url: str) -> None:
         database.close()
 
 
+@pytest.mark.new_database
 def test_a_fork_leaves_the_connections_to_the_parent(store_url: str) -> None:
     """Parent and child of a fork both go on with the store, each on connections of its own."""
     subprocess.run([sys.executable, "-c", _FORK, store_url], check=True, timeout=240, cwd=Path.cwd())

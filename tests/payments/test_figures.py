@@ -98,6 +98,7 @@ async def kill_at_random(workers: Nursery, sandbox: Sandbox, dice: random.Random
         await workers.start()
 
 
+@pytest.mark.new_database
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)  # the sandbox serves sockets there only
 async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_path: Path) -> None:
     """Four processes on the same orders, killed again and again: what exists is known, and nothing exists twice."""

