@@ -133,23 +133,23 @@ async def test_time_stands_still_while_a_thread_of_the_store_works() -> None:
 async def test_time_goes_on_when_the_last_of_several_threads_is_done() -> None:
     """A timer beside threads fires after all of them, at its time, and whatever they raise."""
     start = anyio.current_time()
-    began = threading.Semaphore(0)
+    began, failed = threading.Event(), threading.Event()
     order: list[object] = []
 
     def fail() -> None:
-        began.release()
-        time.sleep(0.01)
+        began.wait()
         raise LookupError
 
     def work() -> None:
-        began.acquire()
-        time.sleep(0.05)
+        began.set()
+        failed.wait()
 
     async def in_thread(function: Callable[[], None]) -> None:
         try:
             await run_in_thread(function)
         except LookupError as exc:
             order.append(type(exc))
+            failed.set()
         else:
             order.append("worked")
         assert anyio.current_time() == start
