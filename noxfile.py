@@ -1,8 +1,14 @@
-"""The project's checks. `pip install nox && nox` runs them all; `nox -l` lists them."""
+"""The project's checks.
+
+`nox` runs those that each change needs, in five minutes on two cores. `nox -t full` runs the others that CI runs, and
+repeats nothing that `nox` has shown on the same Python; both together take at most half an hour. What takes longer is
+`nox -t nightly`. CONTRIBUTING.md has the table, `nox -l` the list.
+"""
 
 import functools
 import itertools
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -12,7 +18,6 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.sessions = ["lint", "types", "tests", "tests_lowest", "coverage", "docs", "browser", "release-check"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 SUPPORTED = ("3.11", "3.12", "3.13")
@@ -32,6 +37,10 @@ def runs(version: str) -> bool:
 # If none is found by name, the interpreter that runs nox takes their place (None).
 PYTHONS: list[str] | None = [version for version in SUPPORTED if runs(version)] or None
 LOWEST_PYTHON = PYTHONS[0] if PYTHONS else None
+# Traced, tests take twice as long: the newest Python is tested that way, and not once more without.
+TRACED_PYTHON = PYTHONS[-1] if PYTHONS else None
+
+nox.options.sessions = ["lint", "types", f"tests-{LOWEST_PYTHON}" if PYTHONS else "tests", "docs", "release-check"]
 
 # What tells `tests/conftest.py` to insist on the installed wheel rather than the work tree; PYTHONSAFEPATH keeps the
 # working directory, which is the checkout, out of `sys.path`. Where containers forbid bytecode, it is allowed again:
@@ -41,7 +50,9 @@ INSTALLED = {"PYTHONSAFEPATH": "1", "MOBILEMONEY_TESTS_INSTALLED": "1", "PYTHOND
 # Many tests wait for databases and processes: as many workers as cores would leave a third of the cores idle. Each has
 # a PostgreSQL of its own, so there are not too many.
 WORKERS = min(max(2, 3 * (os.cpu_count() or 1) // 2), 16)
-PARALLEL = ("-n", str(WORKERS), "--dist", "worksteal")
+PYTEST = ("-m", "pytest", "-n", str(WORKERS), "--dist", "worksteal")
+# What a second Python need not show again.
+PORTABLE = ("-m", "not once and not soak")
 
 built: list[Path] = []
 
@@ -96,34 +107,56 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Test the installed wheel with the newest dependencies, on every Python found; measure coverage on the first."""
+    """Test the installed wheel with the newest dependencies."""
     session.install(wheel(session), *group("test"))
-    if session.python not in {LOWEST_PYTHON, None}:
-        session.run("python", "-m", "pytest", *PARALLEL, *session.posargs, env=INSTALLED)
-        return
-    COVERAGE.mkdir(parents=True, exist_ok=True)
-    for old in COVERAGE.glob("data.*"):
-        old.unlink()
-    env = {**INSTALLED, "COVERAGE_FILE": str(COVERAGE / "data")}
-    session.run("coverage", "run", "-m", "pytest", *PARALLEL, *session.posargs, env=env)
+    marks = () if session.python in {LOWEST_PYTHON, None} else PORTABLE
+    session.run("python", *PYTEST, *marks, *session.posargs, env=INSTALLED)
 
 
-@nox.session(python=LOWEST_PYTHON)
+@nox.session(python=False, tags=["full"])
+def tests_between(session: nox.Session) -> None:
+    """Test on each Python between the lowest, which `nox` tests, and the newest, which `coverage` tests."""
+    for version in (PYTHONS or [])[1:-1]:
+        session.notify(f"tests-{version}")
+
+
+@nox.session(python=LOWEST_PYTHON, tags=["full"])
 def tests_lowest(session: nox.Session) -> None:
     """Test the installed wheel with the lowest dependencies that `pyproject.toml` allows."""
     constraints = Path(session.create_tmp(), "lowest.txt")
     constraints.write_text("\n".join(lowest_constraints()), encoding="utf-8")
     session.install(wheel(session), *group("test"), "--constraint", str(constraints))
-    session.run("python", "-m", "pytest", *PARALLEL, *session.posargs, env=INSTALLED)
+    session.run("python", *PYTEST, *PORTABLE, *session.posargs, env=INSTALLED)
 
 
-@nox.session
+@nox.session(python=TRACED_PYTHON, tags=["full"])
 def coverage(session: nox.Session) -> None:
-    """Combine the coverage of all processes of `tests`; fail under what `pyproject.toml` asks for."""
-    session.install("coverage>=7.10")
-    env = {"COVERAGE_FILE": str(COVERAGE / "combined")}
-    session.run("coverage", "combine", "--keep", *map(str, sorted(COVERAGE.glob("data.*"))), env=env)
+    """Test the installed wheel on the newest Python; fail under the coverage that `pyproject.toml` asks for."""
+    session.install(wheel(session), *group("test"))
+    shutil.rmtree(COVERAGE, ignore_errors=True)
+    COVERAGE.mkdir(parents=True)
+    env = {"COVERAGE_FILE": str(COVERAGE / "data")}
+    session.run("coverage", "run", *PYTEST, *PORTABLE, *session.posargs, env={**INSTALLED, **env})
+    session.run("coverage", "combine", "--quiet", env=env)
     session.run("coverage", "report", env=env)
+
+
+@nox.session(python=LOWEST_PYTHON, tags=["full"])
+def soak(session: nox.Session) -> None:
+    """Run the long tests at full scale."""
+    session.install(wheel(session), *group("test"))
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "1"}
+    session.run("python", *PYTEST, "-m", "soak", *session.posargs, env=env)
+
+
+@nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
+def nightly(session: nox.Session) -> None:
+    """Run the long tests at four times their scale, and the property tests on thousands of new examples."""
+    session.install(wheel(session), *group("test"))
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "4", "MOBILEMONEY_TESTS_EXAMPLES": "30"}
+    # Printed with the command; to repeat a run: `nox -s nightly -- --hypothesis-seed=…`.
+    seed = f"--hypothesis-seed={random.SystemRandom().randrange(2**32)}"
+    session.run("python", *PYTEST, "-m", "soak or hypothesis", seed, *session.posargs, env=env)
 
 
 @nox.session
@@ -137,7 +170,7 @@ def docs(session: nox.Session) -> None:
     session.run("python", "-m", "sphinx", *options, "docs", "build/docs", env=INSTALLED)
 
 
-@nox.session(python=LOWEST_PYTHON)
+@nox.session(python=LOWEST_PYTHON, tags=["full"])
 def browser(session: nox.Session) -> None:
     """Try the pages in a headless Chromium; without one, skip, or fail under MOBILEMONEY_DEMAND_BROWSER."""
     chromiums = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -7,8 +7,12 @@ An async test is marked `anyio` and runs twice, on asyncio and on trio, both in 
 - `@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)`: on one loop only.
 - `@pytest.mark.asyncio`: pytest-asyncio runs the test, for what exists on asyncio only. Real time, no fixture of ours.
 
-Any test may be `@pytest.mark.untraced`: coverage looks away from it. That is for long ones whose lines shorter tests
-run too: traced they would take two to three times as long.
+Marks of any test, which say where it runs (the table is in CONTRIBUTING.md):
+
+- `soak`: a long one, whose scale `tests.support.scale.soak` gives.
+- `once`: about files, documents or figures, which are the same on every Python.
+- `untraced`: coverage looks away from it. That is for long ones whose lines shorter tests run too: traced they would
+  take two to three times as long.
 """
 
 import os
@@ -22,14 +26,17 @@ from hypothesis import settings
 
 import mobilemoney_async
 from mobilemoney_async.testing import virtual_backend
+from tests.support.scale import examples
 
 if os.environ.get("MOBILEMONEY_TESTS_INSTALLED") and "site-packages" not in Path(mobilemoney_async.__file__).parts:
     pytest.exit("nox tests the installed wheel, but the package was imported from elsewhere", returncode=3)
 
 # A law holds or it does not: a busy machine must not fail a test, nor a new example a build that changed nothing.
+# With a multiple of the examples (`nox -t nightly`) they are new ones each time, and a failure prints how to repeat it.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile("many", deadline=None, max_examples=examples(100), print_blob=True)
+settings.load_profile("many" if examples(1) > 1 else "ci" if os.environ.get("CI") else "default")
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -38,6 +45,11 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     if request.node.get_closest_marker("real_time"):
         return request.param, {}
     return virtual_backend(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the long tests first: at the end of a run each worker has something left to do until the last second."""
+    items.sort(key=lambda item: item.get_closest_marker("soak") is None)
 
 
 @pytest.hookimpl(wrapper=True)

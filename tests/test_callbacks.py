@@ -21,6 +21,7 @@ from mobilemoney_async.callbacks import (
 )
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.testing import run_virtual
+from tests.support.scale import examples
 
 STUCK = "+255780000129"
 SECRET = "a-path-nobody-can-guess"
@@ -348,7 +349,7 @@ json_values = st.recursive(
 @example(b'{"id": "\\ud800"}')
 @example(b'{"id": ".."}')
 @example(b"[" + b"9" * 60_000 + b"]")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_bytes_give_a_bounded_number_of_usable_names(body: bytes) -> None:
     """Whatever arrives, reading it ends, and gives few short names that could be sent over the wire."""
     found = candidates(body)
@@ -360,7 +361,7 @@ def test_any_bytes_give_a_bounded_number_of_usable_names(body: bytes) -> None:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9))))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_any_callback_is_answered(bodies: list[bytes], headers: list[tuple[bytes, bytes]]) -> None:
     """Any bytes under any headers are accepted without an exception."""
 
@@ -376,7 +377,7 @@ def test_any_callback_is_answered(bodies: list[bytes], headers: list[tuple[bytes
 
 
 @given(st.text(min_size=1, max_size=200).filter(lambda text: bool(text.strip()) and "\x00" not in text), json_values)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_name_is_found_in_json(name: str, rest: object) -> None:
     """Whatever an id looks like, and whatever is around it, the callback that names it under a telling field counts."""
     assert name.strip() in candidates(json.dumps({"rest": rest, "transaction_id": name}).encode())

@@ -21,6 +21,9 @@ PROGRAMS = [
 ]
 
 
+pytestmark = pytest.mark.once
+
+
 @pytest.mark.parametrize("code", PROGRAMS)
 def test_every_python_block_runs_as_a_program(code: str) -> None:
     """Each Python block of README and docs is a whole program that ends well, without a warning."""

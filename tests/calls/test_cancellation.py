@@ -25,6 +25,7 @@ from tests.support.fakes import (
     script,
     settle,
 )
+from tests.support.scale import soak
 from tests.support.server import NeverAnswer, Reply, Request, Response, Server, Trickle, serve
 
 pytestmark = pytest.mark.anyio
@@ -251,19 +252,21 @@ async def test_cancelled_waiters_of_the_limiter_leave_the_whole_limit_to_the_res
     assert [sent.at for sent in transport.sent[29:]] == pytest.approx([20.5 + number for number in range(20)], abs=1e-3)
 
 
+@pytest.mark.soak
 @pytest.mark.untraced
-async def test_two_thousand_cancelled_calls_leave_a_client_that_works() -> None:
+async def test_hundreds_of_cancelled_calls_leave_a_client_that_works() -> None:
     """Calls that are given up while they wait for an answer do not fill the pool (httpcore#1093)."""
-    await give_up_two_thousand_calls(None)
+    await give_up_calls(None)
 
 
 @asyncio_only
+@pytest.mark.soak
 @pytest.mark.untraced
-async def test_two_thousand_cancelled_calls_through_aiohttp_leave_a_client_that_works() -> None:
-    await give_up_two_thousand_calls("aiohttp")
+async def test_hundreds_of_cancelled_calls_through_aiohttp_leave_a_client_that_works() -> None:
+    await give_up_calls("aiohttp")
 
 
-async def give_up_two_thousand_calls(transport: Literal["aiohttp"] | None) -> None:
+async def give_up_calls(transport: Literal["aiohttp"] | None) -> None:
     answering = False
 
     async def handler(request: Request) -> Reply:
@@ -272,7 +275,7 @@ async def give_up_two_thousand_calls(transport: Literal["aiohttp"] | None) -> No
     async with serve(handler) as server:
         limiter = RateLimiter(**WIDE)
         async with make_client(transport, base_url=server.base_url, rate_limiter=limiter) as client:
-            for _ in range(40):
+            for _ in range(soak(40)):  # fifty each: more than the pool's hundred connections
                 with anyio.move_on_after(1):
                     async with anyio.create_task_group() as tasks:
                         for _ in range(50):

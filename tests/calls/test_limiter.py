@@ -17,6 +17,7 @@ from mobilemoney_async.calls.limiter import LaneQueue, Limiter
 from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
 from tests.support.fakes import FakeTransport, make_client, settle
+from tests.support.scale import examples, soak
 
 BACKENDS: list[Literal["asyncio", "trio"]] = ["asyncio", "trio"]
 PAYMENT, LOOKUP, POLL, BULK = Priority
@@ -94,7 +95,7 @@ waiters = st.tuples(seconds, st.sampled_from(Priority), st.one_of(st.none(), sec
     holds=st.lists(st.tuples(seconds, seconds), max_size=3),
     strikes=st.dictionaries(st.integers(0, 50), st.lists(st.integers(0, 20), min_size=1, max_size=3), max_size=20),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @example(arrivals=[(0.0, PAYMENT, None)] * 100, holds=[], strikes={})
 @example(arrivals=[(0.0, BULK, None)] + [(0.0, PAYMENT, None)] * 75, holds=[(2.0, 9.0)], strikes={1: [0], 50: [0, 1]})
 def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_place(
@@ -434,15 +435,16 @@ async def test_a_place_given_back_is_used_at_once_in_the_long_pause_of_the_windo
 
 
 @pytest.mark.anyio
+@pytest.mark.soak
 @pytest.mark.untraced
-async def test_twenty_thousand_waiters_are_served_in_order_on_one_timer() -> None:
+async def test_thousands_of_waiters_are_served_in_order_on_one_timer() -> None:
     """A long queue costs memory and patience, nothing else."""
-    queue = Queue(RateLimiter())
+    queue, waiters = Queue(RateLimiter()), soak(20_000)
     async with anyio.create_task_group() as tasks:
-        for number in range(20_000):
+        for number in range(waiters):
             tasks.start_soon(queue.wait, number)
     assert queue.is_in_order()
-    assert queue.times[-1] <= 20_000 / 0.99
+    assert queue.times[-1] <= waiters / 0.99
     gc.collect()  # here, rather than inside another test's time
 
 

@@ -57,6 +57,7 @@ from tests.support.fakes import (
     script,
     transaction,
 )
+from tests.support.scale import examples
 from tests.support.server import Close, Cut, NeverAnswer, Raw, Reply, Response, Trickle, serve
 
 pytestmark = pytest.mark.anyio
@@ -408,7 +409,7 @@ def is_documented_rejection(step: Step) -> bool:
     timeout=st.floats(0.1, 100),
     deadline=st.one_of(st.none(), st.floats(0.1, 1000)),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_settings_and_no_faults_send_money_twice(
     backend: Any, steps: list[Step], policy: RetryPolicy, timeout: float, deadline: float | None
 ) -> None:

@@ -18,6 +18,7 @@ from mobilemoney_async.contract.models import PageAnswer, TransactionAnswer
 from mobilemoney_async.values import HiddenText
 from tests.contract import samples
 from tests.contract.samples import to_bytes
+from tests.support.scale import examples
 
 read_login = reader(LoginResult)
 
@@ -101,7 +102,7 @@ def outcome(read: Callable[[], Any]) -> Any:
 
 
 @given(changed_bodies())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 def test_both_ways_of_reading_agree(sample: tuple[type[Any], bytes]) -> None:
     """A body means the same whether msgspec reads it or, for its timestamps, cattrs does: one value, or a refusal."""
     cls, body = sample

@@ -38,6 +38,7 @@ from mobilemoney_async.contract.error_mapping import Answer, read_answer
 from mobilemoney_async.contract.models import TransactionAnswer
 from tests.contract import samples
 from tests.contract.samples import to_bytes
+from tests.support.scale import examples
 
 ENDPOINTS: list[Endpoint[Any]] = [
     *(value for value in vars(endpoints).values() if isinstance(value, Endpoint)),
@@ -391,7 +392,7 @@ def test_any_bytes_give_a_value_or_one_of_our_errors(
 
 
 @given(json_values, statuses, headers)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_any_json_gives_a_value_or_one_of_our_errors(body: Any, status: int, retry_after: str | None) -> None:
     """The same for well-formed JSON of any shape, with the contract's own names in the wrong places."""
     for endpoint in ENDPOINTS:
@@ -399,7 +400,7 @@ def test_any_json_gives_a_value_or_one_of_our_errors(body: Any, status: int, ret
 
 
 @given(st.data(), statuses)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_any_damage_to_a_good_answer_gives_a_value_or_one_of_our_errors(data: st.DataObject, status: int) -> None:
     """The same for an answer that lost bytes or had some changed on the way."""
     good = [samples.found(), samples.page(samples.settled()), samples.acknowledgement(), samples.login()]

@@ -18,6 +18,7 @@ from mobilemoney_async import PaymentState, SQLStore
 from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.support.processes import environment
+from tests.support.scale import soak
 from tests.support.shops import EXAMPLES, load
 
 PROGRAM = EXAMPLES / "payroll.py"
@@ -81,6 +82,7 @@ class Payroll:
 
 
 @pytest.mark.anyio
+@pytest.mark.soak
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_each_salary_is_paid_once_however_often_it_is_killed(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ async def test_each_salary_is_paid_once_however_often_it_is_killed(tmp_path: Pat
         command = [sys.executable, str(PROGRAM), str(file), "--store", store_url, "--speed", f"{SPEED}", *OPTIONS]
         env = environment(MOBILEMONEY_BASE_URL=base_url, MOBILEMONEY_TOKEN=sandbox.token)
         payroll = Payroll(sandbox, command, env, store_url)
-        kills = [await payroll.kill(dice) for _ in range(3)]
+        kills = [await payroll.kill(dice) for _ in range(soak(4))]
         assert any(kills)
         code, said = await payroll.run()
         assert code == 3, said

@@ -24,6 +24,7 @@ from mobilemoney_async import PaymentState, SQLStore
 from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.support.processes import environment, module_command
+from tests.support.scale import soak
 
 pytestmark = [
     pytest.mark.anyio,
@@ -223,10 +224,11 @@ async def running(sandbox: Sandbox, folder: Path) -> AsyncIterator[tuple[Shop, A
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.soak
 async def test_a_crowd_at_one_process_is_served_right(tmp_path: Path) -> None:
-    """200 customers and 2,000 readers at once: each order ends as its number says, once, and is shown to its own."""
+    """With ten readers for each customer at once, each order ends as its number says, once, and is shown to its own."""
     sandbox = Sandbox(speed=100, choices=Choices(rate_limit=None, median_delay=100.0, longest_delay=300.0))
-    orders = make_orders(198, [DECLINES, LATE])
+    orders = make_orders(soak(200), [DECLINES, LATE])
     orders += [Order(f"order-no-answer-{item}", item, NO_ANSWER) for item in PRICES]
     async with running(sandbox, tmp_path) as (shop, _):
         with anyio.fail_after(PATIENCE):
@@ -248,10 +250,11 @@ async def test_a_crowd_at_one_process_is_served_right(tmp_path: Path) -> None:
     await shop.hold_against_the_books(orders)
 
 
+@pytest.mark.soak
 async def test_an_outage_of_the_service_loses_nothing(tmp_path: Path) -> None:
     """While customers come the service is away for 30 s of its own time: each order is paid in the end, and once."""
     sandbox = Sandbox(speed=20, choices=Choices(rate_limit=None, latency=2.0))
-    orders = make_orders(90)
+    orders = make_orders(soak(90))
     await pay_through_an_outage(sandbox, tmp_path, orders, seconds=30 / sandbox.speed)
 
 
@@ -280,16 +283,17 @@ async def pay_through_an_outage(sandbox: Sandbox, folder: Path, orders: Sequence
         await shop.hold_against_the_books(orders)
 
 
+@pytest.mark.soak
 async def test_sigterm_under_load_leaves_nothing_half_done(tmp_path: Path) -> None:
     """Told to stop in a rush the shop finishes what is on its way and ends by itself; its next start knows the rest."""
     sandbox = Sandbox(speed=100, choices=Choices(rate_limit=None, latency=10.0, median_delay=100.0))
-    orders = make_orders(150)
+    orders = make_orders(soak(150))
     async with running(sandbox, tmp_path) as (shop, stack):
         with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as crowd:
                 for order in orders:
                     crowd.start_soon(shop.buy, order)
-                while len(sandbox.transactions) < 40:
+                while len(sandbox.transactions) < soak(40):
                     await anyio.sleep(0.005)
                 shop.process.send_signal(signal.SIGTERM)
                 with anyio.fail_after(shop.grace):

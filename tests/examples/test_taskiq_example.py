@@ -24,6 +24,7 @@ from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, Pay
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.support.processes import environment
 from tests.support.redis_server import redis_server
+from tests.support.scale import soak
 from tests.support.shops import EXAMPLES, load
 
 EXAMPLE = load("taskiq_payouts")
@@ -32,7 +33,7 @@ WORKER = [sys.executable, "-m", "taskiq", "worker", "--workers=1", f"--app-dir={
 SPEED = 60.0
 TWINS = ("+255681999999", 500_000)
 ORDERS = {
-    **{f"refund-{number}": (f"+2556812345{number:02d}", 5_000 + 100 * number) for number in range(57)},
+    **{f"refund-{number}": (f"+2556812345{number:02d}", 5_000 + 100 * number) for number in range(soak(57))},
     "refund-nobody": ("+255780000089", 700_000),
     "twin-1": TWINS,
     "twin-2": TWINS,
@@ -127,7 +128,7 @@ def strike(sandbox: Sandbox, *workers: anyio.abc.Process) -> None:
             kill(worker)
             return reply
 
-        sandbox.script(faults.latency(0), on="b2c", times=13)
+        sandbox.script(faults.latency(0), on="b2c", times=soak(13))
         sandbox.script(faults.Fault(name="killed", change=kill_it), on="b2c")
 
 
@@ -148,6 +149,7 @@ async def payouts(folder: Path) -> AsyncIterator[Payouts]:
 
 
 @pytest.mark.anyio
+@pytest.mark.soak
 @pytest.mark.real_time
 @on_asyncio
 async def test_each_order_is_paid_once_though_workers_are_killed(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def faulty_sandbox(seed: int) -> Sandbox:
     return sandbox
 
 
-def make_orders(seed: int, count: int = 300) -> list[Order]:
+def make_orders(seed: int, count: int) -> list[Order]:
     """Return orders in both directions, to 20 phone numbers over three amounts: most have a twin."""
     dice = random.Random(seed)
     return [

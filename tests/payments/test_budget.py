@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mobilemoney_async import Priority
 from mobilemoney_async.sharing.budget import HORIZON, InLine, Limit, Request, Reservation, reserve
 from tests.calls.test_bucket import StrictService
+from tests.support.scale import examples
 
 PAYMENT, LOOKUP, POLL, BULK = Priority
 JITTER = 0.5
@@ -146,7 +147,7 @@ steps = st.tuples(
 
 
 @given(st.lists(steps, max_size=60))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @example([(0.0, 0, 12, PAYMENT, 0.0, 0, 0.0), (0.2, 1, 12, BULK, 0.0, 2, JITTER)] * 30)
 @example([(0.9, 0, 12, PAYMENT, 0.0, 1, 0.0), (0.2, 0, 12, PAYMENT, 0.0, 3, JITTER)] * 30)
 @example([(0.5, number % 4, 12, PAYMENT, 0.0, 2, 0.0) for number in range(60)])

@@ -17,6 +17,7 @@ from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.payments.crash_worker import ONCE_MORE, Job, Order, wide_open
 from tests.payments.merchant import Held, Merchant, all_is_paid, creates, faulty_sandbox, make_orders, open_merchant
 from tests.payments.nursery import Nursery, nursery
+from tests.support.scale import soak
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.untraced]
 
@@ -28,10 +29,11 @@ BOTH = pytest.mark.parametrize(
 # One process
 
 
+@pytest.mark.soak
 @BOTH
-async def test_of_300_orders_under_faults_none_is_paid_twice_and_none_is_lost(store_url: str) -> None:
+async def test_of_many_orders_under_faults_none_is_paid_twice_and_none_is_lost(store_url: str) -> None:
     """Whatever happens to a third of the requests, each order ends as paid once, or is openly unresolved."""
-    sandbox, orders, ahead = faulty_sandbox(seed=1), make_orders(seed=1), timedelta()
+    sandbox, orders, ahead = faulty_sandbox(seed=1), make_orders(seed=1, count=soak(300)), timedelta()
 
     def pass_time(seconds: float) -> None:
         nonlocal ahead
@@ -53,10 +55,10 @@ async def test_of_300_orders_under_faults_none_is_paid_twice_and_none_is_lost(st
             await client.payments.reconcile()
             left = await merchant.try_all(left)
         records = await merchant.check()
-        assert merchant.errors[OutcomeUnknown] > 50
+        assert merchant.errors[OutcomeUnknown] > soak(50)
         assert merchant.errors[DuplicateSuspected] > 0
         adopted = [record for record in records.values() if record.is_adopted]
-        assert len(adopted) > 20
+        assert len(adopted) > soak(20)
         # Before the grace period is over, nobody says of any payment that it does not exist.
         assert await merchant.say_the_word() == 0
 
@@ -80,7 +82,7 @@ async def test_of_300_orders_under_faults_none_is_paid_twice_and_none_is_lost(st
 
 
 WORKERS = 4
-KILLS = 24
+KILLS = soak(24)
 
 
 async def kill_at_random(workers: Nursery, sandbox: Sandbox, dice: random.Random) -> None:
@@ -98,16 +100,17 @@ async def kill_at_random(workers: Nursery, sandbox: Sandbox, dice: random.Random
         await workers.start()
 
 
+@pytest.mark.soak
 @pytest.mark.new_database
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)  # the sandbox serves sockets there only
 async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_path: Path) -> None:
     """Four processes on the same orders, killed again and again: what exists is known, and nothing exists twice."""
-    sandbox, orders, answers = faulty_sandbox(seed=2), make_orders(seed=2), tmp_path / "answers"
+    sandbox, orders, answers = faulty_sandbox(seed=2), make_orders(seed=2, count=soak(300)), tmp_path / "answers"
     async with sandbox.serve() as base_url:
         job = Job(base_url, sandbox.token, store_url, 1.0, 0.5, 6, str(answers), orders)
         async with nursery(job) as workers:
             await kill_at_random(workers, sandbox, random.Random(2))
-            assert len(workers.killed) >= 20
+            assert len(workers.killed) == KILLS
             await workers.kill_everybody()  # at last the power fails
 
         sandbox.clear_script()
@@ -234,15 +237,16 @@ async def test_an_answer_that_cannot_be_recorded_is_not_lost(store_url: str, die
     all_is_paid(sandbox, orders)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("impatient")
 @BOTH
 async def test_orders_survive_a_database_that_comes_and_goes(store_url: str) -> None:
-    """Also under faults of the service: after three absences the store agrees with the service's book."""
-    sandbox, orders = faulty_sandbox(seed=5), make_orders(seed=5, count=100)
+    """Also under faults of the service: after its absences the store agrees with the service's book."""
+    sandbox, orders = faulty_sandbox(seed=5), make_orders(seed=5, count=soak(120))
     merchant = open_merchant(sandbox, store_url, orders, grace=1.0, timeout=0.5)
 
     async def come_and_go() -> None:
-        for _ in range(3):
+        for _ in range(soak(4)):
             enough, failed = creates(sandbox) + 15, merchant.errors[StoreError]
             await until(lambda: creates(sandbox) >= enough)  # noqa: B023 (called here)
             with away(store_url):

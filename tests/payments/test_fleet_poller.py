@@ -36,6 +36,7 @@ from mobilemoney_async.sharing.poller import StoreFleet
 from tests.contract import samples
 from tests.payments.till import LEASE, TTL, Till, make_fleet, make_poller, process, utcnow
 from tests.support.processes import module_command
+from tests.support.scale import soak
 from tests.support.server import serve
 
 pytestmark = pytest.mark.anyio
@@ -214,11 +215,12 @@ def end(worker: anyio.abc.Process) -> None:
         worker.kill()
 
 
+@pytest.mark.soak
 @on_both
 async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name: str) -> None:
     """With kill -9 of the process that asks, another asks on, and every payment of the others comes out once."""
     till = Till()
-    till.open("shared", *(f"{name}-{number}" for name in "abc" for number in range(5)))
+    till.open("shared", *(f"{name}-{number}" for name in "abc" for number in range(soak(20))))
     got: dict[str, list[str]] = {name: [] for name in "abc"}
 
     async with AsyncExitStack() as stack:
@@ -226,7 +228,7 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
         workers: dict[str, anyio.abc.Process] = {}
 
         async def start(name: str, ttl: float) -> None:
-            numbers = ["shared", *(f"{name}-{number}" for number in range(5))]
+            numbers = ["shared", *(f"{name}-{number}" for number in range(soak(20)))]
             command = module_command("tests.payments.fleet_worker")
             command += [name, store_url, f"{server.base_url}/v1", anyio_backend_name, str(ttl), *numbers]
             workers[name] = await stack.enter_async_context(await anyio.open_process(command, stderr=None))
@@ -248,7 +250,7 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
             with anyio.fail_after(PATIENCE):
                 assert await workers[name].wait() == 0
     for name in "bc":
-        expected = ["shared SUCCESS", *(f"{name}-{number} SUCCESS" for number in range(5))]
+        expected = ["shared SUCCESS", *(f"{name}-{number} SUCCESS" for number in range(soak(20)))]
         assert sorted(got[name]) == sorted(["following", *expected])
     order = [name for name, _ in itertools.groupby(who for who, _ in till.asked)]
     assert (len(order), order[0]) == (2, "a")

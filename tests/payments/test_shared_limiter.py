@@ -29,6 +29,7 @@ from tests.calls.test_limiter import InterferingQueue, Queue
 from tests.support.databases import Postgres
 from tests.support.fakes import settle
 from tests.support.processes import let_children_import_tests
+from tests.support.scale import examples
 
 BACKENDS: list[Literal["asyncio", "trio"]] = ["asyncio", "trio"]
 PAYMENT, LOOKUP, POLL, BULK = Priority
@@ -110,7 +111,7 @@ arrivals = st.tuples(seconds, st.integers(0, 2), st.sampled_from(Priority), st.o
     strikes=st.dictionaries(st.integers(0, 50), st.lists(st.integers(0, 20), min_size=1, max_size=3), max_size=20),
     latencies=st.tuples(*[st.sampled_from([0.0, 0.003, 0.08, 0.7])] * 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @example(arrivals=[(0.0, n % 3, PAYMENT, None) for n in range(80)], holds=[], strikes={}, latencies=(0.0, 0.1, 0.7))
 @example(
     arrivals=[(0.0, n % 3, (PAYMENT, BULK)[n % 2], None) for n in range(80)],

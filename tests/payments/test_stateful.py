@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import anyio
 import attrs
 import httpx
+import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -38,6 +39,7 @@ from mobilemoney_async import (
 from mobilemoney_async.testing import VirtualClockEventLoop
 from tests.payments.service import Outage
 from tests.support.fakes import NOON
+from tests.support.scale import examples, soak
 
 T = TypeVar("T")
 
@@ -524,7 +526,7 @@ class Shop(RuleBasedStateMachine):
             await process.client.aclose()
 
 
-TestShop = Shop.TestCase
+TestShop = pytest.mark.soak(Shop.TestCase)
 TestShop.settings = settings(
-    max_examples=12, stateful_step_count=25, suppress_health_check=[*HealthCheck], deadline=None
+    max_examples=examples(soak(48)), stateful_step_count=25, suppress_health_check=[*HealthCheck], deadline=None
 )

@@ -18,7 +18,7 @@ from mobilemoney_async.sandbox.magic import ORDINARY
 from mobilemoney_async.sandbox.states import Kind
 from tests.support.shop import CUSTOMER, Ended, Figures, Filters, Order, Shop, Trade
 
-pytestmark = [pytest.mark.anyio, pytest.mark.untraced]
+pytestmark = [pytest.mark.anyio, pytest.mark.once, pytest.mark.untraced]
 
 
 def one_loop_each(names: str, *cases: tuple[object, ...]) -> pytest.MarkDecorator:
@@ -45,9 +45,13 @@ async def figures(wanted: float, minutes: float = 14, **options: object) -> Figu
     return await shop.run(follow, minutes=minutes)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "confirmed", "mean", "p95"),
-    [(6, 5.5, 1.5, 4), (30, 28.5, 2.0, 5), (45, 43, 3.5, 8), (54, 51.5, 9.5, 22), (60, 52, 12, 25)],
+@one_loop_each(
+    "wanted, confirmed, mean, p95",
+    (6, 5.5, 1.5, 4),
+    (30, 28.5, 2.0, 5),
+    (45, 43, 3.5, 8),
+    (54, 51.5, 9.5, 22),
+    (60, 52, 12, 25),
 )
 async def test_the_table(wanted: float, confirmed: float, mean: float, p95: float) -> None:
     """So many payments a minute are confirmed, so late, without a single rejection.

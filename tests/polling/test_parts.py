@@ -20,6 +20,7 @@ from mobilemoney_async.polling.trust import Trust
 from mobilemoney_async.polling.views import Views
 from mobilemoney_async.resources.page_choice import PageSweep
 from tests.support.paper import Paper, PaperService
+from tests.support.scale import examples
 
 # When payments end
 
@@ -57,7 +58,7 @@ def test_a_chance_is_a_chance(endings: list[tuple[float, float]], start: float, 
 # Where payments are in the list
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     st.integers(0, 200),
     st.integers(1, 100),

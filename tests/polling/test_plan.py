@@ -14,6 +14,7 @@ from mobilemoney_async.errors import InvalidTransactionId, ServerError
 from mobilemoney_async.polling.asking import ById, Page
 from mobilemoney_async.polling.plan import Plan
 from tests.support.paper import Drive, Filters, ListOrder, Paper, PaperService, drive
+from tests.support.scale import examples
 
 ADVISED = Schedule()
 LOOKS = [sum(ADVISED.delay(look) for look in range(number + 1)) for number in range(60)]
@@ -500,7 +501,7 @@ def services(draw: st.DrawFn) -> PaperService:
     return service
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(services(), st.booleans(), st.sampled_from([0.1, 1.0, 10.0]))
 def test_nothing_is_lost_and_nothing_asked_too_often(service: PaperService, is_new: bool, interval: float) -> None:
     """Whatever the list is like, every payment ends once, truly, in bounded time, at no more than the advised rate."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mobilemoney_async import Pagination, Transaction, TransactionPage
 from mobilemoney_async.resources.page_choice import FullListing
 from tests.contract.test_models import PENDING
+from tests.support.scale import examples
 
 MANY = 2500  # more requests than any walk here may need
 
@@ -85,7 +86,7 @@ def test_a_list_at_rest_takes_as_many_requests_as_it_has_pages(newest_first: boo
 
 
 @given(st.booleans(), sizes, lengths, st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_rows_that_arrive_hide_none_that_were_there(
     newest_first: bool, size: int, length: int, data: st.DataObject
 ) -> None:
@@ -104,7 +105,7 @@ def test_rows_that_arrive_hide_none_that_were_there(
 
 
 @given(st.booleans(), sizes, lengths, st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, length: int, data: st.DataObject) -> None:
     """Of a list by status, rows leave while it is walked: those that stay are all shown, each once."""
     model = List(newest_first, size, [*range(length)])
@@ -121,7 +122,7 @@ def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, leng
 
 
 @given(st.booleans(), sizes, lengths, st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_any_change_leaves_each_row_at_most_once_and_an_end(
     newest_first: bool, size: int, length: int, data: st.DataObject
 ) -> None:
@@ -151,7 +152,7 @@ odd_pagination = st.builds(
     st.lists(st.lists(st.integers(min_value=0, max_value=30), max_size=6), min_size=1, max_size=12),
     st.lists(odd_pagination, min_size=1, max_size=12),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_a_service_that_lies_is_walked_to_an_end(pages: list[list[int]], numbers: list[Pagination]) -> None:
     """Whatever the pagination says, in whatever order, the walk ends and shows each row once."""
     calls = 0

@@ -18,6 +18,7 @@ from mobilemoney_async.sandbox.clock import FASTEST, Clock
 from mobilemoney_async.sandbox.faults import drop, html_page
 from mobilemoney_async.testing import run_virtual
 from tests.sandbox.desk import ORDINARY, START, SUCCEEDS, Desk
+from tests.support.scale import examples
 
 
 @pytest.mark.anyio
@@ -68,7 +69,7 @@ Moves = st.lists(
 
 
 @given(Moves)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_neither_hand_ever_goes_back(moves: list[tuple[str, float]]) -> None:
     """Whatever a person does, service time is the sum of what passed at each rate, and unscaled time of what passed."""
 
