@@ -140,14 +140,16 @@ class AsyncClient:
         wire = Wire(base_url, transport, http_client)
         if store is not None:
             # Here and below: only who has a store pays for importing what it needs.
-            from mobilemoney_async.payments.store import SQLStore
-            from mobilemoney_async.sharing.parts import share_limiter, share_tokens
+            from mobilemoney_async.payments.store import SQLStore, account_store
+            from mobilemoney_async.sharing.limiter import share_limiter
+            from mobilemoney_async.sharing.login import share_tokens
 
             if not isinstance(store, SQLStore):
                 raise refuse("store", "an SQLStore", store)
-            utcnow = store._database.wall_clock.utcnow if utcnow is None else utcnow
-            limiter, tokens = share_limiter(store, limiter), share_tokens(store, tokens, utcnow)
-            store._attach()
+            parts = account_store(store)
+            utcnow = parts.database.wall_clock.utcnow if utcnow is None else utcnow
+            limiter, tokens = share_limiter(parts, limiter), share_tokens(parts, tokens, utcnow)
+            parts.attach()
         self._assemble(
             Pipeline(
                 wire=wire,
@@ -168,9 +170,11 @@ class AsyncClient:
             from mobilemoney_async.payments.creates import IdempotentCreates
             from mobilemoney_async.payments.payments import Payments
             from mobilemoney_async.payments.reconciler import Reconciler
+            from mobilemoney_async.payments.store import account_store
 
-            reconciler = Reconciler(self._store, pipeline)
-            self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler)
+            parts = account_store(self._store)
+            reconciler = Reconciler(parts, pipeline)
+            self._idempotent_creates = IdempotentCreates(parts, pipeline, reconciler)
             self._payments = Payments(self._store, pipeline, reconciler)
         self.collections = Collections(pipeline, self._idempotent_creates)
         self.disbursements = Disbursements(pipeline, self._idempotent_creates)
@@ -323,9 +327,10 @@ class AsyncClient:
 
         fleet = None
         if self._store is not None:
-            from mobilemoney_async.sharing.parts import join_fleet
+            from mobilemoney_async.payments.store import account_store
+            from mobilemoney_async.sharing.poller import join_fleet
 
-            fleet = join_fleet(self._store, self._pipeline.utcnow)
+            fleet = join_fleet(account_store(self._store), self._pipeline.utcnow)
         return Poller(
             self._pipeline, timeout=timeout, min_interval=min_interval, schedule=schedule, fleet=fleet, resume=resume
         )
@@ -343,9 +348,11 @@ class AsyncClient:
     async def _leave_store(self) -> None:
         store, self._attached = self._attached, None
         if store is not None and self._idempotent_creates is not None:
+            from mobilemoney_async.payments.store import account_store
+
             with anyio.CancelScope(shield=True):
                 await self._idempotent_creates.aclose()
-            store._detach()
+            account_store(store).detach()
 
     async def __aenter__(self) -> Self:
         self._pipeline.wire.check_open()

@@ -28,6 +28,7 @@ from mobilemoney_async import (
     StoreError,
     TokenAuth,
 )
+from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.resources.service import BASE_URL, Service, always, connect, in_turn
 from tests.support.databases import sqlite_url
@@ -355,7 +356,7 @@ class TestStore:
         """After a suspension others may have taken the payment for lost: it is not sent, and its key stays usable."""
         now = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
         store = SQLStore(sqlite_url(tmp_path))
-        write = store._database.write
+        write = account_store(store).database.write
 
         async def write_and_sleep(*args: Any, **options: Any) -> Any:
             nonlocal now
@@ -364,7 +365,7 @@ class TestStore:
             return result
 
         async with connect(always(samples.acknowledgement()), store=store, utcnow=lambda: now) as (client, service):
-            monkeypatch.setattr(store._database, "write", write_and_sleep)
+            monkeypatch.setattr(account_store(store).database, "write", write_and_sleep)
             with pytest.raises(StoreError) as caught:
                 await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
             assert caught.value.outcome == "not_sent"

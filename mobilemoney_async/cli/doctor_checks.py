@@ -27,6 +27,7 @@ from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.payments.health import examine
 from mobilemoney_async.payments.matching import ClockSample, read_date
+from mobilemoney_async.payments.store import account_store
 
 _SANDBOX_PORT = urlsplit(SANDBOX_URL).port
 
@@ -190,7 +191,7 @@ async def _check_store(settings: Settings) -> AsyncIterator[Finding]:
     except InvalidRequest as exc:
         yield Finding("store", Level.PROBLEM, str(exc))
         return
-    file = store._database.file
+    file = account_store(store).database.file
     if file is not None and not file.exists() and not os.access(file.parent, os.W_OK):
         yield Finding("store", Level.PROBLEM, f"{file} cannot be made", f"make its folder, writable: {file.parent}")
         return

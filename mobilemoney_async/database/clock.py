@@ -1,50 +1,89 @@
-"""What time it is for all processes of one store, whose hosts' clocks may differ.
+"""Clock and leases that all processes of one database share. Pure.
 
-When a request must have ended, and how long ago that was, is decided from times that another host wrote down. So where
-the hosts share a database server its clock rules, and theirs only tell the time between two looks at it.
+Hosts' clocks may differ, and the end of a request or of a lease is judged from times that another host wrote. So if the
+hosts share a database server its clock counts, and theirs only measure the time between two readings of it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-import sqlalchemy as sa
+import attrs
 
-_POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+LONGEST = 60.0
+"""The longest time for which a lease may be given, seconds."""
 
 
 class WallClock:
-    """The host's clock, put right by what was seen of the database's.
+    """Host's clock, corrected by readings of the database's.
 
     Args:
         host: Returns the host's time, seconds since 1970.
     """
 
-    def __init__(self, host: Callable[[], float] = time.time) -> None:
-        self._host = host
+    def __init__(self, host: Callable[[], float]) -> None:
+        self.host = host
         self._ahead = 0.0
 
     def utcnow(self) -> datetime:
-        """Return the time of the database, as far as it was seen; else that of the host."""
-        return datetime.fromtimestamp(self._host() + self._ahead, UTC)
-
-    def look(self, connection: sa.Connection) -> float:
-        """Return the time of PostgreSQL, seconds since 1970, and go by it from here on."""
-        asked_at = self._host()
-        shown = float(connection.execute(_POSTGRESQL_CLOCK).scalar_one())
-        self.seen(shown, after=asked_at, before=self._host())
-        return shown
+        """Return the time of the database as estimated, or the host's before the first reading."""
+        return datetime.fromtimestamp(self.host() + self._ahead, UTC)
 
     def seen(self, shown: float, *, after: float, before: float) -> None:
-        """Note what the database's clock has shown. All are seconds since 1970.
+        """Note a reading of the database's clock. All times are seconds since 1970.
 
-        A look that took long bounds the difference loosely, and changes little.
+        A reading that took long bounds the difference loosely, and changes little.
 
         Args:
-            shown: By the database.
-            after: The time of the host when it was asked.
-            before: The time of the host when it had answered.
+            shown: The time of the database.
+            after: The time of the host when it asked.
+            before: The time of the host when it had the answer.
         """
         self._ahead = min(max(self._ahead, shown - before), shown - after)
+
+
+@attrs.frozen(kw_only=True)
+class Lease:
+    """Lease of a task that only one of several processes may do.
+
+    It is a row of the database, changed under its lock only. The epoch grows whenever the lease changes hands, so that
+    a holder can tell whether it was the only one since it last looked.
+
+    Attributes:
+        holder: The process that has it, or None.
+        epoch: The number of times that it has changed hands.
+        until: When it ends unless it is renewed, seconds of the store's clock.
+    """
+
+    holder: str | None = None
+    epoch: int = 0
+    until: float = 0.0
+
+    def ends_at(self, now: float) -> float | None:
+        """Return when it ends, or None if it is free.
+
+        An end that is further away than any lease lasts was written by another clock: that of the host before it was
+        restarted.
+        """
+        if self.holder is None or not now < self.until <= now + LONGEST:
+            return None
+        return self.until
+
+    def taken(self, by: str, now: float, ttl: float) -> Lease:
+        """Return the lease after a process has asked for it, which gets it if it was free or its own.
+
+        Args:
+            by: The process.
+            now: Now, the store's time.
+            ttl: Its length, seconds, at most `LONGEST`.
+        """
+        if self.holder == by:
+            return attrs.evolve(self, until=now + ttl)
+        if self.ends_at(now) is not None:
+            return self
+        return Lease(holder=by, epoch=self.epoch + 1, until=now + ttl)
+
+    def released(self, by: str) -> Lease:
+        """Return the lease after a process has given it back, if it had it."""
+        return Lease(epoch=self.epoch) if self.holder == by else self

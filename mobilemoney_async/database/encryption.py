@@ -1,10 +1,10 @@
-"""How a login token lies in the database: encrypted under the merchant's key, beside a name of its credentials.
+"""Encryption of the login token in the database, under the merchant's key, and names of credentials beside it.
 
-With a key: scrypt stretches it once for a process, an AES-256-GCM key and an HMAC-SHA256 key are cut from the result.
+With a key: scrypt stretches it once for a process; an AES-256-GCM key and an HMAC-SHA256 key are cut from the result.
 A token is bound to its account and credentials as associated data, so that it cannot be moved to another row.
-Credentials are named by their HMAC, from which nobody who lacks the key can guess the password.
+Credentials are named by their HMAC, from which the password cannot be guessed without the key.
 
-Without a key the token lies there in clear text, and credentials are named by their scrypt digest, salted with the
+Without a key the token is stored in clear text, and credentials are named by their scrypt digest, salted with the
 account and the e-mail address: guessing a weak password from it costs 0.1 s of a processor for each try.
 """
 
@@ -19,21 +19,20 @@ from typing import Any
 
 from mobilemoney_async.values import Secret, missing_extra, refuse, require_bearer
 
-_ACCEPTS = "a str or bytes of at least 16 characters"
 _SHORTEST_KEY = 16
-_CLEAR, _SEALED = "clear", "aesgcm"
+_CLEAR, _ENCRYPTED = "clear", "aesgcm"
 _NONCE = 12
 
 
 class TokenCipher:
-    """Hides the login tokens of one account, and names credentials without showing them.
+    """Cipher of one account's login tokens, which also names credentials without showing them.
 
     Args:
         account: The account of the store.
         key: The merchant's, of at least 16 characters or bytes, or None. The same in all processes.
 
     Raises:
-        InvalidRequest: The key is something else, or needs the extra ``store``.
+        InvalidRequest: The key is not such a text, or needs the extra ``store``.
     """
 
     def __init__(self, account: str, key: str | bytes | Secret | None = None) -> None:
@@ -45,35 +44,37 @@ class TokenCipher:
         return f"<TokenCipher {'with' if self._key else 'without'} a key>"
 
     def name(self, email: str, password: Secret) -> str:
-        """Return the same text for the same credentials and key. Takes 0.1 s: call it in a thread, and once."""
+        """Return the name of credentials, the same for the same key. Takes 0.1 s: call it in a thread, and once."""
         keys = self._keys
         if keys is None:
-            said = _join("credentials", self._account, email)
-            return "scrypt:" + _scrypt(password.reveal().encode("utf-8", "surrogatepass"), said, 32).hex()
-        said = _join("credentials", self._account, email, password.reveal())
-        return "hmac:" + hmac.digest(keys[1], said, "sha256").hex()
+            salt = _join("credentials", self._account, email)
+            return "scrypt:" + _scrypt(password.reveal().encode("utf-8", "surrogatepass"), salt, 32).hex()
+        message = _join("credentials", self._account, email, password.reveal())
+        return "hmac:" + hmac.digest(keys[1], message, "sha256").hex()
 
-    def seal(self, token: Secret, name: str) -> str:
+    def encrypt(self, token: Secret, name: str) -> str:
         """Return a token as text for the row of these credentials."""
         if self._keys is None:
             return f"{_CLEAR}:{token.reveal()}"
         nonce = os.urandom(_NONCE)
         assert self._aead is not None
-        sealed = self._aead(self._keys[0]).encrypt(nonce, token.reveal().encode(), self._row(name))
-        return f"{_SEALED}:{base64.b64encode(nonce + sealed).decode()}"
+        encrypted = self._aead(self._keys[0]).encrypt(nonce, token.reveal().encode(), self._row(name))
+        return f"{_ENCRYPTED}:{base64.b64encode(nonce + encrypted).decode()}"
 
-    def open(self, text: str, name: str) -> Secret | None:
-        """Return the token of a text; None if that was made with another key or for another row, or is none of ours."""
+    def decrypt(self, text: str, name: str) -> Secret | None:
+        """Return the token of a text; None if it was made with another key, for another row, or not by `encrypt`."""
         kind, _, rest = text.partition(":")
-        if kind != (_CLEAR if self._keys is None else _SEALED):
+        if kind != (_CLEAR if self._keys is None else _ENCRYPTED):
             return None
         try:
             if self._keys is not None:
                 assert self._aead is not None
-                sealed = base64.b64decode(rest, validate=True)
-                rest = self._aead(self._keys[0]).decrypt(sealed[:_NONCE], sealed[_NONCE:], self._row(name)).decode()
+                encrypted = base64.b64decode(rest, validate=True)
+                rest = (
+                    self._aead(self._keys[0]).decrypt(encrypted[:_NONCE], encrypted[_NONCE:], self._row(name)).decode()
+                )
             return require_bearer("token", rest)
-        except Exception:  # noqa: BLE001 (what cryptography raises, or ValueError: there is no token)
+        except Exception:  # noqa: BLE001 (an error of cryptography's, or ValueError: there is no token)
             return None
 
     @functools.cached_property
@@ -102,11 +103,10 @@ def _join(purpose: str, *texts: str) -> bytes:
 def _key_bytes(key: object) -> bytes:
     if isinstance(key, Secret):
         key = key.reveal()
-    if isinstance(key, str):
-        key = key.encode("utf-8", "surrogatepass") if len(key) >= _SHORTEST_KEY else b""
-    if not isinstance(key, bytes) or len(key) < _SHORTEST_KEY:
-        raise refuse("key", _ACCEPTS)
-    return key
+    if not isinstance(key, str | bytes) or len(key) < _SHORTEST_KEY:
+        raise refuse("key", f"a str or bytes of at least {_SHORTEST_KEY} characters")
+    # The digits of bytes: every stored token was encrypted with these.
+    return (key if isinstance(key, str) else key.hex()).encode("utf-8", "surrogatepass")
 
 
 def _aead() -> Any:

@@ -1,13 +1,12 @@
-"""One database, SQLite or PostgreSQL, reached from worker threads: the only file that knows how they differ.
+"""Database of a store, SQLite or PostgreSQL, used from worker threads. Their differences end here and in `url`.
 
-Every piece of work is one transaction in one thread. A piece that has begun runs to its end, whatever becomes of the
-task that asked for it; what bounds it is the database's own patience (`_PATIENCE`), not a clock of the event loop.
+Every piece of work is one transaction in one thread. A piece that has begun runs to its end, even if the task that
+asked for it is cancelled; it is bounded by the database's time-outs (`url.PATIENCE`), not by a clock of the event loop.
 """
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 import time
 import weakref
@@ -23,17 +22,15 @@ from anyio.lowlevel import RunVar
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.clock import WallClock
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
-from mobilemoney_async.database.url import file_of, obstacle, read_url
+from mobilemoney_async.database.url import THREADS, file_of, make_engine, obstacle, read_url
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import redact
 
 T = TypeVar("T")
 
-# Seconds for which a transaction waits for a lock, and PostgreSQL for one statement.
-_PATIENCE = 10
-# Seconds for which it waits for its turn in this process before that.
+# Seconds for which a transaction waits for the locks of this process.
 _QUEUE = 10
-_THREADS = 8
+_POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 _threads: RunVar[anyio.CapacityLimiter] = RunVar("mobilemoney_async_store_threads")
 _loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
@@ -43,28 +40,28 @@ Clock = Callable[[], float]
 
 
 class Database:
-    """Runs transactions in worker threads.
+    """Database that runs transactions in worker threads.
 
     Args:
         url: An SQLAlchemy URL, of SQLite with a file or of PostgreSQL.
 
     Raises:
-        InvalidRequest: The URL is none of the two.
+        InvalidRequest: The URL is neither.
     """
 
     def __init__(self, url: str) -> None:
         self._url = read_url(url)
         self.dialect: str = self._url.get_backend_name()
-        self.wall_clock: WallClock = WallClock()
+        self.wall_clock: WallClock = WallClock(time.time)
         self._is_prepared = False
         self._engine: sa.Engine | None = None
-        self._begin_anew()
+        self._start_afresh()
 
     def __repr__(self) -> str:
         return f"<Database {self._url.render_as_string(hide_password=True)}>"
 
     async def open(self) -> None:
-        """Make the tables where they are missing, and learn the time, unless that was done before.
+        """Make the tables if they are missing, and read the clock, unless that was done before.
 
         Raises:
             StoreError: The database failed, or cannot be reached.
@@ -73,7 +70,7 @@ class Database:
             await self.read(lambda _: None)
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run work that changes nothing, and return what it returns.
+        """Run work that changes nothing, and return its result.
 
         Raises:
             StoreError: The database failed, or cannot be reached.
@@ -84,21 +81,21 @@ class Database:
     async def write(
         self, work: Callable[[sa.Connection], T], *, durable: bool = True, then: Callable[[T], object] | None = None
     ) -> T:
-        """Run work in one transaction and return what it returns, once that is committed.
+        """Run work in one transaction and return its result, once that is committed.
 
-        Once begun it is not cancelled; a task cancelled meanwhile learns so once it has ended.
+        Once begun it is not cancelled; a task that is cancelled in between gets the cancellation after its end.
 
         Args:
             work: Gets a connection inside a transaction that no other writer of SQLite shares; on PostgreSQL it locks
-                the rows that it reads and changes. May run in any thread. An exception of it rolls everything back.
-            durable: Whether the commit of SQLite is on disk when this returns. What may be lost with the power of the
-                machine, since all processes that it was for are lost too, need not be. That of PostgreSQL always is:
-                after a crash its server is back in a second, and finds them sending.
-            then: Called in the thread with what the work returns, once it is committed: also where the task that waits
-                for it is cancelled meanwhile and never gets it.
+                the rows that it reads and changes. May run in any thread. An exception rolls everything back.
+            durable: Whether the commit of SQLite is on disk when this returns. Data that matters only to processes of
+                this machine need not be: they are lost with its power too. That of PostgreSQL always is: after a crash
+                its server is back in a second, while they are sending.
+            then: Called in the thread with the result, once it is committed: also if the task that waits for it is
+                cancelled in between and never gets it.
 
         Raises:
-            StoreError: The database failed, or cannot be reached; nothing was changed, or at a broken commit
+            StoreError: The database failed, or cannot be reached; nothing was changed, or after a broken commit
                 everything was.
         """
         until = time.monotonic() + _QUEUE
@@ -115,48 +112,50 @@ class Database:
         """Run work that needs the time which all processes share.
 
         Args:
-            work: As for `write`; its second argument returns that time. Ask it once the rows are locked.
+            work: As for `write`; its second argument returns that time. Call it once the rows are locked.
             durable: As for `write`.
 
         Returns:
-            What the work returns, and what to add to a time of the store to get a time of this event loop.
+            The work's result, and the seconds to add to a time of the store to get a time of this event loop.
 
         Raises:
             StoreError: As for `write`.
         """
         if self.dialect == "postgresql":
-
-            def on_postgresql(connection: sa.Connection) -> tuple[T, float, float]:
-                seen = at = 0.0
-
-                def clock() -> float:
-                    nonlocal seen, at
-                    seen = self.wall_clock.look(connection)
-                    at = time.monotonic()
-                    return seen
-
-                result = work(connection, clock)
-                if not seen:
-                    clock()
-                return result, seen, at
-
-            result, seen, at = await self.write(on_postgresql, durable=durable)
-            # What was done since, the commit above all, took time of its own.
-            return result, anyio.current_time() - (time.monotonic() - at) - seen
+            return await self._timed_by_server(work, durable=durable)
         ahead = _ahead_of_the_host()
         began_at, began = anyio.current_time() + ahead, time.monotonic()
-        # Waiting for the lock takes time of its own, but none of a virtual clock: it would have to go back afterwards.
+        # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
         pace = 0.0 if clock_stands_still() else 1.0
         result = await self.write(
             lambda each: work(each, lambda: began_at + pace * (time.monotonic() - began)), durable=durable
         )
         return result, -ahead
 
+    async def _timed_by_server(self, work: Callable[[sa.Connection, Clock], T], *, durable: bool) -> tuple[T, float]:
+        def timed(connection: sa.Connection) -> tuple[T, float, float]:
+            seen = at = 0.0
+
+            def clock() -> float:
+                nonlocal seen, at
+                seen = self._read_clock(connection)
+                at = time.monotonic()
+                return seen
+
+            result = work(connection, clock)
+            if not seen:
+                clock()
+            return result, seen, at
+
+        result, seen, at = await self.write(timed, durable=durable)
+        # Everything since, the commit above all, took time of its own.
+        return result, anyio.current_time() - (time.monotonic() - at) - seen
+
     async def open_driver(self, statement: str) -> Any:
-        """Open a connection of the driver's own, outside every transaction, which the caller closes.
+        """Open a connection of the driver, outside every transaction, which the caller closes.
 
         Args:
-            statement: What to execute on it first.
+            statement: Executed on it first.
 
         Raises:
             StoreError: The database failed, or cannot be reached.
@@ -176,7 +175,7 @@ class Database:
         """
 
         def roll_back() -> T:
-            engine = _make_engine(self._url)
+            engine = make_engine(self._url)
             try:
                 with engine.connect() as connection, connection.begin() as transaction:
                     try:
@@ -207,19 +206,20 @@ class Database:
         try:
             limiter = _threads.get()
         except LookupError:
-            limiter = anyio.CapacityLimiter(_THREADS)
+            limiter = anyio.CapacityLimiter(THREADS)
             _threads.set(limiter)
         return await run_in_thread(work, limiter=limiter)
 
-    def _begin_anew(self) -> None:
+    def _start_afresh(self) -> None:
         """Leave to the parent what a fork inherited: sockets that it goes on to use, locks that its threads hold."""
         if self._engine is not None:
             self._engine.dispose(close=False)
         self._engine = None
         self._pid = os.getpid()
+        # Held while the engine is made and the tables are prepared.
         self._lock = threading.Lock()
-        # SQLite has one writer at a time. Threads of one process queue here, first come first served, rather than at
-        # the file, where the one that asks at the right moment wins.
+        # Held for a whole transaction. SQLite has one writer at a time: threads of one process queue here, first come
+        # first served, rather than at the file, which favours the one that asks at the right moment.
         self._writer = threading.Lock()
 
     def _open_driver(self, statement: str) -> Any:
@@ -238,14 +238,11 @@ class Database:
             raise self._failed(exc) from None
         return driver
 
-    def _transact(
-        self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float | None = None
-    ) -> T:
-        until = time.monotonic() + _QUEUE if until is None else until
+    def _transact(self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float) -> T:
         try:
             engine = self._ready_engine(until)
             if self.dialect == "sqlite" and writes:
-                with _turn(self._writer, until):
+                with _held(self._writer, until):
                     return self._on_sqlite(engine, work, durable=durable)
             with engine.begin() as connection:
                 return work(connection)
@@ -255,7 +252,7 @@ class Database:
 
     def _on_sqlite(self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, durable: bool) -> T:
         with engine.connect() as connection:
-            # Outside a transaction, where alone SQLite lets it change.
+            # Outside a transaction, the only place where SQLite lets it change.
             driver: Any = connection.connection.dbapi_connection
             driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             with connection.execution_options(mobilemoney_writes=True).begin():
@@ -263,34 +260,42 @@ class Database:
 
     def _ready_engine(self, until: float) -> sa.Engine:
         if self._pid != os.getpid():
-            self._begin_anew()
-        with _turn(self._lock, until):
+            self._start_afresh()
+        with _held(self._lock, until):
             if self._engine is None:
-                self._engine = _make_engine(self._url)
-                # A store that nobody closed leaves no connection behind.
+                self._engine = make_engine(self._url)
+                # A store that is never closed leaves no connection behind.
                 weakref.finalize(self, _dispose, self._engine, self._pid)
             engine = self._engine
             if not self._is_prepared:
+                # Another process may do the same at the same time: `schema.prepare` lets one in at a time.
                 if self.dialect == "sqlite":
-                    with _turn(self._writer, until):
+                    with _held(self._writer, until):
                         self._on_sqlite(engine, schema.prepare, durable=True)
                 else:
                     with engine.begin() as connection:
                         schema.prepare(connection)
-                        self.wall_clock.look(connection)
+                        self._read_clock(connection)
                 self._is_prepared = True
             return engine
 
+    def _read_clock(self, connection: sa.Connection) -> float:
+        """Return the time of PostgreSQL, seconds since 1970, and correct the wall clock by it."""
+        asked_at = self.wall_clock.host()
+        shown = float(connection.execute(_POSTGRESQL_CLOCK).scalar_one())
+        self.wall_clock.seen(shown, after=asked_at, before=self.wall_clock.host())
+        return shown
+
 
 @contextmanager
-def _turn(lock: threading.Lock, until: float) -> Iterator[None]:
-    """Hold a lock, but wait for it no longer than that.
+def _held(lock: threading.Lock, until: float) -> Iterator[None]:
+    """Hold a lock, but wait for it only until a deadline.
 
-    While the database is away each holder spends its patience; a queue of a hundred must not do so one after another.
+    While the database is away each holder waits for its time-out; a queue of a hundred must not do so one by one.
 
     Args:
-        lock: To be held.
-        until: Of the monotonic clock. What had to wait for a thread until then is too late already.
+        lock: The lock.
+        until: The deadline by the monotonic clock. Work that waited for a thread until then is too late already.
 
     Raises:
         StoreError: It is too late.
@@ -321,50 +326,3 @@ def _dispose(engine: sa.Engine, pid: int) -> None:
     """Close the idle connections, unless they are those of the process that this one was forked from."""
     if os.getpid() == pid:
         engine.dispose()
-
-
-def _make_engine(url: sa.URL) -> sa.Engine:
-    # hide_parameters: they are phone numbers.
-    if url.get_backend_name() == "sqlite":
-        engine = sa.create_engine(
-            url,
-            hide_parameters=True,
-            pool_size=_THREADS,
-            connect_args={"timeout": _PATIENCE, "check_same_thread": False},
-        )
-        sa.event.listen(engine, "connect", _on_connect)
-        sa.event.listen(engine, "begin", _on_begin)
-        return engine
-    arguments: dict[str, Any] = {}
-    if "connect_timeout" not in url.query:
-        arguments["connect_timeout"] = _PATIENCE
-    if "options" not in url.query:
-        arguments["options"] = f"-c statement_timeout={_PATIENCE}s -c idle_in_transaction_session_timeout={_PATIENCE}s"
-    return sa.create_engine(url, hide_parameters=True, pool_size=_THREADS, pool_pre_ping=True, connect_args=arguments)
-
-
-def _on_connect(connection: Any, record: object) -> None:
-    connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
-    connection.execute(f"PRAGMA busy_timeout={_PATIENCE * 1000}").close()
-    _use_wal(connection)
-    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _use_wal(connection: Any) -> None:
-    """Set the journal mode, for which SQLite does not wait by itself where several make the database at once."""
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL").close()
-        except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-            time.sleep(0.01)
-        else:
-            return
-
-
-def _on_begin(connection: sa.Connection) -> None:
-    writes = connection.get_execution_options().get("mobilemoney_writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,4 +1,4 @@
-"""The tables of the store, and how an older database becomes a newer one.
+"""Tables of the store, and migrations of older databases.
 
 Every table carries the account, so that several merchants may share a database. Times are aware UTC. Amounts are text:
 SQLite has no decimals.
@@ -6,7 +6,7 @@ SQLite has no decimals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import valid_name
 
 VERSION = 2
-"""Of the tables below. A database of a newer version is refused."""
+"""Version of the tables below. A database of a newer version is refused."""
 
 METADATA: sa.MetaData = sa.MetaData()
 
@@ -27,7 +27,7 @@ _ADVISORY_LOCK = 0x6D6F6D6F  # "momo": one process at a time makes or migrates t
 
 
 class UTCDateTime(sa.types.TypeDecorator[datetime]):
-    """An aware UTC datetime, also in SQLite, which knows no time zones."""
+    """Aware UTC datetime, also in SQLite, which knows no time zones."""
 
     impl: sa.types.TypeEngine[Any] | type[sa.types.TypeEngine[Any]] = sa.DateTime(timezone=True)
     cache_ok: bool | None = True
@@ -50,16 +50,10 @@ _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only an INTEGER 
 
 _version = sa.Table("mobilemoney_schema", METADATA, sa.Column("version", sa.Integer, nullable=False))
 
-IS_UNIDENTIFIED: sa.TextClause = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
-"""`records.UNIDENTIFIED`, in the words of a partial index: SQLite uses one only for a query with the very same."""
-
-IS_SHORT: Mapping[str, sa.TextClause] = {
-    name: sa.text(f"length({name}) <= 200") for name in ("reference", "external_id")
-}
-"""Names of the service's making that an index holds: in PostgreSQL a text of any length would not go into one."""
-
-WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
-"""A payment of which an attempt was taken for absent, or certainly failed: a few of many."""
+# Conditions of partial indexes. The queries of `payments.journal` have the same text, without which SQLite would not
+# use the indexes.
+_UNIDENTIFIED = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
+_RELEASED = sa.text("(attempt > 1 OR state = 'RELEASED')")
 
 payments: sa.Table = sa.Table(
     "mobilemoney_payments",
@@ -92,7 +86,7 @@ payments: sa.Table = sa.Table(
     sa.UniqueConstraint("account", "key", name="mobilemoney_payments_key"),
     # A transaction of the service belongs to one record.
     sa.Index("mobilemoney_payments_transaction", "account", "transaction_id", unique=True),
-    # At most one payment of a kind of which nobody knows which transaction it is.
+    # At most one payment of a kind whose transaction is unknown.
     sa.Index(
         "mobilemoney_payments_unidentified",
         "account",
@@ -100,8 +94,8 @@ payments: sa.Table = sa.Table(
         "phone_number",
         "amount",
         unique=True,
-        sqlite_where=IS_UNIDENTIFIED,
-        postgresql_where=IS_UNIDENTIFIED,
+        sqlite_where=_UNIDENTIFIED,
+        postgresql_where=_UNIDENTIFIED,
     ),
     # Of a million, the first or the latest few, in a state or since a time, without sorting the rest.
     sa.Index("mobilemoney_payments_created", "account", "created_at", "id"),
@@ -112,13 +106,13 @@ payments: sa.Table = sa.Table(
         "phone_number",
         "type",
         "amount",
-        sqlite_where=WAS_RELEASED,
-        postgresql_where=WAS_RELEASED,
+        sqlite_where=_RELEASED,
+        postgresql_where=_RELEASED,
     ),
-    # By the names that a callback or a customer may use.
+    # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
     *(
         sa.Index(f"mobilemoney_payments_{name}", "account", name, sqlite_where=short, postgresql_where=short)
-        for name, short in IS_SHORT.items()
+        for name, short in ((each, sa.text(f"length({each}) <= 200")) for each in ("reference", "external_id"))
     ),
 )
 
@@ -133,8 +127,8 @@ history: sa.Table = sa.Table(
     sa.Column("detail", sa.Text),
 )
 
-# The pollers of all processes. Two numbers count what was said, under this row's lock: so a reader knows how far
-# it has read. `until` is a time of the store's clock.
+# The lease of the shared poller. Two numbers count its messages, under this row's lock: so a reader knows how far it
+# has read. `until` is a time of the store's clock.
 leases: sa.Table = sa.Table(
     "mobilemoney_leases",
     METADATA,
@@ -209,7 +203,7 @@ Migration: TypeAlias = Callable[[sa.Connection], Any]
 
 
 def _give_names(connection: sa.Connection) -> None:
-    """Version 2: payments have the external ids that final transactions show, and are found by their names."""
+    """Migrate to version 2: payments have the external ids of final transactions, and are found by their names."""
     connection.execute(sa.text("ALTER TABLE mobilemoney_payments ADD COLUMN external_id TEXT"))
     shown = sa.select(payments.c.id, payments.c.transaction).where(payments.c.transaction.like('%"external_id":%'))
     named = payments.update().where(payments.c.id == sa.bindparam("of_id"))
@@ -237,16 +231,17 @@ _MIGRATIONS: Sequence[Migration] = (_give_names,)
 def prepare(
     connection: sa.Connection, *, version: int = VERSION, migrations: Sequence[Migration] = _MIGRATIONS
 ) -> None:
-    """Make the tables, or bring those of an older version forward. Runs inside the caller's transaction.
+    """Make the tables, or migrate those of an older version. Runs inside the caller's transaction.
 
     Args:
-        connection: In a transaction that nobody shares.
-        version: To be reached.
+        connection: In a transaction of its own.
+        version: The version to reach.
         migrations: One for each version after the first.
 
     Raises:
         StoreError: The database is of a newer version than this code knows.
     """
+    # One process at a time until the commit: on SQLite by its write lock, on PostgreSQL by an advisory lock.
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
     if not sa.inspect(connection).has_table(_version.name):
@@ -260,7 +255,7 @@ def prepare(
             outcome="not_sent",
         )
     if found < version and connection.dialect.name == "postgresql":
-        # It takes as long as there are payments: the patience for other statements would end it each time.
+        # It takes time in proportion to the payments: the time-out of other statements would end it each time.
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
     for migrate in migrations[found - 1 : version - 1]:
         migrate(connection)

@@ -1,4 +1,4 @@
-"""Transactions, acknowledgements and refusals as text for the database: JSON, with money and times as text.
+"""Serialization of transactions, acknowledgements and errors for the database: JSON, with money and times as text.
 
 Read as strictly as an answer of the service, by the same reader. Pure.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from mobilemoney_async import errors
 from mobilemoney_async.contract.codec import DecodeError, reader
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.errors import (
@@ -24,8 +25,10 @@ from mobilemoney_async.errors import (
 
 _read_transaction = reader(Transaction)
 _read_acknowledgement = reader(Acknowledgement)
-# The refusals that end the following of a payment.
-_ENDINGS: dict[str, type[APIError]] = {kind.__name__: kind for kind in (TransactionNotFound, InvalidTransactionId)}
+# Types of attributes that JSON can hold, beside None.
+_PLAIN = (str, int, float)
+# The refusals after which a poller gives a payment up.
+_REFUSALS: dict[str, type[APIError]] = {kind.__name__: kind for kind in (TransactionNotFound, InvalidTransactionId)}
 
 
 def dump_transaction(transaction: Transaction) -> str:
@@ -34,10 +37,10 @@ def dump_transaction(transaction: Transaction) -> str:
 
 
 def load_transaction(text: str) -> Transaction:
-    """Return the transaction that a text was made of.
+    """Return the transaction of a text.
 
     Raises:
-        StoreError: It is not such a text.
+        StoreError: The text is no transaction.
     """
     try:
         return _read_transaction(text.encode())
@@ -51,10 +54,10 @@ def dump_acknowledgement(acknowledgement: Acknowledgement) -> str:
 
 
 def load_acknowledgement(text: str) -> Acknowledgement:
-    """Return the acknowledgement that a text was made of.
+    """Return the acknowledgement of a text.
 
     Raises:
-        StoreError: It is not such a text.
+        StoreError: The text is no acknowledgement.
     """
     try:
         return _read_acknowledgement(text.encode())
@@ -63,35 +66,59 @@ def load_acknowledgement(text: str) -> Acknowledgement:
 
 
 def dump_error(error: MobileMoneyError) -> str:
-    """Return what the service said instead of a transaction, as text."""
-    said: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    """Return the service's refusal of a lookup as text."""
+    fields: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
     if isinstance(error, APIError):
-        said |= {"message": error.message, "status_code": error.status_code, "code": error.code}
-    return json.dumps(said)
+        fields |= {"message": error.message, "status_code": error.status_code, "code": error.code}
+    return json.dumps(fields)
 
 
 def load_error(text: str) -> MobileMoneyError:
-    """Return the error that a text was made of; of a class that is not expected here, as its base.
+    """Return the error of a text; if its class is not expected here, as the base class.
 
     Raises:
-        StoreError: It is not such a text.
+        StoreError: The text is no error.
     """
     try:
-        said = json.loads(text)
-        kind = _ENDINGS.get(said["type"])
+        fields = json.loads(text)
+        kind = _REFUSALS.get(fields["type"])
         if kind is None:
-            return MobileMoneyError(str(said["message"]))
-        return kind(str(said["message"]), status_code=int(said["status_code"]), code=said["code"])
+            return MobileMoneyError(str(fields["message"]))
+        return kind(str(fields["message"]), status_code=int(fields["status_code"]), code=fields["code"])
     except (ValueError, TypeError, KeyError) as exc:
         raise _unreadable("refusal") from exc
 
 
-def _unreadable(what: str) -> StoreError:
-    return StoreError(f"the store holds a {what} that cannot be read", outcome="not_sent")
+def dump_login_error(error: MobileMoneyError) -> str:
+    """Return the error of a login as text, so that another process raises the same. Errors carry no secret.
+
+    The text has the error's class, its arguments and those attributes that JSON can hold; not its cause.
+    """
+    attributes = {name: value for name, value in vars(error).items() if value is None or isinstance(value, _PLAIN)}
+    args = [str(each) for each in error.args]
+    return json.dumps({"type": type(error).__name__, "args": args, "attributes": attributes})
+
+
+def load_login_error(text: str) -> MobileMoneyError:
+    """Return the error of a text; a general one if its class or the text is unknown to this release."""
+    unknown = MobileMoneyError("the login failed in another process")
+    try:
+        fields = json.loads(text)
+        kind = getattr(errors, fields["type"])
+        error: MobileMoneyError = kind.__new__(kind)
+        error.args = tuple(str(each) for each in fields["args"])
+        vars(error).update(fields["attributes"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return unknown
+    return error if isinstance(error, MobileMoneyError) else unknown
+
+
+def _unreadable(kind: str) -> StoreError:
+    return StoreError(f"the store holds a {kind} that cannot be read", outcome="not_sent")
 
 
 def _dump(value: Any) -> str:
-    # ASCII only: whatever the service said, lone surrogates among it, goes into any database.
+    # ASCII only: any text of the service, with lone surrogates too, fits into any database.
     return json.dumps(_plain(value), separators=(",", ":"))
 
 

@@ -1,7 +1,8 @@
 """Worker threads that a virtual clock waits for.
 
-The clock of a test jumps when no task can run, and a thread that works is no task: a time-out around it would fire at
-once. So who owns such a clock is told while a thread is at work. Production code pays one loop over an empty tuple.
+The clock of a test jumps when no task can run, and a working thread is no task: a time-out around it would fire at
+once. So the owner of such a clock is notified while a thread is at work. Production code pays one loop over an empty
+tuple.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import anyio.to_thread
 T = TypeVar("T")
 
 Watcher: TypeAlias = Callable[[], AbstractContextManager[bool]]
-"""Returns what is entered, in the event loop, before a thread is asked for, and left when its work has come back. Gives
-whether the clock of that loop stands still in between."""
+"""Returns a context that is entered, in the event loop, before a thread is asked for, and left after its work. It gives
+whether the clock of that loop stops in between."""
 
 _watchers: tuple[Watcher, ...] = ()
 
 
 def watch(watcher: Watcher) -> None:
-    """Let a watcher know of all work from now on, in every event loop of this process."""
+    """Notify a watcher of all work from now on, in every event loop of this process."""
     global _watchers  # noqa: PLW0603 (a process has one)
     _watchers = (*_watchers, watcher)
 
@@ -36,15 +37,15 @@ def clock_stands_still() -> bool:
 
 
 async def run_in_thread(work: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Run a function in a worker thread and return what it returns, or raise what it raises.
+    """Run a function in a worker thread and return its result, or raise its error.
 
-    Once begun it runs to its end. A task that is cancelled meanwhile learns so at its next await; one that asyncio
-    cancels by its own means, which no shield of anyio's keeps off, when the function has ended. Not for work that waits
-    for the event loop: a virtual clock stands still until the work is done.
+    Once begun it runs to its end. A task that is cancelled in between gets the cancellation at its next await; one that
+    asyncio cancels natively, which no shield of anyio's stops, when the function has ended. Not for work that waits for
+    the event loop: a virtual clock stops until the work is done.
 
     Args:
         work: The function.
-        limiter: Bounds how many threads are at work; anyio's own by default.
+        limiter: Bounds the number of working threads; anyio's own by default.
     """
     with ExitStack() as stack:
         for watcher in _watchers:
@@ -59,7 +60,10 @@ async def run_in_thread(work: Callable[[], T], *, limiter: anyio.CapacityLimiter
 
 
 class _Job(Generic[T]):
-    """A function that a thread may run, unless its caller has given up before."""
+    """Function that a thread may run, unless its caller gives up before.
+
+    The thread and the caller both try to take the lock `_is_taken`: the first one decides, and never releases it.
+    """
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -69,7 +73,7 @@ class _Job(Generic[T]):
     def run(self) -> T:
         """Run it, in the thread."""
         if not self._is_taken.acquire(blocking=False):
-            raise RuntimeError("nobody waits for it")
+            raise RuntimeError("its caller has given up")
         try:
             return self._work()
         finally:
@@ -83,6 +87,6 @@ class _Job(Generic[T]):
         """Wait until the thread has ended, however often the task is cancelled."""
         with anyio.CancelScope(shield=True):
             while not self._ended.is_set():
-                # The caller raises the first of them.
+                # Suppressed: the caller raises the first cancellation afterwards.
                 with suppress(anyio.get_cancelled_exc_class()):
                     await anyio.to_thread.run_sync(self._ended.wait, limiter=anyio.CapacityLimiter(1))

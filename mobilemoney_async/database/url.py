@@ -1,38 +1,47 @@
-"""Where a store is: which URLs are taken, and what about a file keeps SQLite from using it."""
+"""URL of a database, and the SQLAlchemy engine made of it: the settings of SQLite and of PostgreSQL."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from mobilemoney_async.values import can_encode, missing_extra, refuse
 
+PATIENCE = 10
+"""Seconds for which a transaction waits for a lock, and PostgreSQL for one statement."""
+
+THREADS = 8
+"""Worker threads, and connections, of one database."""
+
 _ACCEPTS = 'a URL such as "sqlite:///payments.db" or "postgresql+psycopg://user:password@host/database"'
 
 
 def read_url(url: object) -> sa.URL:
-    """Return what a URL means, whatever becomes of the working directory.
+    """Return the meaning of a URL, independent of the working directory.
 
     Raises:
-        InvalidRequest: It is none of ours, or needs an extra.
+        InvalidRequest: It is no URL of a store, or needs an extra.
     """
     if not isinstance(url, str) or not can_encode(url):
         raise refuse("url", _ACCEPTS)
     try:
         read = make_url(url)
         read.get_backend_name()
-    except Exception:  # noqa: BLE001 (whatever SQLAlchemy raises; it may quote a password)
+    except Exception:  # noqa: BLE001 (any error of SQLAlchemy's; it may quote a password)
         raise refuse("url", _ACCEPTS) from None
-    # With another driver it is asked for a reason, encryption say.
+    # Another driver is asked for with a reason, encryption say.
     if read.drivername in {"sqlite", "sqlite+pysqlite"}:
         return _read_file(read)
     if read.drivername not in {"postgresql", "postgresql+psycopg"}:
         raise refuse("url", _ACCEPTS)
     try:
-        import psycopg  # noqa: F401 (here, since only who has PostgreSQL needs it)
+        import psycopg  # noqa: F401 (here, since only PostgreSQL needs it)
     except ImportError as exc:
         raise missing_extra("url", "postgres") from exc
     return read.set(drivername="postgresql+psycopg")
@@ -46,7 +55,7 @@ def _read_file(url: sa.URL) -> sa.URL:
     if "uri" in url.query:
         return url
     if url.query:
-        # SQLAlchemy leaves them out, so that who asks for mode=ro would write.
+        # SQLAlchemy drops them: a URL with mode=ro would write.
         raise refuse("url", "an SQLite file without options: " + _ACCEPTS)
     return url.set(database=os.path.abspath(file))
 
@@ -58,7 +67,7 @@ def file_of(url: sa.URL) -> Path | None:
 
 
 def obstacle(file: Path) -> str:
-    """Return why SQLite cannot use a file, which its own errors leave out; an empty text where nothing is seen."""
+    """Return why SQLite cannot use a file, which its own errors leave out; an empty text if nothing is found."""
     folder = file.parent
     if not folder.is_dir():
         return f"there is no directory {folder}"
@@ -69,3 +78,52 @@ def obstacle(file: Path) -> str:
         if each.exists() and not os.access(each, os.W_OK):
             return f"this user may not write to {each}"
     return ""
+
+
+def make_engine(url: sa.URL) -> sa.Engine:
+    """Return an engine that opens no connection yet."""
+    # hide_parameters: they are phone numbers.
+    if url.get_backend_name() == "sqlite":
+        engine = sa.create_engine(
+            url,
+            hide_parameters=True,
+            pool_size=THREADS,
+            connect_args={"timeout": PATIENCE, "check_same_thread": False},
+        )
+        sa.event.listen(engine, "connect", _on_connect)
+        sa.event.listen(engine, "begin", _on_begin)
+        return engine
+    arguments: dict[str, Any] = {}
+    if "connect_timeout" not in url.query:
+        arguments["connect_timeout"] = PATIENCE
+    if "options" not in url.query:
+        arguments["options"] = f"-c statement_timeout={PATIENCE}s -c idle_in_transaction_session_timeout={PATIENCE}s"
+    return sa.create_engine(url, hide_parameters=True, pool_size=THREADS, pool_pre_ping=True, connect_args=arguments)
+
+
+def _on_connect(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
+    connection.execute(f"PRAGMA busy_timeout={PATIENCE * 1000}").close()
+    _use_wal(connection)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _use_wal(connection: Any) -> None:
+    """Set the journal mode. SQLite itself does not wait here if several processes make the database at once."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _on_begin(connection: sa.Connection) -> None:
+    # IMMEDIATE takes SQLite's only write lock now, before the first read: two writers never read the same state.
+    writes = connection.get_execution_options().get("mobilemoney_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

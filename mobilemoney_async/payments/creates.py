@@ -1,10 +1,17 @@
-"""Creates that are never repeated: each is recorded before it is sent, and what came of it before the call returns.
+"""Creates that are never repeated: each is recorded before it is sent, and its result before the call returns.
 
 Invariants:
-- The record SENDING is committed before the pipeline touches a socket, and only where `records` allows it.
-- What ends a request is recorded inside a shield: an answer, a refusal, a failure, and a cancellation too. What cannot
-  be recorded, since the database is away, is kept in memory and written before anything else; until then the row says
-  SENDING, which others take for unknown once it is stale.
+- The record SENDING is committed before the pipeline touches a socket, and only if `records` allows it.
+- The end of a request is recorded inside a shield: an answer, a refusal, a failure, and a cancellation too. An end that
+  cannot be recorded, since the database is away, is kept in memory and written before anything else; until then the row
+  says SENDING, which other processes count as unknown once it is stale.
+
+Critical sections, in the order in which they are entered:
+- The locks of the key and of the kind, from the first look at the record to the end of the call. They keep off the
+  tasks of this event loop only. Other processes are kept off by the unique indexes, in the transaction of
+  `Journal.begin`.
+- From the commit of SENDING to the end of the request, a cancellation may come at any await. Each way out records the
+  end of the attempt.
 """
 
 from __future__ import annotations
@@ -27,8 +34,8 @@ from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import CallOutcome, MobileMoneyError, OutcomeUnknown, RequestTimeout, StoreError
-from mobilemoney_async.payments import journal, write_buffer
-from mobilemoney_async.payments.journal import JournalEntry
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.journal import Journal, JournalEntry, duplicate_suspected
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.records import (
     Event,
@@ -39,18 +46,17 @@ from mobilemoney_async.payments.records import (
     is_stale,
     may_send,
 )
-from mobilemoney_async.payments.store import SQLStore
 from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# Seconds for which a request may live beyond its attempt's time-out; see `_Journal.sending`.
+# Seconds for which a request may live beyond its attempt's time-out; see `_Attempts.sending`.
 _MARGIN = 5.0
 # Seconds between two looks at a payment that another process is sending.
 _FIRST_LOOK, _LOOK_FACTOR, _LAST_LOOK = 0.05, 1.5, 1.0
 # Seconds between attempts to record an answer while the database is away.
 _SAVE_PAUSES = (0.1, 0.5, 1.0)
-# How many transactions that a payment may be are named in an error.
+# Transactions named in an error, of those that a payment may be.
 _MOST_NAMED = 3
 
 _EVENTS: Mapping[CallOutcome, Event] = {
@@ -61,15 +67,15 @@ _EVENTS: Mapping[CallOutcome, Event] = {
 
 
 class _TakenError(Exception):
-    """Another process has the key, or has just changed what is known of it: look again."""
+    """Another process has the key, or has just changed its record: look again."""
 
 
 @attrs.define(eq=False)
-class _Journal:
-    """Keeps the record of one create; the pipeline calls it around each attempt."""
+class _Attempts:
+    """Record of one create's attempts; the pipeline calls it around each of them."""
 
-    store: SQLStore
-    order: PaymentRequest
+    store: AccountStore
+    request: PaymentRequest
     expected: int | None
     utcnow: Callable[[], datetime]
     attempt: int | None = None
@@ -77,13 +83,13 @@ class _Journal:
     outcome: CallOutcome = "not_sent"
 
     async def sending(self, lives: float) -> float:
-        """Record that the order is about to be sent, durably.
+        """Record that the payment is about to be sent, durably.
 
         Args:
             lives: The longest that the attempt may take, seconds.
 
         Returns:
-            How many seconds may pass before it is sent. Later, others might take it for lost, and must not be wrong.
+            The seconds that may pass before it is sent. Later, other processes may count it as lost.
 
         Raises:
             StoreError: It could not be recorded; nothing may be sent.
@@ -91,19 +97,14 @@ class _Journal:
         self.sent_at = sent_at = self.utcnow()
         expected = self.expected if self.attempt is None else self.attempt
         made: list[int | None] = []
+
+        def begin(journal: Journal) -> int | None:
+            return journal.begin(self.request, expected=expected, sent_at=sent_at, lives=lives + _MARGIN)
+
         try:
-            await self.store._database.write(
-                lambda connection: journal.begin(
-                    connection,
-                    self.store.account,
-                    self.order,
-                    expected=expected,
-                    sent_at=sent_at,
-                    lives=lives + _MARGIN,
-                ),
-                then=made.append,
-            )
-            await checkpoint()  # who was cancelled meanwhile does not send
+            # The commit may succeed although this task is cancelled during it: `made` knows.
+            await self.store.write(begin, then=made.append)
+            await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:
                 self.attempt = made[0]
@@ -116,15 +117,15 @@ class _Journal:
         return _MARGIN
 
     async def answered(self, answer: Acknowledgement) -> None:
-        """Record the transaction's id, durably.
+        """Record the transaction's id, durably. The pipeline calls it inside a shield.
 
         Raises:
-            StoreError: It could not be recorded, which will be tried again, or contradicts what is known.
+            StoreError: It could not be recorded, which will be tried again, or contradicts the record.
         """
         try:
             await self._save(Event.ACKNOWLEDGE, None, answer)
         except StoreError as exc:
-            exc.outcome = "unknown"  # the store's word for its own failure; the payment was sent
+            exc.outcome = "unknown"  # "not_sent" meant the entry; the payment was sent
             raise
 
     async def failed(self, outcome: CallOutcome, error: MobileMoneyError | None) -> None:
@@ -133,11 +134,11 @@ class _Journal:
         try:
             await self._save(_EVENTS[outcome], "cancelled" if error is None else str(error), None)
         except StoreError as exc:
-            logger.error("what became of payment %r is not recorded yet: %s", self.order.key, exc)  # noqa: TRY400
+            logger.error("the result of payment %r is not recorded yet: %s", self.request.key, exc)  # noqa: TRY400
 
     async def _save(self, event: Event, detail: str | None, acknowledgement: Acknowledgement | None) -> None:
-        change = JournalEntry(
-            key=self.order.key,
+        entry = JournalEntry(
+            key=self.request.key,
             attempt=self.attempt,
             event=event,
             source=Source.ANSWER,
@@ -145,13 +146,13 @@ class _Journal:
             detail=detail,
             acknowledgement=acknowledgement,
         )
-        # Before the attempt to write it, so that it is there whatever happens to this task.
-        write_buffer.keep(self.store, change)
+        # In the buffer before the first attempt to write it, so that no interruption loses it.
+        self.store.keep(entry)
         for pause in (*_SAVE_PAUSES, None):
             try:
-                await write_buffer.save(self.store, change)
+                await self.store.save(entry)
             except StoreError:
-                if pause is None or not write_buffer.is_kept(self.store, change):
+                if pause is None or not self.store.is_kept(entry):
                     raise
                 await anyio.sleep(pause)
             else:
@@ -160,32 +161,32 @@ class _Journal:
 
 @attrs.define(eq=False)
 class _Progress:
-    """How far a create has come, for when its deadline passes."""
+    """Progress of a create, for the error at its deadline."""
 
     is_waiting: bool = True
     earlier: PaymentRecord | None = None
-    journal: _Journal | None = None
+    attempts: _Attempts | None = None
 
     @property
     def unknown_since(self) -> datetime | None:
-        """When a request was sent of which nobody knows what became, or None."""
-        if self.journal is not None:
-            return self.journal.sent_at if self.journal.outcome == "unknown" else None
+        """Time of the send whose result is unknown, or None."""
+        if self.attempts is not None:
+            return self.attempts.sent_at if self.attempts.outcome == "unknown" else None
         if self.earlier is not None and self.earlier.is_unresolved:
             return self.earlier.sent_at
         return None
 
 
 class IdempotentCreates:
-    """Makes creates for one client.
+    """Creates of one client under idempotency keys.
 
     Args:
-        store: Where they are kept.
+        store: Keeps the payments.
         pipeline: Makes the calls.
-        reconciler: Finds out what became of unknown ones.
+        reconciler: Looks for unknown payments.
     """
 
-    def __init__(self, store: SQLStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
+    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
         self._store = store
         self._deadline = pipeline.options.deadline
         # The deadline is kept here: there is more to wait for than the call.
@@ -198,77 +199,80 @@ class IdempotentCreates:
         """Make a payment, once.
 
         Args:
-            endpoint: Which of the two.
+            endpoint: That of collections or of disbursements.
             body: The request, with ``phone_number`` and ``amount`` as they are sent.
-            idempotency_key: Its name.
+            idempotency_key: The payment's key.
 
         Raises:
-            IdempotencyConflict: The key was used for something else; nothing was sent.
+            IdempotencyConflict: The key was used for another payment; nothing was sent.
             DuplicateSuspected: A payment of the same kind is unidentified; nothing was sent.
-            OutcomeUnknown: Nobody knows whether it exists, now or from an earlier call under this key.
+            OutcomeUnknown: The result is unknown, of this call or of an earlier one under this key.
             StoreError: The store failed; nothing was sent.
-            MobileMoneyError: As of the pipeline.
+            MobileMoneyError: As of the pipeline. If the call is cancelled, the store has the result, or keeps the
+                payment as unknown.
         """
-        order = _order(endpoint, body, idempotency_key)
-        if self._deadline is None:
-            return await self._create(endpoint, body, order, _Progress())
+        request = _payment_request(endpoint, body, idempotency_key)
         progress = _Progress()
+        if self._deadline is None:
+            return await self._create(endpoint, body, request, progress)
         with anyio.move_on_after(self._deadline):
-            return await self._create(endpoint, body, order, progress)
+            return await self._create(endpoint, body, request, progress)
         late = RequestTimeout(f"the call's deadline of {self._deadline:g} s passed", outcome="not_sent")
         if progress.is_waiting:
-            # For another call under this key, which may have sent it.
+            # For another call under this key, which may have sent it. One query: it does not wait for that call.
             with anyio.CancelScope(shield=True):
-                progress.earlier, _ = await self._look_up(order)
+                progress.earlier, _ = await self._look_up(request)
         if progress.unknown_since is None:
             raise late
         late.outcome = "unknown"
         raise OutcomeUnknown(
-            f"the payment may or may not exist: {late}", idempotency_key=order.key, sent_at=progress.unknown_since
+            f"the payment may or may not exist: {late}", idempotency_key=request.key, sent_at=progress.unknown_since
         ) from late
 
     async def _create(
-        self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], order: PaymentRequest, progress: _Progress
+        self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], request: PaymentRequest, progress: _Progress
     ) -> Acknowledgement:
-        kind = (order.type, order.phone_number, order.amount)
-        async with AsyncExitStack() as turns:
-            await turns.enter_async_context(self._store._turns.take(order.key))
+        kind = (request.type, request.phone_number, request.amount)
+        async with AsyncExitStack() as locks:
+            # Always the key first: two creates cannot wait for each other.
+            await locks.enter_async_context(self._store.locks.hold(request.key))
             progress.is_waiting = False
-            await turns.enter_async_context(self._store._turns.take(kind))
+            await locks.enter_async_context(self._store.locks.hold(kind))
             while True:
-                expected, acknowledgement = await self._clear(order, progress)
+                expected, acknowledgement = await self._clear(request, progress)
                 if acknowledgement is not None:
                     return acknowledgement
-                progress.journal = journal = _Journal(self._store, order, expected, self._pipeline.utcnow)
+                progress.attempts = attempts = _Attempts(self._store, request, expected, self._pipeline.utcnow)
                 try:
                     return await self._pipeline.call(
-                        endpoint, body=dict(body), idempotency_key=order.key, journal=journal
+                        endpoint, body=dict(body), idempotency_key=request.key, journal=attempts
                     )
                 except _TakenError:
                     continue
 
     async def aclose(self) -> None:
-        """Write what could not be recorded so far, or say what could not."""
+        """Write the write-behind buffer, or log the payments whose results could not be recorded."""
         try:
-            await write_buffer.flush(self._store)
+            await self._store.flush()
         except StoreError as exc:
-            # The rows say that they are being sent, which becomes "unknown" with time, and is found out then.
-            keys = ", ".join(map(repr, self._store._unsaved))
-            logger.error("what became of %s could not be recorded: %s", keys, exc)  # noqa: TRY400
+            # Their rows say SENDING, which becomes unknown with time, and is then looked for in the list.
+            keys = ", ".join(map(repr, self._store.unwritten))
+            logger.error("the results of %s could not be recorded: %s", keys, exc)  # noqa: TRY400
 
-    async def _clear(self, order: PaymentRequest, progress: _Progress) -> tuple[int | None, Acknowledgement | None]:
-        """Return the acknowledgement of a payment that exists, or else which attempt may be followed by another.
+    async def _clear(self, request: PaymentRequest, progress: _Progress) -> tuple[int | None, Acknowledgement | None]:
+        """Return the acknowledgement of a payment that exists, or else the attempt that another may follow.
 
         Raises:
-            MobileMoneyError: The order may not be sent.
+            MobileMoneyError: The payment may not be sent.
         """
-        await write_buffer.flush(self._store, key=order.key)
+        await self._store.flush(key=request.key)
         pause, is_reconciled = _FIRST_LOOK, False
         while True:
-            record, acknowledgement = await self._look_up(order)
-            progress.earlier, progress.journal = record, None
+            record, acknowledgement = await self._look_up(request)
+            progress.earlier, progress.attempts = record, None
             if acknowledgement is not None:
                 return None, acknowledgement
+            # Another process may send from here on: `Journal.begin` finds out.
             if record is None or may_send(record, absent_suffices=self._store.resend_absent_collections):
                 return (None if record is None else record.attempt), None
             if record.state is PaymentState.SENDING and not is_stale(record, self._pipeline.utcnow()):
@@ -280,28 +284,26 @@ class IdempotentCreates:
             await self._reconcile(record)
             is_reconciled = True
 
-    async def _look_up(self, order: PaymentRequest) -> tuple[PaymentRecord | None, Acknowledgement | None]:
-        store = self._store
-
-        def look(connection: Any) -> tuple[PaymentRecord | None, Acknowledgement | None]:
-            record, acknowledgement = journal.look_up(connection, store.account, order)
-            if record is None or not record.is_unresolved:
-                twin = None if acknowledgement is not None else journal.find_duplicate(connection, store.account, order)
-                if twin is not None:
-                    raise journal.duplicate(twin)
+    async def _look_up(self, request: PaymentRequest) -> tuple[PaymentRecord | None, Acknowledgement | None]:
+        def look(journal: Journal) -> tuple[PaymentRecord | None, Acknowledgement | None]:
+            record, acknowledgement = journal.look_up(request)
+            if acknowledgement is None and (record is None or not record.is_unresolved):
+                duplicate = journal.find_duplicate(request)
+                if duplicate is not None:
+                    raise duplicate_suspected(duplicate)
             return record, acknowledgement
 
-        return await store._database.read(look)
+        return await self._store.read(look)
 
     async def _reconcile(self, record: PaymentRecord) -> None:
         try:
-            await self._reconciler.find_out(record.key)
+            await self._reconciler.look_for(record.key)
         except MobileMoneyError as exc:
-            # Whatever failed now, the store's own failure included, says nothing of what was sent before.
+            # A failure now, the store's own included, says nothing of the earlier request.
             raise _unknown(record) from exc
 
 
-def _order(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], key: str) -> PaymentRequest:
+def _payment_request(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], key: str) -> PaymentRequest:
     is_collection = endpoint is CREATE_COLLECTION
     extra = {name: value for name, value in body.items() if name not in {"phone_number", "amount"}}
     digest = ""
@@ -323,8 +325,8 @@ def _unknown(record: PaymentRecord) -> OutcomeUnknown:
         said = "the service's list does not show the payment: confirm_absent() lets it be sent again"
     elif record.is_ambiguous:
         named = [*record.candidates[:_MOST_NAMED], *(["another"] if record.candidates[_MOST_NAMED:] else [])]
-        said = f"the payment may be {' or '.join(named)}: a person has to look, and to say by identify() or "
-        said += "confirm_absent() what it is"
+        said = f"the payment may be {' or '.join(named)}: someone has to look, and to decide by identify() or "
+        said += "confirm_absent()"
     else:
         said = "the payment may or may not exist, and was not found yet"
     assert record.sent_at is not None

@@ -1,4 +1,4 @@
-"""What state a store is in, seen without changing it: no tables are made, and none are brought forward."""
+"""Health of a store, seen without changing it: no tables are made, and none are migrated."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.database import schema
+from mobilemoney_async.payments.journal import IS_UNIDENTIFIED
 from mobilemoney_async.payments.records import PaymentState
-from mobilemoney_async.payments.store import SQLStore
+from mobilemoney_async.payments.store import SQLStore, account_store
 
 
 @attrs.frozen(kw_only=True)
 class StoreHealth:
-    """What was seen of a store.
+    """Health of a store.
 
     Attributes:
-        version: Of its tables; None where there are none yet.
-        known_version: What this release makes and reads.
-        cannot_write: Why nothing can be written, or None where it can.
-        unresolved: How many payments of the account nobody knows about, and waiting for an answer will not tell.
-        clear_tokens: How many login tokens of the account lie there in clear text.
+        version: Of its tables; None if there are none yet.
+        known_version: That of the tables that this release makes and reads.
+        cannot_write: Why nothing can be written, or None if it can.
+        unresolved: Payments of the account whose result is unknown, except for requests still on their way.
+        clear_tokens: Login tokens of the account that are stored in clear text.
     """
 
     version: int | None
@@ -32,16 +33,16 @@ class StoreHealth:
 
 
 async def examine(store: SQLStore, now: datetime) -> StoreHealth:
-    """Return what state a store is in. A database that does not exist is not made.
+    """Return the health of a store. A database that does not exist is not made.
 
     Args:
-        store: Which.
+        store: The store.
         now: Aware UTC.
 
     Raises:
         StoreError: The database failed, or cannot be reached.
     """
-    database = store._database
+    database = account_store(store).database
     if database.file is not None and not database.file.exists():
         return StoreHealth(version=None)
     return await database.peek(lambda connection: _look(connection, store.account, now))
@@ -56,7 +57,7 @@ def _look(connection: sa.Connection, account: str, now: datetime) -> StoreHealth
         # These columns are as old as the tables.
         table = schema.payments
         waiting = (table.c.state == PaymentState.SENDING.value) & (table.c.stale_at > now)
-        lost = (table.c.account == account) & schema.IS_UNIDENTIFIED & ~waiting
+        lost = (table.c.account == account) & IS_UNIDENTIFIED & ~waiting
         unresolved = connection.execute(sa.select(sa.func.count()).select_from(table).where(lost)).scalar_one()
         logins = schema.logins
         in_clear = (logins.c.account == account) & logins.c.token.like("clear:%")

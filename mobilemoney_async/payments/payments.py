@@ -1,19 +1,19 @@
-"""``client.payments``: what the store knows, and what a person may say about it."""
+"""``client.payments``: the payments of a store, and the decisions that someone may make about unknown ones."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments import journal, results, write_buffer
-from mobilemoney_async.payments.journal import Contradiction, JournalEntry
+from mobilemoney_async.payments import queries
+from mobilemoney_async.payments.journal import Contradiction, Journal, JournalEntry
 from mobilemoney_async.payments.reconciler import Reconciler, query_for
+from mobilemoney_async.payments.reconciliation import adopt
 from mobilemoney_async.payments.records import (
     UNIDENTIFIED,
     Event,
@@ -23,7 +23,7 @@ from mobilemoney_async.payments.records import (
     is_stale,
     move,
 )
-from mobilemoney_async.payments.store import SQLStore
+from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.values import (
     refuse,
     require_identifier,
@@ -37,9 +37,9 @@ _MOST_NAMES = 100
 
 
 class PaymentBook:
-    """The payments of one account, as the store alone knows them: without the service. Nothing here moves money.
+    """Payments of one account, from the store alone, without the service. Nothing here moves money.
 
-    Every method raises `StoreError` where the database fails or cannot be reached.
+    Every method raises `StoreError` if the database fails or cannot be reached.
 
     Args:
         store: Keeps the payments.
@@ -47,17 +47,17 @@ class PaymentBook:
     """
 
     def __init__(self, store: SQLStore, utcnow: Callable[[], datetime] | None = None) -> None:
-        self._store = store
-        self._utcnow = store._database.wall_clock.utcnow if utcnow is None else utcnow
+        self._store = account_store(store)
+        self._utcnow = self._store.database.wall_clock.utcnow if utcnow is None else utcnow
 
     async def get(self, key: str) -> PaymentRecord | None:
-        """Return the payment of an idempotency key with its history, or None where the key was never used.
+        """Return the payment of an idempotency key with its history, or None if the key was never used.
 
         Raises:
             InvalidRequest: The key is blank.
         """
-        name, account = require_name("key", key), self._store.account
-        return await self._store._database.read(lambda each: journal.find_with_history(each, account, name))
+        name = require_name("key", key)
+        return await self._store.read(lambda journal: queries.find_with_history(journal, name))
 
     async def list(
         self,
@@ -86,14 +86,13 @@ class PaymentBook:
         limit = None if limit is None else min(require_integer("limit", limit, 1), 2**63 - 1)
         states = _check_states(state)
         kind = None if type is None else _check_type(type)
-        account = self._store.account
 
-        def look(connection: Any) -> builtins.list[PaymentRecord]:
-            return journal.select(
-                connection, account, states=states, type=kind, since=since, limit=limit, newest_first=newest_first
+        def select(journal: Journal) -> builtins.list[PaymentRecord]:
+            return queries.select(
+                journal, states=states, type=kind, since=since, limit=limit, newest_first=newest_first
             )
 
-        return await self._store._database.read(look)
+        return await self._store.read(select)
 
     async def find(
         self,
@@ -101,18 +100,18 @@ class PaymentBook:
         *,
         state: PaymentState | str | Iterable[PaymentState | str] | None = None,
     ) -> builtins.list[PaymentRecord]:
-        """Return the payments that go by a name, oldest first, without their histories.
+        """Return the payments with a name, oldest first, without their histories.
 
-        A name is a transaction id, the service's reference, an external id or an idempotency key: what a callback or
-        a customer may quote. One indexed query, whatever is asked for, so it may be called with names that a stranger
-        has sent. A cancelled call changes nothing.
+        A name is a transaction id, the service's reference, an external id or an idempotency key: a callback or a
+        customer may quote any of them. It is always one indexed query, so you may pass names from strangers. A
+        cancelled call changes nothing.
 
         Args:
             names: One, or up to 100; of at most 200 characters each.
             state: Only those in this state, or in one of these.
 
         Returns:
-            At most 100 for each kind of name: only an external id may be that of many payments.
+            At most 100 for each kind of name: only an external id may belong to many payments.
 
         Raises:
             InvalidRequest: An argument is not what it accepts.
@@ -124,23 +123,23 @@ class PaymentBook:
             raise refuse("names", f"at most {_MOST_NAMES} names")
         for each in asked:
             require_name("names", each)
-        states, account = _check_states(state), self._store.account
-        return await self._store._database.read(
-            lambda each: journal.find_named(each, account, asked, states=states, most=_MOST_NAMES)
+        states = _check_states(state)
+        return await self._store.read(
+            lambda journal: queries.find_named(journal, asked, states=states, most=_MOST_NAMES)
         )
 
     async def unresolved(self) -> builtins.list[PaymentRecord]:
-        """Return the payments of which nobody knows what became, those on their way now included, oldest first."""
+        """Return the payments whose result is unknown, those on their way now included, oldest first."""
         return await self.list(UNIDENTIFIED)
 
     async def confirm_absent(self, key: str, *, note: str) -> PaymentRecord:
-        """Say, as a person who has looked, that an unknown or absent payment does not exist.
+        """Confirm, after someone has looked, that an unknown or absent payment does not exist.
 
         Its key may then be used again, and money is sent again when it is.
 
         Args:
             key: The payment's idempotency key.
-            note: Who says so and why; kept in the payment's history.
+            note: Who decided and why; kept in the payment's history.
 
         Returns:
             The payment as it is now.
@@ -152,15 +151,13 @@ class PaymentBook:
         """
         require_name("key", key)
         require_text("note", note)
-        store = self._store
-        await store._database.open()
+        await self._store.database.open()
         now = self._utcnow()
-        async with store._turns.take(key):  # a create of this process is over then
-            await write_buffer.flush(store, key=key)
 
-            def confirm(connection: Any) -> PaymentRecord | Contradiction:
-                record = _unresolved(connection, store.account, key, now)
-                change = JournalEntry(
+        def confirm(journal: Journal) -> PaymentRecord | Contradiction:
+            record = _lock_unresolved(journal, key, now)
+            return journal.apply(
+                JournalEntry(
                     key=key,
                     attempt=record.attempt,
                     event=Event.CONFIRM_ABSENT,
@@ -168,23 +165,31 @@ class PaymentBook:
                     at=now,
                     detail=note,
                 )
-                return journal.apply(connection, store.account, change)
+            )
 
-            record = await store._database.write(confirm)
+        return await self._decide(key, confirm)
+
+    async def _decide(self, key: str, decide: Callable[[Journal], PaymentRecord | Contradiction]) -> PaymentRecord:
+        """Record a decision about a payment, and return the payment as it is then."""
+        # Under the key's lock no create of this event loop is under way. Other processes are kept off by the row's
+        # lock inside `decide`, which looks at the state once more.
+        async with self._store.locks.hold(key):
+            await self._store.flush(key=key)
+            record = await self._store.write(decide)
         if isinstance(record, Contradiction):
             raise record.error()
         return record
 
 
 class Payments(PaymentBook):
-    """The payments of one account, as the store knows them and the service tells. Nothing here moves money.
+    """Payments of one account, from the store and the service. Nothing here moves money.
 
-    Every method raises `StoreError` where the database fails or cannot be reached.
+    Every method raises `StoreError` if the database fails or cannot be reached.
 
     Args:
         store: Keeps the payments.
         pipeline: Makes the calls.
-        reconciler: Finds out what became of unknown ones.
+        reconciler: Looks for unknown payments.
     """
 
     def __init__(self, store: SQLStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
@@ -193,20 +198,19 @@ class Payments(PaymentBook):
         self._reconciler = reconciler
 
     async def reconcile(self, *, stale_after: float | None = None) -> builtins.list[PaymentRecord]:
-        """Find out what became of unknown payments, from the service's transaction list (contract, section 4.4).
+        """Look for unknown payments in the service's transaction list (contract, section 4.4), and record the results.
 
         Each is looked for in the window of its send, by type, phone number and amount, among the transactions that no
-        payment of this store has claimed. A match that is alone and certain is adopted. Where there are several, or one
-        that is not certain, they become the payment's `candidates`, and a person has to look. A payment that two
-        complete walks after the grace period have not shown becomes absent; it is sent again only after
-        `confirm_absent`.
+        payment of this store owns. A single, certain match is adopted. Several matches, or one that is not certain,
+        become the payment's `candidates`, and someone has to look. A payment that two full listings after the grace
+        period have not shown becomes absent; it is sent again only after `confirm_absent`.
 
-        A cancelled call has recorded nothing, or everything that it found on some of the days.
+        A cancelled call has recorded nothing, or all results of some of the days.
 
         Args:
             stale_after: Seconds, at least 0, after which a payment that another process is sending counts as unknown.
-                By default when its request must have ended. 0 where the caller knows that no other process is alive:
-                at the start of the only worker, say.
+                By default the end of its request. 0 if you know that no other process is alive: at the start of the
+                only worker, say.
 
         Returns:
             The payments that were looked for, as they are now.
@@ -220,14 +224,14 @@ class Payments(PaymentBook):
         return await self._reconciler.run(stale_after=stale_after)
 
     async def identify(self, key: str, transaction_id: str, *, note: str) -> PaymentRecord:
-        """Say, as a person who has looked, which transaction an unknown or absent payment is.
+        """Decide, after someone has looked, which transaction an unknown or absent payment is.
 
         The transaction is fetched first, and must be of the payment's type, phone number and amount.
 
         Args:
             key: The payment's idempotency key.
-            transaction_id: Which it is: one of its `candidates`, say.
-            note: Who says so and why; kept in the payment's history.
+            transaction_id: The transaction: one of its `candidates`, say.
+            note: Who decided and why; kept in the payment's history.
 
         Returns:
             The payment as it is now.
@@ -242,47 +246,40 @@ class Payments(PaymentBook):
         require_text("note", note)
         identifiers = {"transaction_id": require_identifier("transaction_id", transaction_id)}
         transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
-        store, now = self._store, self._utcnow()
-        async with store._turns.take(key):
-            await write_buffer.flush(store, key=key)
+        now = self._utcnow()
 
-            def identify(connection: Any) -> PaymentRecord | Contradiction:
-                record = _unresolved(connection, store.account, key, now)
-                if not query_for(record).fits(transaction):
-                    raise StoreError(
-                        f"transaction {transaction.id} has another type, phone number or amount than payment {key!r}",
-                        outcome="not_sent",
-                    )
-                return results.adopt(
-                    connection, store.account, record, transaction, source=Source.PERSON, at=now, note=note
+        def identify(journal: Journal) -> PaymentRecord | Contradiction:
+            record = _lock_unresolved(journal, key, now)
+            if not query_for(record).fits(transaction):
+                raise StoreError(
+                    f"transaction {transaction.id} has another type, phone number or amount than payment {key!r}",
+                    outcome="not_sent",
                 )
+            return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)
 
-            record = await store._database.write(identify)
-        if isinstance(record, Contradiction):
-            raise record.error()
-        return record
+        return await self._decide(key, identify)
 
 
-def _unresolved(connection: Any, account: str, key: str, now: datetime) -> PaymentRecord:
-    """Return an unknown or absent payment, locked, for a person to say what became of it.
+def _lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord:
+    """Return an unknown or absent payment, locked until the commit, for a decision about it.
 
     Raises:
-        StoreError: It is none.
+        StoreError: It is neither.
     """
-    record = journal.find(connection, account, key, lock=True)
+    record = journal.find(key, lock=True)
     if record is None:
         raise StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if is_stale(record, now):
         lost = JournalEntry(key=key, attempt=record.attempt, event=Event.LOSE, source=Source.PERSON, at=now)
-        journal.apply(connection, account, lost)
+        journal.apply(lost)
     elif move(record.state, Event.CONFIRM_ABSENT) is None:
-        what = "on its way" if record.state is PaymentState.SENDING else str(record.state)
-        raise StoreError(f"payment {key!r} is {what}, not unknown or absent", outcome="not_sent")
+        state = "on its way" if record.state is PaymentState.SENDING else str(record.state)
+        raise StoreError(f"payment {key!r} is {state}, not unknown or absent", outcome="not_sent")
     return record
 
 
 def _check_type(kind: object) -> TransactionType:
-    """Return which of the two types is asked for: another would find nothing, as if there were no such payments."""
+    """Return the type that is asked for. Another one would find nothing, as if there were no such payments."""
     for each in TransactionType:
         if kind == each:
             return each

@@ -1,11 +1,10 @@
-"""Finds out what became of unknown payments, by walking the service's transaction list (contract, section 4.4)."""
+"""Reconciler of unknown payments with the service's transaction list (contract, section 4.4)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
 
 import anyio
 import attrs
@@ -15,8 +14,8 @@ from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS, Priority
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import UnexpectedResponse
-from mobilemoney_async.payments import journal, results, write_buffer
-from mobilemoney_async.payments.late_matches import find_late_match
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.matching import (
     ClockSample,
     DateRange,
@@ -27,25 +26,26 @@ from mobilemoney_async.payments.matching import (
     judge,
     read_date,
 )
+from mobilemoney_async.payments.queries import owners, select
+from mobilemoney_async.payments.reconciliation import ListingResult, find_rival, mark_stale, record_listing
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
-from mobilemoney_async.payments.store import SQLStore
 from mobilemoney_async.resources.page_choice import FullListing
 
-# Payments of ours nearest to an unknown one by whose timestamps the service's clock is told.
+# Payments of ours nearest to an unknown one, whose timestamps show the service's clock.
 _WITNESSES = 5
-# Pages. A list as short as this is not cut down to some days.
+# Pages of a list that is read as a whole, without a range of days.
 _SHORT = 5
-# How often an unfinished walk is begun anew.
-_WALKS = 3
+# Attempts to read a full listing.
+_LISTINGS = 3
 
 
 @attrs.frozen(kw_only=True)
-class _Walked:
-    """A complete walk.
+class _ListedRows:
+    """Full listing of some days.
 
     Attributes:
-        rows: Every transaction that it has shown.
-        dates: What the Date headers of its answers say of the service's clock.
+        rows: All its transactions.
+        dates: The service's clock, by the Date headers of the answers.
         began_at: On our clock.
         ended_at: On our clock.
     """
@@ -57,27 +57,28 @@ class _Walked:
 
 
 class Reconciler:
-    """Finds out for one client.
+    """Reconciler of one client.
 
     Args:
         store: Keeps the payments.
         pipeline: Makes the calls.
     """
 
-    def __init__(self, store: SQLStore, pipeline: Pipeline) -> None:
+    def __init__(self, store: AccountStore, pipeline: Pipeline) -> None:
         self._store = store
         self._pipeline = pipeline
+        # Held while the list is read and judged. Whoever waits for it may find its payment judged by then.
         self._lock = anyio.Lock()
         self._looked_at: dict[str, float] = {}
 
-    async def find_out(self, key: str) -> None:
+    async def look_for(self, key: str) -> None:
         """Look for one unknown payment, and for those of the same days on the way.
 
-        Of many tasks that ask at once, one walks, and serves the others too.
+        Of many tasks that ask at once, one reads the list, and serves the others too.
 
         Raises:
             StoreError: The store failed.
-            MobileMoneyError: The list could not be walked; nothing was changed.
+            MobileMoneyError: The list could not be read; nothing was changed.
         """
         asked_at = anyio.current_time()
         async with self._lock:
@@ -85,7 +86,7 @@ class Reconciler:
                 await self._reconcile(key, None)
 
     async def run(self, *, stale_after: float | None = None) -> list[PaymentRecord]:
-        """Look for every unknown payment, and record what that says.
+        """Look for every unknown payment, and record the results.
 
         Args:
             stale_after: As for `payments.reconcile`.
@@ -95,94 +96,92 @@ class Reconciler:
 
         Raises:
             StoreError: The store failed.
-            MobileMoneyError: The list could not be walked; what was found on earlier days stays recorded.
+            MobileMoneyError: The list could not be read; the results of earlier days stay recorded.
         """
         async with self._lock:
             return await self._reconcile(None, stale_after)
 
     async def _reconcile(self, key: str | None, stale_after: float | None) -> list[PaymentRecord]:
-        store = self._store
-        await store._database.open()
+        await self._store.database.open()
         now = self._pipeline.utcnow()
-        await write_buffer.flush(store, key=key)
-        busy = store._turns.held(but=key)
+        await self._store.flush(key=key)
+        busy = self._store.locks.held(but=key)
 
-        def begin(connection: Any) -> list[PaymentRecord]:
-            results.mark_stale(connection, store.account, now, keep=busy, stale_after=stale_after)
-            return journal.select(connection, store.account, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
+        def begin(journal: Journal) -> list[PaymentRecord]:
+            mark_stale(journal, now, busy=busy, stale_after=stale_after)
+            return select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
 
-        records = {record.key: record for record in await store._database.write(begin)}
-        found: list[PaymentRecord] = []
-        searches = {record.key: query_for(record) for record in records.values()}
+        records = {record.key: record for record in await self._store.write(begin)}
+        if not records:
+            return []
+        # No transaction is open while the list is read: other processes may change any of these payments.
+        queries = {record.key: query_for(record) for record in records.values()}
         began = anyio.current_time()
-        # A short list is walked as a whole, so that it does not matter what the service takes for a day.
-        walked = await self._walk_once({}, most_pages=_SHORT) if searches else None
-        if walked is not None:
-            return await self._judge(walked, searches, list(records.values()), began)
-        for span in date_ranges(searches):
-            if key is None or key in span.searches:
+        # A short list is read as a whole, so that the service's idea of a day does not matter.
+        listing = await self._list_once({}, most_pages=_SHORT)
+        if listing is not None:
+            return await self._judge(listing, queries, records, began)
+        found: list[PaymentRecord] = []
+        for days in date_ranges(queries):
+            if key is None or key in days.queries:
                 began = anyio.current_time()
-                walked = await self._walk(span)
-                found += await self._judge(walked, searches, [records[each] for each in span.searches], began)
+                listing = await self._list(days)
+                found += await self._judge(listing, queries, {each: records[each] for each in days.queries}, began)
         return found
 
     async def _judge(
-        self, walked: _Walked, searches: Mapping[str, PaymentQuery], records: list[PaymentRecord], began: float
+        self,
+        listing: _ListedRows,
+        queries: Mapping[str, PaymentQuery],
+        records: Mapping[str, PaymentRecord],
+        began: float,
     ) -> list[PaymentRecord]:
-        store = self._store
+        """Record what a full listing says of some payments, in one transaction."""
 
-        def end(connection: Any) -> list[PaymentRecord]:
-            claims = journal.claimed(connection, store.account, [row.id for row in walked.rows])
-            free = [row for row in walked.rows if row.id not in claims]
+        def judge_all(journal: Journal) -> list[PaymentRecord]:
+            owned = owners(journal, [row.id for row in listing.rows])
+            free = [row for row in listing.rows if row.id not in owned]
             found = []
-            for record in records:
-                search = searches[record.key]
-                skew = _skew(search, walked, claims)
-                verdict = judge(search, free, skew)
-                doubted = None
+            for key, record in records.items():
+                skew = _skew(queries[key], listing, owned)
+                verdict, rival = judge(queries[key], free, skew), None
                 if verdict.adopt is not None:
-                    doubted = find_late_match(
-                        connection, store.account, record.key, search=search, transaction=verdict.adopt, skew=skew
-                    )
-                found.append(
-                    results.record_listing(
-                        connection,
-                        store.account,
-                        record,
-                        verdict,
-                        doubted,
-                        began_at=walked.began_at,
-                        ended_at=walked.ended_at,
-                        grace=store.grace,
-                    )
+                    rival = find_rival(journal, key, verdict.adopt, query=queries[key], skew=skew)
+                result = ListingResult(
+                    record=record,
+                    verdict=verdict,
+                    rival=rival,
+                    began_at=listing.began_at,
+                    ended_at=listing.ended_at,
                 )
+                found.append(record_listing(journal, result, grace=self._store.grace))
             return found
 
-        found = await store._database.write(end)
-        for record in records:
-            self._looked_at[record.key] = began
+        found = await self._store.write(judge_all)
+        self._looked_at |= dict.fromkeys(records, began)
         for record in found:
             if not record.is_unresolved:
                 self._looked_at.pop(record.key, None)
         return found
 
-    async def _walk(self, span: DateRange) -> _Walked:
-        """Walk the days to their end.
+    async def _list(self, days: DateRange) -> _ListedRows:
+        """Read all transactions of some days.
 
         Raises:
             UnexpectedResponse: The list shows fewer transactions than it counts, again and again.
-            MobileMoneyError: A page could not be had.
+            MobileMoneyError: A page could not be fetched.
         """
-        query: dict[str, str | int] = {"from": span.first.isoformat()}
-        if span.last < self._pipeline.utcnow().date():
-            query["to"] = span.last.isoformat()
-        for _ in range(_WALKS):
-            walked = await self._walk_once(query)
-            if walked is not None:
-                return walked
+        query: dict[str, str | int] = {"from": days.first.isoformat()}
+        if days.last < self._pipeline.utcnow().date():
+            query["to"] = days.last.isoformat()
+        for _ in range(_LISTINGS):
+            listing = await self._list_once(query)
+            if listing is not None:
+                return listing
         raise UnexpectedResponse("the transaction list shows fewer transactions than it counts", status_code=200)
 
-    async def _walk_once(self, query: dict[str, str | int], *, most_pages: float = math.inf) -> _Walked | None:
+    async def _list_once(self, query: dict[str, str | int], *, most_pages: float = math.inf) -> _ListedRows | None:
+        """Return a full listing, or None if the list is too long or shows fewer transactions than it counts."""
         walk, rows, dates = FullListing(), list[Transaction](), list[ClockSample]()
         began_at, fewest = self._pipeline.utcnow(), math.inf
         while walk.page is not None:
@@ -197,7 +196,7 @@ class Reconciler:
             rows += walk.take(TransactionPage(transactions=page.transactions, pagination=page.pagination))
         if len(rows) < fewest:
             return None
-        return _Walked(rows=tuple(rows), dates=tuple(dates), began_at=began_at, ended_at=self._pipeline.utcnow())
+        return _ListedRows(rows=tuple(rows), dates=tuple(dates), began_at=began_at, ended_at=self._pipeline.utcnow())
 
     def _date(self, facts: AnswerFacts, sent_at: datetime) -> list[ClockSample]:
         """Return what an answer's Date header says, if it has one."""
@@ -208,7 +207,7 @@ class Reconciler:
 
 
 def query_for(record: PaymentRecord) -> PaymentQuery:
-    """Return what to look for in the list, of a payment that was sent."""
+    """Return the search of the list for a payment that was sent."""
     assert record.sent_at is not None
     return PaymentQuery(
         type=record.type,
@@ -219,20 +218,20 @@ def query_for(record: PaymentRecord) -> PaymentQuery:
     )
 
 
-def _skew(search: PaymentQuery, walked: _Walked, claims: Mapping[str, PaymentRecord]) -> Skew | None:
+def _skew(query: PaymentQuery, listing: _ListedRows, owned: Mapping[str, PaymentRecord]) -> Skew | None:
     """Return how far the service's clock was ahead when a payment was sent.
 
-    The timestamps of our own payments say it best, since they are what is compared; the nearest ones say it for that
-    time. Where there are none, the Date headers say it for now.
+    The timestamps of our own payments show it best, since they are compared; the nearest ones show it for that time.
+    Without any, the Date headers show it for now.
     """
     witnesses: list[tuple[timedelta, ClockSample]] = []
-    for row in walked.rows:
-        record = claims.get(row.id)
-        # An adopted payment was found by this very clock; it cannot vouch for it.
+    for row in listing.rows:
+        record = owned.get(row.id)
+        # An adopted payment was found by this very clock; it is no evidence for it.
         if record is None or record.is_adopted or record.sent_at is None or record.ended_at is None:
             continue
-        seen = ClockSample(shown=row.created_at, began_at=record.sent_at, ended_at=record.ended_at)
-        witnesses.append((abs(record.sent_at - search.sent_at), seen))
+        sample = ClockSample(shown=row.created_at, began_at=record.sent_at, ended_at=record.ended_at)
+        witnesses.append((abs(record.sent_at - query.sent_at), sample))
     witnesses.sort(key=lambda pair: pair[0])
-    nearest = [seen for _, seen in witnesses[:_WITNESSES]]
-    return estimate_skew(nearest or walked.dates)
+    nearest = [sample for _, sample in witnesses[:_WITNESSES]]
+    return estimate_skew(nearest or listing.dates)

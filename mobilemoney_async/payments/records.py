@@ -1,15 +1,15 @@
-"""What is known of a payment, and how that may change. Pure: the store only keeps what is decided here.
+"""Records of payments and their state machine. Pure: the store only keeps the decisions made here.
 
     (none) ──send──▶ SENDING ──answer──▶ ACKNOWLEDGED ──final state seen──▶ FINAL
                        │  └──no usable answer──▶ UNKNOWN ──found in the list──▶ ACKNOWLEDGED
-                       │                            └──two walks without it──▶ ABSENT
+                       │                            └──two listings without it──▶ ABSENT
                        ├──refused──▶ REFUSED ──send──▶ SENDING
                        └──provably not sent──▶ NOT_SENT ──send──▶ SENDING
-    UNKNOWN, ABSENT ──a person's word──▶ RELEASED ──send──▶ SENDING
+    UNKNOWN, ABSENT ──confirmed absent──▶ RELEASED ──send──▶ SENDING
 
-Invariants: money is sent only by the event SEND, which is allowed only where the payment certainly does not exist, or
-a person has said so. What a payment has become is never taken back: whatever does not fit is a contradiction, which is
-kept in its history and raised.
+Invariants: money is sent only by the event SEND, which is allowed only if the payment certainly does not exist, or
+someone has confirmed so. A known result is never taken back: an event that does not fit is a contradiction, which is
+kept in the payment's history and raised.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from mobilemoney_async.values import mask_phone_number
 
 
 class PaymentState(str, enum.Enum):
-    """What is known of a payment."""
+    """State of a payment in the store."""
 
     SENDING = "SENDING"
-    """The request may be on its way. Of a process that died meanwhile, nobody knows."""
+    """The request may be on its way. If its process dies, the result is unknown."""
     UNKNOWN = "UNKNOWN"
     """Sent, without a usable answer: it may or may not exist."""
     ABSENT = "ABSENT"
-    """Unknown, and two complete walks of the service's list after the grace period have not shown it."""
+    """Unknown, and two full listings after the grace period have not shown it."""
     NOT_SENT = "NOT_SENT"
     """Provably not sent. The key may be used again."""
     REFUSED = "REFUSED"
-    """The service said no. The key may be used again."""
+    """Refused by the service. The key may be used again."""
     RELEASED = "RELEASED"
-    """A person has said that it does not exist. The key may be used again."""
+    """Confirmed absent by someone. The key may be used again."""
     ACKNOWLEDGED = "ACKNOWLEDGED"
     """It exists, and its transaction is known."""
     FINAL = "FINAL"
@@ -56,7 +56,7 @@ class PaymentState(str, enum.Enum):
 
 
 class Event(enum.Enum):
-    """What may happen to a payment; the value is how its history calls it."""
+    """Event of a payment; the value is its name in the history."""
 
     SEND = "sent"
     ACKNOWLEDGE = "acknowledged"
@@ -70,7 +70,7 @@ class Event(enum.Enum):
 
 
 class Source(str, enum.Enum):
-    """Who says so."""
+    """Source of an event."""
 
     ANSWER = "answer"
     POLL = "poll"
@@ -82,13 +82,13 @@ class Source(str, enum.Enum):
 
 
 UNIDENTIFIED: frozenset[PaymentState] = frozenset({PaymentState.SENDING, PaymentState.UNKNOWN, PaymentState.ABSENT})
-"""It may exist, and nobody knows which transaction it would be. At most one of a kind; see `schema.payments`."""
+"""States of a payment that may exist, as an unknown transaction. At most one payment of a kind is in them."""
 
 REUSABLE: frozenset[PaymentState] = frozenset({PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED})
-"""It does not exist, so its key may be used again."""
+"""States of a payment that does not exist: its key may be used again."""
 
-WALKS = 2
-"""How many complete walks after the grace period have to miss a payment before it is absent."""
+LISTINGS = 2
+"""Full listings after the grace period that must miss a payment before it is absent."""
 
 _S, _E = PaymentState, Event
 TRANSITIONS: Mapping[tuple[PaymentState, Event], PaymentState] = {
@@ -97,10 +97,10 @@ TRANSITIONS: Mapping[tuple[PaymentState, Event], PaymentState] = {
     (_S.SENDING, _E.REFUSE): _S.REFUSED,
     (_S.SENDING, _E.FAIL_UNSENT): _S.NOT_SENT,
     (_S.SENDING, _E.LOSE): _S.UNKNOWN,
-    # Said again, since the answer of the database was lost.
+    # Recorded again, since the answer of the database was lost.
     (_S.REFUSED, _E.REFUSE): _S.REFUSED,
     (_S.NOT_SENT, _E.FAIL_UNSENT): _S.NOT_SENT,
-    # Taken for dead, the process that sent it may still learn what came of it.
+    # Counted as dead, the process that sent it may still get the result.
     (_S.UNKNOWN, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.UNKNOWN, _E.REFUSE): _S.REFUSED,
     (_S.UNKNOWN, _E.FAIL_UNSENT): _S.NOT_SENT,
@@ -108,7 +108,7 @@ TRANSITIONS: Mapping[tuple[PaymentState, Event], PaymentState] = {
     (_S.UNKNOWN, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.UNKNOWN, _E.MISS): _S.ABSENT,
     (_S.UNKNOWN, _E.CONFIRM_ABSENT): _S.RELEASED,
-    # Its request lived for longer than was thought: what has missed it proves nothing.
+    # Its request lived for longer than expected: the listings that missed it prove nothing.
     (_S.ABSENT, _E.LOSE): _S.UNKNOWN,
     # A list may lag for longer than the grace period.
     (_S.ABSENT, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
@@ -116,8 +116,8 @@ TRANSITIONS: Mapping[tuple[PaymentState, Event], PaymentState] = {
     (_S.ABSENT, _E.FAIL_UNSENT): _S.NOT_SENT,
     (_S.ABSENT, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.ABSENT, _E.CONFIRM_ABSENT): _S.RELEASED,
-    (_S.ABSENT, _E.SEND): _S.SENDING,  # of collections, where the merchant has said so once and for all: `may_send`
-    # Before the key is used again, the truth is welcome even against a person's word.
+    (_S.ABSENT, _E.SEND): _S.SENDING,  # of collections, if the merchant has allowed it in general: `may_send`
+    # Before the key is used again, an answer counts more than a confirmation.
     (_S.RELEASED, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,
 }
@@ -126,7 +126,7 @@ TRANSITIONS: Mapping[tuple[PaymentState, Event], PaymentState] = {
 
 @attrs.frozen(kw_only=True)
 class PaymentRequest:
-    """What a caller asks for, as it is compared with what was asked before.
+    """Payment that a caller asks for, in the form that is compared with earlier requests under its key.
 
     Attributes:
         key: The idempotency key.
@@ -147,14 +147,14 @@ class PaymentRequest:
 
 @attrs.frozen(kw_only=True)
 class HistoryEntry:
-    """One thing that happened to a payment.
+    """Entry in the history of a payment.
 
     Attributes:
-        at: When.
+        at: Its time.
         what: ``sent``, ``acknowledged``, ``refused``, ``not_sent``, ``unknown``, ``adopted``, ``absent``,
             ``confirmed``, ``final``, ``ambiguous``, or ``contradiction``.
-        source: Who says so: ``answer``, ``poll``, ``reconcile`` or ``person``.
-        detail: More about it: a transaction id, a final status, an error, a person's note.
+        source: ``answer``, ``poll``, ``reconcile`` or ``person``.
+        detail: A transaction id, a final status, an error, or someone's note.
     """
 
     at: datetime
@@ -165,32 +165,32 @@ class HistoryEntry:
 
 @attrs.frozen(kw_only=True)
 class PaymentRecord:
-    """What the store knows of one payment.
+    """Record of one payment in the store.
 
     Attributes:
         key: Its idempotency key.
         type: Collection or disbursement.
         phone_number: The customer's or recipient's number.
         amount: Whole TZS.
-        state: What is known.
-        attempt: How many times it was sent or about to be, from 1.
+        state: Its state.
+        attempt: The number of times that it was sent or about to be, from 1.
         created_at: When it was first recorded.
-        changed_at: When something was last recorded.
+        changed_at: When it was last changed.
         sent_at: When it was last sent.
-        ended_at: When that request ended, or was given up for lost; None while it is on its way.
-        stale_at: From when on a payment that is being sent counts as unknown.
+        ended_at: When that request ended, or was given up as lost; None while it is on its way.
+        stale_at: The time from which a payment that is being sent counts as unknown.
         transaction_id: The service's transaction, once known.
         reference: The service's reference, once known.
         external_id: Your reference: the `external_id` that was sent among the ``extra`` fields, or that the final
-            transaction shows; None where there is none.
+            transaction shows; None if there is none.
         status: The transaction's state as last recorded, or None.
         transaction: The transaction in its final state, or None.
         is_adopted: Whether its transaction was found in the service's list, rather than acknowledged to us.
-        candidates: Of an unknown payment: transactions that it may be, where there are several, or one that is not
-            certain. A person decides.
-        walks: How many complete walks after the grace period have not shown it.
-        error: What went wrong last, redacted, or None.
-        history: Everything that happened, oldest first; filled by ``payments.get`` only.
+        candidates: Of an unknown payment: transactions that it may be, if there are several, or one that is not
+            certain. Someone has to decide: see `identify`.
+        walks: The number of full listings after the grace period that have not shown it.
+        error: Its last error, redacted, or None.
+        history: Its history, oldest first; filled by ``payments.get`` only.
     """
 
     key: str
@@ -217,7 +217,7 @@ class PaymentRecord:
 
     @property
     def is_unresolved(self) -> bool:
-        """Whether nobody knows what became of it, or a request may be on its way."""
+        """Whether its result is unknown, or a request may be on its way."""
         return self.state in UNIDENTIFIED
 
     @property
@@ -240,11 +240,11 @@ def may_send(record: PaymentRecord, *, absent_suffices: bool) -> bool:
     """Return whether a key that was used may be sent again.
 
     Args:
-        record: What is known of it.
-        absent_suffices: Whether an absent collection is sent again without a person's word.
+        record: Of the key's payment.
+        absent_suffices: Whether an absent collection is sent again without confirmation.
     """
     if record.state is PaymentState.ABSENT:
-        if record.candidates or record.walks < WALKS:  # it was seen, or something that may be it
+        if record.candidates or record.walks < LISTINGS:  # it may have been seen
             return False
         return absent_suffices and record.type == TransactionType.COLLECTION
     return record.state in REUSABLE

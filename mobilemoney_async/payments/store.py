@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mobilemoney_async.database.encryption import TokenCipher
-from mobilemoney_async.payments.keyed_lock import KeyedLock
 from mobilemoney_async.values import Secret, missing_extra, refuse, require_name, require_seconds
 
 if TYPE_CHECKING:
-    from mobilemoney_async.database.engine import Database
-    from mobilemoney_async.payments.journal import JournalEntry
+    from mobilemoney_async.payments.account_store import AccountStore
 
 
 class SQLStore:
-    """Remembers every payment in a database: what was sent, what came of it, and what nobody knows.
+    """Store of every payment in a database: each request, its result, and the results that are unknown.
 
     Give it to ``AsyncClient(store=...)``. One store may serve several clients; any number of processes may share one
     database, and then share the rate limit, the login token and the poller too.
@@ -24,13 +22,13 @@ class SQLStore:
 
     Args:
         url: An SQLAlchemy URL: ``sqlite:///payments.db`` or ``postgresql+psycopg://user:password@host/database``.
-        account: Whose payments these are, where several merchants share a database; at most 200 characters.
-        grace: For how long after its request a payment may exist that the service's list does not show, seconds, at
-            least 0. Longer is safer and slower.
-        key: Encrypts the login token in the database, at least 16 characters; without one it lies there in clear text.
+        account: Names the merchant, if several share a database; at most 200 characters.
+        grace: Seconds after a request in which its payment may exist without being in the service's list, at least 0.
+            Longer is safer and slower.
+        key: Encrypts the login token in the database, at least 16 characters; without one it is stored in clear text.
         resend_absent_collections: Whether a *collection* that was found absent may be sent again under its key without
-            a person's word (`confirm_absent`). A customer who is prompted twice can decline; a disbursement cannot be
-            called back, and always needs the word.
+            `confirm_absent`. A customer who is prompted twice can decline; a disbursement cannot be called back, and
+            always needs the confirmation.
 
     Raises:
         InvalidRequest: An argument is not what it accepts, or the extra is missing.
@@ -50,49 +48,27 @@ class SQLStore:
         if not isinstance(resend_absent_collections, bool):
             raise refuse("resend_absent_collections", "a bool", resend_absent_collections)
         self.resend_absent_collections: bool = resend_absent_collections
-        self._key = _check_key(key)
-        TokenCipher(self.account, self._key)  # asks for the extra where there is a key, rather than at the first login
-        self._database = _open(url)
-        self._clients = 0
-        self._turns = KeyedLock()
-        self._unsaved: dict[str, JournalEntry] = {}
+        cipher = TokenCipher(self.account, key)  # asks for its extra now, rather than at the first login
+        try:
+            import sqlalchemy  # noqa: F401 (here, since only a store needs it)
+        except ImportError as exc:
+            raise missing_extra("store", "store") from exc
+        from mobilemoney_async.database.engine import Database
+        from mobilemoney_async.payments.account_store import AccountStore
+
+        self._parts = AccountStore(Database(url), self.account, self.grace, cipher, resend_absent_collections)
 
     def __repr__(self) -> str:
-        return f"<SQLStore {self._database!r} account={self.account!r}>"
+        return f"<SQLStore {self._parts.database!r} account={self.account!r}>"
 
     def close(self) -> None:
         """Close the idle connections to the database, as the last client that is closed does too.
 
-        Nothing is lost without it, and whoever uses the store again opens new ones.
+        Nothing is lost without it. A store that is used again opens new ones.
         """
-        self._database.close()
-
-    def _attach(self) -> None:
-        """Count a client that uses this store."""
-        self._clients += 1
-
-    def _detach(self) -> None:
-        """Count a client no longer."""
-        self._clients -= 1
-        if not self._clients:
-            self.close()
+        self._parts.database.close()
 
 
-def _check_key(key: str | bytes | Secret | None) -> Secret | None:
-    if key is None:
-        return None
-    accepts = "a str or bytes of at least 16 characters"
-    text = key.reveal() if isinstance(key, Secret) else key
-    if not isinstance(text, str | bytes) or len(text) < 16:
-        raise refuse("key", accepts)
-    return Secret(text.hex() if isinstance(text, bytes) else text)
-
-
-def _open(url: str) -> Database:
-    try:
-        import sqlalchemy  # noqa: F401 (here, since only who has a store needs it)
-    except ImportError as exc:
-        raise missing_extra("store", "store") from exc
-    from mobilemoney_async.database.engine import Database
-
-    return Database(url)
+def account_store(store: SQLStore) -> AccountStore:
+    """Return the parts of a store that all its clients share."""
+    return store._parts

@@ -1,7 +1,7 @@
-"""What the pollers of all processes follow, and what the service said of it: statements inside one transaction.
+"""Tables of the shared poller, followed payments and news of them, as statements inside one transaction.
 
-Whoever says something locks the row of the lease first. So the two numbers that it keeps grow in the order of the
-commits, and who has read up to a number has missed nothing.
+Critical section: a poller that writes locks the row of the lease first, until its commit. So the two numbers that the
+row counts grow in the order of the commits, and a reader that has read up to a number has missed nothing.
 """
 
 from __future__ import annotations
@@ -9,38 +9,43 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.database.lease import Lease
+from mobilemoney_async.database.clock import Lease
 from mobilemoney_async.database.schema import followed, leases, news, payments
 from mobilemoney_async.database.serialization import dump_error, dump_transaction, load_error, load_transaction
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments import journal
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.records import Source
 from mobilemoney_async.polling.sharing import Followed, News, Told
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-T = TypeVar("T")
-
 _NAME = "poller"
-_SOME = 500  # ids in one statement
-# News is kept for as long as a process may be asleep and still read on where it was, days.
+_IDS_AT_ONCE = 500  # in one statement
+# News is kept for as long as a process may be asleep and still read on from its place, days.
 _KEPT = 7
-# What is no longer followed has ended by any host's clock.
+# A payment that is no longer followed ended at this distance, by any host's clock.
 _LONG_AGO = timedelta(days=1)
+
+# Both databases know it, SQLAlchemy only as two.
+_INSERT = sa.text(
+    'INSERT INTO mobilemoney_leases (account, name, epoch, "until", followed, told)'
+    " VALUES (:account, :name, 0, 0, 0, 0) ON CONFLICT DO NOTHING"
+)
 
 
 @attrs.define(kw_only=True, eq=False)
-class Standing:
-    """The row of the lease: who holds it, and how much was said.
+class LeaseRow:
+    """Row of the poller's lease: its holder, and the numbers of the latest messages.
 
     Attributes:
-        lease: Who holds it.
-        followed: The number of the latest change in what is followed.
+        lease: The lease.
+        followed: The number of the latest change of the followed payments.
         told: The number of the latest news.
     """
 
@@ -49,121 +54,94 @@ class Standing:
     told: int
 
 
-def look(connection: sa.Connection, account: str) -> Standing | None:
-    """Return the row without locking it; None where there is none yet."""
-    row = connection.execute(sa.select(leases).where(*_here(account))).one_or_none()
-    return None if row is None else _standing(row)
+def look(journal: Journal) -> LeaseRow | None:
+    """Return the row without locking it; None if there is none yet."""
+    row = journal.connection.execute(sa.select(leases).where(*_here(journal))).one_or_none()
+    return None if row is None else _lease_row(row)
 
 
-def lock(connection: sa.Connection, account: str) -> Standing:
-    """Lock the row, which makes everybody else wait, and return it."""
-    statement = sa.select(leases).where(*_here(account)).with_for_update()
-    row = connection.execute(statement).one_or_none()
+def lock(journal: Journal) -> LeaseRow:
+    """Lock the row until the commit, and return it. Other pollers wait for it."""
+    statement = sa.select(leases).where(*_here(journal)).with_for_update()
+    row = journal.connection.execute(statement).one_or_none()
     if row is None:
-        connection.execute(_insert(connection, leases).values(account=account, name=_NAME).on_conflict_do_nothing())
-        row = connection.execute(statement).one()
-    return _standing(row)
+        journal.connection.execute(_INSERT, {"account": journal.account, "name": _NAME})
+        row = journal.connection.execute(statement).one()
+    return _lease_row(row)
 
 
-def save(connection: sa.Connection, account: str, standing: Standing) -> None:
+def save(journal: Journal, row: LeaseRow) -> None:
     """Write the row that was locked."""
-    lease = standing.lease
-    connection.execute(
+    lease = row.lease
+    journal.connection.execute(
         leases.update()
-        .where(*_here(account))
-        .values(
-            holder=lease.holder,
-            epoch=lease.epoch,
-            until=lease.until,
-            followed=standing.followed,
-            told=standing.told,
-        )
+        .where(*_here(journal))
+        .values(holder=lease.holder, epoch=lease.epoch, until=lease.until, followed=row.followed, told=row.told)
     )
 
 
-def notify(connection: sa.Connection, channel: str, payload: str) -> None:
-    """Tell those who listen that something was said, once this is committed. Only PostgreSQL can."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_notify(channel, payload)))
+def notify(journal: Journal, channel: str, payload: str) -> None:
+    """Notify the pollers that listen, at the commit. Only PostgreSQL can."""
+    if journal.connection.dialect.name == "postgresql":
+        journal.connection.execute(sa.select(sa.func.pg_notify(channel, payload)))
 
 
-def write_news(
-    connection: sa.Connection, account: str, standing: Standing, said: Sequence[News], *, at: datetime, is_holder: bool
-) -> None:
-    """Write what the service said, and end what it ends.
+def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: datetime, is_holder: bool) -> None:
+    """Write the service's answers, and end the following of payments that they end.
 
-    A final state is one whoever has seen it. Everything else is believed of the holder only: another poller's answer
-    may be older than what is known.
+    A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
+    than the known state.
     """
-    said = [each for each in said if is_holder or (each.transaction is not None and each.transaction.is_final)]
+    said = [each for each in said if is_holder or _is_final(each)]
     finals = [each.transaction for each in said if each.transaction is not None and each.transaction.is_final]
-    known = _known(connection, account, [each.id for each in finals])
+    known = _known_finals(journal, [each.id for each in finals])
     rows = []
     for each in said:
-        if each.transaction_id in known:
-            continue
-        standing.told += 1
-        rows.append(
-            {
-                "account": account,
-                "number": standing.told,
-                "transaction_id": each.transaction_id,
-                "is_final": each.transaction is not None and each.transaction.is_final,
-                "transaction": None if each.transaction is None else dump_transaction(each.transaction),
-                "error": None if each.error is None else dump_error(each.error),
-                "lag": each.lag,
-                "at": at,
-            }
-        )
+        if each.transaction_id not in known:
+            row.told += 1
+            rows.append(_news_values(journal.account, row.told, each, at))
     if rows:
-        connection.execute(news.insert(), rows)
+        journal.connection.execute(news.insert(), rows)
     for transaction in finals:
-        contradiction = journal.record_seen(connection, account, transaction, source="poll", at=at)
+        contradiction = journal.record_seen(transaction, source=Source.POLL, at=at)
         if contradiction is not None:
             logger.error("the service contradicts itself: %s", contradiction.message)
-    for ids in _chunks([each.transaction_id for each in said if each.is_ending]):
-        connection.execute(followed.delete().where(followed.c.account == account, followed.c.transaction_id.in_(ids)))
+    for ids in _chunks(each.transaction_id for each in said if each.is_ending):
+        journal.connection.execute(
+            followed.delete().where(followed.c.account == journal.account, followed.c.transaction_id.in_(ids))
+        )
 
 
 def read_news(
-    connection: sa.Connection, account: str, *, after: int, wanted: Container[str], but_no_refusals_of: Container[str]
+    journal: Journal, *, after: int, wanted: Container[str], but_no_refusals_of: Container[str]
 ) -> list[News]:
     """Return the news after a number, of the payments that are wanted.
 
     Args:
-        connection: Reading.
-        account: Whose.
+        journal: Reading.
         after: The number.
         wanted: Transaction ids.
-        but_no_refusals_of: What is tracked anew: an earlier refusal no longer counts.
+        but_no_refusals_of: Transaction ids that are tracked again: an earlier refusal no longer counts.
     """
-    rows = connection.execute(
-        sa.select(news).where(news.c.account == account, news.c.number > after).order_by(news.c.number)
+    rows = journal.connection.execute(
+        sa.select(news).where(news.c.account == journal.account, news.c.number > after).order_by(news.c.number)
     )
     return [
         _news(row)
         for row in rows
-        if row.transaction_id in wanted and not (row.error is not None and row.transaction_id in but_no_refusals_of)
+        if row.transaction_id in wanted and (row.error is None or row.transaction_id not in but_no_refusals_of)
     ]
 
 
 def write_followed(
-    connection: sa.Connection,
-    account: str,
-    standing: Standing,
-    told: Told,
-    *,
-    follower: str,
-    at: datetime,
-    ahead: timedelta,
+    journal: Journal, row: LeaseRow, told: Told, *, follower: str, at: datetime, ahead: timedelta
 ) -> list[News]:
-    """Write what a poller follows, and no longer follows.
+    """Write the payments that a poller follows, and those that it no longer follows.
 
     Args:
-        connection: Writing.
-        account: Whose.
-        standing: The row that was locked.
-        told: What the poller says.
+        journal: Writing.
+        row: The row that was locked.
+        told: The poller's message.
         follower: The poller.
         at: Now, by the clock of its host.
         ahead: How far the store's clock is ahead of that one.
@@ -171,42 +149,38 @@ def write_followed(
     Returns:
         The final states that are known already. These payments are not followed.
     """
-    known = _known(connection, account, list(told.tracked))
+    known = _known_finals(journal, list(told.tracked))
     unknown = {number: each for number, each in told.tracked.items() if number not in known}
     if not (unknown or told.withdrawn or told.hinted):
         return list(known.values())
-    standing.followed += 1
-    number = standing.followed
-    own = (followed.c.account == account, followed.c.follower == follower)
+    row.followed += 1
+    number, connection = row.followed, journal.connection
+    own = (followed.c.account == journal.account, followed.c.follower == follower)
+    changes: dict[str, Any] = {"number": number, "until": at - _LONG_AGO}
     for ids in _chunks(told.withdrawn):
-        connection.execute(
-            followed.update()
-            .where(*own, followed.c.transaction_id.in_(ids))
-            .values(number=number, until=at - _LONG_AGO)
-        )
+        connection.execute(followed.update().where(*own, followed.c.transaction_id.in_(ids)).values(changes))
     for ids in _chunks(unknown):
         connection.execute(followed.delete().where(*own, followed.c.transaction_id.in_(ids)))
     if unknown:
-        connection.execute(followed.insert(), [_row(account, each, number, ahead) for each in unknown.values()])
+        rows = [_followed_values(journal.account, each, number, ahead) for each in unknown.values()]
+        connection.execute(followed.insert(), rows)
+    changes = {"number": number, "hinted": number}
     for ids in _chunks(told.hinted):
-        connection.execute(
-            followed.update().where(*own, followed.c.transaction_id.in_(ids)).values(number=number, hinted=number)
-        )
+        connection.execute(followed.update().where(*own, followed.c.transaction_id.in_(ids)).values(changes))
     return list(known.values())
 
 
-def read_followed(connection: sa.Connection, account: str, *, after: int, ahead: timedelta) -> list[Followed]:
-    """Return what has changed after a number in what is followed, in the order in which it was tracked.
+def read_followed(journal: Journal, *, after: int, ahead: timedelta) -> list[Followed]:
+    """Return the changes of the followed payments after a number, in the order in which they were tracked.
 
     Args:
-        connection: Reading.
-        account: Whose.
+        journal: Reading.
         after: The number.
-        ahead: How far the store's clock is ahead of this host's, which the times are to be of.
+        ahead: How far the store's clock is ahead of this host's, which the returned times are of.
     """
-    rows = connection.execute(
+    rows = journal.connection.execute(
         sa.select(followed)
-        .where(followed.c.account == account, followed.c.number > after)
+        .where(followed.c.account == journal.account, followed.c.number > after)
         .order_by(followed.c.tracked_at, followed.c.transaction_id)
     )
     return [
@@ -223,40 +197,47 @@ def read_followed(connection: sa.Connection, account: str, *, after: int, ahead:
     ]
 
 
-def withdraw_all(connection: sa.Connection, account: str, standing: Standing, *, follower: str, at: datetime) -> None:
-    """Let a poller follow nothing any more."""
-    standing.followed += 1
-    connection.execute(
+def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime) -> None:
+    """End the following of all payments of a poller."""
+    row.followed += 1
+    journal.connection.execute(
         followed.update()
-        .where(followed.c.account == account, followed.c.follower == follower)
-        .values(number=standing.followed, until=at - _LONG_AGO)
+        .where(followed.c.account == journal.account, followed.c.follower == follower)
+        .values(number=row.followed, until=at - _LONG_AGO)
     )
 
 
-def tidy(connection: sa.Connection, account: str, *, at: datetime) -> None:
-    """Delete what nobody follows any more, and news that everybody has had the time to read.
+def tidy(journal: Journal, *, at: datetime) -> None:
+    """Delete payments that are no longer followed, and news that every poller has had the time to read.
 
-    For the holder, once it has read what has changed: `at` is by the store's clock.
+    For the holder, once it has read the changes.
+
+    Args:
+        journal: Writing.
+        at: Now, by the store's clock.
     """
+    account, connection = journal.account, journal.connection
     connection.execute(followed.delete().where(followed.c.account == account, followed.c.until < at))
     connection.execute(news.delete().where(news.c.account == account, news.c.at < at - timedelta(days=_KEPT)))
 
 
-def _known(connection: sa.Connection, account: str, transaction_ids: Collection[str]) -> dict[str, News]:
-    """Return the final states that the store has, of some payments."""
+def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, News]:
+    """Return the final states of some payments that the store has."""
     found: dict[str, News] = {}
     for ids in _chunks(transaction_ids):
-        rows = connection.execute(
+        texts = journal.connection.execute(
             sa.select(payments.c.transaction).where(
-                payments.c.account == account, payments.c.transaction_id.in_(ids), payments.c.transaction.is_not(None)
+                payments.c.account == journal.account,
+                payments.c.transaction_id.in_(ids),
+                payments.c.transaction.is_not(None),
             )
         )
-        for row in rows:
-            transaction = _readable(row.transaction)
+        for text in texts.scalars():
+            transaction = _readable(text)
             if transaction is not None and transaction.is_final:
                 found[transaction.id] = News(transaction_id=transaction.id, transaction=transaction)
-        rows = connection.execute(
-            sa.select(news).where(news.c.account == account, news.c.transaction_id.in_(ids), news.c.is_final)
+        rows = journal.connection.execute(
+            sa.select(news).where(news.c.account == journal.account, news.c.transaction_id.in_(ids), news.c.is_final)
         )
         found |= {row.transaction_id: attrs.evolve(_news(row), lag=None) for row in rows}
     return found
@@ -266,7 +247,11 @@ def _readable(text: str) -> Transaction | None:
     try:
         return load_transaction(text)
     except StoreError:
-        return None  # of a record of payments: whose state the service can tell again
+        return None  # of a record of payments: the service can show its state again
+
+
+def _is_final(each: News) -> bool:
+    return each.transaction is not None and each.transaction.is_final
 
 
 def _news(row: sa.Row[Any]) -> News:
@@ -278,7 +263,20 @@ def _news(row: sa.Row[Any]) -> News:
     )
 
 
-def _row(account: str, each: Followed, number: int, ahead: timedelta) -> dict[str, Any]:
+def _news_values(account: str, number: int, each: News, at: datetime) -> dict[str, Any]:
+    return {
+        "account": account,
+        "number": number,
+        "transaction_id": each.transaction_id,
+        "is_final": _is_final(each),
+        "transaction": None if each.transaction is None else dump_transaction(each.transaction),
+        "error": None if each.error is None else dump_error(each.error),
+        "lag": each.lag,
+        "at": at,
+    }
+
+
+def _followed_values(account: str, each: Followed, number: int, ahead: timedelta) -> dict[str, Any]:
     return {
         "account": account,
         "transaction_id": each.transaction_id,
@@ -292,26 +290,16 @@ def _row(account: str, each: Followed, number: int, ahead: timedelta) -> dict[st
     }
 
 
-def _standing(row: sa.Row[Any]) -> Standing:
+def _lease_row(row: sa.Row[Any]) -> LeaseRow:
     lease = Lease(holder=row.holder, epoch=row.epoch, until=row.until)
-    return Standing(lease=lease, followed=row.followed, told=row.told)
+    return LeaseRow(lease=lease, followed=row.followed, told=row.told)
 
 
-def _here(account: str) -> tuple[sa.ColumnElement[bool], ...]:
-    return leases.c.account == account, leases.c.name == _NAME
+def _here(journal: Journal) -> tuple[sa.ColumnElement[bool], ...]:
+    return leases.c.account == journal.account, leases.c.name == _NAME
 
 
 def _chunks(ids: Iterable[str]) -> Iterator[list[str]]:
     everything = list(ids)
-    for start in range(0, len(everything), _SOME):
-        yield everything[start : start + _SOME]
-
-
-def _insert(connection: sa.Connection, table: sa.Table) -> Any:
-    if connection.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert
-
-        return insert(table)
-    from sqlalchemy.dialects.sqlite import insert as insert_into_sqlite
-
-    return insert_into_sqlite(table)
+    for start in range(0, len(everything), _IDS_AT_ONCE):
+        yield everything[start : start + _IDS_AT_ONCE]

@@ -21,11 +21,12 @@ import sqlalchemy as sa
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from mobilemoney_async.calls.bucket import Bucket, Usage
-from mobilemoney_async.calls.limiter import LaneQueue, RateLimiter
+from mobilemoney_async.calls.limiter import LaneQueue, Limiter, RateLimiter
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import budgets
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.sharing.budget import InLine, Limit, Request, Reservation, reserve
 from mobilemoney_async.values import require_seconds
 
@@ -88,6 +89,13 @@ class Reservations:
         self._offset = offset
         self._fleet = reservation.bucket
         self._slots.extend(reservation.slots)
+
+
+def share_limiter(store: AccountStore, limiter: Limiter) -> Limiter:
+    """Return the limiter of all processes of a store. A limiter that is shared, or the caller's own, stays."""
+    if not isinstance(limiter, RateLimiter):
+        return limiter
+    return SharedLimiter(limiter, store.database, store.account)
 
 
 class SharedLimiter:

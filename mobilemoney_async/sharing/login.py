@@ -1,9 +1,14 @@
-"""One login token for all processes of a merchant.
+"""Login token that all processes of a merchant share.
 
-The row of the database says what `calls.logins` would say in one process, and who is logging in. Every process keeps a
-copy of it in memory, in its own loop's time, and comes back to the row only when that copy has no token that may be
-used, so that a call costs no query. The database is written twice for a login and never waits for one: between
-the two the lease of the row keeps the others off, which its holder renews while it lives.
+The row of the database holds the state that `calls.logins` would hold in one process, and the lease of the process that
+is logging in. Every process keeps a copy in memory, in its own loop's time, and comes back to the row only if that copy
+has no usable token, so that a call costs no query.
+
+Critical sections:
+- In a process, `_lock` is held by the one task that visits the row or logs in. The others wait, or use the old token.
+- Between processes, no transaction is open during a login. The row is written before it and after it; in between the
+  lease keeps the others off, and its holder renews it. If the lease is lost all the same, two logins are made.
+- A login may be cancelled at any await. Its lease is given back, and a result saved, inside a shield of 5 s.
 """
 
 from __future__ import annotations
@@ -22,54 +27,58 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.logins import LoginState
-from mobilemoney_async.calls.tokens import Login, LoginAuth
+from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenSource
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
-from mobilemoney_async.sharing.login_row import LoginRow, Step
-from mobilemoney_async.sharing.login_table import LoginTable
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.sharing.login_row import LoginRow, LoginTable, Step
 from mobilemoney_async.values import Secret
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# All in seconds. A holder that died delays the others by a lease, so it is short; whoever lives renews it in time.
+# All in seconds. A holder that died delays the others by a lease, so it is short; one that lives renews it in time.
 _LEASE = 5.0
 _FIRST_LOOK, _LONGEST_LOOK, _GROWTH = 0.05, 1.0, 1.5
-# How soon a process whose token still holds looks again: while another renews it, and while the database is away.
+# How soon a process with a valid token looks again: while another renews it, and while the database is away.
 _LOOK_AGAIN, _DATABASE_AWAY = 0.5, 15.0
-# What has been learnt is brought into the database even where the call that learnt it is cancelled.
+# The result of a login is saved even if the call that made it is cancelled.
 _SHIELD = 5.0
 
 _AWAY = "the login token is not shared while the store is away: %s"
-_UNREADABLE = "the login token in the store cannot be read with this key: logging in anew"
+_UNREADABLE = "the login token in the store cannot be read with this key: logging in again"
 _OTHERS = "the store holds a login token of this account under other credentials or another key, which is not used"
 
 T = TypeVar("T")
 
 
+def share_tokens(store: AccountStore, tokens: TokenSource, utcnow: Callable[[], datetime]) -> TokenSource:
+    """Return a source of the login token of all processes of a store. Issued tokens and other sources stay."""
+    if type(tokens) is not LoginAuth:  # a subclass may get its tokens in another way
+        return tokens
+    return SharedLogin(tokens, store.database, store.account, store.cipher, utcnow=utcnow)
+
+
 class SharedLogin:
-    """A token source that shares the token of a `LoginAuth` through a database.
+    """Token source that shares the token of a `LoginAuth` through a database.
 
     Any number of processes make one login. One of them renews the token ahead of its end while the others go on with
-    the old one; a token that the service refuses is thrown away for all; a refused login begins the pause of
-    `LoginAuth` for all, in which calls fail at once with the same error. What never reached the service, such as a
-    connection that failed, keeps only its own process from trying.
+    the old one; a token that the service refuses is discarded for all; a refused login begins the pause of `LoginAuth`
+    for all, in which calls fail at once with the same error. A failure before the service, such as a connection that
+    failed, stops only its own process from trying.
 
-    Processes with other credentials, or another `key`, share nothing. While the database is away, a token in memory
-    goes on being used. The password is never kept; see `sealing` for what is.
+    Processes with other credentials, or another key, share nothing. While the database is away, a token in memory stays
+    in use. The password is never stored; see `database.encryption`.
 
     Args:
-        auth: Logs in. Nothing of what it knows is used or changed, so that it may serve other clients too.
-        database: Where the token lies.
-        account: Whose it is.
-        key: Encrypts the token, at least 16 characters. Without one it lies in clear text, and whoever reads the
+        auth: Logs in. Its own state is neither used nor changed, so that it may serve other clients too.
+        database: Stores the token.
+        account: The account that it belongs to.
+        cipher: Encrypts the token. By default one without a key: the token is stored in clear text, and a reader of the
             database or its backups can move money until it ends.
         utcnow: The wall clock, as aware UTC.
         lease: How long the others wait for a process that died while it logged in, seconds.
-
-    Raises:
-        InvalidRequest: The key is not what it accepts, or needs the extra ``store``.
     """
 
     def __init__(
@@ -77,21 +86,21 @@ class SharedLogin:
         auth: LoginAuth,
         database: Database,
         account: str,
+        cipher: TokenCipher | None = None,
         *,
-        key: str | bytes | Secret | None = None,
         utcnow: Callable[[], datetime] | None = None,
         lease: float = _LEASE,
     ) -> None:
         self._auth = auth
         self._database = database
         self._account = account
-        self._sealing = TokenCipher(account, key)
+        self._cipher = TokenCipher(account) if cipher is None else cipher
         self._utcnow = _utcnow if utcnow is None else utcnow
         self._lease = lease
         self._lock = anyio.Lock()
         self._table: LoginTable | None = None
         self._state = LoginState()
-        # Of failures that concern this process alone.
+        # Of failures that concern only this process.
         self._own = LoginState()
         self._refused: tuple[Secret, bool] | None = None
         self._warned: set[str] = set()
@@ -101,7 +110,7 @@ class SharedLogin:
         return f"<SharedLogin {self._database!r} account={self._account!r}>"
 
     async def token(self, login: Login) -> Secret:
-        """Return the token of all processes, after a login where there is none or it is about to end.
+        """Return the token of all processes, after a login if there is none or it is about to end.
 
         If the call is cancelled while it logs in, another may log in at once.
 
@@ -118,7 +127,7 @@ class SharedLogin:
             return await self._renew(login)
 
     def rejected(self, token: Secret, *, replacement: bool) -> None:
-        """Forget a token, unless a newer one has taken its place; the other processes learn it with the next login."""
+        """Forget a token, unless a newer one has taken its place; other processes do so with the next login."""
         if token == self._state.token:
             self._state = attrs.evolve(self._state, token=None)
             self._refused = (token, replacement)
@@ -131,12 +140,12 @@ class SharedLogin:
                 return token
             if (refusal := self._state.refusal(now)) is not None:
                 raise refusal
-            # The same for each login of this process, so that a lease that was lost track of delays the others alone.
+            # The same for each login of this process, so that a lease left behind delays only other processes.
             me = f"{self._id}:{os.getpid()}"
             try:
                 step, ahead = await self._visit(me)
             except StoreError as exc:
-                return self._use_what_is_known(exc)
+                return self._use_memory(exc)
             if step is Step.LOG_IN:
                 return await self._log_in(login, me, ahead)
             token = self._use(step)
@@ -146,7 +155,7 @@ class SharedLogin:
             pause = min(_GROWTH * pause, _LONGEST_LOOK)
 
     def _use(self, step: Step) -> Secret | None:
-        """Return the token after a visit that left the login to others, or None to wait for it.
+        """Return the token after a visit that left the login to another process, or None to wait for it.
 
         Raises:
             MobileMoneyError: The login failed a moment ago.
@@ -163,7 +172,8 @@ class SharedLogin:
             raise copy.copy(pause.error)
         return token
 
-    def _use_what_is_known(self, error: StoreError) -> Secret:
+    def _use_memory(self, error: StoreError) -> Secret:
+        """Return the token in memory while the database is away, or raise the error."""
         now = anyio.current_time()
         token = self._state.valid(now)
         if token is None:
@@ -173,12 +183,12 @@ class SharedLogin:
         return token
 
     async def _log_in(self, login: Login, me: str, ahead: float) -> Secret:
-        """Log in as the holder of the lease, and let the others know what came of it.
+        """Log in as the holder of the lease, and save the result for the others.
 
         Args:
             login: Makes the call.
             me: The holder.
-            ahead: What to add to the store's time to get the loop's.
+            ahead: The seconds to add to the store's time to get the loop's.
         """
         began = anyio.current_time()
         try:
@@ -201,7 +211,7 @@ class SharedLogin:
         return self._state.fresh(anyio.current_time()) or token
 
     async def _fail(self, error: MobileMoneyError, me: str) -> Secret:
-        """Begin a pause, for all or for this process; return a token that holds all the same, or raise the error."""
+        """Begin a pause, for all or for this process; return a token that is still valid, or raise the error."""
         is_own = isinstance(error, StoreError) or (isinstance(error, TransportError) and error.outcome == "not_sent")
         with anyio.move_on_after(_SHIELD, shield=True):
             try:
@@ -220,7 +230,7 @@ class SharedLogin:
         return token
 
     async def _under_lease(self, login: Login, me: str) -> tuple[Secret, float]:
-        """Make the login call, and keep the lease for as long as it takes."""
+        """Make the login call, and keep the lease during it."""
         result: tuple[Secret, float] | None = None
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
@@ -266,10 +276,10 @@ class SharedLogin:
         self._learn(row.state.moved(ahead))
 
     def _learn(self, state: LoginState) -> None:
-        """Take over what the row says. A token that only this process knows goes on being used to its end."""
+        """Take over the state of the row. A token that only this process has stays in use to its end."""
         mine = self._state
         if self._refused is not None and state.token == self._refused[0]:
-            state = attrs.evolve(state, token=None)  # which the row does not know yet
+            state = attrs.evolve(state, token=None)  # the row does not know that yet
         if state.token is None and mine.token is not None:
             state = attrs.evolve(state, token=mine.token, renew_at=mine.renew_at, expires_at=mine.expires_at)
         self._state = state
@@ -278,18 +288,18 @@ class SharedLogin:
         """Change the row in one transaction.
 
         Args:
-            decide: Gets the row and the store's time; returns the next row, and what this returns.
+            decide: Gets the row and the store's time; returns the next row, and a result.
 
         Returns:
-            The row, what `decide` returned, and what to add to the store's time to get the loop's.
+            The row, the result of `decide`, and the seconds to add to the store's time to get the loop's.
 
         Raises:
             StoreError: The database failed.
         """
         table = self._table
         if table is None:
-            name = await run_in_thread(lambda: self._sealing.name(*self._auth.credentials))
-            table = self._table = LoginTable(self._account, name, self._sealing)
+            name = await run_in_thread(lambda: self._cipher.name(*self._auth.credentials))
+            table = self._table = LoginTable(self._account, name, self._cipher)
         is_sqlite = self._database.dialect == "sqlite"
         warnings: list[str] = []
 

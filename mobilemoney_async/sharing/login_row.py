@@ -1,63 +1,75 @@
-"""What the processes of a merchant know together of a login, and who of them makes the next one. Pure.
+"""Row of the login that all processes of a merchant share: its transitions, and its table.
 
-The state of the login and a lease: who needs a token and finds none takes the lease and logs in, the others come back
-for the token. Times are the store's.
+The row holds the state of the login and a lease: a process that needs a token and finds none takes the lease and logs
+in, the others come back for the token. Times are the store's.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import attrs
+import sqlalchemy as sa
 
-from mobilemoney_async.calls.logins import LoginState
-from mobilemoney_async.database.lease import Lease
+from mobilemoney_async.calls.logins import NEVER, LoginState, Pause
+from mobilemoney_async.database.clock import Lease
+from mobilemoney_async.database.encryption import TokenCipher
+from mobilemoney_async.database.schema import logins
+from mobilemoney_async.database.serialization import dump_login_error, load_login_error
 from mobilemoney_async.values import Secret
 
-# How far the store's clock may go back, seconds: PostgreSQL's is a wall clock, which is set right now and then.
+# How far the store's clock may go back, seconds: PostgreSQL's is a wall clock, which is corrected now and then.
 _SETBACK = 5.0
+# Seconds after which the row of unused credentials is removed.
+_FORGOTTEN_AFTER = 86_400.0
+
+# Both databases know it, SQLAlchemy only as two.
+_INSERT = sa.text(
+    "INSERT INTO mobilemoney_logins (account, credentials, written) VALUES (:account, :credentials, 0)"
+    " ON CONFLICT DO NOTHING"
+)
 
 
 class Step(enum.Enum):
-    """What a process is to do that came for a token."""
+    """Next step of a process that came for a token."""
 
     USE = enum.auto()
-    """There is one that need not be renewed."""
+    """Use the token, which need not be renewed."""
     FAIL = enum.auto()
-    """A login failed, and its pause has not ended."""
+    """Fail: a login failed, and its pause has not ended."""
     WAIT = enum.auto()
-    """Another process is logging in."""
+    """Wait: another process is logging in."""
     LOG_IN = enum.auto()
-    """It has the lease."""
+    """Log in: it has the lease."""
     STAND_BACK = enum.auto()
-    """Nobody is logging in, and it may not: its own connection failed a moment ago."""
+    """Do not log in, though no process does: its own connection failed a moment ago."""
 
 
 @attrs.frozen
 class LoginRow:
-    """What the database keeps for one account and its credentials.
+    """State of the login of one account and its credentials, and its lease.
 
     Attributes:
         state: Of the login.
-        lease: Of whoever is logging in.
+        lease: Of the process that is logging in.
     """
 
     state: LoginState = attrs.field(factory=LoginState)
     lease: Lease = attrs.field(factory=Lease)
 
     def believed(self, *, written: float, expires_at: datetime | None, now: float, wall: datetime | None) -> LoginRow:
-        """Return what can be true of a row.
+        """Return the part of a row that can be true.
 
-        SQLite's time is the clock of the host, which starts anew with it. What was written later than now belongs to
-        an earlier start and is forgotten; what seems to fit is bounded by the wall clock.
+        SQLite's time is the clock of the host, which restarts with it. A row written later than now belongs to an
+        earlier start and is forgotten; one that seems to fit is bounded by the wall clock.
 
         Args:
             written: When it was written, the store's time.
-            expires_at: When the token ends by the wall clock of who wrote it.
+            expires_at: When the token ends, by the wall clock of its writer.
             now: Now, the store's time.
-            wall: The wall clock, or None where the store's time never starts anew.
+            wall: The wall clock, or None if the store's time never restarts.
         """
         if written > now + _SETBACK:
             return LoginRow()
@@ -68,14 +80,14 @@ class LoginRow:
     def visited(
         self, me: str, now: float, *, ttl: float, refused: tuple[Secret, bool] | None, may_log_in: bool
     ) -> tuple[LoginRow, Step]:
-        """Return the row after a process came for a token, and what that process is to do.
+        """Return the row after a process came for a token, and that process's next step.
 
         Args:
-            me: Who comes.
+            me: The process.
             now: Now.
-            ttl: How long a lease lasts, seconds.
+            ttl: The length of a lease, seconds.
             refused: A token that the service refused, and whether it was a replacement of a refused one.
-            may_log_in: Whether it would log in.
+            may_log_in: Whether the process would log in.
         """
         row = self
         if refused is not None:
@@ -92,19 +104,119 @@ class LoginRow:
         return attrs.evolve(row, lease=row.lease.taken(me, now, ttl)), Step.LOG_IN
 
     def kept(self, me: str, now: float, *, ttl: float) -> LoginRow:
-        """Return the row after the process that logs in said that it is alive."""
+        """Return the row after the process that logs in has renewed its lease."""
         return attrs.evolve(self, lease=self.lease.taken(me, now, ttl)) if self.lease.holder == me else self
 
     def finished(self, me: str, now: float, change: Callable[[LoginState], LoginState]) -> LoginRow:
         """Return the row after a login has ended, well or not.
 
-        Whoever lost the lease meanwhile does not throw away what its next holder got.
+        A process that has lost the lease does not discard the token of its next holder.
 
         Args:
-            me: Who logged in.
+            me: The process that logged in.
             now: Now.
-            change: What came of it.
+            change: Returns the state after the login's result.
         """
         if self.lease.holder != me and self.state.fresh(now) is not None:
             return self
         return LoginRow(change(self.state), self.lease.released(me))
+
+
+@attrs.frozen
+class LoginTable:
+    """Table of the logins of one account, as statements inside one transaction.
+
+    Attributes:
+        account: The account.
+        name: Of the credentials, by `TokenCipher.name`.
+        cipher: Encrypts the token.
+    """
+
+    account: str
+    name: str
+    cipher: TokenCipher
+
+    def lock(self, connection: sa.Connection) -> sa.Row[tuple[object, ...]]:
+        """Return the row of these credentials, made if need be; no other process changes it until the commit."""
+        chosen = sa.select(logins).where(self._own).with_for_update()
+        found = connection.execute(chosen).one_or_none()
+        if found is None:
+            # Two processes may come here at once.
+            connection.execute(_INSERT, {"account": self.account, "credentials": self.name})
+            found = connection.execute(chosen).one()
+        return found
+
+    def read(self, found: sa.Row[tuple[object, ...]], now: float, wall: datetime | None) -> tuple[LoginRow, bool]:
+        """Return the contents of a row, and whether its token can be read.
+
+        Args:
+            found: The row.
+            now: Now, the store's time.
+            wall: As for `LoginRow.believed`.
+        """
+        token = None if found.token is None else self.cipher.decrypt(found.token, self.name)
+        pause = None
+        if found.failure is not None:
+            pause = Pause(load_login_error(found.failure), _time(found.paused_until), found.pause_length or 0.0)
+        state = LoginState(
+            token=token,
+            renew_at=_time(found.renew_from),
+            expires_at=_time(found.good_until),
+            pause=pause,
+            refused_anew_at=_time(found.refused_anew),
+        )
+        row = LoginRow(state, Lease(holder=found.holder, until=found.held_until or 0.0))
+        row = row.believed(written=found.written, expires_at=found.expires_at, now=now, wall=wall)
+        return row, found.token is None or token is not None
+
+    def write(self, connection: sa.Connection, row: LoginRow, now: float, wall: datetime) -> None:
+        """Write the row of these credentials, which is locked.
+
+        Args:
+            connection: In the transaction of `lock`.
+            row: The row.
+            now: Now, the store's time.
+            wall: Now, by the wall clock.
+        """
+        state, pause, token = row.state, row.state.pause, row.state.token
+        values = {
+            "token": None if token is None else self.cipher.encrypt(token, self.name),
+            "expires_at": None if token is None else wall + timedelta(seconds=max(0.0, state.expires_at - now)),
+            "renew_from": _number(state.renew_at),
+            "good_until": _number(state.expires_at),
+            "failure": None if pause is None else dump_login_error(pause.error),
+            "paused_until": None if pause is None else pause.until,
+            "pause_length": None if pause is None else pause.length,
+            "refused_anew": _number(state.refused_anew_at),
+            "holder": row.lease.holder,
+            "held_until": row.lease.until,
+            "written": now,
+        }
+        connection.execute(logins.update().where(self._own).values(values))
+        forgotten = sa.and_(logins.c.written < now - _FORGOTTEN_AFTER, ~_is_good(now))
+        connection.execute(logins.delete().where(self._others, forgotten))
+
+    def has_others(self, connection: sa.Connection, now: float) -> bool:
+        """Return whether there is a token of this account under other credentials or another key."""
+        found = sa.select(logins.c.account).where(self._others, _is_good(now), logins.c.token.is_not(None)).limit(1)
+        return connection.execute(found).first() is not None
+
+    @property
+    def _own(self) -> sa.ColumnElement[bool]:
+        return sa.and_(logins.c.account == self.account, logins.c.credentials == self.name)
+
+    @property
+    def _others(self) -> sa.ColumnElement[bool]:
+        return sa.and_(logins.c.account == self.account, logins.c.credentials != self.name)
+
+
+def _is_good(now: float) -> sa.ColumnElement[bool]:
+    return sa.func.coalesce(logins.c.good_until, 0.0) > now
+
+
+def _time(value: float | None) -> float:
+    return NEVER if value is None else value
+
+
+def _number(value: float) -> float | None:
+    return None if value == NEVER else value

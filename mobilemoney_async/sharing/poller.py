@@ -1,4 +1,4 @@
-"""One poller's seat among those that share a database."""
+"""Seat of one poller among those that share a database."""
 
 from __future__ import annotations
 
@@ -12,23 +12,50 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.database.clock import LONGEST, Lease
 from mobilemoney_async.database.engine import Clock, Database
-from mobilemoney_async.database.lease import LONGEST, Lease
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments import journal
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.polling.sharing import Followed, Glance, Learned, News, Told
-from mobilemoney_async.sharing import followed as kept
+from mobilemoney_async.sharing import followed as tables
+from mobilemoney_async.sharing.followed import LeaseRow
 from mobilemoney_async.values import refuse
 
-# Between two clearings of what nobody needs any more, seconds.
+# Between two deletions of old rows, seconds.
 _TIDY = 300.0
-# What a notice says: that there is news, or that what is followed has changed, which only the holder need know.
+# Kinds of notices: there is news, or the followed payments have changed, which concerns the holder only.
 _NEWS, _FOLLOWED = "n", "f"
+
+
+def join_fleet(store: AccountStore, utcnow: Callable[[], datetime]) -> StoreFleet:
+    """Return the seat of one poller among those of all processes of a store."""
+    return StoreFleet(store.database, store.account, utcnow=utcnow)
+
+
+@attrs.frozen(kw_only=True)
+class _Turn:
+    """One turn of a poller, inside its transaction.
+
+    Attributes:
+        told: The poller's message.
+        wants_lease: Whether it wants the lease.
+        wanted: The payments whose news it wants, or None for no news.
+        at: Now, by the host's clock.
+        is_tidy: Whether old rows need not be deleted yet.
+    """
+
+    told: Told
+    wants_lease: bool
+    wanted: Container[str] | None
+    at: datetime
+    is_tidy: bool
 
 
 @attrs.frozen(kw_only=True)
 class _Read:
-    """What one turn has read: the lease, and how far everything was said."""
+    """Result of one turn: the lease, the numbers of the latest messages, and the messages."""
 
     lease: Lease
     ends_at: float | None
@@ -39,17 +66,17 @@ class _Read:
 
 
 class StoreFleet:
-    """The part of one poller in following payments together; see `polling.sharing.Fleet`.
+    """One poller's part in following payments together; see `polling.sharing.Fleet`.
 
-    It is used by one task at a time, but for `listen`.
+    It is used by one task at a time, except for `listen`.
 
     Args:
-        database: Which all of them share.
-        account: Whose payments.
+        database: The database that all pollers share.
+        account: The account whose payments they follow.
         utcnow: The wall clock, as aware UTC.
-        ttl: How long the poller that asks may be silent before another takes over, seconds, at most 60.
-        poll: How often to look for news, seconds.
-        linger: For how long the lease is kept when nobody follows anything, seconds.
+        ttl: How long the poller with the lease may be silent before another takes over, seconds, at most 60.
+        poll: The time between two looks for news, seconds.
+        linger: How long the lease is kept while no payment is followed, seconds.
     """
 
     def __init__(
@@ -81,29 +108,29 @@ class StoreFleet:
         self._tidied_at = -_TIDY
 
     async def turn(self, told: Told, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Learned:
-        """Say and learn everything there is, in one transaction; see `Fleet.turn`."""
-        now, at = anyio.current_time(), self._utcnow()
-        is_tidy = now < self._tidied_at + _TIDY
+        """Send and receive all messages, in one transaction; see `Fleet.turn`."""
+        now = anyio.current_time()
+        turn = _Turn(
+            told=told,
+            wants_lease=wants_lease,
+            wanted=wanted if reads_on else None,
+            at=self._utcnow(),
+            is_tidy=now < self._tidied_at + _TIDY,
+        )
 
         def work(connection: sa.Connection, clock: Clock) -> _Read:
-            return self._turn(
-                connection,
-                clock,
-                told,
-                wants_lease=wants_lease,
-                wanted=wanted if reads_on else None,
-                at=at,
-                is_tidy=is_tidy,
-            )
+            return self._take_turn(Journal(connection, self._account), clock, turn)
 
-        # What the poller hands out afterwards must not be lost with the machine's power.
+        # A final state that the poller hands out afterwards must not be lost with the machine's power.
         is_final = any(each.is_ending for each in told.news)
+        # The fields change only after the commit. A turn that is cancelled here may be committed all the same: the
+        # next one sends the same messages again, which changes nothing.
         read, self._clock_offset = await self.database.timed(work, durable=is_final)
         holds = read.lease.holder == self.follower
         self._epoch = read.lease.epoch if holds else None
         self._told = read.told
         self._followed = read.followed
-        if not is_tidy and holds:
+        if not turn.is_tidy and holds:
             self._tidied_at = now
         return Learned(
             holds=holds,
@@ -115,116 +142,101 @@ class StoreFleet:
 
     async def glance(self) -> Glance:
         """Look whether a turn is worth taking; see `Fleet.glance`."""
-        standing = await self.database.read(lambda connection: kept.look(connection, self._account))
-        if standing is None:
+        row = await self.database.read(lambda connection: tables.look(Journal(connection, self._account)))
+        if row is None:
             return Glance(has_news=False, lease_ends_at=None)
-        has_news = standing.told != self._told
-        if self._epoch is not None:
-            has_news = has_news or standing.followed != self._followed
-        ends_at = standing.lease.ends_at(anyio.current_time() - self._clock_offset)
+        has_news = row.told != self._told or (self._epoch is not None and row.followed != self._followed)
+        ends_at = row.lease.ends_at(anyio.current_time() - self._clock_offset)
         return Glance(has_news=has_news, lease_ends_at=None if ends_at is None else ends_at + self._clock_offset)
 
     async def listen(self) -> bool:
-        """Wait until another poller has said something; see `Fleet.listen`."""
+        """Wait for a message of another poller; see `Fleet.listen`."""
         if self.database.dialect != "postgresql":
             return False
         try:
             if self._listener is None:
                 self._listener = await self.database.open_driver(f"LISTEN {self._channel}")
-                return True  # what was said before
-            while not self._hear():
+                return True  # there may be earlier messages
+            while not self._has_notice():
                 await anyio.wait_readable(self._listener.pgconn.socket)
         except BaseException as exc:
             self._close_listener()
             if isinstance(exc, Exception) and not isinstance(exc, StoreError):
-                # A driver quotes what it likes in its errors.
+                # A driver may quote anything in its errors.
                 raise StoreError(f"the store cannot be heard: {type(exc).__name__}", outcome="not_sent") from None
             raise
         return True
 
     async def leave(self, news: Sequence[News]) -> None:
-        """Say the last news, follow nothing any more, and give the lease back; see `Fleet.leave`."""
+        """Send the last news, stop following, and give the lease back; see `Fleet.leave`."""
         at = self._utcnow()
 
         def work(connection: sa.Connection) -> None:
-            standing = kept.lock(connection, self._account)
-            is_holder = standing.lease.holder == self.follower
-            kept.write_news(connection, self._account, standing, news, at=at, is_holder=is_holder)
-            kept.withdraw_all(connection, self._account, standing, follower=self.follower, at=at)
-            standing.lease = standing.lease.released(self.follower)
-            kept.save(connection, self._account, standing)
-            kept.notify(connection, self._channel, f"{_NEWS}{self.follower}")
+            journal = Journal(connection, self._account)
+            row = tables.lock(journal)
+            tables.write_news(journal, row, news, at=at, is_holder=row.lease.holder == self.follower)
+            tables.withdraw_all(journal, row, follower=self.follower, at=at)
+            row.lease = row.lease.released(self.follower)
+            tables.save(journal, row)
+            tables.notify(journal, self._channel, f"{_NEWS}{self.follower}")
 
         await self.database.write(work, durable=bool(news))
 
     async def unfinished(self) -> list[str]:
         """Return the transaction ids of the store's payments that are not final, oldest first."""
-        pending = await self.database.read(lambda connection: journal.pending_ids(connection, self._account))
-        return [transaction_id for transaction_id, _ in pending]
+        return await self.database.read(lambda connection: pending_ids(Journal(connection, self._account)))
 
-    # Inside
-
-    def _turn(
-        self,
-        connection: sa.Connection,
-        clock: Clock,
-        told: Told,
-        *,
-        wants_lease: bool,
-        wanted: Container[str] | None,
-        at: datetime,
-        is_tidy: bool,
-    ) -> _Read:
-        account = self._account
-        standing = kept.lock(connection, account)
+    def _take_turn(self, journal: Journal, clock: Clock, turn: _Turn) -> _Read:
+        row = tables.lock(journal)
+        # From here to the commit no other poller of the account writes.
         now = clock()
-        # PostgreSQL's clock stands above those of the hosts, which may differ. SQLite's is of one host only.
-        is_shared = connection.dialect.name == "postgresql"
+        # PostgreSQL's clock counts for all hosts, whose clocks may differ. SQLite's is of one host only.
+        is_shared = journal.connection.dialect.name == "postgresql"
         ahead = datetime.fromtimestamp(now, UTC) - self._utcnow() if is_shared else timedelta()
-        before, said_before = standing.lease, (standing.told, standing.followed)
-        if wants_lease:
-            standing.lease = before.taken(self.follower, now, self.ttl)
-        is_holder = standing.lease.holder == self.follower
-        # Ended first: what somebody has begun to follow meanwhile is then not among the changes, or known.
-        read_up_to = standing.told if self._told is None else self._told
-        kept.write_news(connection, account, standing, told.news, at=at, is_holder=is_holder)
-        known = kept.write_followed(connection, account, standing, told, follower=self.follower, at=at, ahead=ahead)
-        heard: list[News] = []
-        if wanted is not None:
-            heard = kept.read_news(
-                connection, account, after=read_up_to, wanted=wanted, but_no_refusals_of=told.tracked
-            )
-        changes: list[Followed] = []
-        if is_holder:
-            is_new_holder = standing.lease.epoch != self._epoch
-            changes = kept.read_followed(connection, account, after=0 if is_new_holder else self._followed, ahead=ahead)
-            if not wants_lease and not changes:
-                standing.lease = standing.lease.released(self.follower)
-            if not is_tidy:
-                kept.tidy(connection, account, at=at + ahead)
-        has_spoken = (standing.told, standing.followed) != said_before
-        if has_spoken or standing.lease != before:
-            kept.save(connection, account, standing)
-        if has_spoken:
-            kind = _NEWS if standing.told != said_before[0] else _FOLLOWED
-            kept.notify(connection, self._channel, kind + self.follower)
+        before, told_before, followed_before = row.lease, row.told, row.followed
+        if turn.wants_lease:
+            row.lease = before.taken(self.follower, now, self.ttl)
+        is_holder = row.lease.holder == self.follower
+        # News first: payments that it ends are then not among the changes, or known.
+        tables.write_news(journal, row, turn.told.news, at=turn.at, is_holder=is_holder)
+        news = tables.write_followed(journal, row, turn.told, follower=self.follower, at=turn.at, ahead=ahead)
+        if turn.wanted is not None:
+            after = told_before if self._told is None else self._told
+            news += tables.read_news(journal, after=after, wanted=turn.wanted, but_no_refusals_of=turn.told.tracked)
+        changes = self._lead(journal, row, turn, ahead) if is_holder else []
+        has_messages = (row.told, row.followed) != (told_before, followed_before)
+        if has_messages or row.lease != before:
+            tables.save(journal, row)
+        if has_messages:
+            kind = _NEWS if row.told != told_before else _FOLLOWED
+            tables.notify(journal, self._channel, kind + self.follower)
         return _Read(
-            lease=standing.lease,
-            ends_at=standing.lease.ends_at(now),
-            told=standing.told,
-            followed=standing.followed,
-            news=known + heard,
+            lease=row.lease,
+            ends_at=row.lease.ends_at(now),
+            told=row.told,
+            followed=row.followed,
+            news=news,
             changes=changes,
         )
 
-    def _hear(self) -> bool:
-        """Return whether somebody else has said something since the last time."""
+    def _lead(self, journal: Journal, row: LeaseRow, turn: _Turn, ahead: timedelta) -> list[Followed]:
+        """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""
+        is_new_holder = row.lease.epoch != self._epoch
+        changes = tables.read_followed(journal, after=0 if is_new_holder else self._followed, ahead=ahead)
+        if not turn.wants_lease and not changes:
+            row.lease = row.lease.released(self.follower)
+        if not turn.is_tidy:
+            tables.tidy(journal, at=turn.at + ahead)
+        return changes
+
+    def _has_notice(self) -> bool:
+        """Return whether another poller has sent a message since the last time."""
         self._listener.pgconn.consume_input()
         heard = False
         while (notice := self._listener.pgconn.notifies()) is not None:
-            said = bytes(notice.extra).decode()
-            is_for_us = said[:1] == _NEWS or self._epoch is not None
-            heard = heard or (is_for_us and said[1:] != self.follower)
+            payload = bytes(notice.extra).decode()
+            concerns_us = payload[:1] == _NEWS or self._epoch is not None
+            heard = heard or (concerns_us and payload[1:] != self.follower)
         return heard
 
     def _close_listener(self) -> None:

@@ -39,6 +39,7 @@ from mobilemoney_async.cli import doctor
 from mobilemoney_async.cli.doctor import Level
 from mobilemoney_async.payments.health import StoreHealth, examine
 from mobilemoney_async.payments.matching import Skew
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.databases import sqlite_url
 
@@ -344,15 +345,15 @@ class TestStore:
         store = SQLStore(sqlite_url(tmp_path, has_tables=False))
         now = datetime.now(UTC)
         assert (await examine(store, now)).version is None
-        file = store._database.file
+        file = account_store(store).database.file
         assert file is not None
         assert not file.exists()
-        await store._database.write(lambda connection: None)
+        await account_store(store).database.write(lambda connection: None)
         known = await examine(store, now)
         assert (known.version, known.cannot_write) == (known.known_version, None)
         for version in (1, 99):
             setting = sa.text(f"UPDATE mobilemoney_schema SET version = {version}")
-            await store._database.write(partial(sa.Connection.execute, statement=setting))
+            await account_store(store).database.write(partial(sa.Connection.execute, statement=setting))
             assert (await examine(store, now)).version == version
         store.close()
 

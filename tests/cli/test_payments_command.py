@@ -242,14 +242,12 @@ class TestReconcile:
 
         async def die() -> None:
             """Be killed between the request and its record."""
-            from mobilemoney_async.payments import journal
             from mobilemoney_async.payments.records import PaymentRequest
+            from mobilemoney_async.payments.store import account_store
 
             order = PaymentRequest(key="order-2", type=TransactionType.COLLECTION, phone_number=NUMBER, amount="7")
-            await SQLStore(url)._database.write(
-                lambda connection: journal.begin(
-                    connection, "default", order, expected=None, sent_at=datetime.now(UTC), lives=60
-                )
+            await account_store(SQLStore(url)).write(
+                lambda journal: journal.begin(order, expected=None, sent_at=datetime.now(UTC), lives=60)
             )
 
         anyio.run(die)

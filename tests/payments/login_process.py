@@ -5,6 +5,7 @@ import sys
 import anyio
 
 from mobilemoney_async import AsyncClient, LoginAuth, RateLimiter
+from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.sharing.login import SharedLogin
 from tests.support.fakes import EMAIL, PASSWORD
@@ -12,7 +13,8 @@ from tests.support.fakes import EMAIL, PASSWORD
 
 async def main(base_url: str, store_url: str, lease: float) -> None:
     database = Database(store_url)
-    source = SharedLogin(LoginAuth(EMAIL, PASSWORD), database, "merchant", key="a key of the merchant's", lease=lease)
+    cipher = TokenCipher("merchant", "a key of the merchant's")
+    source = SharedLogin(LoginAuth(EMAIL, PASSWORD), database, "merchant", cipher, lease=lease)
     limiter = RateLimiter(per_minute=600_000, burst=10_000)
     async with AsyncClient(base_url, auth=source, rate_limiter=limiter) as client:
         print("ready", flush=True)

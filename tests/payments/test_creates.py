@@ -23,6 +23,7 @@ from mobilemoney_async import (
     RetryPolicy,
     StoreError,
 )
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Fault, faults
 from tests.payments.service import ORDER, PHONE_NUMBER, leave, make_world, on_asyncio, rows
 
@@ -105,7 +106,8 @@ async def test_the_same_key_gives_the_same_acknowledgement(store_url: str) -> No
     async with world.client() as client:
         assert await create(client) == first
         world.sandbox.approve(first.transaction_id)
-        await client._store._database.write(  # type: ignore[union-attr]
+        assert client._store is not None
+        await account_store(client._store).database.write(
             lambda each: each.exec_driver_sql("UPDATE mobilemoney_payments SET state = 'FINAL', status = 'SUCCESS'")
         )
         assert await create(client) == first
@@ -588,7 +590,7 @@ async def test_whatever_the_service_says_is_recorded(store_url: str, text: str) 
         assert world.states() == ["UNKNOWN"]
         store = client._store
         assert store is not None
-        assert not store._unsaved
+        assert not account_store(store).unwritten
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["nul", "long", "beyond", "quoted", "blank"])
@@ -621,14 +623,16 @@ async def test_an_id_that_no_database_can_hold_is_no_usable_answer(store_url: st
             assert world.ids() == [answer.transaction_id]
         store = client._store
         assert store is not None
-        assert not store._unsaved
+        assert not account_store(store).unwritten
 
 
 async def test_a_store_error_says_that_nothing_was_sent(sqlite_file_url: str) -> None:
     """A store that fails before anything is sent says so."""
     world = make_world(sqlite_file_url)
     store = world.store()
-    await store._database.write(lambda each: each.exec_driver_sql("UPDATE mobilemoney_schema SET version = 99"))
+    await account_store(store).database.write(
+        lambda each: each.exec_driver_sql("UPDATE mobilemoney_schema SET version = 99")
+    )
     async with world.client() as client:
         with pytest.raises(StoreError) as caught:
             await create(client)

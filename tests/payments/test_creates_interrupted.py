@@ -22,7 +22,8 @@ from mobilemoney_async import (
     RequestTimeout,
     StoreError,
 )
-from mobilemoney_async.payments import journal
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, Outage, World, make_world
 
@@ -81,16 +82,16 @@ def anyio_backend(request: pytest.FixtureRequest, stop: Stopper) -> tuple[str, d
 
 
 def stop_inside(monkeypatch: pytest.MonkeyPatch, name: str, stop: Stopper) -> None:
-    """Stop in the middle of the next transaction that a function of `journal` is part of."""
-    real = getattr(journal, name)
+    """Stop in the middle of the next transaction that a method of `Journal` is part of."""
+    real = getattr(Journal, name)
 
     def work(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(journal, name, real)
+        monkeypatch.setattr(Journal, name, real)
         done = real(*args, **options)
         anyio.from_thread.run_sync(stop)
         return done
 
-    monkeypatch.setattr(journal, name, work)
+    monkeypatch.setattr(Journal, name, work)
 
 
 async def resume(world: World, key: str = "order-1") -> None:
@@ -119,7 +120,7 @@ async def test_cancelled_while_it_waits_for_the_limiter(
         assert world.sent == 0
         assert await client.payments.list() == []
         assert client._store is not None
-        assert not client._store._turns.held()
+        assert not account_store(client._store).locks.held()
     await resume(world)
 
 
@@ -232,7 +233,7 @@ async def test_cancelled_while_the_database_is_away(sqlite_file_url: str, stop: 
     """A create that is cancelled while it waits for the database to record its answer has recorded it in the end."""
     world = make_world(sqlite_file_url)
     store = world.store()
-    outage = Outage(store._database)
+    outage = Outage(account_store(store).database)
 
     def fail(number: int) -> bool:
         if number == 2:
@@ -340,7 +341,7 @@ class TestDeadline:
     async def test_while_its_answer_is_being_recorded(self, sqlite_file_url: str) -> None:
         world = make_world(sqlite_file_url)
         store = world.store()
-        outage = Outage(store._database)
+        outage = Outage(account_store(store).database)
         outage.slow = 1.0
         async with world.client(store, deadline=1.5) as client:
             answer = await create(client)
@@ -349,7 +350,7 @@ class TestDeadline:
     async def test_while_it_is_being_recorded(self, sqlite_file_url: str) -> None:
         world = make_world(sqlite_file_url)
         store = world.store()
-        outage = Outage(store._database)
+        outage = Outage(account_store(store).database)
         outage.slow = 3.0
         async with world.client(store, deadline=1.5) as client:
             await _expect(client, RequestTimeout, "not_sent")
@@ -367,7 +368,7 @@ class TestOutage:
         """Nothing is sent that could not be recorded."""
         world = make_world(store_url)
         store = world.store()
-        outage = Outage(store._database)
+        outage = Outage(account_store(store).database)
         async with world.client(store) as client:
             outage.away = True
             await _expect(client, StoreError, "not_sent")
@@ -382,7 +383,7 @@ class TestOutage:
         """A moment's failure to record an answer is waited out; the caller does not notice."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        Outage(store._database, fails=lambda number: number in {2, 3})
+        Outage(account_store(store).database, fails=lambda number: number in {2, 3})
         async with world.client(store) as client:
             answer = await create(client)
         assert world.ids() == [answer.transaction_id]
@@ -391,7 +392,7 @@ class TestOutage:
         """An answer that cannot be recorded is kept: the same key gives it as soon as the database is back."""
         world = make_world(store_url)
         store = world.store()
-        outage = Outage(store._database, fails=lambda number: number >= 2)
+        outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
         async with world.client(store) as client:
             with pytest.raises(OutcomeUnknown) as caught:
                 await create(client)
@@ -412,7 +413,7 @@ class TestOutage:
         """A loss that cannot be recorded is kept, and is found out as soon as the database is back."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        outage = Outage(store._database, fails=lambda number: number >= 2)
+        outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
         world.sandbox.script(faults.lost(processed=True), on="c2b")
         async with world.client(store) as client:
             await _expect(client, OutcomeUnknown, "unknown")
@@ -429,7 +430,7 @@ class TestOutage:
         """A refusal that cannot be recorded is told as it is, and the key may be used again later."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        outage = Outage(store._database, fails=lambda number: number >= 2)
+        outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
         async with world.client(store, auth=world.sandbox.issue_token(["read"])) as client:
             with pytest.raises(PermissionDenied):
                 await create(client)
@@ -443,7 +444,7 @@ class TestOutage:
         """A refusal that is not recorded yet does not keep the next attempt from being recorded properly."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        Outage(store._database, fails=lambda number: number in {2, 3, 4, 5})
+        Outage(account_store(store).database, fails=lambda number: number in {2, 3, 4, 5})
         world.sandbox.script(faults.rate_limited(1), on="c2b")
         async with world.client(store) as client:
             answer = await create(client)
@@ -454,7 +455,7 @@ class TestOutage:
         """What is kept is written when the client is closed."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        outage = Outage(store._database, fails=lambda number: number >= 2)
+        outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
         async with world.client(store) as client:
             with pytest.raises(OutcomeUnknown):
                 await create(client)
@@ -465,7 +466,7 @@ class TestOutage:
         """What is never written is found out by the next process, and the log names its key and no phone number."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        Outage(store._database, fails=lambda number: number >= 2)
+        Outage(account_store(store).database, fails=lambda number: number >= 2)
         async with world.client(store) as client:
             with pytest.raises(OutcomeUnknown):
                 await create(client)
@@ -479,7 +480,7 @@ class TestOutage:
         """`reconcile` and `payments.list` raise `StoreError` too, and find what was kept when it is back."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        outage = Outage(store._database, fails=lambda number: number >= 2)
+        outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
         async with world.client(store) as client:
             with pytest.raises(OutcomeUnknown):
                 await create(client)
@@ -496,7 +497,7 @@ class TestOutage:
         """A record whose commit succeeded though the database said no is unknown to nobody for long: it is stale."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        outage = Outage(store._database)
+        outage = Outage(account_store(store).database)
         outage.lies = lambda number: number == 1
         async with world.client(store) as client:
             await _expect(client, StoreError, "not_sent")
@@ -509,7 +510,7 @@ class TestOutage:
         """An answer that was recorded though the database said no is recorded once."""
         world = make_world(sqlite_file_url)
         store = world.store()
-        outage = Outage(store._database)
+        outage = Outage(account_store(store).database)
         outage.lies = lambda number: number == 2
         async with world.client(store) as client:
             answer = await create(client)

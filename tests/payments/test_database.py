@@ -15,10 +15,11 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import InvalidRequest, SQLStore, StoreError
-from mobilemoney_async.database import engine as database_module
 from mobilemoney_async.database import schema
+from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.url import obstacle
+from mobilemoney_async.payments.store import account_store
 from tests.payments.service import on_asyncio, rows
 
 pytestmark = pytest.mark.anyio
@@ -142,7 +143,7 @@ def test_a_file_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: py
 def test_a_database_that_is_taken(url: str, dialect: str) -> None:
     """SQLite files and PostgreSQL are taken, without a connection, and the repr shows no password."""
     store = SQLStore(url, account="shop")
-    assert store._database.dialect == dialect
+    assert account_store(store).database.dialect == dialect
     assert "hunter2" not in repr(store)
     assert "shop" in repr(store)
     store.close()
@@ -228,7 +229,7 @@ async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.real_time
 async def test_a_locked_file_is_waited_for_and_given_up(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While somebody else holds the file, a write waits, gives up with `StoreError`, and works later."""
-    monkeypatch.setattr(database_module, "_PATIENCE", 0.05)
+    monkeypatch.setattr(url_module, "PATIENCE", 0.05)
     database = Database(sqlite_file_url)
     await database.write(one)
     other = sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"), isolation_level=None)
@@ -261,7 +262,7 @@ async def test_the_time_of_sqlite_keeps_to_a_virtual_clock(sqlite_file_url: str)
 @pytest.mark.real_time
 async def test_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PostgreSQL that does not answer gives a `StoreError` without the password or the user's name."""
-    monkeypatch.setattr(database_module, "_PATIENCE", 1)
+    monkeypatch.setattr(url_module, "PATIENCE", 1)
     database = Database("postgresql+psycopg://merchant:hunter2@127.0.0.1:1/payments")
     with pytest.raises(StoreError, match="the store failed") as caught:
         await database.write(one)
@@ -354,10 +355,10 @@ def test_a_fork_leaves_the_connections_to_the_parent(store_url: str) -> None:
 async def test_a_closed_store_opens_again(store_url: str) -> None:
     """Closing a store loses nothing; its next use opens new connections."""
     store = SQLStore(store_url)
-    assert await store._database.read(one) == 1
+    assert await account_store(store).database.read(one) == 1
     store.close()
     store.close()
-    assert await store._database.read(one) == 1
+    assert await account_store(store).database.read(one) == 1
     store.close()
 
 

@@ -28,7 +28,8 @@ from mobilemoney_async import (
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.payments import journal
+from mobilemoney_async.payments.journal import Journal, JournalEntry
+from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import Event, PaymentRequest, PaymentState, Source
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.sharing import Followed, Glance, Learned, News, Told
@@ -536,8 +537,9 @@ async def record(url: str, key: str, number: str) -> None:
     now = utcnow()
 
     def work(connection: Any) -> None:
-        journal.begin(connection, "default", order, expected=None, sent_at=now, lives=60)
-        change = journal.JournalEntry(
+        journal = Journal(connection, "default")
+        journal.begin(order, expected=None, sent_at=now, lives=60)
+        change = JournalEntry(
             key=key,
             attempt=1,
             event=Event.ACKNOWLEDGE,
@@ -545,7 +547,7 @@ async def record(url: str, key: str, number: str) -> None:
             at=now,
             acknowledgement=acknowledgement,
         )
-        journal.apply(connection, "default", change)
+        journal.apply(change)
 
     await database.write(work)
     database.close()
@@ -563,12 +565,12 @@ async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_ur
         assert a.pending == 2
         assert (await a.wait("x")).succeeded
         database = Database(store_url)
-        found = await database.read(lambda connection: journal.find(connection, "default", "order-1"))
+        found = await database.read(lambda connection: Journal(connection, "default").find("order-1"))
         assert found is not None
         assert (found.state, str(found.status)) == (PaymentState.FINAL, "SUCCESS")
         till.end("y", status="TIMEOUT")
         assert (await a.wait("y")).status == "TIMEOUT"
-        assert await database.read(lambda connection: journal.pending_ids(connection, "default")) == []
+        assert await database.read(lambda connection: pending_ids(Journal(connection, "default"))) == []
         database.close()
     asked = len(till.asked)
     async with process(till, store_url, "b", resume=True) as b:

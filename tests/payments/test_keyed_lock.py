@@ -7,7 +7,7 @@ import threading
 import anyio
 import pytest
 
-from mobilemoney_async.payments.keyed_lock import KeyedLock
+from mobilemoney_async.payments.account_store import KeyedLock
 
 pytestmark = pytest.mark.anyio
 
@@ -17,7 +17,7 @@ async def test_one_at_a_time_and_in_order() -> None:
     turns, order = KeyedLock(), list[str]()
 
     async def work(name: str, who: str) -> None:
-        async with turns.take(name):
+        async with turns.hold(name):
             order.append(f"{who} begins")
             await anyio.sleep(1)
             order.append(f"{who} ends")
@@ -27,7 +27,7 @@ async def test_one_at_a_time_and_in_order() -> None:
             group.start_soon(work, "key", who)
             await anyio.sleep(0.01)
         began = anyio.current_time()
-        async with turns.take("other"):
+        async with turns.hold("other"):
             assert anyio.current_time() == began
     assert order == [f"{who} {what}" for who in ("first", "second", "third") for what in ("begins", "ends")]
 
@@ -37,14 +37,14 @@ async def test_names_are_forgotten() -> None:
     turns = KeyedLock()
     assert list(turns.held()) == []
     with pytest.raises(LookupError):
-        async with turns.take("key"):
+        async with turns.hold("key"):
             raise LookupError
-    async with turns.take("key"):
+    async with turns.hold("key"):
         with anyio.move_on_after(1) as scope:
             async with anyio.create_task_group() as group:
 
                 async def wait() -> None:
-                    async with turns.take("key"):
+                    async with turns.hold("key"):
                         pytest.fail("it is not its turn")
 
                 group.start_soon(wait)
@@ -59,10 +59,10 @@ async def test_a_cancelled_wait_gives_its_place_up() -> None:
 
     async def wait(who: str, patience: float) -> None:
         with anyio.move_on_after(patience):
-            async with turns.take("key"):
+            async with turns.hold("key"):
                 got.append(who)
 
-    async with anyio.create_task_group() as group, turns.take("key"):
+    async with anyio.create_task_group() as group, turns.hold("key"):
         group.start_soon(wait, "hasty", 1)
         await anyio.sleep(0.1)
         group.start_soon(wait, "patient", 100)
@@ -76,7 +76,7 @@ async def test_who_waits_is_held_too() -> None:
     async with anyio.create_task_group() as group:
 
         async def work() -> None:
-            async with turns.take("key"):
+            async with turns.hold("key"):
                 await anyio.sleep(1)
 
         group.start_soon(work)
@@ -90,7 +90,7 @@ async def test_who_waits_is_held_too() -> None:
 async def test_what_the_caller_has_does_not_count() -> None:
     """Whoever asks what others hold may leave a name out that it holds itself."""
     turns = KeyedLock()
-    async with turns.take("own"), turns.take("other"):
+    async with turns.hold("own"), turns.hold("other"):
         assert list(turns.held(but="own")) == ["other"]
 
 
@@ -101,7 +101,7 @@ async def test_loops_in_other_threads_do_not_wait_for_each_other(other_loop: str
     turns, taken, done = KeyedLock(), threading.Event(), threading.Event()
 
     async def take() -> None:
-        async with turns.take("key"), turns.take("theirs"):
+        async with turns.hold("key"), turns.hold("theirs"):
             taken.set()
             await anyio.to_thread.run_sync(done.wait, 60)
 
@@ -110,7 +110,7 @@ async def test_loops_in_other_threads_do_not_wait_for_each_other(other_loop: str
     try:
         assert await anyio.to_thread.run_sync(taken.wait, 60)
         with anyio.fail_after(60):
-            async with turns.take("key"):
+            async with turns.hold("key"):
                 assert set(turns.held()) == {"key", "theirs"}
                 assert set(turns.held(but="key")) == {"key", "theirs"}  # the other loop's
     finally:

@@ -4,7 +4,7 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mobilemoney_async.database.lease import LONGEST, Lease
+from mobilemoney_async.database.clock import LONGEST, Lease
 
 TTL = 4.0
 

@@ -19,6 +19,7 @@ from mobilemoney_async.payments.matching import (
     ClockSample,
     PaymentQuery,
     Skew,
+    Verdict,
     date_ranges,
     estimate_skew,
     judge,
@@ -138,7 +139,7 @@ _OTHERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("skew", [None, Skew(low=timedelta(0), high=_SECOND)], ids=str)
 def test_another_kind_is_no_match(other: dict[str, Any], skew: Skew | None) -> None:
     """A transaction of another type, phone number or amount is neither adopted nor a candidate."""
-    assert judge(search(), [attrs.evolve(row(), **other)], skew).is_miss
+    assert judge(search(), [attrs.evolve(row(), **other)], skew) == Verdict()
 
 
 @pytest.mark.parametrize("amount", ["1000", "1000.00", "1E+3", "1000.0"])
@@ -174,7 +175,7 @@ def test_only_a_lone_near_match_of_the_kind_is_adopted(
         assert not verdict.candidates
     else:
         assert set(verdict.candidates) == near
-    assert verdict.is_miss is (not near)
+    assert (verdict == Verdict()) is (not near)
 
 
 @given(skews(), st.integers(2, 5), st.data())
@@ -207,7 +208,7 @@ def test_the_true_transaction_is_always_within_the_window(
 def test_without_a_look_at_the_clock_nothing_wrong_is_said(ahead: timedelta) -> None:
     """Where nothing is known of the service's clock, a true transaction is adopted or a candidate, never missed."""
     verdict = judge(search(), [row(NOON + ahead)], None)
-    assert not verdict.is_miss
+    assert verdict != Verdict()
 
 
 def test_a_match_far_from_its_window_is_a_candidate_at_most() -> None:
@@ -240,9 +241,9 @@ def test_the_spans_cover_every_payment_once(sends: Sequence[tuple[datetime, time
     """Each payment is looked for in one span, which holds its days and one to spare; date_ranges do not overlap."""
     searches = {f"key-{number}": search(at, took=took) for number, (at, took) in enumerate(sends)}
     found = date_ranges(searches)
-    assert sorted(key for span in found for key in span.searches) == sorted(searches)
+    assert sorted(key for span in found for key in span.queries) == sorted(searches)
     for span in found:
-        for wanted in span.searches.values():
+        for wanted in span.queries.values():
             assert span.first < wanted.sent_at.date()
             assert span.last > wanted.ended_at.date()
     assert [span.first for span in found] == sorted(span.first for span in found)
@@ -252,7 +253,7 @@ def test_the_spans_cover_every_payment_once(sends: Sequence[tuple[datetime, time
 def test_an_old_payment_does_not_cost_the_walk_of_all_days_since() -> None:
     """Two payments a year apart are two walks of some days each."""
     old, new = date_ranges({"new": search(NOON), "old": search(NOON - timedelta(days=365))})
-    assert [*old.searches] == ["old"]
+    assert [*old.queries] == ["old"]
     assert old.last - old.first < timedelta(days=7)
     assert new.first > date(2025, 12, 1)
 
@@ -293,4 +294,4 @@ def test_no_time_is_beyond_the_calendar(skew: Skew | None, offset: timedelta) ->
     """A row stamped at the ends of the calendar is judged like any other."""
     assume(skew is not None)
     verdict = judge(search(NOON + offset), [row(datetime.min.replace(tzinfo=UTC))], skew)
-    assert verdict.is_miss
+    assert verdict == Verdict()

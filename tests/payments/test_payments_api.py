@@ -21,7 +21,9 @@ from mobilemoney_async import (
     StoreError,
     TransactionStatus,
 )
-from mobilemoney_async.payments import journal
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.records import Source
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, Outage, World, make_world, on_asyncio
 from tests.support.fakes import PHONE_NUMBER as PAYS
@@ -146,8 +148,8 @@ async def test_the_external_id_that_the_service_shows_is_found(store_url: str) -
         shown = attrs.evolve(await client.transactions.get(made.transaction_id), external_id="shop/1")
         ended = attrs.evolve(shown, status=TransactionStatus.FAILED)
         assert client._store is not None
-        await client._store._database.write(
-            lambda each: journal.record_seen(each, "default", ended, source="poll", at=world.utcnow())
+        await account_store(client._store).database.write(
+            lambda each: Journal(each, "default").record_seen(ended, source=Source.POLL, at=world.utcnow())
         )
         assert [each.external_id for each in await client.payments.find("shop/1")] == ["shop/1"]
 
@@ -233,7 +235,7 @@ async def test_the_database_away(sqlite_file_url: str) -> None:
     """Whatever is asked of a database that is away raises `StoreError`."""
     world = make_world(sqlite_file_url)
     store = world.store()
-    outage = Outage(store._database)
+    outage = Outage(account_store(store).database)
     async with world.client(store) as client:
         outage.away = True
         for call in (

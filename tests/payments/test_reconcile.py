@@ -23,6 +23,7 @@ from mobilemoney_async import (
     StoreError,
     UnexpectedResponse,
 )
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.magic import ORDINARY
 from mobilemoney_async.sandbox.states import Kind
@@ -152,7 +153,7 @@ async def test_several_matches_are_for_a_person(store_url: str) -> None:
         assert record.state == "UNKNOWN"
         assert record.is_ambiguous
         assert record.candidates == tuple(sorted([world.made[0], other]))
-        with pytest.raises(OutcomeUnknown, match="a person has to look") as caught:
+        with pytest.raises(OutcomeUnknown, match="someone has to look") as caught:
             await create(client)
         assert " or ".join(record.candidates) in str(caught.value)
         with pytest.raises(DuplicateSuspected):
@@ -751,7 +752,7 @@ async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(sto
         assert second in record.history[-1].detail
         assert second in str(error)
         assert client._store is not None
-        assert not client._store._unsaved
+        assert not account_store(client._store).unwritten
         assert (await create(client)).transaction_id == first
 
 

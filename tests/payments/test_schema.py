@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -19,9 +20,11 @@ from mobilemoney_async import Network, SQLStore, StoreError, Transaction, Transa
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.serialization import dump_transaction
-from mobilemoney_async.payments import journal
+from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_RELEASED, Journal
 from mobilemoney_async.payments.payments import PaymentBook
+from mobilemoney_async.payments.queries import find_named
 from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
+from mobilemoney_async.payments.store import account_store
 from tests.payments.service import on_asyncio, rows
 from tests.support.fakes import NOON
 
@@ -66,11 +69,13 @@ def test_every_table_has_our_prefix() -> None:
 
 def test_the_index_on_unidentified_payments_lists_their_states() -> None:
     """What the database holds at most once is what the records call unidentified."""
-    (index,) = (each for each in schema.payments.indexes if each.name == "mobilemoney_payments_unidentified")
-    assert index.unique
+    indexes = {str(each.name): each for each in schema.payments.indexes}
+    assert indexes["mobilemoney_payments_unidentified"].unique
     for dialect in ("sqlite", "postgresql"):
-        where = str(index.dialect_options[dialect]["where"])
+        where = str(indexes["mobilemoney_payments_unidentified"].dialect_options[dialect]["where"])
         assert set(re.findall("'(.*?)'", where)) == {str(state) for state in UNIDENTIFIED}
+        assert where == str(IS_UNIDENTIFIED), "SQLite uses the index only for a query with the same text"
+        assert str(indexes["mobilemoney_payments_released"].dialect_options[dialect]["where"]) == str(WAS_RELEASED)
 
 
 @on_asyncio
@@ -169,8 +174,8 @@ async def test_a_database_of_version_1_is_brought_forward(store_url: str) -> Non
         assert [each.key for each in await book.find(name)] == ["order-1"], name
     assert (await book.find("order-1"))[0].external_id == "order/7"
     assert await book.find(["order/8", "REF"]) == []
-    assert await store._database.read(version) == schema.VERSION == 2
-    migrated = await store._database.read(shape)
+    assert await account_store(store).database.read(version) == schema.VERSION == 2
+    migrated = await account_store(store).database.read(shape)
     store.close()
     assert rows(store_url, "SELECT count(*) FROM mobilemoney_payments") == [(4,)]
     with engine.begin() as connection:
@@ -196,7 +201,7 @@ async def test_payments_are_found_by_indexes(store_url: str) -> None:
             return statement, parameters
 
         names = [f"name-{number}" for number in range(100)]
-        journal.find_named(connection, "default", names, states=[PaymentState.ACKNOWLEDGED], most=100)
+        find_named(Journal(connection, "default"), names, states=[PaymentState.ACKNOWLEDGED], most=100)
 
     database = Database(store_url)
     await database.read(explain)
@@ -250,7 +255,7 @@ def test_threads_make_the_tables_at_once(store_url: str) -> None:
     def work(own: Database) -> None:
         barrier.wait()
         try:
-            own._transact(version, writes=True, durable=True)
+            own._transact(version, writes=True, durable=True, until=time.monotonic() + 60)
         except BaseException as exc:  # noqa: BLE001
             errors.append(exc)
 
@@ -356,5 +361,5 @@ async def test_a_file_that_is_no_database(tmp_path: Path, break_it: Callable[[Pa
     break_it(path)
     store = SQLStore(f"sqlite:///{path}")
     with pytest.raises(StoreError, match="the store failed"):
-        await store._database.read(version)
+        await account_store(store).database.read(version)
     store.close()

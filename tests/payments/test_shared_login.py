@@ -34,10 +34,10 @@ from mobilemoney_async import (
     TokenSource,
 )
 from mobilemoney_async.contract.models import LoginResult
-from mobilemoney_async.database import encryption as sealing
+from mobilemoney_async.database import encryption
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.failures import dump_login_error, load_login_error
+from mobilemoney_async.database.serialization import dump_login_error, load_login_error
 from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.sharing.login_row import LoginRow, Step
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
@@ -49,7 +49,7 @@ KEY = "a key of the merchant's"
 ROOT = Path(__file__).parents[2]
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 
-_real_scrypt = sealing._scrypt
+_real_scrypt = encryption._scrypt
 _stretched: dict[tuple[bytes, bytes, int], bytes] = {}
 
 
@@ -63,7 +63,7 @@ def scrypt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             _stretched[what] = _real_scrypt(*what)
         return _stretched[what]
 
-    monkeypatch.setattr(sealing, "_scrypt", scrypt)
+    monkeypatch.setattr(encryption, "_scrypt", scrypt)
 
 
 class Service:
@@ -101,7 +101,8 @@ class Worker:
         self.service = service
         self.database = Database(url)
         account = options.pop("account", "merchant")
-        self.source = SharedLogin(LoginAuth(EMAIL, password), self.database, account, **options)
+        cipher = TokenCipher(account, options.pop("key", None))
+        self.source = SharedLogin(LoginAuth(EMAIL, password), self.database, account, cipher, **options)
 
     async def token(self) -> str:
         return (await self.source.token(self.service.login)).reveal()
@@ -785,12 +786,12 @@ def test_a_sealed_token_belongs_to_its_row() -> None:
     """A token that was copied into the row of another account or other credentials is not opened there."""
     one, other = TokenCipher("one", KEY), TokenCipher("other", KEY)
     name = one.name(EMAIL, Secret(PASSWORD))
-    sealed = one.seal(Secret("the-token"), name)
-    assert sealed != one.seal(Secret("the-token"), name)
-    assert one.open(sealed, name) == "the-token"
-    assert one.open(sealed, one.name(EMAIL, Secret("another"))) is None
-    assert other.open(sealed, name) is None
-    assert TokenCipher("one").open(sealed, name) is None
+    sealed = one.encrypt(Secret("the-token"), name)
+    assert sealed != one.encrypt(Secret("the-token"), name)
+    assert one.decrypt(sealed, name) == "the-token"
+    assert one.decrypt(sealed, one.name(EMAIL, Secret("another"))) is None
+    assert other.decrypt(sealed, name) is None
+    assert TokenCipher("one").decrypt(sealed, name) is None
 
 
 def test_names_of_credentials_differ_with_each_part() -> None:
@@ -814,13 +815,15 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(InvalidRequest, match=r'pip install "mobilemoney-async\[store\]"'):
         TokenCipher("merchant", KEY)
-    assert TokenCipher("merchant").open("clear:token", "name") == "token"
+    assert TokenCipher("merchant").decrypt("clear:token", "name") == "token"
 
 
 def test_nothing_secret_shows_itself(tmp_path: Path) -> None:
     """Neither repr shows a key, a password or a token."""
-    source = SharedLogin(LoginAuth(EMAIL, PASSWORD), Database(f"sqlite:///{tmp_path / 'a.db'}"), "merchant", key=KEY)
-    shown = f"{source!r} {source._sealing!r} {source._state!r}"
+    source = SharedLogin(
+        LoginAuth(EMAIL, PASSWORD), Database(f"sqlite:///{tmp_path / 'a.db'}"), "merchant", TokenCipher("merchant", KEY)
+    )
+    shown = f"{source!r} {source._cipher!r} {source._state!r}"
     assert KEY not in shown
     assert PASSWORD not in shown
     assert EMAIL not in shown

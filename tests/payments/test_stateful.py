@@ -36,6 +36,7 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import VirtualClockEventLoop
 from tests.payments.service import Outage
 from tests.support.fakes import NOON
@@ -285,7 +286,7 @@ class Shop(RuleBasedStateMachine):
             rate_limiter=RateLimiter(per_minute=600_000, burst=10_000),
             utcnow=self.service.now,
         )
-        return Process(store, Outage(store._database), client)
+        return Process(store, Outage(account_store(store).database), client)
 
     def rows(self) -> dict[str, tuple[str, str | None]]:
         """Return the state and the transaction of each key, as somebody else sees them."""
@@ -521,8 +522,8 @@ class Shop(RuleBasedStateMachine):
             assert not [row[0] for row in said if "belongs to another" in row[0]]
         for process in self.workers:
             assert not process.tasks
-            assert not process.store._turns.held()
-            assert not process.store._unsaved
+            assert not account_store(process.store).locks.held()
+            assert not account_store(process.store).unwritten
             await process.client.aclose()
 
 

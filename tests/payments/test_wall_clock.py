@@ -13,6 +13,7 @@ from mobilemoney_async import AsyncClient, OutcomeUnknown, PaymentState, RateLim
 from mobilemoney_async.database.clock import WallClock
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments.payments import PaymentBook
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.testing import page_answer
 from tests.payments.service import ORDER, on_asyncio
 
@@ -37,7 +38,7 @@ class Host:
     def store(self, url: str) -> SQLStore:
         """Return the store of a process there."""
         store = SQLStore(url)
-        store._database.wall_clock = WallClock(self.time)
+        account_store(store).database.wall_clock = WallClock(self.time)
         return store
 
 

@@ -1,0 +1,163 @@
+"""Shared parts of all clients of one `SQLStore`: its database, locks and write-behind buffer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import anyio
+import attrs
+from anyio.lowlevel import current_token
+
+from mobilemoney_async.database.encryption import TokenCipher
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.journal import Contradiction, Journal, JournalEntry
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class _Lock:
+    lock: anyio.Lock = attrs.field(factory=anyio.Lock)
+    users: int = 0
+
+
+class KeyedLock:
+    """Locks by name, in each event loop: creates under one key wait for each other, and so do those of one kind.
+
+    A store may serve several loops, each in a thread of its own. To each other they are like other processes: the
+    database alone decides between them.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[tuple[Hashable, Hashable], _Lock] = {}
+
+    @asynccontextmanager
+    async def hold(self, name: Hashable) -> AsyncGenerator[None]:
+        """Hold the lock of a name. Cancelling the wait gives up the place in line."""
+        place = (current_token(), name)
+        entry = self._locks.setdefault(place, _Lock())
+        # Counted before the wait, so that no other user removes the lock.
+        entry.users += 1
+        try:
+            async with entry.lock:
+                yield
+        finally:
+            entry.users -= 1
+            if not entry.users:
+                del self._locks[place]
+
+    def held(self, *, but: Hashable | None = None) -> Collection[Hashable]:
+        """Return the names that are held or waited for, in any event loop.
+
+        Args:
+            but: A name that does not count in this loop: the caller holds it.
+        """
+        own = None if but is None else (current_token(), but)
+        # A copy first, which is atomic: other threads add and remove names.
+        return {place[1] for place in list(self._locks) if place != own}
+
+
+@attrs.define(eq=False)
+class AccountStore:
+    """Database, locks and write-behind buffer of one account, made once for each `SQLStore`.
+
+    The write-behind buffer keeps journal entries that could not be written because the database was away. They are
+    written before anything is decided about their payments.
+
+    Attributes:
+        database: The database.
+        account: The account whose payments these are.
+        grace: Seconds after a request in which the service's list may not show its payment.
+        cipher: Encrypts the login token.
+        resend_absent_collections: Whether an absent collection may be sent again without confirmation.
+        locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
+    """
+
+    database: Database
+    account: str
+    grace: float
+    cipher: TokenCipher
+    resend_absent_collections: bool
+    locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
+    _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
+    _clients: int = attrs.field(default=0, init=False)
+
+    async def read(self, work: Callable[[Journal], T]) -> T:
+        """Run work that changes nothing in one transaction, and return its result.
+
+        Raises:
+            StoreError: The database failed, or cannot be reached.
+        """
+        return await self.database.read(lambda connection: work(Journal(connection, self.account)))
+
+    async def write(self, work: Callable[[Journal], T], *, then: Callable[[T], object] | None = None) -> T:
+        """Run work in one transaction, and return its result once that is durable; see `Database.write`.
+
+        Raises:
+            StoreError: The database failed, or cannot be reached.
+        """
+        return await self.database.write(lambda connection: work(Journal(connection, self.account)), then=then)
+
+    def attach(self) -> None:
+        """Count one more client."""
+        self._clients += 1
+
+    def detach(self) -> None:
+        """Count one client less. The last one closes the idle connections."""
+        self._clients -= 1
+        if not self._clients:
+            self.database.close()
+
+    # The write-behind buffer
+
+    @property
+    def unwritten(self) -> Collection[str]:
+        """Keys of the payments whose entries are in the buffer."""
+        return self._unwritten.keys()
+
+    def keep(self, entry: JournalEntry) -> None:
+        """Keep an entry until it is written; it replaces an earlier one of the same payment."""
+        self._unwritten[entry.key] = entry
+
+    def is_kept(self, entry: JournalEntry) -> bool:
+        """Return whether an entry is still to be written."""
+        return self._unwritten.get(entry.key) is entry
+
+    async def save(self, entry: JournalEntry) -> None:
+        """Write an entry, and remove it from the buffer.
+
+        Raises:
+            StoreError: The database failed, and the entry is kept; or the entry contradicts the payment's state.
+        """
+        written = await self.write(lambda journal: journal.apply(entry))
+        # Another task may have replaced it during the write.
+        if self.is_kept(entry):
+            del self._unwritten[entry.key]
+        if isinstance(written, Contradiction):
+            raise written.error()
+
+    async def flush(self, *, key: str | None = None) -> None:
+        """Write the buffer, except for entries that other tasks are about to write.
+
+        Args:
+            key: A payment whose lock the caller holds.
+
+        Raises:
+            StoreError: The database failed.
+        """
+        if not self._unwritten:
+            return
+        busy = self.locks.held(but=key)
+        for entry in [each for each in self._unwritten.values() if each.key not in busy]:
+            try:
+                await self.save(entry)
+            except StoreError:
+                if self.is_kept(entry):
+                    raise
+                logger.exception("a late journal entry contradicts the store")

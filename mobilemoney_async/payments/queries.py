@@ -1,0 +1,104 @@
+"""Queries for many payments of one account, inside one transaction. Each uses an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.schema import history, payments
+from mobilemoney_async.payments.journal import Journal, to_record
+from mobilemoney_async.payments.records import HistoryEntry, PaymentRecord, PaymentState
+
+# Transaction ids in one statement.
+_IDS_AT_ONCE = 500
+
+_columns = payments.c
+# The columns with a payment's names. Each has an index, two of them one with a condition.
+_NAMES: Mapping[str, Sequence[Any]] = {
+    "transaction_id": (),
+    "key": (),
+    **{name: (sa.text(f"length({name}) <= 200"),) for name in ("reference", "external_id")},
+}
+
+
+def find_with_history(journal: Journal, key: str) -> PaymentRecord | None:
+    """Return the record of a key with its whole history."""
+    row = journal.row(key)
+    if row is None:
+        return None
+    entries = journal.connection.execute(
+        sa.select(history.c.at, history.c.what, history.c.source, history.c.detail)
+        .where(history.c.payment_id == row.id)
+        .order_by(history.c.id)
+    )
+    return attrs.evolve(to_record(row), history=tuple(HistoryEntry(**entry) for entry in entries.mappings()))
+
+
+def pending_ids(journal: Journal) -> list[str]:
+    """Return the transactions of payments that exist and are not final, oldest first."""
+    statement = (
+        sa.select(_columns.transaction_id)
+        .where(_columns.account == journal.account, _columns.state == PaymentState.ACKNOWLEDGED)
+        .order_by(_columns.created_at, _columns.id)
+    )
+    return list(journal.connection.execute(statement).scalars())
+
+
+def owners(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, PaymentRecord]:
+    """Return the payments that own these transactions, by transaction id."""
+    found: dict[str, PaymentRecord] = {}
+    for start in range(0, len(transaction_ids), _IDS_AT_ONCE):
+        some = transaction_ids[start : start + _IDS_AT_ONCE]
+        statement = sa.select(payments).where(_columns.account == journal.account, _columns.transaction_id.in_(some))
+        found |= {row.transaction_id: to_record(row) for row in journal.connection.execute(statement)}
+    return found
+
+
+def select(
+    journal: Journal,
+    *,
+    states: Iterable[PaymentState] | None = None,
+    type: TransactionType | None = None,
+    since: datetime | None = None,
+    limit: int | None = None,
+    newest_first: bool = False,
+) -> list[PaymentRecord]:
+    """Return payments, oldest first or newest first."""
+    where = [_columns.account == journal.account]
+    if type is not None:
+        where.append(_columns.type == str(type))
+    if since is not None:
+        where.append(_columns.created_at >= since)
+    statement: Any = sa.select(payments).where(*where)
+    columns: Any = _columns
+    if states is not None:
+        wanted = sorted({str(state) for state in states})
+        if not wanted:
+            return []
+        # One part for each state, all in the order of one index: with IN, SQLite may scan a million to find fifty.
+        statement = sa.union_all(*(statement.where(_columns.state == state) for state in wanted))
+        columns = statement.selected_columns
+    order = (columns.created_at, columns.id)
+    statement = statement.order_by(*(each.desc() if newest_first else each for each in order)).limit(limit)
+    return [to_record(row) for row in journal.connection.execute(statement)]
+
+
+def find_named(
+    journal: Journal, names: Sequence[str], *, states: Iterable[PaymentState] | None, most: int
+) -> list[PaymentRecord]:
+    """Return payments with one of some names, oldest first: `most` at most for each kind of name."""
+    where = [_columns.account == journal.account]
+    if states is not None:
+        # No bare column: for a hundred names, SQLite would rather scan the index on states, however long that is.
+        where.append((_columns.state + "").in_(sorted({str(state) for state in states})))
+    parts = [
+        sa.select(payments).where(*where, _columns[kind].in_(names), *short).limit(most).subquery().select()
+        for kind, short in _NAMES.items()
+    ]
+    found = {row.id: row for row in journal.connection.execute(sa.union_all(*parts))}
+    return [to_record(row) for row in sorted(found.values(), key=lambda row: (row.created_at, row.id))]
