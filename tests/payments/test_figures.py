@@ -12,7 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import DuplicateSuspected, OutcomeUnknown, PaymentState, SQLStore, StoreError
-from mobilemoney_async.database import url
+from mobilemoney_async.database import engine as engine_module
+from mobilemoney_async.database import url as url_module
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.payments.crash_worker import ONCE_MORE, Job, Order, wide_open
 from tests.payments.merchant import Held, Merchant, all_is_paid, creates, faulty_sandbox, make_orders, open_merchant
@@ -176,7 +177,7 @@ def away(url: str) -> Iterator[None]:
 def impatient(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
     """Let transactions wait for half a second where another connection locks the file."""
     if store_url.startswith("sqlite"):
-        monkeypatch.setattr(url, "PATIENCE", 0.5)
+        monkeypatch.setattr(url_module, "PATIENCE", 0.5)
 
 
 async def until(condition: Callable[[], bool]) -> None:
