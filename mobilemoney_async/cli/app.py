@@ -1,79 +1,207 @@
-"""The commands: their names, what each is in a line, and where it stands. A command is imported when it is run."""
+"""Commands of `mobilemoney`: their names and summaries. A command's module is imported when the command runs.
+
+A group reports every error of its commands, wrong usage included, in one line on standard error.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from mobilemoney_async._version import __version__
-from mobilemoney_async.cli.lazy import LazyCommand, lazy_group
+from mobilemoney_async.cli import failures
 
-_PAYMENTS, _ACCOUNT, _TRYING = "Payments", "Account", "Trying it out"
+F = TypeVar("F", bound=Callable[..., None])
 
-COMMANDS: tuple[LazyCommand, ...] = (
-    LazyCommand(
-        "collect",
-        "create_command:collect",
-        "Ask a customer to pay, and follow the payment until it is made or not.",
-        _PAYMENTS,
-    ),
-    LazyCommand(
-        "disburse",
-        "create_command:disburse",
-        "Send money to a wallet, and follow the payment until it has arrived or not.",
-        _PAYMENTS,
-    ),
-    LazyCommand(
-        "get",
-        "lookup_command:get",
-        "Show one transaction: by its id, the service's reference or the merchant's.",
-        _PAYMENTS,
-    ),
-    LazyCommand(
-        "list",
-        "lookup_command:list_transactions",
-        "List transactions, in the service's order, as they come: a table, CSV or JSON lines.",
-        _PAYMENTS,
-    ),
-    LazyCommand(
-        "watch",
-        "watch_command:watch",
-        "Follow payments to their final states: a table on a terminal, else a line for each change.",
-        _PAYMENTS,
-    ),
-    LazyCommand(
-        "payments",
-        "payments_command:payments_app",
-        "The payments of a store: what became of each, and what nobody knows.",
-        _PAYMENTS,
-    ),
-    LazyCommand("login", "login_command:login", "Log in, and keep the token until it expires.", _ACCOUNT),
-    LazyCommand("logout", "login_command:logout", "Forget the token that login kept.", _ACCOUNT),
-    LazyCommand("profile", "users_command:profile", "Show the user behind the credentials.", _ACCOUNT),
-    LazyCommand("otp", "users_command:otp_app", "One-time passwords: request one, verify one.", _ACCOUNT),
-    LazyCommand("doctor", "doctor_command:doctor", "Check the configuration, and say what to mend.", _ACCOUNT),
-    LazyCommand(
-        "sandbox", "sandbox_group:sandbox_app", "The service on your own machine, with simulated money.", _TRYING
-    ),
-    LazyCommand("demo", "demo_command:demo", "Watch payments from the prompt to their final states.", _TRYING),
+# Characters of a summary in a list of commands: all of them.
+_WHOLE = 200
+# Typer brings its own click, older versions use the installed one: the class is found through their common export.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+_PLAIN: dict[str, Any] = {
+    "rich_markup_mode": None,  # rich's help takes longer to show than all the rest
+    "pretty_exceptions_show_locals": False,  # a local variable may be a secret
+}
+
+
+class LazyCommand(NamedTuple):
+    """Command that is imported when it runs.
+
+    Attributes:
+        name: As the user types it.
+        target: ``module:name`` below `mobilemoney_async.cli`: a function with options, or a `typer.Typer`.
+        summary: Its line in the list of commands: the first sentence of its help.
+        panel: Its heading in that list.
+    """
+
+    name: str
+    target: str
+    summary: str
+    panel: str | None = None
+
+    def listed(self) -> TyperCommand:
+        """Return the entry in the list of commands."""
+        return TyperCommand(self.name, help=self.summary, rich_help_panel=self.panel, rich_markup_mode=None)
+
+    def load(self) -> Any:
+        """Import the command and return it."""
+        module, _, name = self.target.partition(":")
+        found = getattr(importlib.import_module(f"mobilemoney_async.cli.{module}"), name)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False, **_PLAIN)
+            return typer.main.get_command(_added(single, self.name, found))
+        group = typer.main.get_command(found)
+        group.name = self.name
+        return group
+
+
+def command_group(*commands: LazyCommand, **options: Any) -> typer.Typer:
+    """Return a group of commands; `add_command` adds those of the group's own module.
+
+    Args:
+        commands: Commands that are imported when they run.
+        options: Of `typer.Typer`.
+    """
+    return typer.Typer(cls=_group_class(commands), **(_PLAIN | {"add_completion": False} | options))
+
+
+def add_command(group: typer.Typer, name: str) -> Callable[[F], F]:
+    """Return a decorator that adds a function to a group as a command; its docstring is the help."""
+
+    def decorate(function: F) -> F:
+        _added(group, name, function)
+        return function
+
+    return decorate
+
+
+def _added(group: typer.Typer, name: str, function: Callable[..., None]) -> typer.Typer:
+    # Each paragraph on one line: the terminal's width breaks it.
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    group.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(function)
+    return group
+
+
+def _group_class(commands: tuple[LazyCommand, ...]) -> type[TyperGroup]:
+    by_name = {command.name: command for command in commands}
+
+    class LazyGroup(TyperGroup):
+        def __init__(self, **attributes: Any) -> None:
+            super().__init__(**attributes)
+            self.commands.update({name: command.listed() for name, command in by_name.items()})
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            name, command, rest = super().resolve_command(ctx, args)
+            lazy = by_name.get(name or "")
+            return name, command if lazy is None else lazy.load(), rest
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            rows: dict[str, list[tuple[str, str]]] = {}
+            for name, command in self.commands.items():
+                panel = getattr(command, "rich_help_panel", None) or "Commands"
+                rows.setdefault(panel, []).append((name, command.get_short_help_str(_WHOLE)))
+            for panel, listed in rows.items():
+                with formatter.section(panel):
+                    formatter.write_dl(listed)
+
+        def parse_args(self, ctx: Any, args: list[str]) -> Any:
+            if ctx.resilient_parsing:  # for completion, which shows no errors
+                return super().parse_args(ctx, args)
+            with _errors_in_one_line(ctx):
+                return super().parse_args(ctx, args)
+
+        def invoke(self, ctx: Any) -> Any:
+            with _errors_in_one_line(ctx):
+                return super().invoke(ctx)
+
+    return LazyGroup
+
+
+@contextmanager
+def _errors_in_one_line(ctx: Any) -> Iterator[None]:
+    """Turn an error that the user can act on into one line and an exit code."""
+    try:
+        yield
+    except _USAGE_ERROR as exc:
+        if type(exc).__name__ == "NoArgsIsHelpError":
+            raise
+        path = _path(getattr(exc, "ctx", None) or ctx)
+        hint = "" if path or type(exc).__name__ != "NoSuchOption" else "; options go after the command"
+        text = " ".join(exc.format_message().split()).removesuffix(".")
+        failures.say(path, f"{text}{hint}; see {failures.typed(path)} --help")
+        raise typer.Exit(failures.ExitCode.USAGE) from exc
+    except Exception as exc:
+        ended = failures.conclude(_path(ctx), exc)
+        if ended is None:
+            raise
+        raise ended from exc
+
+
+def _path(ctx: Any) -> str:
+    """Return the names of a command as the user types them after ``mobilemoney``."""
+    names = [ctx.invoked_subcommand] if ctx.invoked_subcommand else []
+    while ctx.parent is not None:
+        names.append(ctx.info_name)
+        ctx = ctx.parent
+    return " ".join(reversed(names))
+
+
+COMMANDS: tuple[LazyCommand, ...] = tuple(
+    LazyCommand(name, target, summary, panel)
+    for panel, commands in {
+        "Payments": (
+            ("collect", "create:collect", "Ask a customer to pay, and wait until the payment succeeds or fails."),
+            ("disburse", "create:disburse", "Send money to a wallet, and wait until the payment succeeds or fails."),
+            (
+                "get",
+                "transactions:get",
+                "Show one transaction: by its id, the service's reference or the merchant's.",
+            ),
+            (
+                "list",
+                "transactions:list_transactions",
+                "List transactions in the service's order: as a table, CSV or JSON lines.",
+            ),
+            (
+                "watch",
+                "watch:watch",
+                "Follow payments to their final states: a table on a terminal, else a line for each change.",
+            ),
+            ("payments", "payments:payments_app", "Payments in your store, and those with an unknown result."),
+        ),
+        "Account": (
+            ("login", "account:login", "Log in, and keep the token until it expires."),
+            ("logout", "account:logout", "Delete the token that login kept."),
+            ("profile", "account:profile", "Show the user that the credentials belong to."),
+            ("otp", "account:otp_app", "One-time passwords: request one, verify one."),
+            ("doctor", "doctor:doctor", "Check the configuration and say what to fix."),
+        ),
+        "Trying it out": (
+            ("sandbox", "sandbox:sandbox_app", "The service on your own machine, with simulated money."),
+            ("demo", "demo:demo", "Watch simulated payments from the request to their final states."),
+        ),
+    }.items()
+    for name, target, summary in commands
 )
 
-# Tracebacks with locals could show what must not be shown; errors are one line here anyway.
-app: typer.Typer = typer.Typer(
+app: typer.Typer = command_group(
+    *COMMANDS,
     name="mobilemoney",
-    cls=lazy_group(*COMMANDS),
     help="Mobile-money payments from the command line: collect, disburse, look up, follow; a sandbox to try it in.",
-    epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage or configuration, 3 nobody knows whether a payment exists, "
+    epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage or configuration, 3 unknown whether a payment exists, "
     "4 not final in time, 5 final without success, 130 interrupted.",
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: rich's takes longer than all the rest
-    pretty_exceptions_show_locals=False,
+    add_completion=True,
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"mobilemoney-async {__version__}")
         raise typer.Exit
 
@@ -84,4 +212,4 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Read the options that come before a command."""

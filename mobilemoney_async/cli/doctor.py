@@ -1,35 +1,60 @@
-"""What `mobilemoney doctor` says of what it has seen. No I/O: `doctor_checks` looks, this judges."""
+"""`mobilemoney doctor`: checks of the configuration, and advice. One call of the profile, one connection, no money.
+
+The checks yield findings; `judge_…` turns a measurement into findings without I/O. A check that depends on a failed one
+is reported as skipped.
+"""
 
 from __future__ import annotations
 
 import enum
-from datetime import datetime, timedelta
+import os
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+import anyio
 import attrs
+import httpx
+import typer
+from anyio.abc import ByteStream
+from anyio.streams.tls import TLSAttribute, TLSStream
 
-from mobilemoney_async.errors import (
-    AuthenticationError,
-    InvalidCredentials,
-    MobileMoneyError,
-    PermissionDenied,
-    RateLimitExceeded,
-    ServerError,
-    TokenExpired,
-    TransportError,
-    UnexpectedResponse,
-)
-from mobilemoney_async.payments.health import StoreHealth
-from mobilemoney_async.payments.matching import Skew
+from mobilemoney_async import errors
+from mobilemoney_async.calls.retry import RetryPolicy
+from mobilemoney_async.cli.clients import find_login, missing_file, open_client, open_store, without_argument
+from mobilemoney_async.cli.failures import ExitCode, run
+from mobilemoney_async.cli.options import AsJSON, Service, with_service
+from mobilemoney_async.cli.output import print_json, visible
+from mobilemoney_async.cli.settings import SANDBOX_URL, Settings, is_loopback
+from mobilemoney_async.client import AsyncClient
+from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
+from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
+from mobilemoney_async.payments.health import StoreHealth, examine
+from mobilemoney_async.payments.matching import ClockSample, Skew, read_date
 
-_SOON = 14  # days of a certificate
-_STEADY = timedelta(seconds=2)  # a Date header is cut to a second, and its answer takes a moment
-_FAR = timedelta(seconds=60)  # what reconcile allows for where it has not seen the service's clock
-_ABSURD = timedelta(minutes=30)  # a time zone taken for another, or a dead battery
+_SANDBOX_PORT = urlsplit(SANDBOX_URL).port
+_CERTIFICATE_DAYS = 14
+# Differences between two clocks. A Date header is cut to a second, and its answer takes a moment.
+_STEADY, _ALLOWED, _ABSURD = timedelta(seconds=2), timedelta(seconds=60), timedelta(minutes=30)
+_ADVICE: dict[type, str] = {
+    errors.InvalidCredentials: "check e-mail and password; the service limits attempts, so do not guess",
+    errors.TokenExpired: "the token has expired: mobilemoney login, or get a new one",
+    errors.AuthenticationError: "the service does not accept the token: is it one of this service, complete, and not "
+    "expired or revoked?",
+    errors.ServerError: "the service has a fault: try again later",
+    errors.UnexpectedResponse: "another program answers at this address: check the base URL and any proxy",
+    errors.TransportError: "it can be reached, but gave no answer in time: try again, or with a longer --timeout",
+    Exception: "read the error",
+}
 
 
 class Level(enum.Enum):
-    """How a check ended."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -37,15 +62,18 @@ class Level(enum.Enum):
     SKIPPED = "skipped"
 
 
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red", Level.SKIPPED: "bright_black"}
+
+
 @attrs.frozen
 class Finding:
-    """What one check found.
+    """Finding of one check.
 
     Attributes:
-        check: Its name.
-        level: How it ended.
-        text: What was seen.
-        advice: What to do about it, or None.
+        check: The check's name.
+        level: Its result.
+        text: The observation.
+        advice: The next step, or None.
     """
 
     check: str
@@ -54,177 +82,341 @@ class Finding:
     advice: str | None = None
 
 
-def judge_url(base_url: str, *, is_production: bool) -> Finding:
-    """Say whether a URL can be the service's. That it is https, or on loopback, is the client's to refuse."""
-    parts = urlsplit(base_url)
-    money = "real money" if is_production else "no real money"
-    if parts.path.rstrip("/").rpartition("/")[2] != "v1":
-        return Finding(
-            "url",
-            Level.WARNING,
-            f"{base_url} does not end with the version prefix /v1",
-            "the service's base URL includes it: add it if this is the service's own address",
+@with_service()
+def doctor(
+    *,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=300, help="For each step.")] = 10.0,
+    as_json: AsJSON = False,
+    service: Service,
+) -> None:
+    """Check the configuration and say what to fix.
+
+    Checks URL, name, connection, certificate, clock, credentials, rate limit and store. Sends one request, and a login
+    if there is no token yet; moves no money, and makes and changes nothing in the store.
+
+    Exit codes: 0 fine, perhaps with warnings, 1 a problem was found, 2 the configuration cannot be read.
+    """
+    settings = service.settings()
+    findings: list[Finding] = []
+
+    async def work() -> None:
+        async for finding in check(settings, timeout):
+            findings.append(finding)
+            if not as_json:
+                _print(finding)
+
+    run("doctor", work, settings=settings)
+    levels = {finding.level for finding in findings}
+    worst = next((level for level in (Level.PROBLEM, Level.WARNING) if level in levels), Level.OK)
+    if as_json:
+        found = [attrs.asdict(each, value_serializer=_level_as_text) for each in findings]
+        print_json(
+            {
+                "profile": settings.profile,
+                "base_url": settings.base_url,
+                "is_production": settings.is_production,
+                "worst": worst.value,
+                "findings": [{name: value for name, value in each.items() if value is not None} for each in found],
+            }
         )
+    if worst is Level.PROBLEM:
+        raise typer.Exit(ExitCode.ERROR)
+
+
+def _level_as_text(finding: object, field: object, value: object) -> object:
+    return value.value if isinstance(value, Level) else value
+
+
+def _print(finding: Finding) -> None:
+    level = f"{finding.level.value:<8}"
+    if not os.environ.get("NO_COLOR"):
+        # Without a terminal, typer's echo removes the colours.
+        level = typer.style(level, fg=_COLOURS[finding.level])
+    typer.echo(f"{level} {finding.check:<14} {visible(finding.text)}")
+    if finding.advice is not None:
+        typer.echo(f"{'':<23} → {visible(finding.advice)}")
+
+
+async def check(settings: Settings, timeout: float) -> AsyncIterator[Finding]:
+    """Yield the findings, check after check.
+
+    Args:
+        settings: The checked configuration.
+        timeout: Of each step, seconds, more than 0.
+    """
+    source = settings.sources["base_url"]
+    where = f"of {settings.config}" if source.startswith("profile ") else f"its URL is from {source}"
+    text = "the built-in sandbox" if settings.is_built_in else f"profile {settings.profile}, {where}"
+    yield Finding("configuration", Level.OK, text)
+    for file in settings.secret_files:
+        if os.name == "posix" and file.exists() and file.stat().st_mode & 0o077:
+            yield Finding("secrets", Level.WARNING, f"other users can read {file}", f"chmod 600 {file}, if you can")
+    try:
+        AsyncClient(settings.base_url, auth="-")
+    except InvalidRequest as exc:
+        yield Finding("url", Level.PROBLEM, f"{settings.base_url} must be {_accepted(exc)}", "fix the base URL")
+    else:
+        yield judge_url(settings.base_url, is_production=settings.is_production)
+        reached = True
+        async for finding in _check_connection(settings.base_url, timeout):
+            reached = reached and finding.level is not Level.PROBLEM
+            yield finding
+        async for finding in _check_call(settings, timeout, reached=reached):
+            yield finding
+    async for finding in _check_store(settings):
+        yield finding
+
+
+def _accepted(exc: InvalidRequest) -> str:
+    return without_argument(exc).removeprefix("must be ")
+
+
+def judge_url(base_url: str, *, is_production: bool) -> Finding:
+    """Judge the form of a URL that the client accepts."""
+    parts = urlsplit(base_url)
+    if parts.path.rstrip("/").rpartition("/")[2] != "v1":
+        text = f"{base_url} does not end with the version prefix /v1"
+        return Finding("url", Level.WARNING, text, "add /v1 if this is the service's own address")
+    money = "real money" if is_production else "no real money"
     return Finding("url", Level.OK, f"{base_url} ({parts.scheme}; {money})")
 
 
-def judge_certificate(expires_at: datetime | None, version: str, now: datetime) -> Finding:
-    """Say how long the service's certificate is good for.
+async def _check_connection(base_url: str, timeout: float) -> AsyncIterator[Finding]:
+    parts = urlsplit(base_url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    proxy = _proxy(parts.scheme, host)
+    if proxy is not None and not is_loopback(base_url):
+        yield Finding("connection", Level.OK, f"goes through the proxy {proxy} of the environment; not checked further")
+        return
+    try:
+        with anyio.fail_after(timeout):
+            found = await anyio.getaddrinfo(host, port)
+    except (OSError, UnicodeError) as exc:
+        text = f"{host} is not found: {getattr(exc, 'strerror', None) or type(exc).__name__}"
+        yield Finding("dns", Level.PROBLEM, text, "check the host's name, and this machine's network and DNS")
+        return
+    addresses = sorted({str(each[4][0]) for each in found})
+    if addresses != [host]:
+        yield Finding("dns", Level.OK, f"{host} is {', '.join(addresses[:3])}")
+    try:
+        with anyio.fail_after(timeout):
+            stream = await anyio.connect_tcp(host, port)
+    except OSError as exc:
+        advice = "check port, firewall and proxy"
+        if is_loopback(base_url):
+            advice = f"start it: mobilemoney sandbox{'' if port == _SANDBOX_PORT else f' --port {port}'}"
+        yield Finding("connection", Level.PROBLEM, f"{host}:{port} does not answer: {_reason(exc)}", advice)
+        return
+    yield Finding("connection", Level.OK, f"{host}:{port} answers")
+    async with stream:
+        if parts.scheme == "https":
+            yield await _check_tls(stream, host, timeout)
 
-    Args:
-        expires_at: Aware UTC, or None where the certificate does not say.
-        version: Of TLS.
-        now: Aware UTC.
-    """
+
+async def _check_tls(stream: ByteStream, host: str, timeout: float) -> Finding:
+    try:
+        with anyio.fail_after(timeout):
+            # The same trusted certificates as the client's.
+            secured = await TLSStream.wrap(stream, hostname=host, ssl_context=httpx.create_ssl_context())
+    except ssl.SSLCertVerificationError as exc:
+        text = f"the certificate is not trusted: {exc.verify_message}"
+        advice = "is this the service's own address? if a proxy of yours inspects traffic, SSL_CERT_FILE names its CA"
+        return Finding("tls", Level.PROBLEM, text, advice)
+    except (OSError, anyio.BrokenResourceError, anyio.EndOfStream) as exc:
+        return Finding("tls", Level.PROBLEM, f"no secure connection: {_reason(exc)}", "is this a port for https?")
+    certificate = secured.extra(TLSAttribute.peer_certificate)  # noqa: S610 (no Django)
+    version = secured.extra(TLSAttribute.tls_version)  # noqa: S610
+    expires = certificate.get("notAfter") if certificate else None
+    expires_at = None
+    if isinstance(expires, str):
+        expires_at = datetime.fromtimestamp(ssl.cert_time_to_seconds(expires), UTC)
+    with suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream), anyio.move_on_after(1):
+        await secured.aclose()
+    return judge_certificate(expires_at, version, datetime.now(UTC))
+
+
+def judge_certificate(expires_at: datetime | None, version: str, now: datetime) -> Finding:
+    """Judge the days that a trusted certificate is still valid, if it names its end, over this version of TLS."""
     if expires_at is None:
         return Finding("tls", Level.OK, f"{version}, the certificate is trusted")
     days = (expires_at - now).days
-    text = f"{version}, the certificate is trusted and good until {expires_at:%Y-%m-%d}: {days} days"
-    if days < _SOON:
-        return Finding("tls", Level.WARNING, text, "the service has to renew it: ask before payments fail on that day")
-    return Finding("tls", Level.OK, text)
+    text = f"{version}, the certificate is trusted and valid until {expires_at:%Y-%m-%d}: {days} days"
+    if days >= _CERTIFICATE_DAYS:
+        return Finding("tls", Level.OK, text)
+    return Finding("tls", Level.WARNING, text, "the service must renew it: ask before payments fail on that day")
+
+
+async def _check_call(settings: Settings, timeout: float, *, reached: bool) -> AsyncIterator[Finding]:
+    shared = "shared by all processes of the store" if settings.store else "in each process by itself"
+    limit = f"at most {REQUESTS_PER_MINUTE:g} requests a minute and {BURST} at once, {shared}"
+    yield Finding("rate limit", Level.OK, limit)
+    dates: list[str | None] = []
+
+    async def note_date(response: httpx.Response) -> None:
+        dates.append(response.headers.get("Date"))
+
+    async with httpx.AsyncClient(event_hooks={"response": [note_date]}) as http_client:
+        try:
+            # Without the store, which has its own check, and with one attempt: failures are not repeated but reported.
+            options = {"retry": RetryPolicy(max_attempts=1), "timeout": timeout, "http_client": http_client}
+            client = open_client(settings, store=None, **options)
+        except InvalidRequest as exc:
+            yield Finding("credentials", Level.PROBLEM, *_accepted(exc).split(": ", 1))
+            return
+        user = _user(settings)
+        if not reached:
+            yield Finding("credentials", Level.SKIPPED, f"{user}: not tried, the service was not reached")
+            return
+        failure = None
+        began_at, began = datetime.now(UTC), anyio.current_time()
+        async with client:
+            try:
+                await client.users.profile()
+            except MobileMoneyError as exc:
+                failure = exc
+        ended_at, took = datetime.now(UTC), anyio.current_time() - began
+    shown = read_date(dates[-1]) if dates and dates[-1] is not None else None
+    if shown is not None:
+        # The service read its clock at some time during the request: the difference is uncertain by that much.
+        yield judge_clock(ClockSample(shown=shown, began_at=began_at, ended_at=ended_at).skew)
+    elif settings.is_sandbox:
+        yield Finding("clock", Level.SKIPPED, "a sandbox on this machine has this machine's clock")
+    elif failure is None:
+        yield judge_clock(None)
+    for finding in judge_call(failure, user, took):
+        yield finding
 
 
 def judge_clock(skew: Skew | None) -> Finding:
-    """Say how far this machine's clock is from the service's, and what that means for `reconcile`."""
+    """Judge the difference between this machine's clock and the service's; None if the service shows no time."""
     if skew is None:
-        return Finding(
-            "clock",
-            Level.WARNING,
-            "the service's answer shows no time (it has no Date header)",
-            "keep this machine's clock set by NTP: reconcile believes a difference of a minute at most, unless "
-            "payments of yours show the service's clock",
-        )
-    apart = timedelta(0)
-    if skew.low > timedelta(0):
-        apart = skew.low
-    elif skew.high < timedelta(0):
-        apart = -skew.high
-    side = "behind" if skew.low > timedelta(0) else "ahead of"
-    text = f"this machine's clock is {apart.total_seconds():.0f} s {side} the service's"
+        advice = "keep this machine's clock set by NTP: reconcile allows for a difference of a minute at most, unless "
+        text = "the service's answer shows no time (it has no Date header)"
+        return Finding("clock", Level.WARNING, text, f"{advice}payments of yours show the service's clock")
+    apart = max(skew.low, -skew.high, timedelta(0))
     if apart <= _STEADY:
         return Finding("clock", Level.OK, "this machine's clock agrees with the service's")
-    if apart <= _FAR:
+    side = "behind" if skew.low > timedelta(0) else "ahead of"
+    text = f"this machine's clock is {apart.total_seconds():.0f} s {side} the service's"
+    if apart <= _ALLOWED:
         return Finding("clock", Level.OK, f"{text}: reconcile allows for that")
     advice = "set this machine's clock by NTP: reconcile allows for a steady difference, but not for one that changes "
     if apart <= _ABSURD:
         return Finding("clock", Level.WARNING, text, f"{advice}while a payment is unknown")
-    return Finding("clock", Level.PROBLEM, text, f"{advice}while a payment is unknown, and dates of list are off")
+    return Finding("clock", Level.PROBLEM, text, f"{advice}while a payment is unknown, and dates of list are wrong")
 
 
-def judge_call(failure: MobileMoneyError | None, who: str, took: float) -> list[Finding]:
-    """Say what a call of the profile tells of credentials and of the rate budget.
+def judge_call(failure: MobileMoneyError | None, user: str, took: float) -> list[Finding]:
+    """Judge credentials and rate limit by a call of the profile.
 
     Args:
-        failure: How it failed, or None.
-        who: Which credentials were used, without what is secret.
-        took: Seconds.
+        failure: The call's error, or None.
+        user: The credentials that were used, without secrets.
+        took: The call's duration, seconds.
     """
+    passed = Finding("rate limit", Level.OK, f"one request was answered, in {took:.1f} s")
     if failure is None:
-        return [
-            Finding("credentials", Level.OK, f"{who}: accepted"),
-            Finding("rate limit", Level.OK, f"one request went through, in {took:.1f} s"),
-        ]
-    if isinstance(failure, PermissionDenied):
-        return [
-            Finding(
-                "credentials",
-                Level.WARNING,
-                f"{who}: known to the service, but may not read the profile: {failure}",
-                "fine if it may do what you need; else ask whoever issued the credentials",
-            ),
-            Finding("rate limit", Level.OK, f"one request went through, in {took:.1f} s"),
-        ]
-    if isinstance(failure, RateLimitExceeded):
+        return [Finding("credentials", Level.OK, f"{user}: accepted"), passed]
+    if isinstance(failure, errors.PermissionDenied):
+        text = f"{user}: known to the service, but may not read the profile: {failure}"
+        advice = "fine if it may do what you need; else ask the issuer of the credentials"
+        return [Finding("credentials", Level.WARNING, text, advice), passed]
+    if isinstance(failure, errors.RateLimitExceeded):
         wait = "" if failure.retry_after is None else f", for {failure.retry_after:g} s more"
+        text = f"the service rejects requests of this merchant{wait}"
+        advice = "another program uses up the merchant's 60 requests a minute: let all your processes share one store"
         return [
-            Finding("credentials", Level.SKIPPED, f"{who}: not tried, by the rate limit"),
-            Finding(
-                "rate limit",
-                Level.PROBLEM,
-                f"the service rejects requests of this merchant{wait}",
-                "something else uses up the merchant's 60 requests a minute: let all your processes share one store",
-            ),
+            Finding("credentials", Level.SKIPPED, f"{user}: not tried, because of the rate limit"),
+            Finding("rate limit", Level.PROBLEM, text, advice),
         ]
-    not_told = Finding("rate limit", Level.SKIPPED, "no request went through")
-    return [Finding("credentials", Level.PROBLEM, f"{who}: {failure}", _cure(failure)), not_told]
+    advice = next(_ADVICE[cls] for cls in type(failure).__mro__ if cls in _ADVICE)
+    return [
+        Finding("credentials", Level.PROBLEM, f"{user}: {failure}", advice),
+        Finding("rate limit", Level.SKIPPED, "no request was answered"),
+    ]
 
 
-def _cure(failure: MobileMoneyError) -> str:
-    if isinstance(failure, InvalidCredentials):
-        return "check e-mail and password; the service limits attempts, so do not try at random"
-    if isinstance(failure, TokenExpired):
-        return "the token has expired: mobilemoney login, or get a new one"
-    if isinstance(failure, AuthenticationError):
-        return "the service does not know the token: is it one of this service, whole, and not expired or revoked?"
-    if isinstance(failure, ServerError):
-        return "the service has a fault: try again later"
-    if isinstance(failure, UnexpectedResponse):
-        return "something else than the service answers there: check the base URL, and what stands in between"
-    if isinstance(failure, TransportError):
-        return "it can be reached, but gave no answer in time: try again, or with a longer --timeout"
-    return "see what it says"
-
-
-def judge_store(condition: StoreHealth, *, has_key: bool) -> list[Finding]:
-    """Say what state the store is in."""
-    if condition.version is None:
-        return [Finding("store", Level.OK, "it is empty: its tables are made when it is first used")]
-    known = condition.known_version
-    if condition.version > known:
-        return [
-            Finding(
-                "store",
-                Level.PROBLEM,
-                f"its tables are of version {condition.version}, this release knows up to {known}",
-                "update mobilemoney-async",
-            )
-        ]
-    findings = [_judge_access(condition)]
-    if condition.unresolved:
-        findings.append(
-            Finding(
-                "payments",
+async def _check_store(settings: Settings) -> AsyncIterator[Finding]:
+    if settings.store is None:
+        level, advice = Level.OK, None
+        if settings.is_production:
+            level, advice = (
                 Level.WARNING,
-                f"nobody knows what became of {condition.unresolved}",
-                "mobilemoney payments reconcile finds out",
+                "with a store no payment is sent twice, and unknown ones are resolved: --store",
             )
-        )
+        yield Finding("store", level, "none: payments are not recorded", advice)
+        return
+    try:
+        store = open_store(settings.store, settings.account, key=settings.store_key)
+    except InvalidRequest as exc:
+        yield Finding("store", Level.PROBLEM, f"{exc.argument} must be {_accepted(exc)}")
+        return
+    file = missing_file(settings.store)
+    if file is not None and not os.access(folder := Path(file).parent, os.W_OK):
+        yield Finding("store", Level.PROBLEM, f"{file} cannot be made", f"make its folder, writable: {folder}")
+        return
+    try:
+        health = await examine(store, datetime.now(UTC))
+    except MobileMoneyError as exc:
+        yield Finding("store", Level.PROBLEM, str(exc), "check the URL, and that this user may use the database")
+        return
+    for finding in judge_store(health, has_key=settings.store_key is not None):
+        yield finding
+
+
+def judge_store(health: StoreHealth, *, has_key: bool) -> Iterator[Finding]:
+    """Judge the health of a store."""
+    version, known = health.version, health.known_version
+    if version is None:
+        yield Finding("store", Level.OK, "it is empty: its first use makes the tables")
+        return
+    tables = f"tables of version {version}"
+    if version > known:
+        text = f"{tables} are newer than this release, which knows up to {known}"
+        yield Finding("store", Level.PROBLEM, text, "update mobilemoney-async")
+        return
+    if health.cannot_write is not None:
+        advice = "give this user the right to write it (for SQLite: the file and its folder)"
+        yield Finding("store", Level.PROBLEM, f"it cannot be written: {health.cannot_write}", advice)
     else:
-        findings.append(Finding("payments", Level.OK, "none is unresolved"))
-    if condition.clear_tokens:
-        findings.append(
-            Finding(
-                "store key",
-                Level.WARNING,
-                "a login token lies there in clear text",
-                "log in anew under the key, which replaces it"
-                if has_key
-                else "set MOBILEMONEY_STORE_KEY, the same for all processes",
-            )
-        )
-    return findings
+        update = f" become {known} on the next use" if version < known else ""
+        yield Finding("store", Level.OK, f"it opens and can be written; {tables}{update}")
+    if health.unresolved:
+        text = f"{health.unresolved} with an unknown result"
+        yield Finding("payments", Level.WARNING, text, "run mobilemoney payments reconcile")
+    else:
+        yield Finding("payments", Level.OK, "none is unresolved")
+    if health.clear_tokens:
+        advice = "log in again with the key" if has_key else "set MOBILEMONEY_STORE_KEY, the same for all processes"
+        yield Finding("store key", Level.WARNING, "it holds a login token in clear text", advice)
 
 
-def _judge_access(condition: StoreHealth) -> Finding:
-    if condition.cannot_write is not None:
-        return Finding(
-            "store",
-            Level.PROBLEM,
-            f"it cannot be written: {condition.cannot_write}",
-            "give this user the right to write it (for SQLite: the file and its folder)",
-        )
-    if condition.version is not None and condition.version < condition.known_version:
-        return Finding(
-            "store",
-            Level.OK,
-            f"it opens and can be written; tables of version {condition.version} become {condition.known_version} "
-            "on the next use",
-        )
-    return Finding("store", Level.OK, f"it opens and can be written; tables of version {condition.version}")
+def _user(settings: Settings) -> str:
+    if settings.token is not None:
+        return f"token from {settings.sources['token']}"
+    kept = find_login(settings, email=settings.email)
+    if kept is not None:
+        return f"login kept until {kept.expires_at:%H:%M:%S} UTC"
+    if settings.email is not None:
+        return f"e-mail and password from {settings.sources['email']}"
+    return "the sandbox's token"
 
 
-def worst(findings: list[Finding]) -> Level:
-    """Return the worst level that was found."""
-    levels = {finding.level for finding in findings}
-    return next((level for level in (Level.PROBLEM, Level.WARNING) if level in levels), Level.OK)
+def _proxy(scheme: str, host: str) -> str | None:
+    """Return host and port of the client's proxy, without its password."""
+    proxies = getproxies()
+    url = proxies.get(scheme) or proxies.get("all")
+    if not url or proxy_bypass(host):
+        return None
+    found = urlsplit(url if "://" in url else f"http://{url}")
+    return f"{found.hostname}:{found.port}" if found.port else found.hostname
+
+
+def _reason(exc: BaseException) -> str:
+    if isinstance(exc, TimeoutError):
+        return "no answer in time"
+    cause = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
+    if isinstance(cause, ssl.SSLError):
+        return str(cause.reason or type(cause).__name__)
+    errno = cause.errno if isinstance(cause, OSError) else None
+    return os.strerror(errno) if errno else type(cause).__name__

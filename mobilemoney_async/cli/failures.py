@@ -1,11 +1,12 @@
-"""How commands end: exit codes, errors in one line that says what to do next, Ctrl-C, and the question before money.
+"""Failures of commands: exit codes, errors in one line that says what to do next, Ctrl-C.
 
-Every command is run by `run`. What is refused before that, by a bad configuration say, gets its line from the group of
-commands (`lazy`).
+`run` runs the work of every command. Errors before it, such as a bad configuration, reach `conclude` through the group
+of commands (`app`).
 """
 
 from __future__ import annotations
 
+import enum
 import signal
 import sys
 import threading
@@ -14,24 +15,41 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from mobilemoney_async.cli.exit_codes import ExitCode
+from mobilemoney_async import errors
+from mobilemoney_async.errors import MobileMoneyError
 
 if TYPE_CHECKING:
     from mobilemoney_async.cli.settings import Settings
-
-__all__ = ["ExitCode", "Refused", "conclude", "confirm_money", "run", "say", "spoken"]
 
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class ExitCode(enum.IntEnum):
+    """Exit codes of the commands."""
+
+    FINE = 0
+    ERROR = 1
+    """An error: the service refused or could not be reached, or the user said no."""
+    USAGE = 2
+    """Wrong usage or configuration; nothing was sent."""
+    UNRESOLVED = 3
+    """Unknown whether a payment exists. Check before you send it again."""
+    NOT_FINAL = 4
+    """A payment was not final in time. It may still become final."""
+    NOT_SUCCESSFUL = 5
+    """A payment is final, and did not succeed."""
+    INTERRUPTED = 130
+    """Ctrl-C or SIGTERM."""
+
+
 class Refused(Exception):
-    """What a person is told in place of a result.
+    """Error of a command, in the words that the user reads.
 
     Args:
-        text: What happened, and what to do next, in one line.
-        exit_code: With which the command ends.
+        text: The error and the next step, in one line.
+        exit_code: The command's.
     """
 
     def __init__(self, text: str, exit_code: ExitCode = ExitCode.ERROR) -> None:
@@ -40,7 +58,116 @@ class Refused(Exception):
 
 
 class _Interrupted(Exception):
-    """The person, or the system, asked the command to stop."""
+    """Request of the user or the system to stop."""
+
+
+_CHECK_LOGIN = "check e-mail and password; the service limits attempts, so do not guess"
+_LOG_IN = "get a new token: mobilemoney login, or from its issuer"
+_FIND_CAUSE = "run `mobilemoney doctor` to find the cause"
+
+# The next step after an error of a class, or of its nearest base class, and the exit code.
+_ADVICE: dict[type, tuple[str, ExitCode]] = {
+    errors.InvalidRequest: ("", ExitCode.USAGE),
+    errors.OutcomeUnknown: (
+        "do not send it again before you have looked: mobilemoney list shows whether it exists",
+        ExitCode.UNRESOLVED,
+    ),
+    errors.WaitTimeout: ("it may still become final: look again with mobilemoney watch", ExitCode.NOT_FINAL),
+    errors.InvalidCredentials: (_CHECK_LOGIN, ExitCode.ERROR),
+    errors.AuthenticationError: (_LOG_IN, ExitCode.ERROR),
+    errors.PermissionDenied: ("ask the issuer of the credentials for the permission", ExitCode.ERROR),
+    errors.TransactionNotFound: (
+        "check the id and the profile; the service may show a new payment only after a moment",
+        ExitCode.ERROR,
+    ),
+    errors.InvalidTransactionId: ("copy the id from the answer of collect or disburse, or from list", ExitCode.ERROR),
+    errors.RateLimitExceeded: ("another program uses up this merchant's requests: wait a minute", ExitCode.ERROR),
+    errors.ServerError: ("the service has a fault: try again later", ExitCode.ERROR),
+    errors.UnexpectedResponse: (
+        f"is this the service, with its version prefix? {_FIND_CAUSE}",
+        ExitCode.ERROR,
+    ),
+    errors.IdempotencyConflict: (
+        "look at that payment with mobilemoney payments show, and use another key for another payment",
+        ExitCode.ERROR,
+    ),
+    errors.DuplicateSuspected: (
+        "resolve the other payment first: mobilemoney payments reconcile",
+        ExitCode.ERROR,
+    ),
+    errors.TransportError: (_FIND_CAUSE, ExitCode.ERROR),
+    Exception: ("", ExitCode.ERROR),
+}
+
+
+def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, ExitCode]:
+    """Return the error and the next step, as one line, and the exit code.
+
+    Args:
+        exc: A `MobileMoneyError` or an `OSError`.
+        settings: Of the service of the call.
+    """
+    if isinstance(exc, OSError) and not isinstance(exc, MobileMoneyError):
+        return _explain_file(exc)
+    text = str(exc)
+    advice, exit_code = next(_ADVICE[cls] for cls in type(exc).__mro__ if cls in _ADVICE)
+    if isinstance(exc, errors.StoreError) and not advice and "failed" in text:
+        advice = _FIND_CAUSE
+    if settings is not None and advice == _LOG_IN:
+        advice = advice.replace("mobilemoney login", settings.login_command)
+    if settings is not None and isinstance(exc, errors.TransportError):
+        text = f"{settings.base_url}: {text}"
+        if settings.is_built_in and exc.outcome == "not_sent":
+            advice = "no sandbox runs there: start one with mobilemoney sandbox, or name a service (--profile)"
+    return f"{text}; {advice}" if advice else text, exit_code
+
+
+def _explain_file(exc: OSError) -> tuple[str, ExitCode]:
+    file = f"{exc.filename}: " if exc.filename else ""
+    # Only files that the user named can be missing: those of the configuration.
+    exit_code = ExitCode.USAGE if isinstance(exc, FileNotFoundError) else ExitCode.ERROR
+    return f"{file}{exc.strerror or type(exc).__name__}", exit_code
+
+
+def first_error(exc: BaseException) -> BaseException:
+    """Return the first error of a group of errors, or the error itself."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
+
+
+def conclude(command: str, exc: BaseException, settings: Settings | None = None) -> typer.Exit | None:
+    """Print an error in one line, and return the end of the command.
+
+    Args:
+        command: Its name, for the line.
+        exc: The error, or a group of errors of which the first counts.
+        settings: Of the service, for better advice.
+
+    Returns:
+        None, with nothing printed, for a fault of this program, and where the reader of a pipe has left.
+    """
+    cause = first_error(exc)
+    if isinstance(cause, Refused):
+        say(command, str(cause))
+        return typer.Exit(cause.exit_code)
+    if isinstance(cause, BrokenPipeError) or not isinstance(cause, MobileMoneyError | OSError):
+        return None
+    text, exit_code = explain(cause, settings)
+    say(command, text)
+    return typer.Exit(exit_code)
+
+
+def say(command: str, text: str) -> None:
+    """Print one line on standard error: ``mobilemoney COMMAND: text``."""
+    from mobilemoney_async.cli.output import visible
+
+    typer.echo(f"{typed(command)}: {visible(' '.join(text.split()))}", err=True)
+
+
+def typed(command: str) -> str:
+    """Return a command as the user types it; without a name, the program itself."""
+    return f"mobilemoney {command}".rstrip()
 
 
 def run(
@@ -50,18 +177,18 @@ def run(
     open_work: Callable[[], Iterable[str]] | None = None,
     settings: Settings | None = None,
 ) -> T:
-    """Run the work of a command, and end the program where it fails.
+    """Run the work of a command, and end the program if it fails.
 
     Ctrl-C and SIGTERM cancel the work, which cleans up; a second one ends the program at once.
 
     Args:
         command: Its name, for the line on standard error.
-        work: What it does.
-        open_work: Called after an interrupt: returns a line for each thing that is still open, and how to go on.
-        settings: Of the service that is talked to, for better advice.
+        work: The command's coroutine function.
+        open_work: Called after an interrupt: returns a line for each payment that is still open, and the next step.
+        settings: Of the service, for better advice.
 
     Raises:
-        typer.Exit: It failed; the reason and what to do next stand on standard error, in one line.
+        typer.Exit: It failed; the reason and the next step were printed on standard error, in one line.
     """
     import anyio
 
@@ -80,127 +207,9 @@ def run(
 
 
 def _is_interrupt(exc: BaseException) -> bool:
-    if isinstance(exc, BaseExceptionGroup):  # of a second Ctrl-C, where tasks were still cleaning up
+    if isinstance(exc, BaseExceptionGroup):  # of a second Ctrl-C, while tasks were still cleaning up
         return exc.subgroup(KeyboardInterrupt) is not None
     return isinstance(exc, _Interrupted | KeyboardInterrupt)
-
-
-def conclude(command: str, exc: BaseException, settings: Settings | None = None) -> typer.Exit | None:
-    """Say in one line what an error means to the person, and return how the command ends.
-
-    Args:
-        command: Its name, for the line.
-        exc: What happened.
-        settings: Of the service that is talked to, for better advice.
-
-    Returns:
-        None, with nothing said, where it is a fault of this program, or the reader of a pipe has left.
-    """
-    from mobilemoney_async.errors import MobileMoneyError
-
-    cause = exc
-    while isinstance(cause, ExceptionGroup):
-        cause = cause.exceptions[0]
-    if isinstance(cause, Refused):
-        say(command, str(cause))
-        return typer.Exit(cause.exit_code)
-    if isinstance(cause, BrokenPipeError) or not isinstance(cause, MobileMoneyError | OSError):
-        return None
-    from mobilemoney_async.cli.advice import explain
-
-    text, exit_code = explain(cause, settings)
-    say(command, text)
-    return typer.Exit(exit_code)
-
-
-def say(command: str, text: str) -> None:
-    """Print one line on standard error: ``mobilemoney COMMAND: text``."""
-    from mobilemoney_async.cli.text import visible
-
-    typer.echo(f"{spoken(command)}: {visible(' '.join(text.split()))}", err=True)
-
-
-def spoken(command: str) -> str:
-    """Return a command as it is typed; without a name, the program itself."""
-    return f"mobilemoney {command}".rstrip()
-
-
-def require_service(settings: Settings) -> Settings:
-    """Return the settings, unless nobody named a service.
-
-    A store holds the payments of one service. Looked for at another they would be taken for absent, and a key of the
-    sandbox's payments would never be paid at the real one.
-
-    Raises:
-        Refused: The sandbox is only what is left.
-    """
-    if not settings.is_chosen:
-        raise Refused(
-            "nothing says which service: --profile (sandbox, say), or MOBILEMONEY_BASE_URL and MOBILEMONEY_TOKEN",
-            ExitCode.USAGE,
-        )
-    return settings
-
-
-def require_phone_number(text: str) -> str:
-    """Return a phone number that a person typed, in its normal form.
-
-    Raises:
-        Refused: It is none; says what one looks like, and does not repeat it.
-    """
-    from mobilemoney_async.values import normalise_phone_number
-
-    try:
-        return normalise_phone_number(text)
-    except ValueError:
-        raise Refused("PHONE must be + and 8 to 15 digits, such as +255681234567", ExitCode.USAGE) from None
-
-
-def confirm_money(settings: Settings, text: str, *, yes: bool = False) -> None:
-    """Ask before real money moves; with a profile that moves none, do nothing.
-
-    Args:
-        settings: Say whether it is real money, and whose.
-        text: What would be done, without a whole phone number: ``collect 5,000 TZS from +25568…567``.
-        yes: The person has agreed beforehand.
-
-    Raises:
-        Refused: The person said no, or nobody is there to be asked. Nothing was sent.
-    """
-    if not settings.is_production or yes:
-        return
-    if not sys.stdin.isatty():
-        raise Refused(
-            f"profile {settings.profile} moves real money, and nobody is there to be asked; nothing was sent: "
-            "give --yes",
-            ExitCode.USAGE,
-        )
-    from mobilemoney_async.cli.text import visible
-
-    typer.echo(visible(f"This moves real money: {text}"), err=True)
-    typer.echo(visible(f"profile {settings.profile}, {settings.base_url}"), err=True)
-    require_yes("Go on?", otherwise="nothing was sent")
-
-
-def require_yes(question: str, *, otherwise: str) -> None:
-    """Ask, and go on only after a yes.
-
-    Args:
-        question: What is asked.
-        otherwise: What a person is told who says no, or nothing.
-
-    Raises:
-        Refused: Nobody said yes.
-    """
-    try:
-        agreed = typer.confirm(question, err=True)
-    except typer.Abort:
-        typer.echo(err=True)  # the question stands on a line that has not ended
-        if sys.stdin.isatty():
-            raise Refused(f"interrupted; {otherwise}", ExitCode.INTERRUPTED) from None
-        raise Refused(f"nobody answered; {otherwise}; --yes agrees beforehand") from None
-    if not agreed:
-        raise Refused(otherwise)
 
 
 async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
@@ -219,15 +228,16 @@ async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
             loop.remove_signal_handler(number)
 
     def interrupt(number: int) -> None:
+        # In the event loop, between two steps of the work: the work meets the cancellation at its next await.
         interrupts.append(number)
-        forget_signals()  # so that the next one does what it does everywhere
+        forget_signals()  # so that the next signal has its usual effect
         scope.cancel()
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, interrupt, number)
     try:
         with scope:
-            # What was done when the signal came is told, rather than thrown away.
+            # Work that ends before it meets the cancellation keeps its result.
             return await work()
     except Exception as exc:
         if interrupts:

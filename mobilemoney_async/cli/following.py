@@ -1,22 +1,27 @@
-"""Follows payments to their final states, for `collect`, `disburse` and `watch`: asks, waits, and tells a board.
+"""Payments that a command follows to their final states: for `collect`, `disburse`, `watch` and `demo`.
 
-Leaving off, by time-out or Ctrl-C, ends nothing but the following.
+`follow` runs a poller and records each change in a `Watchlist`, which reports it to the command. A time-out or Ctrl-C
+ends the following, not the payments.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import attrs
 
-from mobilemoney_async.cli.board import Board
-from mobilemoney_async.cli.failures import say
-from mobilemoney_async.client import AsyncClient
-from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.cli.failures import ExitCode, first_error, say
+from mobilemoney_async.cli.options import command_line
+from mobilemoney_async.cli.output import plain, print_json_line, visible
+from mobilemoney_async.cli.transactions import describe
+from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import (
     AuthenticationError,
     InvalidTransactionId,
@@ -25,19 +30,188 @@ from mobilemoney_async.errors import (
     TransactionNotFound,
 )
 from mobilemoney_async.events import AttemptEnded, Event, TokenRenewed
-from mobilemoney_async.polling.poller import Poller
 
-# What passes is told again after so long, seconds.
+if TYPE_CHECKING:
+    from mobilemoney_async.client import AsyncClient
+    from mobilemoney_async.polling.poller import Poller
+
+# Ids named in one line, at most.
+_MOST_NAMED = 10
+# Between two equal warnings, seconds.
 _SAME_WARNING = 60.0
-# So many refused requests in a row, of whichever kind, are no passing fault.
+# Refused requests in a row, of any kind, that no longer count as a passing fault.
 _REFUSALS = 3
 _REFUSED = {"AuthenticationError", "InvalidCredentials", "InvalidToken", "TokenExpired", "PermissionDenied"}
 
 
-class Refusals:
-    """Notices that the service no longer accepts who we are. Give it to the client as ``on_event``.
+class ChangeKind(str, enum.Enum):
+    """Kind of a change; its value is the name in JSON."""
 
-    The poller waits faults out, and this one does not pass by itself.
+    OPEN = "open"
+    """The service showed the payment, and it is not final."""
+    FINAL = "final"
+    """The service showed a final state, whichever it is."""
+    NOT_SHOWN = "not_shown"
+    """The service does not show the payment so far. It may be too new: the search goes on for two minutes."""
+    NOT_KNOWN = "not_known"
+    """The service has no such transaction."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+CHANGES_IN_WORDS: Mapping[ChangeKind, str] = {
+    ChangeKind.OPEN: "open",
+    ChangeKind.FINAL: "final",
+    ChangeKind.NOT_SHOWN: "not shown so far; if it is not new, check the id and the profile",
+    ChangeKind.NOT_KNOWN: "the service has no such transaction: check the id and the profile",
+}
+
+
+@attrs.frozen(kw_only=True)
+class StatusChange:
+    """Change of one payment.
+
+    Attributes:
+        transaction_id: The payment's.
+        kind: Its kind.
+        at: Its time on this machine.
+        transaction: The payment as the service showed it, or None.
+        error: The reason why the service did not show it, or None.
+    """
+
+    transaction_id: str
+    kind: ChangeKind
+    at: datetime
+    transaction: Transaction | None = None
+    error: MobileMoneyError | None = None
+
+
+class Watchlist:
+    """Followed payments with the latest change of each.
+
+    Args:
+        ids: Transaction ids, in the order of the output; each counts once.
+        report: Called with each change.
+    """
+
+    def __init__(self, ids: Iterable[str], report: Callable[[StatusChange], object]) -> None:
+        self._latest: dict[str, StatusChange | None] = dict.fromkeys(ids)
+        self._open = dict.fromkeys(self._latest)
+        self._ended = anyio.Event()
+        self._report = report
+
+    @property
+    def latest(self) -> Mapping[str, StatusChange | None]:
+        """The latest change of each payment, by id; None before the first."""
+        return self._latest
+
+    @property
+    def open(self) -> list[str]:
+        """Ids of the payments without a final state, in order."""
+        return list(self._open)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Ids that the service does not know, in order."""
+        return [each.transaction_id for each in self._latest.values() if each and each.kind is ChangeKind.NOT_KNOWN]
+
+    @property
+    def all_succeeded(self) -> bool:
+        """True if every payment succeeded."""
+        return all(each and each.transaction and each.transaction.succeeded for each in self._latest.values())
+
+    def add(self, transaction_id: str) -> None:
+        """Add a payment that was created just now."""
+        self._latest[transaction_id] = self._open[transaction_id] = None
+        if self._ended.is_set():
+            self._ended = anyio.Event()
+
+    def record(self, transaction: Transaction) -> None:
+        """Record a payment as the service showed it."""
+        kind = ChangeKind.FINAL if transaction.is_final else ChangeKind.OPEN
+        self._record(transaction.id, kind, transaction=transaction)
+
+    def record_missing(self, transaction_id: str, error: MobileMoneyError, *, is_known: bool) -> None:
+        """Record that the service does not show a payment.
+
+        Args:
+            transaction_id: The payment's.
+            error: The reason.
+            is_known: Whether the payment may still show: the contract does not say how soon a new one does.
+        """
+        self._record(transaction_id, ChangeKind.NOT_SHOWN if is_known else ChangeKind.NOT_KNOWN, error=error)
+
+    async def wait_until_ended(self) -> None:
+        """Wait until no payment is open."""
+        while self._open:
+            await self._ended.wait()
+
+    def _record(self, transaction_id: str, kind: ChangeKind, **seen: Any) -> None:
+        if transaction_id not in self._open:
+            return  # a final state does not change
+        change = StatusChange(transaction_id=transaction_id, kind=kind, at=datetime.now(UTC), **seen)
+        before = self._latest[transaction_id]
+        shown = before.transaction if before else None
+        if shown and change.transaction and shown.status == change.transaction.status:
+            return
+        if kind in {ChangeKind.FINAL, ChangeKind.NOT_KNOWN}:
+            del self._open[transaction_id]
+            if not self._open:
+                self._ended.set()
+        self._latest[transaction_id] = change
+        self._report(change)
+
+
+def exit_code(watchlist: Watchlist) -> ExitCode:
+    """Return the exit code of a command that has followed payments.
+
+    An unknown id is an error and comes first, then payments that are still open, then payments without success.
+    """
+    if watchlist.unknown:
+        return ExitCode.ERROR
+    if watchlist.open:
+        return ExitCode.NOT_FINAL
+    return ExitCode.FINE if watchlist.all_succeeded else ExitCode.NOT_SUCCESSFUL
+
+
+def still_open(watchlist: Watchlist, flags: Sequence[str] = ()) -> list[str]:
+    """Return lines about the open payments, and the command that goes on; none if all are final.
+
+    Args:
+        watchlist: After the following.
+        flags: Options that choose the service; see `Service.flags`.
+    """
+    ids = watchlist.open
+    if not ids:
+        return []
+    named = " ".join(ids[:_MOST_NAMED]) + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
+    count = "1 payment is" if len(ids) == 1 else f"{len(ids)} payments are"
+    again = command_line("watch", *(ids if len(ids) <= _MOST_NAMED else ["ID..."]), *flags)
+    return [f"{count} still open, and may end without us: {named}", f"to go on following: {again}"]
+
+
+def print_change(change: StatusChange, *, as_json: bool, unmasked: bool) -> None:
+    """Print a change on one line, at once."""
+    if as_json:
+        line = {
+            "event": str(change.kind),
+            "at": change.at,
+            "transaction_id": change.transaction_id,
+            "transaction": change.transaction,
+            "error": None if change.error is None else str(change.error),
+        }
+        print_json_line(plain(line, unmasked=unmasked))
+    elif change.transaction is not None:
+        print(f"{visible(change.transaction_id)}  {describe(change.transaction, unmasked=unmasked)}", flush=True)
+    else:
+        print(f"{visible(change.transaction_id)}  {CHANGES_IN_WORDS[change.kind]}", flush=True)
+
+
+class Refusals:
+    """Detector of credentials that the service no longer accepts. Give it to the client as ``on_event``.
+
+    The poller waits for faults to pass; refused credentials do not pass.
     """
 
     def __init__(self) -> None:
@@ -45,14 +219,14 @@ class Refusals:
         self._many = anyio.Event()
 
     def __call__(self, event: Event) -> None:
-        """Take note of what the client did."""
+        """Count an event of the client."""
         if isinstance(event, TokenRenewed):
             self._count(event.error, at_least=_REFUSALS)
         elif isinstance(event, AttemptEnded):
             self._count(event.error)
 
     async def wait(self) -> None:
-        """Wait until there were many in a row, and begin to count anew."""
+        """Wait for several refused requests in a row, and start the count again."""
         await self._many.wait()
         self._in_a_row, self._many = 0, anyio.Event()
 
@@ -63,27 +237,23 @@ class Refusals:
 
 
 class _Warnings(logging.Handler):
-    """Says the library's warnings in our lines, each once a minute."""
+    """Log handler that prints the library's warnings as lines of a command, each once a minute."""
 
     def __init__(self, command: str) -> None:
         super().__init__(logging.WARNING)
         self._command = command
-        self._said: dict[str, float] = {}
+        self._printed: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if record.created - self._said.get(text, -math.inf) > _SAME_WARNING:
-            self._said[text] = record.created
+        if record.created - self._printed.get(text, -math.inf) > _SAME_WARNING:
+            self._printed[text] = record.created
             say(self._command, text)
 
 
 @contextmanager
-def saying_warnings(command: str) -> Iterator[None]:
-    """Say on standard error what the library waits out meanwhile.
-
-    Args:
-        command: Whose lines they are.
-    """
+def printing_warnings(command: str) -> Iterator[None]:
+    """Print the library's warnings on standard error, as lines of a command."""
     logger, handler = logging.getLogger("mobilemoney_async"), _Warnings(command)
     logger.addHandler(handler)
     try:
@@ -94,85 +264,87 @@ def saying_warnings(command: str) -> Iterator[None]:
 
 async def follow(
     client: AsyncClient,
-    board: Board,
+    watchlist: Watchlist,
+    begin: Callable[[Poller], Awaitable[object]],
     *,
     refusals: Refusals,
-    acknowledgement: Acknowledgement | None = None,
-    is_recorded: bool,
-    timeout: float | None,
+    timeout: float | None = None,
+    **options: Any,
 ) -> None:
-    """Follow the payments of a board until all are final, or are not known, or the time is up.
+    """Follow the payments of a watchlist until all are final or unknown to the service, or the time is up.
 
-    Passing faults are waited out.
+    Faults that pass are waited out. A cancelled call ends the following, not the payments.
 
     Args:
-        client: Asks; it tells `refusals` of its events.
-        board: Knows what is followed, and is told what is seen.
+        client: Of the service; reports its events to `refusals`.
+        watchlist: Records the changes.
+        begin: Gives the payments to the poller; `look_up` for payments of any age.
         refusals: Of this client.
-        acknowledgement: Of the one payment on the board, where it was created just now.
-        is_recorded: Whether the client has a store, which is to learn of the final states.
-        timeout: Seconds in all, more than 0; None for as long as it takes.
+        timeout: For all payments, seconds, more than 0; None for no limit.
+        options: Of `AsyncClient.poller`.
 
     Raises:
-        AuthenticationError: The service does not accept who we are.
-        PermissionDenied: We may not look.
+        AuthenticationError: The service does not accept the credentials.
+        PermissionDenied: The credentials do not permit the lookup.
+        MobileMoneyError: `begin` failed.
     """
     try:
         with anyio.move_on_after(math.inf if timeout is None else timeout):
-            async with client.poller() as poller, anyio.create_task_group() as group:
-                group.start_soon(_watch_refusals, client, board, refusals)
-                group.start_soon(_read_outcomes, board, poller)
-                if acknowledgement is None:
-                    group.start_soon(_look_first, client, board, poller, is_recorded)
-                else:
-                    poller.track(acknowledgement)
-                await board.wait_until_ended()
+            async with client.poller(**options) as poller, anyio.create_task_group() as group:
+                group.start_soon(_watch_refusals, client, watchlist, refusals)
+                group.start_soon(_record_outcomes, watchlist, poller)
+                await begin(poller)
+                await watchlist.wait_until_ended()
                 group.cancel_scope.cancel()
-    except ExceptionGroup as failures:
-        raise _first(failures) from failures
+    except ExceptionGroup as exc:
+        raise first_error(exc) from exc
 
 
-async def _look_first(client: AsyncClient, board: Board, poller: Poller, is_recorded: bool) -> None:
-    """Show how things stand, and give to the poller what is not final."""
-    since = (datetime.now(UTC) - timedelta(days=1)).date()
-    async for lookup in client.transactions.get_many(board.open, since=since):
-        if isinstance(lookup.error, AuthenticationError | PermissionDenied):
-            raise lookup.error
-        if isinstance(lookup.error, InvalidTransactionId):
-            board.refused(lookup.transaction_id, lookup.error)
-        elif lookup.transaction is None or not lookup.transaction.is_final or is_recorded:
-            # Of a final one too, the store learns by the poller.
-            poller.track(lookup.transaction_id)
-            if isinstance(lookup.error, TransactionNotFound):
-                board.missed(lookup.transaction_id, lookup.error)
-            elif lookup.transaction is not None and not lookup.transaction.is_final:
-                board.saw(lookup.transaction)
-        else:
-            board.saw(lookup.transaction)
+def look_up(client: AsyncClient, watchlist: Watchlist, *, is_recorded: bool) -> Callable[[Poller], Awaitable[object]]:
+    """Return a function that looks up the payments of a watchlist, and gives those that are not final to the poller.
+
+    Args:
+        client: Of the service.
+        watchlist: Records the results.
+        is_recorded: Whether the client has a store: the poller saves final states there.
+    """
+
+    async def begin(poller: Poller) -> None:
+        since = (datetime.now(UTC) - timedelta(days=1)).date()
+        async for lookup in client.transactions.get_many(watchlist.open, since=since):
+            transaction, error = lookup.transaction, lookup.error
+            if isinstance(error, AuthenticationError | PermissionDenied):
+                raise error
+            if isinstance(error, InvalidTransactionId):
+                watchlist.record_missing(lookup.transaction_id, error, is_known=False)
+                continue
+            is_final = transaction is not None and transaction.is_final
+            if is_recorded or not is_final:
+                poller.track(lookup.transaction_id)
+            if transaction is not None and not (is_recorded and is_final):  # of which the poller reports the end
+                watchlist.record(transaction)
+            elif isinstance(error, TransactionNotFound):
+                watchlist.record_missing(lookup.transaction_id, error, is_known=True)
+
+    return begin
 
 
-async def _read_outcomes(board: Board, poller: Poller) -> None:
+async def _record_outcomes(watchlist: Watchlist, poller: Poller) -> None:
     async for outcome in poller.outcomes(forever=True):
         if outcome.transaction is not None:
-            board.saw(outcome.transaction)
+            watchlist.record(outcome.transaction)
         elif outcome.error is not None:
-            board.refused(outcome.transaction_id, outcome.error)
+            watchlist.record_missing(outcome.transaction_id, outcome.error, is_known=False)
 
 
-async def _watch_refusals(client: AsyncClient, board: Board, refusals: Refusals) -> None:
-    """Raise what the service says where it refuses request after request."""
+async def _watch_refusals(client: AsyncClient, watchlist: Watchlist, refusals: Refusals) -> None:
+    """Raise the service's error once it refuses request after request."""
     while True:
         await refusals.wait()
         try:
-            for transaction_id in board.open[:1]:
-                board.saw(await client.transactions.get(transaction_id))
+            for transaction_id in watchlist.open[:1]:
+                watchlist.record(await client.transactions.get(transaction_id))
         except (AuthenticationError, PermissionDenied):
             raise
         except MobileMoneyError:
-            continue  # the poller goes on, and so do the refusals, if that is what they are
-
-
-def _first(failure: Exception) -> Exception:
-    while isinstance(failure, ExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
+            continue  # the poller goes on, and a real refusal comes again

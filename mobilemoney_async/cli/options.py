@@ -1,20 +1,33 @@
-"""The options that many commands take. Importing this imports neither the client nor rich's tables.
+"""Options and arguments that several commands have in common, prompts, and the question before money moves.
 
-What is secret is no option: other users of the machine can read arguments. It comes from a prompt, the environment or
+No secret is an option, since other users of the machine can read arguments. It comes from a prompt, the environment or
 a file; see `settings`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
 
+import attrs
 import typer
 
+from mobilemoney_async.cli.failures import ExitCode, Refused
+from mobilemoney_async.cli.output import visible
+from mobilemoney_async.cli.profiles import holds_password
+from mobilemoney_async.cli.settings import Settings, load_settings, profile_names
+from mobilemoney_async.values import Secret, normalise_phone_number, require_seconds
 
-def refuse_password(url: str | None) -> str | None:
-    """Return the URL of a store, or refuse one that shows a password to the whole machine."""
-    from mobilemoney_async.cli.profiles import holds_password
+AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before real money moves: for scripts.")]
+Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show whole phone numbers.")]
 
+
+def _refuse_password(url: str | None) -> str | None:
     if url is not None and holds_password(url):
         raise typer.BadParameter(
             "a URL with a password belongs in MOBILEMONEY_STORE (or the password in PGPASSWORD or ~/.pgpass): "
@@ -23,61 +36,234 @@ def refuse_password(url: str | None) -> str | None:
     return url
 
 
-def _profiles(incomplete: str) -> list[str]:
-    from mobilemoney_async.cli.settings import profile_names
-
-    return [name for name in profile_names() if name.startswith(incomplete)]
-
-
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
+_SERVICE_OPTIONS: dict[str, Any] = {
+    "profile": typer.Option(
         "--profile",
         metavar="NAME",
-        autocompletion=_profiles,
-        help="Which service and credentials: a profile of mobilemoney.toml, or sandbox. Or MOBILEMONEY_PROFILE.",
+        autocompletion=lambda incomplete: [name for name in profile_names() if name.startswith(incomplete)],
+        help="The service and credentials: a profile of mobilemoney.toml, or sandbox. Or MOBILEMONEY_PROFILE.",
         show_default=False,
     ),
-]
-ConfigOption = Annotated[
-    str | None,
-    typer.Option(
+    "config": typer.Option(
         "--config",
         metavar="FILE",
-        help="The file with the profiles, if not the mobilemoney.toml that is found. Or MOBILEMONEY_CONFIG.",
+        help="The file with the profiles, instead of the first mobilemoney.toml found. Or MOBILEMONEY_CONFIG.",
         show_default=False,
     ),
-]
-BaseURLOption = Annotated[
-    str | None,
-    typer.Option(
+    "base_url": typer.Option(
         "--base-url",
         metavar="URL",
         help="The service with its version prefix, https://…/v1; credentials of another URL are not sent to it. "
         "Or MOBILEMONEY_BASE_URL.",
         show_default=False,
     ),
-]
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
+    "store": typer.Option(
         "--store",
         metavar="URL",
-        callback=refuse_password,
-        help="Where payments are remembered: sqlite:///payments.db or postgresql+psycopg://user@host/database. "
+        callback=_refuse_password,
+        help="The database of payments: sqlite:///payments.db or postgresql+psycopg://user@host/database. "
         "Or MOBILEMONEY_STORE.",
         show_default=False,
     ),
-]
-AccountOption = Annotated[
-    str | None,
-    typer.Option(
+    "account": typer.Option(
         "--account",
         metavar="NAME",
-        help="Whose payments, where merchants share a store.",
+        help="The account of the payments, in a store of several merchants.",
         show_default="the profile's, or default",
     ),
-]
-AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before real money moves: for scripts.")]
-Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show phone numbers whole.")]
+}
+
+
+@attrs.frozen(kw_only=True)
+class Service:
+    """Options of a command that choose the service; None for an option that was not given.
+
+    Attributes:
+        profile: ``--profile``.
+        config: ``--config``.
+        base_url: ``--base-url``.
+        store: ``--store``; never with a password, which is refused.
+        account: ``--account``.
+    """
+
+    profile: str | None = None
+    config: str | None = None
+    base_url: str | None = None
+    store: str | None = attrs.field(default=None, repr=False)
+    account: str | None = None
+
+    def settings(self) -> Settings:
+        """Return the settings from these options, the environment and the file.
+
+        Raises:
+            InvalidRequest: A setting is missing, contradicts another, or is not accepted.
+            OSError: A file cannot be read.
+        """
+        return load_settings(self.profile, self.config, self.base_url, self.store, self.account)
+
+    @property
+    def flags(self) -> list[str]:
+        """The options as they were given, for the next command."""
+        return self._flags(*attrs.fields_dict(type(self)))
+
+    @property
+    def store_flags(self) -> list[str]:
+        """The options for a command that reads the store alone."""
+        return self._flags("profile", "config", "store", "account")
+
+    def _flags(self, *names: str) -> list[str]:
+        given = [(name, getattr(self, name)) for name in names]
+        return [word for name, value in given if value is not None for word in (f"--{name.replace('_', '-')}", value)]
+
+
+def with_service(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that replaces the parameter ``service`` of a command by the options that choose it.
+
+    Args:
+        names: Of the attributes of `Service` that are options of the command; none for all.
+    """
+    chosen = names or tuple(_SERVICE_OPTIONS)
+    option = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(name, option, default=None, annotation=Annotated[str | None, _SERVICE_OPTIONS[name]])
+        for name in chosen
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            command(service=Service(**{name: given.pop(name) for name in chosen}), **given)
+
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [each for each in signature.parameters.values() if each.name != "service"] + added
+        # Typer reads the options off the signature, and the types off the annotations.
+        vars(run)["__signature__"] = signature.replace(parameters=parameters)
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return decorate
+
+
+def command_line(*words: str) -> str:
+    """Return a command of ours for the user to paste into a shell."""
+    return shlex.join(["mobilemoney", *words])
+
+
+def require_service(settings: Settings) -> Settings:
+    """Return the settings if the user named a service.
+
+    A store holds the payments of one service. Another service would not show them, and a key of the sandbox's payments
+    would never be paid at the real service.
+
+    Raises:
+        Refused: No service was named, and the sandbox is only the default.
+    """
+    if not settings.is_chosen:
+        raise Refused(
+            "no service is named: give --profile (sandbox, for example), or set MOBILEMONEY_BASE_URL and "
+            "MOBILEMONEY_TOKEN",
+            ExitCode.USAGE,
+        )
+    return settings
+
+
+def require_phone_number(text: str) -> str:
+    """Return a phone number in its normal form.
+
+    Raises:
+        Refused: The text is no phone number; the message does not repeat it.
+    """
+    try:
+        return normalise_phone_number(text)
+    except ValueError:
+        raise Refused("PHONE must be + and 8 to 15 digits, such as +255681234567", ExitCode.USAGE) from None
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Check the option ``--timeout``.
+
+    Raises:
+        Refused: It is not a number of seconds.
+    """
+    try:
+        if timeout is not None:
+            require_seconds("timeout", timeout)
+    except ValueError:
+        raise Refused("--timeout must be a number of seconds, more than 0", ExitCode.USAGE) from None
+
+
+def ask(name: str, otherwise: str) -> str:
+    """Return a line that the user types, or a line of standard input if that is no terminal.
+
+    Args:
+        name: Of the value.
+        otherwise: The other ways to give the value, for the error.
+
+    Raises:
+        Refused: The line is blank, or the user pressed Ctrl-C.
+    """
+    return _ask(name, otherwise, is_hidden=False)
+
+
+def ask_secret(name: str, otherwise: str) -> Secret:
+    """Return a secret that the user types without an echo, or a line of standard input; otherwise like `ask`."""
+    return Secret(_ask(name, otherwise, is_hidden=True))
+
+
+def _ask(name: str, otherwise: str, *, is_hidden: bool) -> str:
+    if sys.stdin.isatty():
+        try:
+            answer = str(typer.prompt(name.capitalize(), hide_input=is_hidden, err=True))
+        except typer.Abort:
+            raise Refused("interrupted", ExitCode.INTERRUPTED) from None
+    else:
+        # Blanks stay: a password may end with one.
+        answer = sys.stdin.readline().removesuffix("\n").removesuffix("\r")
+    if not answer.strip():
+        raise Refused(f"no {name} was given; {otherwise}", ExitCode.USAGE)
+    return answer
+
+
+def confirm_money(settings: Settings, text: str, *, yes: bool = False) -> None:
+    """Ask before real money moves; do nothing with a profile of simulated money.
+
+    Args:
+        settings: Whether the money is real, and the profile.
+        text: The payment, without the whole phone number: ``collect 5,000 TZS from +25568…567``.
+        yes: The user has given ``--yes``.
+
+    Raises:
+        Refused: The user said no, or there is no terminal. Nothing was sent.
+    """
+    if not settings.is_production or yes:
+        return
+    if not sys.stdin.isatty():
+        raise Refused(
+            f"profile {settings.profile} moves real money, and there is no terminal to ask on; nothing was sent: "
+            "give --yes",
+            ExitCode.USAGE,
+        )
+    typer.echo(visible(f"This moves real money: {text}"), err=True)
+    typer.echo(visible(f"profile {settings.profile}, {settings.base_url}"), err=True)
+    require_yes("Go on?", otherwise="nothing was sent")
+
+
+def require_yes(question: str, *, otherwise: str) -> None:
+    """Ask a question, and go on only after a yes.
+
+    Args:
+        question: For the user.
+        otherwise: The result without a yes, for the error.
+
+    Raises:
+        Refused: There was no yes.
+    """
+    try:
+        is_agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        typer.echo(err=True)  # the line of the question has not ended
+        if sys.stdin.isatty():
+            raise Refused(f"interrupted; {otherwise}", ExitCode.INTERRUPTED) from None
+        raise Refused(f"no answer; {otherwise}; --yes skips the question") from None
+    if not is_agreed:
+        raise Refused(otherwise)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mobilemoney_async import PaymentState, TransactionType
+from mobilemoney_async.cli.create import Payment, PaymentRequest
 from mobilemoney_async.cli.failures import ExitCode, Refused
-from mobilemoney_async.cli.paying import Order, Payment
-from mobilemoney_async.cli.service import Service
+from mobilemoney_async.cli.options import Service
 from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
@@ -26,8 +26,8 @@ NUMBER = "+255681234501"
 MASKED = "+25568…501"
 SUCCEEDS, DECLINED, STAYS_OPEN = "+255780000789", "+255780000039", "+255780000129"
 ANSWER_LOST = "+255780000201"
-# In the middle of sending, as a line says it that a person reads.
-UNKNOWN = "nobody knows whether the payment exists"
+# Line of an interrupt while the request is on its way.
+UNKNOWN = "it is unknown whether the payment exists"
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ class TestEndings:
         ([NUMBER, "100", "--timeout", "nan"], "--timeout must be"),
         ([NUMBER, "100", "--key", " ", "--store", "sqlite:///payments.db"], "--key must be"),
         ([NUMBER, "100", "--key", "order-1"], "--key needs a store"),
-        ([NUMBER, "100", "--store", "sqlite:///payments.db"], "nothing says which service"),
+        ([NUMBER, "100", "--store", "sqlite:///payments.db"], "no service is named"),
         ([NUMBER, "100", "--profile", "elsewhere"], "elsewhere"),
         ([NUMBER], "AMOUNT"),
     ],
@@ -176,17 +176,15 @@ class TestFollowing:
 
     @staticmethod
     def payment(sandbox: Sandbox, phone_number: str) -> Payment:
-        order = Order(
-            type=TransactionType.COLLECTION, phone_number=phone_number, amount="100", key=None, unmasked=False
-        )
+        request = PaymentRequest(TransactionType.COLLECTION, phone_number, "100")
         settings = Settings(profile="till", base_url=sandbox.base_url, is_production=False)
-        return Payment(order, settings, Service(profile="till"), as_json=False)
+        return Payment(request, settings, Service(profile="till"))
 
     async def test_refused_credentials_do_not_hide_a_payment(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Where the service stops accepting the token after the payment was sent, the command says that it is open."""
         sandbox = Sandbox()
         payment = self.payment(sandbox, STAYS_OPEN)
-        async with sandbox.client(on_event=payment.heard) as client:
+        async with sandbox.client(on_event=payment.note_event) as client:
             await payment.send(client)
             (transaction_id,) = sandbox.transactions
             assert capsys.readouterr().out == f"{transaction_id}  collection of 100 TZS, +25578…129: PENDING\n"
@@ -200,12 +198,12 @@ class TestFollowing:
         """Where the service accepts a payment and never shows it, nobody knows whether it exists, and that is said."""
         sandbox = Sandbox(choices=Choices(lookup_lag=10_000, list_lag=10_000))
         payment = self.payment(sandbox, SUCCEEDS)
-        async with sandbox.client(on_event=payment.heard) as client:
+        async with sandbox.client(on_event=payment.note_event) as client:
             await payment.send(client)
             with pytest.raises(Refused) as caught:
                 await payment.follow(client, 300)
         assert caught.value.exit_code is ExitCode.UNRESOLVED
-        assert "nobody knows whether it exists" in str(caught.value)
+        assert "it is unknown whether it exists" in str(caught.value)
 
 
 class TestStore:

@@ -161,7 +161,7 @@ class TestService:
         assert levels(findings(MOBILEMONEY_PASSWORD=sandbox.password, **variables))["credentials"] == "ok"
         assert (sandbox.requests.logins, sandbox.requests.total) == (1, 2)
         found = findings(MOBILEMONEY_PASSWORD="wrong-password", **variables)
-        assert "do not try at random" in found["credentials"]["advice"]
+        assert "do not guess" in found["credentials"]["advice"]
         assert (sandbox.requests.logins, sandbox.requests.total) == (2, 3)
 
     def test_the_rate_limit_is_used_up(self, sandbox: Sandbox, url: str) -> None:
@@ -386,12 +386,12 @@ class TestJudgements:
     @pytest.mark.parametrize(
         ("failure", "advice"),
         [
-            (InvalidCredentials("x", status_code=401), "do not try at random"),
+            (InvalidCredentials("x", status_code=401), "do not guess"),
             (TokenExpired("x", status_code=401), "has expired"),
             (ServerError("x", status_code=500), "try again later"),
             (UnexpectedResponse("x", status_code=200), "check the base URL"),
             (RequestTimeout("x"), "longer --timeout"),
-            (MobileMoneyError("x"), "see what it says"),
+            (MobileMoneyError("x"), "read the error"),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
     )

@@ -11,8 +11,8 @@ import typer
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async import errors
-from mobilemoney_async.cli.advice import explain
-from mobilemoney_async.cli.failures import ExitCode, Refused, conclude, confirm_money, run
+from mobilemoney_async.cli.failures import ExitCode, Refused, conclude, explain, run
+from mobilemoney_async.cli.options import confirm_money
 from mobilemoney_async.cli.settings import Settings
 from tests.support.terminal import TERMINAL, terminal
 
@@ -24,7 +24,7 @@ ENDINGS: list[tuple[Exception, ExitCode, str]] = [
     (errors.ConnectionFailed("ConnectError: not sent", outcome="not_sent"), ExitCode.ERROR, "mobilemoney doctor"),
     (errors.RequestTimeout("ReadTimeout"), ExitCode.ERROR, "mobilemoney doctor"),
     (errors.UnexpectedResponse("html", status_code=400), ExitCode.ERROR, "version prefix"),
-    (errors.InvalidCredentials("x", status_code=400), ExitCode.ERROR, "do not try at random"),
+    (errors.InvalidCredentials("x", status_code=400), ExitCode.ERROR, "do not guess"),
     (errors.InvalidToken("x", status_code=400), ExitCode.ERROR, "mobilemoney login"),
     (errors.TokenExpired("x", status_code=400), ExitCode.ERROR, "mobilemoney login"),
     (errors.PermissionDenied("x", status_code=400), ExitCode.ERROR, "permission"),
@@ -206,7 +206,8 @@ class TestConfirm:
         program = f"""
 {TERMINAL}
 import sys
-from mobilemoney_async.cli.failures import Refused, confirm_money
+from mobilemoney_async.cli.failures import Refused
+from mobilemoney_async.cli.options import confirm_money
 from mobilemoney_async.cli.settings import Settings
 
 try:

@@ -13,8 +13,16 @@ import attrs
 import pytest
 
 from mobilemoney_async import InvalidToken, LoginAuth, Secret
-from mobilemoney_async.cli.logins import KeptFirst, KeptLogin, find_login, forget_login, keep_login
-from mobilemoney_async.cli.settings import Settings, choose_auth, load_settings, open_client
+from mobilemoney_async.cli.clients import (
+    KeptFirst,
+    KeptLogin,
+    choose_auth,
+    find_login,
+    forget_login,
+    keep_login,
+    open_client,
+)
+from mobilemoney_async.cli.settings import Settings, load_settings
 from mobilemoney_async.sandbox import Sandbox
 from tests.support.terminal import terminal
 
@@ -82,7 +90,7 @@ class TestLogin:
     def test_logout_forgets_it(self, sandbox: Sandbox, url: str, state: Path) -> None:
         """Nothing is left of it, and a second logout is no error."""
         log_in(sandbox, url)
-        assert run("logout", "--base-url", url).stdout == "forgotten: the login of profile command line\n"
+        assert run("logout", "--base-url", url).stdout == "deleted: the login of profile command line\n"
         assert list((state / "mobilemoney" / "logins").iterdir()) == []
         result = run("logout", "--base-url", url)
         assert (result.exit_code, result.stdout) == (0, "no login of profile command line was kept\n")
@@ -120,7 +128,7 @@ class TestLogin:
         result = run("login", "--base-url", url, "--email", EMAIL, answer="wrong-password\n")
         assert result.exit_code == 1
         assert result.stderr.startswith("mobilemoney login: invalid_credentials")
-        assert "do not try at random" in result.stderr
+        assert "do not guess" in result.stderr
         assert result.stderr.count("\n") == 1
         assert "wrong-password" not in result.output
         assert find_login(load_settings(base_url=url)) is not None

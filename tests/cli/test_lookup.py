@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from mobilemoney_async import RateLimiter
-from mobilemoney_async.cli.transactions_report import CSV_COLUMNS
+from mobilemoney_async.cli.transactions import CSV_COLUMNS
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from tests.support.commands import leave_home, run, served

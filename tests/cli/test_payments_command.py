@@ -14,7 +14,7 @@ import anyio.from_thread
 import pytest
 
 from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, RetryPolicy, SQLStore, TransactionType
-from mobilemoney_async.cli.payments_report import advice, needs_attention
+from mobilemoney_async.cli.payments import advice, needs_attention
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.values import mask_phone_number
@@ -169,7 +169,7 @@ class TestShow:
         assert re.search(r"^state +UNKNOWN$", result.stdout, re.MULTILINE)
         assert re.search(r"^.*\d\d:\d\d:\d\d +sent +answer ", result.stdout, re.MULTILINE)
         assert re.search(r"^.*\d\d:\d\d:\d\d +unknown +answer ", result.stdout, re.MULTILINE)
-        assert "reconcile finds out" in result.stdout
+        assert "run reconcile" in result.stdout
         assert NUMBER not in result.stdout
         record = run_json("show", "order-1", "--store", url)
         assert [entry["what"] for entry in record["history"]] == ["sent", "unknown"]
@@ -198,9 +198,9 @@ class TestReconcile:
         assert result.exit_code == 0, result.output
         (transaction_id,) = sandbox.transactions
         assert re.search(rf"^order-1 .*\b{transaction_id}\b", result.stdout, re.MULTILINE)
-        assert "1 found out, 0 still unresolved, 0 on their way." in result.stdout
+        assert "1 resolved, 0 still unresolved, 0 being sent." in result.stdout
         result = run("reconcile", MOBILEMONEY_STORE=url, **served)
-        assert "No payment is unknown." in result.stdout
+        assert "No payment has an unknown result." in result.stdout
 
     def test_a_payment_that_is_not_there_becomes_absent(
         self, sandbox: Sandbox, url: str, served: dict[str, str]
@@ -214,7 +214,7 @@ class TestReconcile:
         assert second.exit_code == 0, second.output
         assert "ABSENT" in second.stdout
         assert "confirm-absent" in second.stdout
-        assert "0 found out, 1 still unresolved" in second.stdout
+        assert "0 resolved, 1 still unresolved" in second.stdout
 
     def test_several_candidates_are_named(self, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
         """Where several transactions may be the payment, they are named, and a person decides."""
@@ -254,7 +254,7 @@ class TestReconcile:
         assert "wait" in run("show", "order-2", "--store", url).stdout
         before = run("reconcile", "--exit-code", MOBILEMONEY_STORE=url, **served)
         assert before.exit_code == 0
-        assert "0 found out, 0 still unresolved, 1 on their way." in before.stdout
+        assert "0 resolved, 0 still unresolved, 1 being sent." in before.stdout
         after = run("reconcile", "--stale-after", "0", "--exit-code", MOBILEMONEY_STORE=url, **served)
         assert after.exit_code == 3
         assert re.search("^order-2 .*UNKNOWN", after.stdout, re.MULTILINE)
@@ -281,7 +281,7 @@ class TestReconcile:
         assert "UNKNOWN" in run("show", "order-1").stdout
         result = run("reconcile")
         assert result.exit_code == 0, result.stderr
-        assert "1 found out" in result.stdout
+        assert "1 resolved" in result.stdout
         assert run("list", "--profile", "sandbox").exit_code == 2
         assert "there is no file" in run("list", "--store", "sqlite:///other.db").stderr
 
@@ -295,7 +295,7 @@ class TestReconcile:
         for command in (["reconcile"], ["identify", "order-1", "txn_1", "--note", "x"]):
             result = run(*command, "--store", url)
             assert result.exit_code == 2
-            assert "nothing says which service" in result.stderr
+            assert "no service is named" in result.stderr
             assert run(*command, MOBILEMONEY_STORE=url).exit_code == 2
 
     def test_credentials_come_from_the_environment(self, sandbox: Sandbox, url: str) -> None:
@@ -314,7 +314,7 @@ class TestConfirmAbsent:
         for answer in ("n\n", "\n", ""):
             result = run(*command, answer=answer)
             assert result.exit_code == 1
-            assert "somebody pays twice" in result.stdout
+            assert "the payment is made twice" in result.stdout
             assert "nothing was changed" in result.stderr.splitlines()[-1]
             assert run_json("list", "--store", url, "--unresolved") != []
         result = run(*command, answer="y\n")
@@ -368,7 +368,7 @@ class TestConfirmAbsent:
         monkeypatch.setattr("typer.confirm", think)
         result = run("confirm-absent", "order-1", "--note", "x", "--store", url)
         assert result.exit_code == 1
-        assert "has changed meanwhile" in result.stderr
+        assert "has changed in the meantime" in result.stderr
         (record,) = run_json("list", "--store", url)
         assert (record["state"], record["attempt"]) == ("UNKNOWN", 2)
 

@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 
 from mobilemoney_async import InvalidRequest
-from mobilemoney_async.cli.logins import KeptFirst
+from mobilemoney_async.cli.clients import KeptFirst, choose_auth, open_client, sandbox_token
 from mobilemoney_async.cli.profiles import read_profiles
 from mobilemoney_async.cli.settings import (
     SANDBOX_URL,
     Settings,
-    choose_auth,
     load_settings,
-    open_client,
     profile_names,
-    sandbox_token,
 )
 from mobilemoney_async.sandbox import Sandbox
 
@@ -98,7 +95,7 @@ class TestBuiltIn:
 
     def test_a_url_that_takes_no_credentials_is_refused_itself(self, folder: Path) -> None:
         """Nobody is sent to log in where tokens would travel in the clear."""
-        with pytest.raises(InvalidRequest, match="base_url must be an https URL, or http on loopback only"):
+        with pytest.raises(InvalidRequest, match="base_url must be https, or http on loopback only"):
             choose_auth(load(folder, flags={"base_url": "http://pay.example/v1"}))
 
 
@@ -221,7 +218,7 @@ class TestNeverMixed:
         """A token or a store in the environment, and nothing that says for which service: nobody guesses."""
         write(folder / "mobilemoney.toml", TWO)
         for flags in ({}, {"profile": "shop"}):
-            with pytest.raises(InvalidRequest, match=f"MOBILEMONEY_{name} is set without a service"):
+            with pytest.raises(InvalidRequest, match=f"MOBILEMONEY_{name}: no service is named for it"):
                 load(folder, flags=flags, **{name: "sqlite:////x.db"})
 
     def test_a_url_of_the_command_is_where_they_go(self, folder: Path) -> None:
@@ -246,15 +243,15 @@ class TestRefused:
         ("text", "message"),
         [
             ('[profiles.p]\ntokn = "x"', r"profiles\.p\.tokn: there is no such key; known are base_url, email, token"),
-            ('profiles = "x"', "profiles: tables"),
+            ('profiles = "x"', "profiles must be tables"),
             ('color = "x"', "color: there is no such key; known are profile, profiles"),
-            ("[profiles]\np = 1", r"profiles\.p: a table"),
-            ('[profiles.p]\ntimeout = "5"', r"profiles\.p\.timeout must be a number of seconds, not str"),
-            ("[profiles.p]\ntimeout = 0", r"profiles\.p\.timeout must be a finite number of seconds, more than 0"),
+            ("[profiles]\np = 1", r"profiles\.p must be a table"),
+            ('[profiles.p]\ntimeout = "5"', r"profiles\.p\.timeout\b.* a number of seconds"),
+            ("[profiles.p]\ntimeout = 0", r"profiles\.p\.timeout\b.* a finite number of seconds, more than 0"),
             ('[profiles.p]\nproduction = "no"', r"profiles\.p\.production must be true or false"),
-            ("[profiles.p]\nbase_url = 5", r"profiles\.p\.base_url must be a str that is not blank"),
+            ("[profiles.p]\nbase_url = 5", r"profiles\.p\.base_url\b.* a str that is not blank"),
             ('[profiles.p]\ntoken = "x"\nemail = "y"', r"profiles\.p: token or email, not both"),
-            ('profile = "q"\n[profiles.p]', "profile: one of p, sandbox"),
+            ('profile = "q"\n[profiles.p]', "profile must be one of p, sandbox"),
             ('[profiles.p]\ntoken = "s3cr3t\n', "not TOML at line 2"),
         ],
     )
@@ -269,7 +266,7 @@ class TestRefused:
     def test_a_secret_in_a_file_that_others_can_read(self, folder: Path) -> None:
         """A token in the file itself needs a file that its owner alone can read."""
         path = write(folder / "mobilemoney.toml", TWO, mode=0o640)
-        with pytest.raises(InvalidRequest, match=r"profiles\.shop\.token: .*chmod 600 it, or say token_file"):
+        with pytest.raises(InvalidRequest, match=r"profiles\.shop\.token: .*chmod 600 it, or use token_file"):
             load(folder, flags={"profile": "shop"})
         path.chmod(0o600)
         assert load(folder, flags={"profile": "shop"}).token == "shop-token"
@@ -350,7 +347,7 @@ class TestRefused:
     def test_a_secret_file_without_a_secret(self, folder: Path, content: bytes) -> None:
         """It is named, and nothing of it shown."""
         (folder / "secret").write_bytes(content)
-        with pytest.raises(InvalidRequest, match="secret: "):
+        with pytest.raises(InvalidRequest, match=r"secret (must be|is empty)"):
             load(folder, BASE_URL=SHOP, TOKEN_FILE=str(folder / "secret"))
 
 

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from mobilemoney_async.cli.app import COMMANDS, app
     from mobilemoney_async.cli.failures import ExitCode
-    from mobilemoney_async.cli.sandbox_group import COMMANDS as SANDBOX_COMMANDS
+    from mobilemoney_async.cli.sandbox import COMMANDS as SANDBOX_COMMANDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
 # What a list of commands needs none of: the client and what it brings, the sandbox, databases, tables.

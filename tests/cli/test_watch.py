@@ -11,9 +11,18 @@ import anyio
 import pytest
 
 from mobilemoney_async import AsyncClient, AuthenticationError, PaymentState, SQLStore
-from mobilemoney_async.cli.board import Board, Change, News, exit_code, still_open
 from mobilemoney_async.cli.failures import ExitCode
-from mobilemoney_async.cli.following import Refusals, follow, saying_warnings
+from mobilemoney_async.cli.following import (
+    ChangeKind,
+    Refusals,
+    StatusChange,
+    Watchlist,
+    exit_code,
+    follow,
+    look_up,
+    printing_warnings,
+    still_open,
+)
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from tests.support.commands import leave_home, remembered, run, served, started
@@ -35,17 +44,18 @@ class Followed:
 
     def __init__(self, client: AsyncClient, refusals: Refusals) -> None:
         self.client = client
-        self.told: list[Change] = []
-        self.board = Board((), self.told.append)
+        self.reported: list[StatusChange] = []
+        self.watchlist = Watchlist((), self.reported.append)
         self._refusals = refusals
 
     async def follow(self, *ids: str, timeout: float | None = None) -> None:
-        self.board = Board(ids, self.told.append)
-        await follow(self.client, self.board, refusals=self._refusals, is_recorded=False, timeout=timeout)
+        self.watchlist = Watchlist(ids, self.reported.append)
+        begin = look_up(self.client, self.watchlist, is_recorded=False)
+        await follow(self.client, self.watchlist, begin, refusals=self._refusals, timeout=timeout)
 
     @property
-    def news(self) -> list[tuple[str, News]]:
-        return [(each.transaction_id, each.news) for each in self.told]
+    def changes(self) -> list[tuple[str, ChangeKind]]:
+        return [(each.transaction_id, each.kind) for each in self.reported]
 
 
 @asynccontextmanager
@@ -66,10 +76,14 @@ class TestFollowing:
             await case.client.transactions.wait(done)
             new, hidden = await pay(case.client, ORDINARY, HIDDEN)
             await case.follow(done, new, hidden, new)
-            assert case.news[:3] == [(new, News.OPEN), (done, News.FINAL), (hidden, News.NOT_SHOWN)]
-            assert sorted(case.news[3:]) == sorted([(new, News.FINAL), (hidden, News.FINAL)])
-            assert exit_code(case.board) is ExitCode.NOT_SUCCESSFUL
-            assert still_open(case.board) == []
+            assert case.changes[:3] == [
+                (new, ChangeKind.OPEN),
+                (done, ChangeKind.FINAL),
+                (hidden, ChangeKind.NOT_SHOWN),
+            ]
+            assert sorted(case.changes[3:]) == sorted([(new, ChangeKind.FINAL), (hidden, ChangeKind.FINAL)])
+            assert exit_code(case.watchlist) is ExitCode.NOT_SUCCESSFUL
+            assert still_open(case.watchlist) == []
 
     async def test_a_hundred_payments_cost_few_requests(self) -> None:
         """A hundred payments that have ended are told from two pages of the list or fewer."""
@@ -80,7 +94,7 @@ class TestFollowing:
             before = sandbox.requests.total
             await case.follow(*ids)
             assert sandbox.requests.total - before <= 2
-            assert exit_code(case.board) is ExitCode.FINE
+            assert exit_code(case.watchlist) is ExitCode.FINE
 
     async def test_time_runs_out(self) -> None:
         """After its time-out the following ends, and what is still open is named with the command that goes on."""
@@ -89,8 +103,8 @@ class TestFollowing:
             started_at = anyio.current_time()
             await case.follow(done, stuck, timeout=300)
             assert anyio.current_time() - started_at == pytest.approx(300, abs=1)
-            assert exit_code(case.board) is ExitCode.NOT_FINAL
-            assert still_open(case.board, ["--profile", "my shop"]) == [
+            assert exit_code(case.watchlist) is ExitCode.NOT_FINAL
+            assert still_open(case.watchlist, ["--profile", "my shop"]) == [
                 f"1 payment is still open, and may end without us: {stuck}",
                 f"to go on following: mobilemoney watch {stuck} --profile 'my shop'",
             ]
@@ -102,10 +116,10 @@ class TestFollowing:
             started_at = anyio.current_time()
             await case.follow("txn_unknown", done, "in two words")
             assert anyio.current_time() - started_at == pytest.approx(120, abs=31)
-            assert ("txn_unknown", News.NOT_SHOWN) in case.news
-            assert case.news[-1] == ("txn_unknown", News.NOT_KNOWN)
-            assert ("in two words", News.NOT_KNOWN) in case.news
-            assert exit_code(case.board) is ExitCode.ERROR
+            assert ("txn_unknown", ChangeKind.NOT_SHOWN) in case.changes
+            assert case.changes[-1] == ("txn_unknown", ChangeKind.NOT_KNOWN)
+            assert ("in two words", ChangeKind.NOT_KNOWN) in case.changes
+            assert exit_code(case.watchlist) is ExitCode.ERROR
 
     async def test_an_outage_is_waited_out_and_said(self, capsys: pytest.CaptureFixture[str]) -> None:
         """While the service fails the following goes on, and says why in one line, not once a second."""
@@ -115,11 +129,11 @@ class TestFollowing:
             outage = sandbox.script(faults.refused(), on="GET", probability=1)
             async with anyio.create_task_group() as group:
                 group.start_soon(case.follow, new)
-                with saying_warnings("watch"):
+                with printing_warnings("watch"):
                     await anyio.sleep(50)
                     outage.cancel()
-                    await case.board.wait_until_ended()
-            assert exit_code(case.board) is ExitCode.FINE
+                    await case.watchlist.wait_until_ended()
+            assert exit_code(case.watchlist) is ExitCode.FINE
             assert outage.fired > 5
         lines = capsys.readouterr().err.splitlines()
         assert 0 < len(lines) <= 3
@@ -139,7 +153,7 @@ class TestFollowing:
                 with pytest.raises(AuthenticationError):
                     await case.follow(stuck)
                 group.cancel_scope.cancel()
-            assert case.board.open == [stuck]
+            assert case.watchlist.open == [stuck]
 
     @staticmethod
     async def _expire(sandbox: Sandbox, refusal: faults.Fault) -> None:

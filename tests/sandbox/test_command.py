@@ -13,13 +13,13 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from mobilemoney_async.cli import sandbox_command
+from mobilemoney_async.cli import sandbox as command
 from mobilemoney_async.cli.app import app
-from mobilemoney_async.cli.sandbox_command import print_numbers, run_sandbox
+from mobilemoney_async.cli.sandbox import numbers, run_sandbox
 from mobilemoney_async.sandbox import MAGIC_NUMBERS, Sandbox
 from tests.sandbox.desk import SUCCEEDS
 
-RUN = "from mobilemoney_async.cli.sandbox_command import run_sandbox; run_sandbox(port=0, speed=20)"
+RUN = "from mobilemoney_async.cli.sandbox import run_sandbox; run_sandbox(port=0, speed=20)"
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def logger() -> Iterator[logging.Logger]:
 
 
 def test_the_table_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    print_numbers()
+    numbers()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(MAGIC_NUMBERS)
     assert f"{SUCCEEDS}  both          succeeds" in lines
@@ -69,23 +69,23 @@ def test_the_sandbox_prints_how_to_reach_it_and_stops_on_ctrl_c() -> None:
 def test_options_reach_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    async def serve(sandbox: Sandbox, host: str, port: int) -> None:
-        made.append((sandbox.speed, sandbox.by_hand, host, port))
+    async def serve(sandbox: Sandbox, port: int) -> None:
+        made.append((sandbox.speed, sandbox.by_hand, port))
 
-    monkeypatch.setattr(sandbox_command, "_serve", serve)
+    monkeypatch.setattr(command, "_serve", serve)
     for arguments in (["sandbox", "--speed", "3", "--by-hand", "--port", "0"], ["sandbox"]):
         assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    assert made == [(3, True, "127.0.0.1", 0), (1, False, "127.0.0.1", 8765)]
+    assert made == [(3, True, 0), (1, False, 8765)]
 
 
 def test_signals_end_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The numbers are printed last, so that is when to send the signal."""
 
     def print_and_signal() -> None:
-        print_numbers()
+        numbers()
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(sandbox_command, "print_numbers", print_and_signal)
+    monkeypatch.setattr(command, "numbers", print_and_signal)
     run_sandbox(port=0)
     assert capsys.readouterr().out.endswith("stopped\n")
 
@@ -96,7 +96,7 @@ def test_an_interrupt_that_is_no_signal_ends_it_too(
     async def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sandbox_command, "_until_stopped", interrupted)
+    monkeypatch.setattr(command, "_until_stopped", interrupted)
     run_sandbox(port=0)
     assert capsys.readouterr().out.endswith("stopped\n")
 

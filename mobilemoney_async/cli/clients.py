@@ -1,0 +1,261 @@
+"""Client, store and credentials of a command, from its settings; and the logins that `mobilemoney login` keeps.
+
+A kept login is a file for one profile and URL, which only its owner can read, from its first moment. It holds a token
+that the service lets expire within the hour, and no password.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import attrs
+
+from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenAuth, TokenSource
+from mobilemoney_async.cli.profiles import invalid, state_folder
+from mobilemoney_async.cli.settings import Settings, is_loopback
+from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.values import Secret
+
+if TYPE_CHECKING:
+    from mobilemoney_async.client import AsyncClient
+    from mobilemoney_async.payments.store import SQLStore
+
+_SQLITE_FILE = re.compile(r"sqlite(?:\+pysqlite)?:///(?!file:)([^?]+)(?:\?.*)?")
+# A token that expires sooner may expire on its way to the service.
+_MARGIN = timedelta(seconds=30)
+
+
+@attrs.frozen(kw_only=True)
+class KeptLogin:
+    """Login in a file.
+
+    Attributes:
+        email: The user's.
+        token: The access token.
+        expires_at: The end of the token as the service says, an aware UTC datetime of this machine's clock.
+    """
+
+    email: str
+    token: Secret
+    expires_at: datetime
+
+
+class KeptFirst:
+    """Credentials that use a kept login until the service refuses it, and then log in: logins are limited.
+
+    Args:
+        kept: The token of the kept login.
+        login: Logs in once the service refuses that token.
+    """
+
+    def __init__(self, kept: Secret, login: LoginAuth) -> None:
+        self._kept: Secret | None = kept
+        self._login = login
+
+    def __repr__(self) -> str:
+        return "KeptFirst(…)"
+
+    async def token(self, login: Login) -> Secret:
+        """Return the kept token, or that of the login."""
+        return self._kept if self._kept is not None else await self._login.token(login)
+
+    def rejected(self, token: Secret, *, replacement: bool) -> None:
+        """Drop the kept token, or report the rejection to the login."""
+        if token == self._kept:
+            self._kept = None
+        else:
+            self._login.rejected(token, replacement=replacement)
+
+
+def open_client(settings: Settings, **options: Any) -> AsyncClient:
+    """Return a client of the service, with its store if there is one. The caller closes it.
+
+    Args:
+        settings: The service and the credentials.
+        options: Of `AsyncClient`; they win over the settings.
+
+    Raises:
+        InvalidRequest: There are no credentials, or a setting is not accepted.
+    """
+    from mobilemoney_async.client import AsyncClient
+
+    if "auth" not in options:
+        options["auth"] = choose_auth(settings)
+    if "store" not in options and settings.store is not None:
+        options["store"] = open_store(settings.store, settings.account, key=settings.store_key)
+    if settings.timeout is not None:
+        options.setdefault("timeout", settings.timeout)
+    return AsyncClient(settings.base_url, **options)
+
+
+def open_reader(settings: Settings, **options: Any) -> AsyncClient:
+    """Return a client that only reads: with the store, for its share of the rate limit, but without making one.
+
+    Args:
+        settings: As for `open_client`.
+        options: As for `open_client`.
+
+    Raises:
+        InvalidRequest: As for `open_client`.
+    """
+    if missing_file(settings.store or "") is not None:
+        settings = attrs.evolve(settings, store=None)
+    return open_client(settings, **options)
+
+
+def missing_file(store: str) -> str | None:
+    """Return the file in a store's SQLite URL if it does not exist, else None: a store makes it on first use."""
+    file = _SQLITE_FILE.fullmatch(store)
+    return file[1] if file is not None and not Path(file[1]).exists() else None
+
+
+def open_store(url: str, account: str, *, key: Secret | None, **options: Any) -> SQLStore:
+    """Return a store; its errors name the settings of the command line.
+
+    Args:
+        url: As for `SQLStore`, like the others.
+        account: The account of the payments.
+        key: Encrypts the login token.
+        options: Others of `SQLStore`.
+
+    Raises:
+        InvalidRequest: An argument is not accepted, or an extra is missing.
+    """
+    from mobilemoney_async.payments.store import SQLStore
+
+    try:
+        return SQLStore(url, account, key=key, **options)
+    except InvalidRequest as exc:
+        name = {"url": "store", "key": "store key"}.get(exc.argument, exc.argument)
+        raise invalid(name, without_argument(exc)) from None
+
+
+def without_argument(exc: InvalidRequest) -> str:
+    """Return the text of an error about an argument without the argument's name in front."""
+    return str(exc).removeprefix(exc.argument).removeprefix(":").strip()
+
+
+def choose_auth(settings: Settings) -> TokenSource:
+    """Return the credentials of a profile: an issued token, else a kept login, else e-mail and password.
+
+    A sandbox on loopback without credentials gets the token that `mobilemoney sandbox` prints.
+
+    Raises:
+        InvalidRequest: There are none.
+    """
+    if settings.token is not None:
+        return TokenAuth(settings.token)
+    password_login = None
+    if settings.email is not None and settings.password is not None:
+        password_login = LoginAuth(settings.email, settings.password)
+    kept = find_login(settings, email=settings.email)
+    if kept is not None:
+        return TokenAuth(kept.token) if password_login is None else KeptFirst(kept.token, password_login)
+    if password_login is not None:
+        return password_login
+    if settings.email is None and settings.is_sandbox:
+        return TokenAuth(sandbox_token())
+    if urlsplit(settings.base_url).scheme != "https" and not is_loopback(settings.base_url):
+        # No credentials would help: the client refuses the URL.
+        raise invalid("base_url", "must be https, or http on loopback only: a token is never sent in clear text")
+    raise InvalidRequest(
+        f"no credentials are known for {settings.base_url}: {settings.login_command}, or MOBILEMONEY_TOKEN, or "
+        "token_file in a profile",
+        argument="credentials",
+    )
+
+
+def sandbox_token() -> str:
+    """Return the token of a sandbox with the default seed. It is no secret: it opens nothing else."""
+    from mobilemoney_async.sandbox import Sandbox
+
+    return Sandbox(seed=0).token
+
+
+def find_login(
+    settings: Settings,
+    *,
+    email: str | None = None,
+    now: datetime | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> KeptLogin | None:
+    """Return the kept login of a profile at its URL, unless it has expired or belongs to another user.
+
+    Args:
+        settings: The profile and the URL.
+        email: The user's; None for any.
+        now: Aware UTC; None for the present.
+        environ: Names the folder of the files.
+    """
+    try:
+        kept = json.loads(_login_file(settings, environ).read_text("utf-8"))
+        login = KeptLogin(
+            email=kept["email"],
+            token=Secret(kept["token"]),
+            expires_at=datetime.fromisoformat(kept["expires_at"]).astimezone(UTC),
+        )
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        # A file that cannot be read counts as none: the next login replaces it.
+        return None
+    if (kept["profile"], kept["base_url"]) != (settings.profile, settings.base_url):
+        return None
+    now = datetime.now(UTC) if now is None else now
+    return login if email in {None, login.email} and now < login.expires_at - _MARGIN else None
+
+
+def keep_login(settings: Settings, login: KeptLogin, *, environ: Mapping[str, str] = os.environ) -> Path:
+    """Write a login to its file, in place of an earlier one, and return the file.
+
+    Raises:
+        OSError: The file cannot be written; an earlier one stays.
+    """
+    file = _login_file(settings, environ)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    values = {
+        "profile": settings.profile,
+        "base_url": settings.base_url,
+        "email": login.email,
+        "token": login.token.reveal(),
+        "expires_at": login.expires_at.isoformat(),
+    }
+    # mkstemp makes the file with mode 0600, and it is renamed when it is whole: another process sees the old login or
+    # the new one, never half a file.
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=".login-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(values, stream)
+        Path(temporary).replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+    return file
+
+
+def forget_login(settings: Settings, *, environ: Mapping[str, str] = os.environ) -> bool:
+    """Delete the kept login of a profile at its URL, and return whether there was one.
+
+    Raises:
+        OSError: The file cannot be deleted.
+    """
+    try:
+        _login_file(settings, environ).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _login_file(settings: Settings, environ: Mapping[str, str]) -> Path:
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", settings.profile)[:40]
+    digest = hashlib.sha256(f"{settings.profile}\0{settings.base_url}".encode()).hexdigest()[:16]
+    return state_folder(environ) / "logins" / f"{name}-{digest}.json"

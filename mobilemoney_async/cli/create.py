@@ -1,0 +1,417 @@
+"""`mobilemoney collect` and `mobilemoney disburse`: ask for money, or send it, and follow the payment to its end.
+
+Invariants: a key that the command makes is printed before the request is sent. Whatever ends the command, it prints the
+state of the payment as far as known, and the next step; an unknown result is reported as unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import anyio
+import attrs
+import typer
+
+from mobilemoney_async.cli.clients import open_client
+from mobilemoney_async.cli.failures import ExitCode, Refused, explain, run, say
+from mobilemoney_async.cli.following import (
+    Refusals,
+    StatusChange,
+    Watchlist,
+    exit_code,
+    follow,
+    print_change,
+    printing_warnings,
+    still_open,
+)
+from mobilemoney_async.cli.options import (
+    Service,
+    Unmasked,
+    Yes,
+    check_timeout,
+    command_line,
+    confirm_money,
+    require_phone_number,
+    require_service,
+    with_service,
+)
+from mobilemoney_async.cli.output import phone, plain, print_json_line, visible, waiting
+from mobilemoney_async.cli.settings import Settings
+from mobilemoney_async.client import AsyncClient
+from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
+from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.errors import (
+    DuplicateSuspected,
+    IdempotencyConflict,
+    MobileMoneyError,
+    OutcomeUnknown,
+    StoreError,
+)
+from mobilemoney_async.events import AttemptEnded, Event
+from mobilemoney_async.payments.records import PaymentRecord
+from mobilemoney_async.polling.poller import Poller
+from mobilemoney_async.values import normalise_amount, require_name
+
+# The default of --timeout, seconds.
+_TIMEOUT = 300.0
+# For the lookup in the store after an interrupt, seconds.
+_LAST_LOOKUP = 5.0
+_CREATES = {CREATE_COLLECTION.path, CREATE_DISBURSEMENT.path}
+
+PhoneNumber = Annotated[
+    str, typer.Argument(metavar="PHONE", help="+ and 8 to 15 digits: +255681234567.", show_default=False)
+]
+Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Whole TZS, in digits: 15000.", show_default=False)]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY",
+        help="Your name for this payment in the store, the idempotency key: at most one payment is made under it. "
+        "Needs a store.",
+        show_default="with a store, one is made and printed",
+    ),
+]
+Wait = Annotated[
+    bool,
+    typer.Option("--wait/--no-wait", help="Follow the payment to its final state, so that exit code 0 means success."),
+]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long to follow the payment.")]
+AsEvents = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON, for programs.")]
+
+
+@with_service()
+def collect(
+    phone_number: PhoneNumber,
+    amount: Amount,
+    *,
+    key: Key = None,
+    wait: Wait = True,
+    timeout: Timeout = _TIMEOUT,
+    yes: Yes = False,
+    as_json: AsEvents = False,
+    unmasked: Unmasked = False,
+    service: Service,
+) -> None:
+    """Ask a customer to pay, and wait until the payment succeeds or fails.
+
+    With a store the payment is recorded under its key before it is sent: the same command with the same key never sends
+    it twice. Without a store, never repeat the command before you have looked with list.
+
+    Exit codes: 0 paid (with --no-wait: accepted), 5 not paid, 4 not final in time, 3 unknown whether the payment
+    exists, 1 an error and no money moved, 2 wrong usage and nothing was sent, 130 Ctrl-C.
+    """
+    request = PaymentRequest(TransactionType.COLLECTION, phone_number, amount, key, unmasked, as_json)
+    _create(request, service, wait=wait, timeout=timeout, yes=yes)
+
+
+@with_service()
+def disburse(
+    phone_number: PhoneNumber,
+    amount: Amount,
+    *,
+    key: Key = None,
+    wait: Wait = True,
+    timeout: Timeout = _TIMEOUT,
+    yes: Yes = False,
+    as_json: AsEvents = False,
+    unmasked: Unmasked = False,
+    service: Service,
+) -> None:
+    """Send money to a wallet, and wait until the payment succeeds or fails.
+
+    With a store the payment is recorded under its key before it is sent: the same command with the same key never sends
+    it twice. Without a store, never repeat the command before you have looked with list.
+
+    Exit codes: 0 sent (with --no-wait: accepted), 5 not sent in the end, 4 not final in time, 3 unknown whether the
+    payment exists, 1 an error and no money moved, 2 wrong usage and nothing was sent, 130 Ctrl-C.
+    """
+    request = PaymentRequest(TransactionType.DISBURSEMENT, phone_number, amount, key, unmasked, as_json)
+    _create(request, service, wait=wait, timeout=timeout, yes=yes)
+
+
+@attrs.frozen
+class PaymentRequest:
+    """Payment that the user asks for.
+
+    Attributes:
+        type: Collection or disbursement.
+        phone_number: The customer's or recipient's.
+        amount: Whole TZS, in digits.
+        key: The idempotency key, or None without a store.
+        unmasked: Whether to show the whole phone number.
+        as_json: Whether to print each event as a line of JSON.
+    """
+
+    type: TransactionType
+    phone_number: str = attrs.field(repr=False)
+    amount: str
+    key: str | None = None
+    unmasked: bool = False
+    as_json: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command for it."""
+        return "collect" if self.type == TransactionType.COLLECTION else "disburse"
+
+    def __str__(self) -> str:
+        verb, preposition = ("collect", "from") if self.type == TransactionType.COLLECTION else ("send", "to")
+        return f"{verb} {int(self.amount):,} TZS {preposition} {phone(self.phone_number, unmasked=self.unmasked)}"
+
+
+def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: float, yes: bool) -> None:
+    command, is_key_given = request.command, request.key is not None
+    check_timeout(timeout)
+    settings = service.settings()
+    request = _checked(request, has_store=settings.store is not None)
+    if settings.store is not None:
+        require_service(settings)
+    confirm_money(settings, str(request), yes=yes)
+    payment = Payment(request, settings, service)
+
+    async def work() -> None:
+        async with open_client(settings, on_event=payment.note_event) as client:
+            if not is_key_given:
+                payment.print_key()
+            with printing_warnings(command):
+                await payment.send(client)
+                if wait:
+                    await payment.follow(client, timeout)
+
+    run(command, work, open_work=payment.still_open, settings=settings)
+    if not wait or payment.watchlist is None:
+        return
+    code = exit_code(payment.watchlist)
+    if code is ExitCode.NOT_FINAL:
+        say(command, f"not final after {timeout:g} s")
+        for line in payment.still_open():
+            say(command, line)
+    if code is not ExitCode.FINE:
+        raise typer.Exit(code)
+
+
+def _checked(request: PaymentRequest, *, has_store: bool) -> PaymentRequest:
+    """Return a request with normal phone number and amount, and with a key if there is a store.
+
+    Raises:
+        Refused: An argument is not accepted.
+    """
+    number = require_phone_number(request.phone_number)
+    try:
+        amount = normalise_amount(request.amount)
+    except ValueError:
+        raise Refused("AMOUNT must be whole TZS, more than 0, in digits such as 15000", ExitCode.USAGE) from None
+    if request.key is not None and not has_store:
+        raise Refused(
+            "--key needs a store: without one the key is not saved, and the same command again would be a second "
+            "payment; give --store, or name a store in the profile",
+            ExitCode.USAGE,
+        )
+    try:
+        key = None if request.key is None else require_name("key", request.key)
+    except ValueError:
+        raise Refused("--key must be at most 200 characters, not blank", ExitCode.USAGE) from None
+    if key is None and has_store:
+        key = f"cli-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+    return attrs.evolve(request, phone_number=number, amount=amount, key=key)
+
+
+class Payment:
+    """One payment from the request to the final state.
+
+    Args:
+        request: Checked.
+        settings: Of the service.
+        service: The user's options.
+
+    Attributes:
+        watchlist: Holds the transaction, once there is one.
+    """
+
+    def __init__(self, request: PaymentRequest, settings: Settings, service: Service) -> None:
+        self.watchlist: Watchlist | None = None
+        self._request = request
+        self._settings = settings
+        self._service = service
+        self._refusals = Refusals()
+        self._answer: Acknowledgement | None = None
+        self._changes: list[StatusChange] = []
+        # After an interrupted create: the result as far as this process knows it, and as the store knows it.
+        self._may_have_arrived = False
+        self._was_attempted = False
+        self._is_store_away = False
+        self._record: PaymentRecord | None = None
+        self._began = datetime.now(UTC)
+
+    def note_event(self, event: Event) -> None:
+        """Note an event of the client: whether the request was sent, and may have arrived."""
+        self._refusals(event)
+        if isinstance(event, AttemptEnded) and event.path in _CREATES:
+            self._was_attempted = True
+            self._may_have_arrived = event.outcome in {"unknown", "cancelled", "answered"}
+
+    def print_key(self) -> None:
+        """Print the key that the command made, if there is one."""
+        key = self._request.key
+        if key is not None and self._request.as_json:
+            self._print_event("sending", idempotency_key=key)
+        elif key is not None:
+            say(self._request.command, f"the key of this payment is {key}")
+
+    async def send(self, client: AsyncClient) -> None:
+        """Send the payment, or find it under its key.
+
+        A cancelled call may have sent it. With a store, the call then reads the payment's record before it ends.
+
+        Raises:
+            Refused: No money moved, or the result is unknown; names the next step.
+        """
+        request = self._request
+        creates = client.collections if request.type == TransactionType.COLLECTION else client.disbursements
+        self._began = datetime.now(UTC)
+        try:
+            with waiting(str(request)):
+                self._answer = await creates.create(
+                    phone_number=request.phone_number, amount=request.amount, idempotency_key=request.key
+                )
+        except OutcomeUnknown as exc:
+            raise Refused("; ".join([str(exc), *self._how_to_find_out()]), ExitCode.UNRESOLVED) from exc
+        except MobileMoneyError as exc:
+            raise self._refusal(exc) from exc
+        except anyio.get_cancelled_exc_class():
+            await self._read_record(client)
+            raise
+        if not self._was_attempted:
+            say(request.command, "this key has been used before: nothing was sent, and this is that payment")
+        self._acknowledge(self._answer)
+
+    async def follow(self, client: AsyncClient, timeout: float) -> None:
+        """Follow the payment until it is final, or the time is up.
+
+        Args:
+            client: As for `send`.
+            timeout: Seconds, more than 0.
+
+        Raises:
+            Refused: The service no longer accepts the credentials, or does not know the payment; names the next step.
+        """
+        assert self.watchlist is not None
+        assert self._answer is not None
+        answer = self._answer
+
+        async def begin(poller: Poller) -> None:
+            poller.track(answer)
+
+        try:
+            with waiting(f"{self._line(str(answer.status_code))}; Ctrl-C ends the watching"):
+                await follow(client, self.watchlist, begin, refusals=self._refusals, timeout=timeout)
+        except MobileMoneyError as exc:
+            text, _ = explain(exc, self._settings)
+            raise Refused("; ".join([text, *self.still_open()]), ExitCode.NOT_FINAL) from exc
+        finally:
+            # After the moving line has left the terminal.
+            for change in self._changes:
+                with _ignoring_closed_pipe():
+                    print_change(change, as_json=self._request.as_json, unmasked=self._request.unmasked)
+        if self.watchlist.unknown:
+            raise Refused(
+                "the service has accepted the payment and does not show it: it is unknown whether it exists; do not "
+                "send it again before you have asked the service",
+                ExitCode.UNRESOLVED,
+            )
+
+    def still_open(self) -> list[str]:
+        """Return lines about the open payment after an interrupt, and the next step."""
+        if self.watchlist is not None:
+            return still_open(self.watchlist, self._service.flags)
+        record = self._record
+        if record is not None and record.transaction_id is not None:
+            again = command_line("watch", record.transaction_id, *self._service.flags)
+            return [f"the payment exists: {record.transaction_id}", f"to follow it: {again}"]
+        if record is not None:
+            is_unknown = record.is_unresolved
+        else:
+            is_unknown = self._is_store_away or (self._settings.store is None and self._may_have_arrived)
+        if is_unknown:
+            return ["it is unknown whether the payment exists", *self._how_to_find_out()]
+        return ["nothing was sent"]
+
+    def _acknowledge(self, answer: Acknowledgement) -> None:
+        self.watchlist = Watchlist([answer.transaction_id], self._changes.append)
+        if self._request.as_json:
+            self._print_event(
+                "acknowledged",
+                idempotency_key=self._request.key,
+                transaction_id=answer.transaction_id,
+                acknowledgement=attrs.evolve(answer, idempotency_key=None),
+            )
+        else:
+            with _ignoring_closed_pipe():
+                print(f"{visible(answer.transaction_id)}  {self._line(str(answer.status_code))}", flush=True)
+
+    def _refusal(self, exc: MobileMoneyError) -> Refused:
+        text, code = explain(exc, self._settings)
+        if isinstance(exc, DuplicateSuspected):
+            reconcile = command_line("payments", "reconcile", *self._service.flags)
+            show = command_line("payments", "show", exc.other_key, *self._service.store_flags)
+            text = f"{exc}; resolve the other payment first: {reconcile}, or look at it: {show}"
+        elif isinstance(exc, IdempotencyConflict):
+            show = command_line("payments", "show", self._request.key or "", *self._service.store_flags)
+            text = f"{exc}; look at that payment: {show}; another payment needs another key"
+        elif not isinstance(exc, StoreError):  # whose text says itself what was sent
+            text = {"not_sent": "nothing was sent: ", "refused": "no money moved: "}.get(exc.outcome, "") + text
+        return Refused(text, code)
+
+    def _line(self, state: str) -> str:
+        request = self._request
+        number = phone(request.phone_number, unmasked=request.unmasked)
+        return visible(f"{request.type} of {int(request.amount):,} TZS, {number}: {state}")
+
+    def _how_to_find_out(self) -> list[str]:
+        """Return the next steps for a payment with an unknown result."""
+        if self._request.key is not None:
+            key = shlex.quote(self._request.key)
+            return [
+                f"the same command with --key {key} looks for it first, and never sends it twice",
+                f"{command_line('payments', 'reconcile', *self._service.flags)} looks for it too, and sends nothing",
+            ]
+        # An hour earlier, since the service's clock may differ from ours.
+        day = f"{self._began - timedelta(hours=1):%Y-%m-%d}"
+        listing = command_line("list", "--type", str(self._request.type), "--from", day, *self._service.flags)
+        return [f"do not send it again before you have looked for it: {listing}"]
+
+    async def _read_record(self, client: AsyncClient) -> None:
+        if self._request.key is None:
+            return
+        self._is_store_away = True
+        # The call is being cancelled: the shield lets this read end, for a few seconds at most. Until it has ended, the
+        # result counts as unknown.
+        with anyio.move_on_after(_LAST_LOOKUP, shield=True):
+            try:
+                self._record = await client.payments.get(self._request.key)
+                self._is_store_away = False
+            except StoreError as exc:
+                say(self._request.command, f"the store cannot show the payment's state: {exc}")
+
+    def _print_event(self, event: str, **fields: object) -> None:
+        line = {"event": event, "at": datetime.now(UTC), **fields}
+        with _ignoring_closed_pipe():
+            print_json_line(plain(line, unmasked=self._request.unmasked))
+
+
+@contextmanager
+def _ignoring_closed_pipe() -> Iterator[None]:
+    """Go on without output once the reader of a pipe has left: the exit code still reports the payment's result."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The file descriptor itself, so that buffered output does not fail when the program ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

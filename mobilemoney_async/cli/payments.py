@@ -1,0 +1,418 @@
+"""`mobilemoney payments …`: the payments of a store, and decisions about those with an unknown result.
+
+Only `reconcile` and `identify` talk to the service, which the user must have named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import attrs
+import typer
+
+from mobilemoney_async.cli.app import add_command, command_group
+from mobilemoney_async.cli.clients import missing_file, open_client, open_store
+from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
+from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_service, require_yes, with_service
+from mobilemoney_async.cli.output import (
+    literal,
+    moment,
+    money,
+    new_table,
+    phone,
+    plain,
+    print_json,
+    show,
+    show_facts,
+)
+from mobilemoney_async.cli.settings import Settings
+from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentRecord, PaymentState, is_stale
+from mobilemoney_async.values import Secret
+
+if TYPE_CHECKING:
+    from mobilemoney_async.payments.payments import PaymentBook
+    from mobilemoney_async.payments.store import SQLStore
+
+T = TypeVar("T")
+
+# The default of `payments list --limit`.
+_LIMIT = 100
+_OF_THE_STORE = ("store", "account", "profile", "config")
+
+payments_app: typer.Typer = command_group(
+    help="Payments in your store, and those with an unknown result.",
+    epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage, 3 a payment is unresolved (only with --exit-code).",
+    no_args_is_help=True,
+)
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The payment's idempotency key.", show_default=False)]
+Note = Annotated[
+    str, typer.Option(metavar="TEXT", help="Your name and reason; kept in the payment's history.", show_default=False)
+]
+UnresolvedCode = Annotated[
+    bool, typer.Option("--exit-code", help="Exit with 3 if a payment is unknown or absent: for monitoring.")
+]
+State = Annotated[
+    list[PaymentState] | None,
+    typer.Option(
+        metavar="STATE",
+        case_sensitive=False,
+        help=f"Only payments in this state, or in several: {', '.join(PaymentState)}.",
+        show_default=False,
+    ),
+]
+Unresolved = Annotated[
+    bool, typer.Option("--unresolved", help="Only payments with an unknown result, or that are being sent.")
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="At most so many, the newest; 0 for all.", show_default=f"{_LIMIT}; with --unresolved all"
+    ),
+]
+StaleAfter = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="Count a payment that is being sent as unknown if it was sent so long ago. "
+        "0 only if no other process is alive.",
+        show_default="when its request must have ended",
+    ),
+]
+Grace = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="How long an existing payment may be missing from the list: the same as your program's.",
+    ),
+]
+
+
+@add_command(payments_app, "list")
+@with_service(*_OF_THE_STORE)
+def list_payments(
+    *,
+    state: State = None,
+    unresolved: Unresolved = False,
+    limit: Limit = None,
+    as_json: AsJSON = False,
+    unmasked: Unmasked = False,
+    exit_code: UnresolvedCode = False,
+    service: Service,
+) -> None:
+    """List payments, oldest first. Needs no service."""
+    if state and unresolved:
+        raise typer.BadParameter("give either --state or --unresolved", param_hint="--unresolved")
+    if limit is None:
+        limit = 0 if unresolved else _LIMIT
+    wanted = UNIDENTIFIED if unresolved else state or None
+    # One more than the output shows whether there are more.
+    most = limit + 1 if limit else None
+    store = _find_store(service)
+    records = _run(lambda book: book.list(wanted, limit=most, newest_first=True), store)
+    shown = (records[:limit] if limit else records)[::-1]
+    if as_json:
+        print_json([plain(record, unmasked=unmasked) for record in shown])
+    elif shown:
+        print_payments(shown, unmasked=unmasked)
+    else:
+        say("payments", f"no such payments of account {store.account!r}")
+    if len(shown) < len(records):
+        say("payments", f"these are the newest {limit}; there are more (--limit 0 shows all)")
+    _exit_for(shown, exit_code=exit_code)
+
+
+@add_command(payments_app, "show")
+@with_service(*_OF_THE_STORE)
+def show_payment(*, key: Key, as_json: AsJSON = False, unmasked: Unmasked = False, service: Service) -> None:
+    """Show one payment with its history and the next step. Needs no service."""
+    record = _find_record(key, _find_store(service))
+    if as_json:
+        print_json(plain(record, unmasked=unmasked))
+    else:
+        print_payment(record, unmasked=unmasked)
+
+
+@add_command(payments_app, "reconcile")
+@with_service()
+def reconcile(
+    *,
+    stale_after: StaleAfter = None,
+    grace: Grace = 120.0,
+    as_json: AsJSON = False,
+    unmasked: Unmasked = False,
+    exit_code: UnresolvedCode = False,
+    service: Service,
+) -> None:
+    """Look up payments with an unknown result in the service's transaction list. Sends no money.
+
+    Takes the service and the credentials from a profile, or from the environment: MOBILEMONEY_BASE_URL, and
+    MOBILEMONEY_TOKEN or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD; MOBILEMONEY_STORE_KEY if the store has a key.
+    """
+    settings = require_service(service.settings())
+
+    async def work() -> tuple[list[PaymentRecord], list[PaymentRecord]]:
+        async with open_client(settings, store=_open(_configured_store(settings), grace=grace)) as client:
+            looked_up = await client.payments.reconcile(stale_after=stale_after)
+            return looked_up, await client.payments.unresolved()
+
+    looked_up, left = run("payments", work, settings=settings)
+    if as_json:
+        print_json([plain(record, unmasked=unmasked) for record in looked_up])
+    else:
+        print_reconciled(looked_up, left, unmasked=unmasked)
+    _exit_for(left, exit_code=exit_code)
+
+
+@add_command(payments_app, "confirm-absent")
+@with_service(*_OF_THE_STORE)
+def confirm_absent(
+    *,
+    key: Key,
+    note: Note,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the question.")] = False,
+    unmasked: Unmasked = False,
+    service: Service,
+) -> None:
+    """Confirm that an unknown or absent payment does not exist, after you have looked. Needs no service.
+
+    Your program may then use its key again, and sends money when it does. If the payment exists after all, the customer
+    pays twice, or you do. So look for it first: on the service's dashboard, or ask the service or the customer.
+    """
+    store = _find_store(service)
+    before = _find_record(key, store)
+    if not yes:
+        print_payment(before, unmasked=unmasked)
+        if not before.is_unresolved:
+            raise Refused(f"payment {key!r} is {before.state}, not unknown or absent: nothing was changed")
+        show(
+            "If you confirm that it does not exist, its key may be used again, and money is then sent again. "
+            "If it exists after all, the payment is made twice."
+        )
+        require_yes("Do you confirm that this payment does not exist?", otherwise="nothing was changed")
+
+    async def confirm(book: PaymentBook) -> PaymentRecord:
+        now = await book.get(key)
+        # The user decided about the record on the screen; another process may have changed it since.
+        if now is None or (now.attempt, now.candidates) != (before.attempt, before.candidates):
+            raise Refused(f"payment {key!r} has changed in the meantime: look at it again")
+        return await book.confirm_absent(key, note=note)
+
+    _print_decision(_run(confirm, store))
+
+
+@add_command(payments_app, "identify")
+@with_service()
+def identify(
+    *,
+    key: Key,
+    transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID", help="Its id.", show_default=False)],
+    note: Note,
+    service: Service,
+) -> None:
+    """Confirm that an unknown or absent payment is a transaction, after you have looked. Sends no money.
+
+    The transaction is fetched first. Its type, phone number and amount must match. Takes the service and the
+    credentials as reconcile does.
+    """
+    settings = require_service(service.settings())
+
+    async def work() -> PaymentRecord:
+        async with open_client(settings, store=_open(_configured_store(settings))) as client:
+            return await client.payments.identify(key, transaction_id, note=note)
+
+    _print_decision(run("payments", work, settings=settings))
+
+
+@attrs.frozen
+class _StoreChoice:
+    """Store and account of a command."""
+
+    url: str = attrs.field(repr=False)
+    account: str
+    key: Secret | None
+
+
+def _find_store(service: Service) -> _StoreChoice:
+    """Return the store of a command that needs no service: a store in the environment needs no profile either."""
+    url = service.store or os.environ.get("MOBILEMONEY_STORE", "").strip()
+    if url and service.profile is None and service.config is None:
+        key = os.environ.get("MOBILEMONEY_STORE_KEY")
+        account = "default" if service.account is None else service.account
+        return _StoreChoice(url, account, Secret(key) if key else None)
+    return _configured_store(service.settings())
+
+
+def _configured_store(settings: Settings) -> _StoreChoice:
+    if settings.store is None:
+        raise Refused(
+            f"profile {settings.profile} has no store: name one with --store, MOBILEMONEY_STORE or in the profile",
+            ExitCode.USAGE,
+        )
+    return _StoreChoice(settings.store, settings.account, settings.store_key)
+
+
+def _open(choice: _StoreChoice, **options: Any) -> SQLStore:
+    file = missing_file(choice.url)
+    if file is not None:
+        # A new database has no payments to show: the name must be wrong.
+        raise Refused(f"there is no file {file}: check the name of the store; the first payment with it makes one")
+    return open_store(choice.url, choice.account, key=choice.key, **options)
+
+
+def _run(work: Callable[[PaymentBook], Awaitable[T]], choice: _StoreChoice) -> T:
+    """Run work that needs the store alone."""
+
+    async def with_store() -> T:
+        store = _open(choice)
+        from mobilemoney_async.payments.payments import PaymentBook  # needs the extra, which opening a store checks
+
+        try:
+            return await work(PaymentBook(store))
+        finally:
+            store.close()
+
+    return run("payments", with_store)
+
+
+def _find_record(key: str, choice: _StoreChoice) -> PaymentRecord:
+    record = _run(lambda book: book.get(key), choice)
+    if record is None:
+        say("payments", f"there is no payment {key!r} of account {choice.account!r}")
+        raise typer.Exit(ExitCode.ERROR)
+    return record
+
+
+def _exit_for(records: Sequence[PaymentRecord], *, exit_code: bool) -> None:
+    now = _utcnow()
+    if exit_code and any(needs_attention(record, now) for record in records):
+        raise typer.Exit(ExitCode.UNRESOLVED)
+
+
+def _utcnow() -> datetime:
+    return datetime.now(UTC)
+
+
+_ADVICE = {
+    PaymentState.UNKNOWN: "Unknown whether it exists: run reconcile. "
+    "If you know that it does not exist, use confirm-absent.",
+    PaymentState.ABSENT: "The service's list does not show it. "
+    "If it is nowhere else either, use confirm-absent; its key may then be used again.",
+    PaymentState.NOT_SENT: "It never reached the service: its key may be used again.",
+    PaymentState.REFUSED: "The service refused it: its key may be used again after you have fixed the reason.",
+    PaymentState.RELEASED: "Someone has confirmed that it does not exist: its key may be used again.",
+    PaymentState.ACKNOWLEDGED: "It exists: follow it to its final state.",
+    PaymentState.FINAL: "Nothing is left to do.",
+}
+
+
+def advice(record: PaymentRecord, now: datetime) -> str:
+    """Return the next step for a payment."""
+    if record.is_ambiguous:
+        return (
+            "It may be one of the transactions named as candidates. If it is one of them, use identify; "
+            "if it is none, confirm-absent."
+        )
+    if record.state is PaymentState.SENDING:
+        return "Its sender seems to have died: run reconcile." if is_stale(record, now) else "It is being sent: wait."
+    return _ADVICE[record.state]
+
+
+def needs_attention(record: PaymentRecord, now: datetime) -> bool:
+    """Return whether the result of a payment is unknown, and will not come with the answer to its request."""
+    return record.is_unresolved and (record.state is not PaymentState.SENDING or is_stale(record, now))
+
+
+def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
+    """Print a table of payments."""
+    table = new_table()
+    # Long keys and ids are folded, never cut, since users copy them.
+    table.add_column("key", overflow="fold", min_width=8)
+    table.add_column("type", no_wrap=True)
+    table.add_column("TZS", no_wrap=True, justify="right")
+    table.add_column("phone", no_wrap=True)
+    table.add_column("state", overflow="fold", min_width=12)
+    table.add_column("sent, UTC", overflow="fold", min_width=10)
+    table.add_column("transaction", overflow="fold", min_width=11)
+    for record in records:
+        table.add_row(
+            literal(record.key),
+            literal(str(record.type)),
+            f"{record.amount:,f}",
+            phone(record.phone_number, unmasked=unmasked),
+            literal(_state(record)),
+            moment(record.sent_at),
+            literal(record.transaction_id or ""),
+        )
+    show(table)
+
+
+def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
+    """Print all facts of one payment, its next step and its history."""
+    failure = None if record.transaction is None else record.transaction.failure_reason
+    facts = {
+        "key": record.key,
+        "type": str(record.type),
+        "amount": money(record.amount),
+        "phone number": phone(record.phone_number, unmasked=unmasked),
+        "state": _state(record),
+        "attempts": str(record.attempt),
+        "first recorded": moment(record.created_at),
+        "last sent": moment(record.sent_at),
+        "request ended": moment(record.ended_at),
+        "transaction": f"{record.transaction_id or ''}{', found in the list' if record.is_adopted else ''}",
+        "reference": record.reference,
+        "candidates": " ".join(record.candidates),
+        "full listings without it": str(record.walks or ""),
+        "failure": failure,
+        "error": record.error,
+        "what to do": advice(record, _utcnow()),
+    }
+    show_facts({name: value for name, value in facts.items() if value})
+    if record.history:
+        events = new_table()
+        for name in ("at, UTC", "what", "source", "detail"):
+            events.add_column(name, overflow="fold")
+        for entry in record.history:
+            events.add_row(moment(entry.at), entry.what, entry.source, literal(entry.detail or ""))
+        show("", events)
+
+
+def print_reconciled(looked_up: Sequence[PaymentRecord], left: Sequence[PaymentRecord], *, unmasked: bool) -> None:
+    """Print the results of a reconciliation, and the number of payments that are left."""
+    now = _utcnow()
+    if not looked_up:
+        show("No payment has an unknown result.")
+    else:
+        table = new_table()
+        table.add_column("key", overflow="fold", min_width=8)
+        table.add_column("payment", overflow="fold")
+        table.add_column("result", overflow="fold")
+        table.add_column("what to do", ratio=1)
+        for record in looked_up:
+            number = phone(record.phone_number, unmasked=unmasked)
+            found = record.transaction_id or " ".join(record.candidates)
+            table.add_row(
+                literal(record.key),
+                literal(f"{record.type} of {money(record.amount)}, {number}"),
+                literal(f"{_state(record)} {found}".rstrip()),
+                literal(advice(record, now)),
+            )
+        show(table)
+    resolved = sum(not record.is_unresolved for record in looked_up)
+    waiting = sum(needs_attention(record, now) for record in left)
+    show(f"{resolved} resolved, {waiting} still unresolved, {len(left) - waiting} being sent.")
+
+
+def _print_decision(record: PaymentRecord) -> None:
+    typer.echo(f"{record.key}: {record.state}. {advice(record, _utcnow())}")
+
+
+def _state(record: PaymentRecord) -> str:
+    status = f" {record.status}" if record.status is not None else ""
+    return f"{record.state}{status}{', ambiguous' if record.is_ambiguous else ''}"

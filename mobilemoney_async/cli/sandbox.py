@@ -1,0 +1,111 @@
+"""`mobilemoney sandbox`: serve the sandbox and its phone page, and print the magic numbers. It needs no rich."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mobilemoney_async.cli.app import LazyCommand, command_group
+
+if TYPE_CHECKING:
+    from mobilemoney_async.sandbox import Sandbox
+
+COMMANDS: tuple[LazyCommand, ...] = (
+    LazyCommand("numbers", "sandbox:numbers", "Print the magic phone numbers and their effects."),
+)
+
+sandbox_app: typer.Typer = command_group(*COMMANDS, help="The service on your own machine, with simulated money.")
+
+Speed = Annotated[
+    float, typer.Option(min=0.01, max=1000.0, help="Divides the sandbox's delays and multiplies its rate limit.")
+]
+
+
+@sandbox_app.callback(invoke_without_command=True)
+def sandbox(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port on loopback; 0 takes a free one.")] = 8765,
+    speed: Speed = 1.0,
+    by_hand: Annotated[
+        bool, typer.Option("--by-hand", help="Answer for the customers yourself, on the phone page.")
+    ] = False,
+) -> None:
+    """Serve the sandbox and its phone page on loopback until Ctrl-C."""
+    if context.invoked_subcommand is None:
+        run_sandbox(port=port, speed=speed, by_hand=by_hand)
+
+
+def numbers() -> None:
+    """Print the magic phone numbers and their effects."""
+    from mobilemoney_async.sandbox import MAGIC_NUMBERS
+
+    for row in MAGIC_NUMBERS.values():
+        print(f"{row.phone_number}  {row.applies_to:<12}  {row.meaning}", flush=True)
+
+
+def run_sandbox(*, port: int = 8765, speed: float = 1.0, by_hand: bool = False) -> None:
+    """Serve a sandbox and its phone page until Ctrl-C (or SIGTERM), and log each request on standard error.
+
+    Args:
+        port: TCP port on loopback; 0 takes a free one.
+        speed: Divides delays and multiplies the rate limit.
+        by_hand: Whether payments of ordinary numbers wait for the user; the phone page can change it.
+
+    Raises:
+        SystemExit: With a message: the extra `sandbox` is missing, the port is in use, or `speed` is not positive.
+    """
+    import anyio
+
+    from mobilemoney_async.sandbox import Sandbox
+
+    try:
+        anyio.run(_serve, Sandbox(speed=speed, by_hand=by_hand), port, backend="asyncio")
+    except (ImportError, ValueError) as exc:
+        raise SystemExit(f"mobilemoney sandbox: {exc}") from exc
+    except OSError as exc:
+        # By its number: asyncio's own text repeats the address.
+        reason = os.strerror(exc.errno) if exc.errno else str(exc)
+        raise SystemExit(
+            f"mobilemoney sandbox: cannot listen on port {port}: {reason}; is a sandbox running there already? "
+            "--port 0 takes a free port"
+        ) from exc
+    except KeyboardInterrupt:
+        # On platforms without signal receivers, Ctrl-C arrives as this error, after a clean stop.
+        print("stopped", flush=True)
+
+
+async def _serve(sandbox: Sandbox, port: int) -> None:
+    _log_to_standard_error()
+    async with sandbox.serve(port=port) as base_url:
+        print(f"base url: {base_url}", flush=True)
+        print(f"token: {sandbox.token}", flush=True)
+        print(f"email: {sandbox.email}", flush=True)
+        print(f"password: {sandbox.password}", flush=True)
+        print(f"phone page: {base_url.removesuffix('v1')}", flush=True)
+        print(flush=True)
+        numbers()
+        await _until_stopped()
+    print("stopped", flush=True)
+
+
+async def _until_stopped() -> None:
+    import anyio
+
+    if sys.platform == "win32":  # pragma: no cover
+        await anyio.sleep_forever()
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        await anext(aiter(signals))
+
+
+def _log_to_standard_error() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("mobilemoney_async.sandbox")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,183 @@
+"""`mobilemoney watch`: follow payments to their final states."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Annotated, Self
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from mobilemoney_async.cli.clients import open_reader
+from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
+from mobilemoney_async.cli.following import (
+    CHANGES_IN_WORDS,
+    Refusals,
+    StatusChange,
+    Watchlist,
+    exit_code,
+    follow,
+    look_up,
+    print_change,
+    printing_warnings,
+    still_open,
+)
+from mobilemoney_async.cli.options import Service, Unmasked, check_timeout, with_service
+from mobilemoney_async.cli.output import literal
+from mobilemoney_async.cli.transactions import short_row, short_table
+
+_STDIN = "-"
+# Lines below the table, for its header, the summary and the prompt.
+_SPARE_LINES = 5
+
+
+Ids = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ID...",
+        help="Transaction ids; - reads them from standard input: one a line, or the JSON lines of list.",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after so long.", show_default="no limit")]
+AsLines = Annotated[bool, typer.Option("--json", help="Print each change as a line of JSON, for programs.")]
+
+
+@with_service()
+def watch(
+    ids: Ids,
+    *,
+    timeout: Timeout = None,
+    as_json: AsLines = False,
+    unmasked: Unmasked = False,
+    service: Service,
+) -> None:
+    """Follow payments to their final states: a table on a terminal, else a line for each change.
+
+    Ctrl-C and --timeout end the watching, not the payments, and name those that are still open.
+
+    Exit codes: 0 all succeeded, 5 some are final without success, 4 some were not final in time, 1 an error, or the
+    service has no such transaction, 2 wrong usage, 130 Ctrl-C.
+    """
+    check_timeout(timeout)
+    wanted = _read_ids(ids, iter(sys.stdin.readline, ""))
+    settings = service.settings()
+    if not wanted:
+        say("watch", "no ids, nothing to watch")
+        return
+    is_table = not as_json and sys.stdout.isatty()
+
+    def report(change: StatusChange) -> None:
+        if not is_table:  # the table reads the watchlist
+            print_change(change, as_json=as_json, unmasked=unmasked)
+
+    watchlist, refusals = Watchlist(wanted, report), Refusals()
+    view: AbstractContextManager[object] = LiveTable(watchlist, unmasked=unmasked) if is_table else nullcontext()
+
+    async def work() -> None:
+        async with open_reader(settings, on_event=refusals) as client:
+            with view, printing_warnings("watch"):
+                begin = look_up(client, watchlist, is_recorded=settings.store is not None)
+                await follow(client, watchlist, begin, refusals=refusals, timeout=timeout)
+
+    def open_work() -> list[str]:
+        return still_open(watchlist, service.flags)
+
+    run("watch", work, open_work=open_work, settings=settings)
+    for line in open_work():
+        say("watch", line)
+    code = exit_code(watchlist)
+    if code is not ExitCode.FINE:
+        raise typer.Exit(code)
+
+
+class LiveTable:
+    """Table of a watchlist on a terminal that changes with it; its last state stays on the screen.
+
+    Args:
+        watchlist: The followed payments.
+        unmasked: Whether to show whole phone numbers.
+    """
+
+    def __init__(self, watchlist: Watchlist, *, unmasked: bool) -> None:
+        self._watchlist = watchlist
+        self._unmasked = unmasked
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, transient=True, get_renderable=self._render)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        self._console.print(self._table(len(self._watchlist.latest)))
+
+    def _render(self) -> RenderableType:
+        room = max(1, self._console.height - _SPARE_LINES)
+        return Group(self._table(room), self._summary(room))
+
+    def _table(self, room: int) -> RenderableType:
+        table = short_table()
+        for transaction_id, change in self._rows(room):
+            if change is None or change.transaction is None:
+                state = "not seen yet" if change is None else CHANGES_IN_WORDS[change.kind]
+                table.add_row(literal(transaction_id), "", "", "", state)
+            else:
+                table.add_row(*short_row(change.transaction, unmasked=self._unmasked))
+        return table
+
+    def _rows(self, room: int) -> list[tuple[str, StatusChange | None]]:
+        """Return the rows that fit: all in their order, else the open payments first."""
+        latest = self._watchlist.latest
+        if len(latest) <= room:
+            return list(latest.items())
+        is_open = set(self._watchlist.open)
+        return sorted(latest.items(), key=lambda row: row[0] not in is_open)[:room]
+
+    def _summary(self, room: int) -> Text:
+        count, left = len(self._watchlist.latest), len(self._watchlist.open)
+        hidden = f", {count - room} rows hidden" if count > room else ""
+        return Text(f"\n{count - left} of {count} ended{hidden}; Ctrl-C ends the watching, not the payments")
+
+
+def _read_ids(arguments: Sequence[str], lines: Iterable[str]) -> list[str]:
+    """Return the ids of the arguments, with those of standard input in place of ``-``.
+
+    Raises:
+        Refused: One is not an id.
+    """
+    ids: list[str] = []
+    for argument in arguments:
+        if argument == _STDIN:
+            ids += filter(None, map(_read_line, map(str.strip, lines)))
+        else:
+            ids.append(argument)
+    for each in ids:
+        if not each.strip() or each in {".", ".."}:
+            raise Refused("ID must be a transaction's id: copy it from list, or from collect's answer", ExitCode.USAGE)
+    return ids
+
+
+def _read_line(line: str) -> str | None:
+    """Return the id in a line of standard input: the line itself, or the id in a line of JSON of ours, if any."""
+    if not line.startswith("{"):
+        return line
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = {}
+    for name in ("transaction_id", "id"):
+        if isinstance(found.get(name), str):
+            return str(found[name])
+    if "event" in found:
+        return None  # a payment that had no transaction yet
+    raise Refused("standard input must be ids, one a line, or lines of JSON with an id", ExitCode.USAGE)
