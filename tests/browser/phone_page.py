@@ -1,8 +1,8 @@
-"""A sandbox with its phone page over a socket, and the picture of it that the README shows.
+"""Sandbox with its phone page over a socket, and the picture of it in the README.
 
     python -m tests.browser.phone_page docs/images/phone-page.png
 
-makes the picture again (from the checkout, with what `tests/browser` needs).
+makes the picture again (from the checkout, with the group `browser` installed).
 """
 
 import sys
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class Served:
-    """A sandbox that is served in a thread of its own, and a client of it there."""
+    """Sandbox that is served in a thread of its own, and a client of it there."""
 
     sandbox: Sandbox
     client: AsyncClient
@@ -38,7 +38,7 @@ class Served:
 
     @property
     def page(self) -> str:
-        """Where the phone page is."""
+        """URL of the phone page."""
         return self.base_url.removesuffix("v1")
 
     def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -68,7 +68,7 @@ def serving(sandbox: Sandbox, port: int = 0) -> Iterator[Served]:
 
 
 def play_a_morning(served: Served) -> None:
-    """Let happen what a merchant may see on any morning: open prompts, some history, and a fault that is on."""
+    """Play a merchant's morning: open prompts, some history, and a fault that is on."""
     sandbox, call = served.sandbox, served.call
     call(sandbox.run_clock, 0)
     call(sandbox.enter_pin, served.ask(ASHA, 42_000), "1234")
@@ -91,7 +91,7 @@ def play_a_morning(served: Served) -> None:
 
 
 def take_picture(path: Path) -> None:
-    """Save what the page shows on that morning."""
+    """Save a picture of the page on that morning."""
     sandbox = Sandbox(seed=8, by_hand=True, now=datetime(2026, 3, 2, 9, 35, 12, tzinfo=UTC))
     with tempfile.TemporaryDirectory() as folder, serving(sandbox) as served, headless(Path(folder)) as chrome:
         play_a_morning(served)

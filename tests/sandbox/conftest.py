@@ -1,10 +1,10 @@
-"""What tests of phones and of their page share: a sandbox whose customers wait for a person, and that person."""
+"""Fixtures for tests of phones and of their page: a sandbox whose prompts wait, and a user of its page."""
 
 import pytest
 
 from mobilemoney_async.sandbox import Choices, Sandbox
-from tests.sandbox.desk import START
-from tests.sandbox.person import Person
+from tests.sandbox.page_user import PageUser
+from tests.sandbox.service import START
 
 
 @pytest.fixture
@@ -13,5 +13,5 @@ def sandbox() -> Sandbox:
 
 
 @pytest.fixture
-def person(sandbox: Sandbox) -> Person:
-    return Person(sandbox)
+def user(sandbox: Sandbox) -> PageUser:
+    return PageUser(sandbox)

@@ -12,7 +12,7 @@ import pytest
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.asgi import CONNECTION, CannotDropError, SandboxApp, target
 from mobilemoney_async.sandbox.messages import Request
-from tests.sandbox.desk import ORDINARY, START
+from tests.sandbox.service import ORDINARY, START
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +110,7 @@ REQUEST = {"type": "http.request", "body": b"", "more_body": False}
 GONE = {"type": "http.disconnect"}
 
 
-async def test_a_client_that_leaves_before_its_request_is_whole_reaches_nobody(sandbox: Sandbox) -> None:
+async def test_a_client_that_leaves_before_its_request_is_whole_has_no_effect(sandbox: Sandbox) -> None:
     line = Line({**REQUEST, "more_body": True}, GONE)
     await sandbox.app(http_scope(), line.receive, line.send)
     assert line.sent == []
@@ -148,7 +148,7 @@ async def test_it_serves_http_only(sandbox: Sandbox) -> None:
 
 
 async def test_the_phone_page_is_beside_the_api() -> None:
-    """What a person does on the page is no request to the service: not logged, not counted, not struck by faults."""
+    """Requests of the page are not requests to the service: not logged, not counted, not struck by faults."""
     sandbox = Sandbox(now=START)
     rule = sandbox.script(faults.html_page(), times=100)
     sandbox.switches.turn_on("answer-lost", once=False)
@@ -167,7 +167,7 @@ async def test_the_phone_page_is_beside_the_api() -> None:
 
 
 async def test_the_api_needs_no_templates(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without jinja2 the API works, and in place of the page stands what to install."""
+    """Without jinja2 the API works, and the page's path names the extra to install."""
     for module in [name for name in sys.modules if name.startswith("mobilemoney_async.sandbox.page")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delattr("mobilemoney_async.sandbox.page", raising=False)

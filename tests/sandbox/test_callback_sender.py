@@ -10,7 +10,7 @@ import pytest
 
 from mobilemoney_async.sandbox import CallbackKind, CallbackMode, Choices, Sandbox, SentCallback, faults
 from mobilemoney_async.sandbox.callbacks import MOST_WAITING, SENT_SHOWN, TIMEOUT
-from tests.sandbox.desk import ORDINARY, START, STUCK, SUCCEEDS
+from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS
 from tests.support.server import Close, NeverAnswer, Reply, Request, Response, Server, Trickle, serve
 
 # `Sandbox.serve` needs asyncio; its clock is virtual.
@@ -71,7 +71,7 @@ async def scene(
 
 
 async def test_each_status_change_is_reported_once() -> None:
-    """A payment that ends of itself, and one that a person ends, at the moment of the change; creation is none."""
+    """Callbacks report an automatic end and a decision at the moment of the change, and no creation."""
     async with scene() as here:
         first, second = await here.collect(SUCCEEDS), await here.collect(STUCK)
         assert not here.received
@@ -88,7 +88,7 @@ async def test_each_status_change_is_reported_once() -> None:
     assert "secret-path" not in repr(sent)
 
 
-async def test_the_body_is_the_sandboxs_own_and_says_so() -> None:
+async def test_the_body_is_an_invention_and_says_so() -> None:
     async with scene() as here:
         transaction_id = await here.collect()
         await here.until_sent(1)
@@ -116,7 +116,7 @@ async def test_twice_is_the_same_again() -> None:
 
 
 async def test_late_is_half_a_minute_of_the_services_time() -> None:
-    """By the sandbox's clock, which a person may pause and move ahead."""
+    """The delay is by the sandbox's clock, which can be paused and moved ahead."""
     async with scene(CallbackMode.LATE) as here:
         transaction_id = await here.collect()
         here.sandbox.approve(transaction_id)
@@ -192,7 +192,7 @@ async def test_many_at_once_are_each_reported_before_their_own_answer() -> None:
 
 
 async def test_a_create_whose_answer_is_lost_is_reported_all_the_same() -> None:
-    """That is how an early callback comes about: the payment exists, and nobody told the client."""
+    """An early callback comes like this: the payment exists, and the client got no answer."""
     async with scene(CallbackMode.BEFORE_ANSWER) as here:
         here.sandbox.script(faults.drop(processed=True))
         with pytest.raises(httpx.RemoteProtocolError):
@@ -211,7 +211,7 @@ async def test_a_create_whose_answer_is_lost_is_reported_all_the_same() -> None:
     ],
     ids=["503", "redirect", "closed", "reset", "silent"],
 )
-async def test_what_became_of_it_can_be_seen(reply: Reply, status: int | None, error: str | None) -> None:
+async def test_the_result_is_listed(reply: Reply, status: int | None, error: str | None) -> None:
     """No answer of the receiver's disturbs the service, is followed elsewhere, or is sent a second time."""
     async with scene(reply=reply) as here:
         await here.collect()
@@ -222,7 +222,7 @@ async def test_what_became_of_it_can_be_seen(reply: Reply, status: int | None, e
         assert (await here.client.get("/user-service/profile")).status_code == 200
 
 
-async def test_nobody_there_is_said_too() -> None:
+async def test_a_receiver_that_does_not_listen_is_listed() -> None:
     async with scene() as here:
         here.sandbox.callbacks.configure("http://127.0.0.1:1/")
         await here.collect()
@@ -231,7 +231,7 @@ async def test_nobody_there_is_said_too() -> None:
 
 
 async def test_the_body_of_an_answer_is_not_waited_for() -> None:
-    """The head comes within the time-out, the body would not."""
+    """The head comes within the time-out, the body does not."""
     async with scene(reply=Trickle(Response(200, b"x" * 1000), pause=0.05)) as here:
         await here.collect()
         (sent,) = await here.until_sent(1)
@@ -252,7 +252,7 @@ async def test_a_slow_receiver_delays_no_other_callback() -> None:
     assert (sent.transaction_id, sent.status) == (quick, 200)
 
 
-async def test_a_forged_one_claims_what_never_was() -> None:
+async def test_a_forged_one_claims_an_unknown_payment() -> None:
     """At once, also while the clock is paused, to the URL given or to the configured one."""
     async with scene() as here:
         here.sandbox.run_clock(0)
@@ -277,7 +277,7 @@ async def test_without_a_url_nothing_is_sent() -> None:
 
 
 async def test_it_can_be_stopped_and_changed_at_any_time() -> None:
-    """Without a URL what was not sent yet is forgotten too."""
+    """Without a URL, waiting callbacks are dropped too."""
     async with scene(CallbackMode.LATE) as here:
         callbacks = here.sandbox.callbacks
         here.sandbox.approve(await here.collect(STUCK))
@@ -325,7 +325,7 @@ async def test_two_servers_of_one_sandbox_send_each_callback_once() -> None:
         await here.until_sent(2)
 
 
-async def test_leaving_cuts_what_is_on_its_way() -> None:
+async def test_leaving_cuts_unfinished_deliveries() -> None:
     """It is not sent by the next server either, and leaves room for as many as before."""
     async with scene(reply=NeverAnswer()) as here:
         callbacks = here.sandbox.callbacks
@@ -342,7 +342,7 @@ async def test_leaving_cuts_what_is_on_its_way() -> None:
 
 
 async def test_a_flood_is_bounded() -> None:
-    """What is too much is not sent, and listed as such; the list keeps the newest."""
+    """Callbacks over the limit are not sent, and listed as such; the list keeps the newest."""
     async with scene(None) as here:
         here.sandbox.callbacks.configure("http://127.0.0.1:1/")
         for _ in range(MOST_WAITING + SENT_SHOWN + 5):
@@ -361,8 +361,8 @@ URLS = [
 
 
 @pytest.mark.parametrize("url", URLS, ids=range(len(URLS)))
-async def test_what_is_no_url_is_refused(url: Any) -> None:
-    """The error does not repeat it, since it may hold a secret; what was configured before stays."""
+async def test_a_malformed_url_is_refused(url: Any) -> None:
+    """The error does not repeat the URL, which may hold a secret; the earlier configuration stays."""
     sandbox = Sandbox()
     sandbox.callbacks.configure("https://example.com/", CallbackMode.LATE)
     for use in (sandbox.callbacks.configure, sandbox.callbacks.forge):
@@ -371,7 +371,7 @@ async def test_what_is_no_url_is_refused(url: Any) -> None:
     assert (sandbox.callbacks.url, sandbox.callbacks.mode) == ("https://example.com/", CallbackMode.LATE)
 
 
-async def test_what_is_no_mode_is_refused() -> None:
+async def test_an_unknown_mode_is_refused() -> None:
     sandbox = Sandbox()
     with pytest.raises(ValueError, match="mode must be one of: once, twice, late, before-answer"):
         sandbox.callbacks.configure("https://example.com/", "never")

@@ -1,4 +1,4 @@
-"""The sandbox's clock: two hands, one of which a person may speed up, slow down or stop."""
+"""Clock of the sandbox: two hands, one of which can be sped up, slowed down or stopped."""
 
 from datetime import timedelta
 from email.utils import format_datetime
@@ -17,13 +17,13 @@ from mobilemoney_async.sandbox.behaviour import RateLimitReading
 from mobilemoney_async.sandbox.clock import FASTEST, Clock
 from mobilemoney_async.sandbox.faults import drop, html_page
 from mobilemoney_async.testing import run_virtual
-from tests.sandbox.desk import ORDINARY, START, SUCCEEDS, Desk
+from tests.sandbox.service import ORDINARY, START, SUCCEEDS, Service
 from tests.support.scale import examples
 
 
 @pytest.mark.anyio
-async def test_the_services_time_runs_at_the_rate_that_a_person_chose() -> None:
-    """1 is normal, 20 is twenty times as fast, 0 stands still, and no change of it makes time jump."""
+async def test_the_services_time_runs_at_the_chosen_rate() -> None:
+    """Rate 1 is normal, 20 is twenty times as fast, 0 is paused, and no change of the rate makes time jump."""
     sandbox = Sandbox(now=START)
     passed = 0.0
     assert sandbox.clock_rate == 1
@@ -71,7 +71,7 @@ Moves = st.lists(
 @given(Moves)
 @settings(max_examples=examples(50))
 def test_neither_hand_ever_goes_back(moves: list[tuple[str, float]]) -> None:
-    """Whatever a person does, service time is the sum of what passed at each rate, and unscaled time of what passed."""
+    """After any sequence of changes, service time is the sum of the real times multiplied by their rates."""
 
     async def live() -> None:
         clock = Clock(START)
@@ -153,7 +153,7 @@ async def test_lifetimes_follow_it() -> None:
 
 @pytest.mark.anyio
 async def test_every_answer_shows_it() -> None:
-    """The Date header, of refusals and faults too, is of the service's clock: what `created_at` is told by."""
+    """The Date header, also of refusals and faults, follows the service's clock, as `created_at` does."""
     sandbox = Sandbox(now=START)
     async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url) as client:
         assert (await client.get("/user-service/profile")).headers["date"] == format_datetime(START, usegmt=True)
@@ -166,7 +166,7 @@ async def test_every_answer_shows_it() -> None:
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_a_lost_payment_is_found_by_a_merchant_whose_clock_differs(tmp_path: Path) -> None:
-    """After a person's jump of an hour, the transaction of an unknown payment is still its own."""
+    """After a jump of an hour, an unknown payment still finds its transaction."""
     sandbox = Sandbox(now=START)
     sandbox.advance(3600)
     store = SQLStore(f"sqlite:///{tmp_path / 'payments.db'}")
@@ -193,29 +193,29 @@ async def test_a_clients_own_limit_stays_right_whatever_the_clock_does(rate: flo
 
 
 def test_the_limit_is_counted_by_unscaled_time() -> None:
-    desk = Desk(choices=Choices())
-    desk.unscaled_now = 0.0
-    assert [desk.send("GET", "/user-service/profile").status for _ in range(11)] == [200] * 10 + [429]
-    desk.now = 1000.0
-    rejected = desk.send("GET", "/user-service/profile")
+    service = Service(choices=Choices())
+    service.unscaled_now = 0.0
+    assert [service.send("GET", "/user-service/profile").status for _ in range(11)] == [200] * 10 + [429]
+    service.now = 1000.0
+    rejected = service.send("GET", "/user-service/profile")
     assert (rejected.status, rejected.json["retry_after"]) == (429, 1)
-    desk.unscaled_now = 1.0
-    assert desk.send("GET", "/user-service/profile").status == 200
+    service.unscaled_now = 1.0
+    assert service.send("GET", "/user-service/profile").status == 200
 
 
 def test_the_lock_after_refused_logins_lasts_as_long_as_it_says() -> None:
     """`retry_after` is in the client's seconds, so the lock ends by them too."""
-    desk = Desk(choices=Choices(rate_limit=None, failed_logins_before_lock=1, lock_seconds=30))
-    desk.unscaled_now = 0.0
-    assert desk.login(password="wrong").status == 401
-    desk.now = 1000.0
-    assert desk.login().json["retry_after"] == 30
-    desk.unscaled_now = 30.0
-    assert desk.login().status == 200
+    service = Service(choices=Choices(rate_limit=None, failed_logins_before_lock=1, lock_seconds=30))
+    service.unscaled_now = 0.0
+    assert service.login(password="wrong").status == 401
+    service.now = 1000.0
+    assert service.login().json["retry_after"] == 30
+    service.unscaled_now = 30.0
+    assert service.login().status == 200
 
 
 @pytest.mark.anyio
-async def test_what_is_left_of_the_limit_can_be_read() -> None:
+async def test_the_rest_of_the_limit_can_be_read() -> None:
     sandbox = Sandbox(now=START, speed=2)
     full = sandbox.rate_budget()
     assert (full.bucket_left, full.window_used, full.next_in) == (10, 0, 0)
@@ -237,10 +237,10 @@ async def test_what_is_left_of_the_limit_can_be_read() -> None:
 def test_the_budget_is_that_of_the_reading_in_force(
     reading: RateLimitReading | None, used: int, next_in: float
 ) -> None:
-    desk = Desk(choices=Choices(rate_limit=reading))
+    service = Service(choices=Choices(rate_limit=reading))
     for at in (59.0, 61.0):
-        desk.now = at
-        desk.collect(ORDINARY)
-    budget = desk.engine.rate_budget(desk.account, 62.0)
+        service.now = at
+        service.collect(ORDINARY)
+    budget = service.engine.rate_budget(service.account, 62.0)
     assert (budget.window_used, budget.next_in) == (used, next_in)
-    assert desk.engine.rate_budget(desk.account, 121.0).window_used == 0
+    assert service.engine.rate_budget(service.account, 121.0).window_used == 0

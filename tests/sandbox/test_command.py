@@ -17,14 +17,14 @@ from mobilemoney_async.cli import sandbox as command
 from mobilemoney_async.cli.app import app
 from mobilemoney_async.cli.sandbox import numbers, run_sandbox
 from mobilemoney_async.sandbox import MAGIC_NUMBERS, Sandbox
-from tests.sandbox.desk import SUCCEEDS
+from tests.sandbox.service import SUCCEEDS
 
 RUN = "from mobilemoney_async.cli.sandbox import run_sandbox; run_sandbox(port=0, speed=20)"
 
 
 @pytest.fixture(autouse=True)
 def logger() -> Iterator[logging.Logger]:
-    """Undo what the command does to its logger."""
+    """Undo the command's changes of its logger."""
     logger = logging.getLogger("mobilemoney_async.sandbox")
     before = logger.handlers[:], logger.level, logger.propagate
     yield logger
@@ -101,7 +101,7 @@ def test_an_interrupt_that_is_no_signal_ends_it_too(
     assert capsys.readouterr().out.endswith("stopped\n")
 
 
-def test_what_prevents_it_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_obstacle_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="speed"):
         run_sandbox(port=0, speed=0)
     in_use = pytest.raises(SystemExit, match="cannot listen on")

@@ -8,28 +8,28 @@ import pytest
 
 from mobilemoney_async.sandbox import SWITCHES, Choices, Fault, Sandbox, Switch, SwitchState, faults
 from mobilemoney_async.sandbox.messages import Reply, Wire
-from tests.sandbox.desk import ORDINARY, STUCK, Desk
+from tests.sandbox.service import ORDINARY, STUCK, Service
 
 PROFILE = "/user-service/profile"
 
 
-def state(desk: Desk, slug: str) -> SwitchState:
-    return next(state for state in desk.engine.switches.states() if state.switch.slug == slug)
+def state(service: Service, slug: str) -> SwitchState:
+    return next(state for state in service.engine.switches.states() if state.switch.slug == slug)
 
 
-def profile(desk: Desk) -> Reply:
-    return desk.send("GET", PROFILE).reply
+def profile(service: Service) -> Reply:
+    return service.send("GET", PROFILE).reply
 
 
 def make(function: Callable[..., Fault]) -> Fault:
-    """Call a function of `faults` with what it requires."""
+    """Call a function of `faults` with its required arguments."""
     required = {"processed": True, "seconds": 1.0, "order": "oldest-first"}
     parameters = inspect.signature(function).parameters.values()
     return function(**{each.name: required[each.name] for each in parameters if each.default is each.empty})
 
 
 def test_every_fault_has_a_switch() -> None:
-    """A fault that a script can let strike, a person can turn on by hand."""
+    """Every fault of a script can be turned on by hand."""
     makers = [
         function
         for name, function in inspect.getmembers(faults, inspect.isfunction)
@@ -39,14 +39,14 @@ def test_every_fault_has_a_switch() -> None:
     assert {make(maker).name for maker in makers} == {switch.fault().name for switch in SWITCHES}
 
 
-def test_each_variant_of_what_was_processed_has_a_switch() -> None:
-    """Whether the request took effect is what a client must not guess, so it can be tried both ways."""
+def test_each_fault_has_a_switch_before_and_after_processing() -> None:
+    """A client must not guess whether a request took effect, so both cases can be tried."""
     for name in ("drop", "lost", "server error", "html page", "empty body"):
         variants = {switch.fault().instead is None for switch in SWITCHES if switch.fault().name == name}
         assert variants == {True, False}, name
 
 
-def test_switches_are_told_apart_by_their_slugs() -> None:
+def test_slugs_are_unique() -> None:
     slugs = [switch.slug for switch in SWITCHES]
     assert len(set(slugs)) == len(slugs)
     for switch in SWITCHES:
@@ -57,112 +57,112 @@ def test_switches_are_told_apart_by_their_slugs() -> None:
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.slug)
 def test_each_switch_strikes_once_and_turns_itself_off(switch: Switch) -> None:
-    desk = Desk()
-    desk.collect(STUCK)
-    calm = desk.list().reply
-    desk.engine.switches.turn_on(switch.slug)
-    assert state(desk, switch.slug).is_on
-    struck = desk.list().reply
+    service = Service()
+    service.collect(STUCK)
+    calm = service.list().reply
+    service.engine.switches.turn_on(switch.slug)
+    assert state(service, switch.slug).is_on
+    struck = service.list().reply
     assert struck.fault == switch.fault().name
-    assert (state(desk, switch.slug).is_on, state(desk, switch.slug).fired) == (False, 1)
-    assert desk.list().reply == calm
+    assert (state(service, switch.slug).is_on, state(service, switch.slug).fired) == (False, 1)
+    assert service.list().reply == calm
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.slug)
-def test_what_a_switch_says_about_processing_is_true(switch: Switch) -> None:
+def test_the_description_is_true_about_processing(switch: Switch) -> None:
     """The description promises no effect exactly where the request has none."""
-    desk = Desk()
-    desk.engine.switches.turn_on(switch.slug, on="*")
-    desk.collect(STUCK)
+    service = Service()
+    service.engine.switches.turn_on(switch.slug, on="*")
+    service.collect(STUCK)
     says_no_effect = "has no effect" in switch.description or "never sent" in switch.description
-    assert len(desk.engine.book.payments) == (not says_no_effect)
+    assert len(service.engine.book.payments) == (not says_no_effect)
 
 
 def test_one_can_stay_on_until_it_is_turned_off() -> None:
-    desk = Desk()
-    switches = desk.engine.switches
+    service = Service()
+    switches = service.engine.switches
     switches.turn_on("error-500-after", once=False)
-    assert [profile(desk).status for _ in range(3)] == [500] * 3
-    assert (state(desk, "error-500-after").once, state(desk, "error-500-after").fired) == (False, 3)
+    assert [profile(service).status for _ in range(3)] == [500] * 3
+    assert (state(service, "error-500-after").once, state(service, "error-500-after").fired) == (False, 3)
     switches.turn_off("error-500-after")
-    assert profile(desk).status == 200
+    assert profile(service).status == 200
     switches.turn_off("error-500-after")
     switches.turn_on("error-500-after")
-    assert [profile(desk).status for _ in range(2)] == [500, 200]
-    assert (state(desk, "error-500-after").is_on, state(desk, "error-500-after").fired) == (False, 4)
+    assert [profile(service).status for _ in range(2)] == [500, 200]
+    assert (state(service, "error-500-after").is_on, state(service, "error-500-after").fired) == (False, 4)
 
 
 def test_one_can_be_for_some_requests_only() -> None:
-    desk = Desk()
-    desk.engine.switches.turn_on("refused", on="POST c2b")
-    assert state(desk, "refused").on == "POST c2b"
-    assert profile(desk).wire is Wire.ANSWERED
-    assert desk.collect().reply.wire is Wire.REFUSED
-    assert state(desk, "refused").on == "POST c2b"
+    service = Service()
+    service.engine.switches.turn_on("refused", on="POST c2b")
+    assert state(service, "refused").on == "POST c2b"
+    assert profile(service).wire is Wire.ANSWERED
+    assert service.collect().reply.wire is Wire.REFUSED
+    assert state(service, "refused").on == "POST c2b"
 
 
-def test_those_about_the_list_strike_lists_unless_told_otherwise() -> None:
-    desk = Desk()
-    desk.engine.switches.turn_on("oldest-first")
-    assert state(desk, "oldest-first").on == "transactions"
-    profile(desk)
-    assert state(desk, "oldest-first").fired == 0
-    desk.engine.switches.turn_on("oldest-first", on="*")
-    assert state(desk, "oldest-first").on is None
-    profile(desk)
-    assert state(desk, "oldest-first").fired == 1
+def test_list_switches_strike_lists_by_default() -> None:
+    service = Service()
+    service.engine.switches.turn_on("oldest-first")
+    assert state(service, "oldest-first").on == "transactions"
+    profile(service)
+    assert state(service, "oldest-first").fired == 0
+    service.engine.switches.turn_on("oldest-first", on="*")
+    assert state(service, "oldest-first").on is None
+    profile(service)
+    assert state(service, "oldest-first").fired == 1
 
 
-def test_what_is_for_the_next_request_strikes_one_request_each() -> None:
+def test_switches_for_the_next_request_strike_one_request_each() -> None:
     """In the order in which they were turned on; turning one on again puts it last."""
-    desk = Desk()
+    service = Service()
     for slug in ("error-500-after", "token-expired", "error-503-before", "error-500-after"):
-        desk.engine.switches.turn_on(slug)
-    assert [profile(desk).status for _ in range(4)] == [401, 503, 500, 200]
+        service.engine.switches.turn_on(slug)
+    assert [profile(service).status for _ in range(4)] == [401, 503, 500, 200]
 
 
-def test_what_shapes_the_answer_strikes_together() -> None:
-    desk = Desk()
+def test_switches_that_shape_the_answer_strike_together() -> None:
+    service = Service()
     for slug in ("slow", "unknown-fields", "nulls"):
-        desk.engine.switches.turn_on(slug, once=False)
-    transaction_id = desk.collect(STUCK).json["transaction_id"]
-    reply = desk.get(transaction_id).reply
+        service.engine.switches.turn_on(slug, once=False)
+    transaction_id = service.collect(STUCK).json["transaction_id"]
+    reply = service.get(transaction_id).reply
     record = json.loads(reply.body)["transaction"]
     assert (reply.delay, record["x_note"], record["fees"]) == (5, "new in v1.1", None)
-    assert [state(desk, slug).fired for slug in ("slow", "unknown-fields", "nulls")] == [2, 2, 2]
+    assert [state(service, slug).fired for slug in ("slow", "unknown-fields", "nulls")] == [2, 2, 2]
 
 
 def test_one_alone_decides_the_whole_answer() -> None:
     """Of those that stay on the first; one for the next request goes before them; the counts say which."""
-    desk = Desk()
-    switches = desk.engine.switches
+    service = Service()
+    switches = service.engine.switches
     switches.turn_on("slow", once=False)
     switches.turn_on("error-500-after", once=False)
     switches.turn_on("error-503-before", once=False)
     switches.turn_on("token-expired")
-    replies = [profile(desk) for _ in range(3)]
+    replies = [profile(service) for _ in range(3)]
     assert [reply.status for reply in replies] == [401, 500, 500]
     assert [reply.delay for reply in replies] == [5, 5, 5]
     assert [reply.fault for reply in replies] == ["token expired", "server error", "server error"]
-    assert [state(desk, slug).fired for slug in ("slow", "error-500-after", "error-503-before")] == [3, 2, 0]
+    assert [state(service, slug).fired for slug in ("slow", "error-500-after", "error-503-before")] == [3, 2, 0]
     switches.turn_off("error-500-after")
-    assert profile(desk).status == 503
+    assert profile(service).status == 503
 
 
 def test_a_shaping_one_for_the_next_request_leaves_room_for_a_deciding_one() -> None:
-    desk = Desk()
-    desk.engine.switches.turn_on("error-500-after", once=False)
-    desk.engine.switches.turn_on("slow")
-    assert [(reply.status, reply.delay) for reply in (profile(desk), profile(desk))] == [(500, 5), (500, 0)]
+    service = Service()
+    service.engine.switches.turn_on("error-500-after", once=False)
+    service.engine.switches.turn_on("slow")
+    assert [(reply.status, reply.delay) for reply in (profile(service), profile(service))] == [(500, 5), (500, 0)]
 
 
 def test_a_script_goes_before_the_switches() -> None:
-    """What a test scripted happens exactly so, and switches strike the requests that the script leaves alone."""
-    desk = Desk()
-    desk.engine.switches.turn_on("token-expired")
-    desk.engine.switches.turn_on("slow", once=False)
-    desk.engine.script.add((faults.html_page(),), on="profile", times=2, probability=1.0)
-    replies = [profile(desk) for _ in range(4)]
+    """Scripted faults strike exactly as scripted; switches strike the other requests."""
+    service = Service()
+    service.engine.switches.turn_on("token-expired")
+    service.engine.switches.turn_on("slow", once=False)
+    service.engine.script.add((faults.html_page(),), on="profile", times=2, probability=1.0)
+    replies = [profile(service) for _ in range(4)]
     assert [(reply.status, reply.delay) for reply in replies] == [(502, 0), (502, 0), (401, 5), (200, 5)]
 
 
@@ -179,27 +179,27 @@ def test_clearing_the_script_leaves_the_switches_alone_and_the_other_way_round()
 
 
 def test_a_magic_number_works_while_switches_are_on() -> None:
-    desk = Desk()
-    desk.engine.switches.turn_on("slow", once=False)
-    reply = desk.collect("+255780000203").reply
+    service = Service()
+    service.engine.switches.turn_on("slow", once=False)
+    reply = service.collect("+255780000203").reply
     assert (reply.status, reply.delay) == (500, 5)
 
 
-def test_states_tell_all_in_one_order() -> None:
-    desk = Desk()
-    states = desk.engine.switches.states()
+def test_states_have_the_order_of_the_switches() -> None:
+    service = Service()
+    states = service.engine.switches.states()
     assert tuple(each.switch for each in states) == SWITCHES
     assert {(each.is_on, each.once, each.fired) for each in states} == {(False, True, 0)}
 
 
-def test_what_does_not_exist_is_refused() -> None:
-    desk = Desk()
-    switches = desk.engine.switches
+def test_an_unknown_switch_is_refused() -> None:
+    service = Service()
+    switches = service.engine.switches
     for wrong in (switches.turn_on, switches.turn_off):
         with pytest.raises(ValueError, match="there is no switch 'rats'; there are: slow, "):
             wrong("rats")
     switches.turn_on("slow", once=False)
     with pytest.raises(ValueError, match="no request can match"):
         switches.turn_on("slow", on="DELETE c2b")
-    assert (state(desk, "slow").is_on, state(desk, "slow").once) == (True, False)
-    assert desk.collect(ORDINARY).reply.delay == 5
+    assert (state(service, "slow").is_on, state(service, "slow").once) == (True, False)
+    assert service.collect(ORDINARY).reply.delay == 5

@@ -12,15 +12,15 @@ from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.messages import Reply, Wire
 from mobilemoney_async.sandbox.records import LoggedRequest
 from mobilemoney_async.sandbox.script import Rule
-from tests.sandbox.desk import SUCCEEDS, Desk
+from tests.sandbox.service import SUCCEEDS, Service
 
 PROFILE = "/user-service/profile"
 
 
 def script(
-    desk: Desk, *scripted: Fault, on: str | None = None, times: int | None = 1, probability: float = 1.0
+    service: Service, *scripted: Fault, on: str | None = None, times: int | None = 1, probability: float = 1.0
 ) -> Rule:
-    return desk.engine.script.add(scripted, on=on, times=times, probability=probability)
+    return service.engine.script.add(scripted, on=on, times=times, probability=probability)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def script(
     ],
 )
 def test_answers_that_do_not_arrive(fault: Fault, wire: Wire, processed: bool) -> None:
-    desk = Desk()
-    script(desk, fault)
-    reply = desk.collect().reply
+    service = Service()
+    script(service, fault)
+    reply = service.collect().reply
     assert (reply.wire, reply.fault) == (wire, fault.name)
-    assert len(desk.engine.book.payments) == processed
-    assert desk.collect().reply.wire is Wire.ANSWERED
+    assert len(service.engine.book.payments) == processed
+    assert service.collect().reply.wire is Wire.ANSWERED
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_answers_that_do_not_arrive(fault: Fault, wire: Wire, processed: bool) -
     ],
 )
 def test_answers_that_are_none(fault: Fault, status: int, content_type: str, processed: bool) -> None:
-    desk = Desk()
-    script(desk, fault)
-    reply = desk.collect().reply
+    service = Service()
+    script(service, fault)
+    reply = service.collect().reply
     assert (reply.status, reply.content_type) == (status, content_type)
-    assert len(desk.engine.book.payments) == processed
+    assert len(service.engine.book.payments) == processed
 
 
 def test_a_truncated_body_declares_its_whole_length() -> None:
@@ -72,131 +72,131 @@ def test_a_truncated_body_declares_its_whole_length() -> None:
 
 
 def test_documented_rejections_on_demand() -> None:
-    desk = Desk(choices=Choices(status_rate_limit_exceeded=403))
-    script(desk, faults.rate_limited(retry_after=7))
-    script(desk, faults.token_expired())
-    rejected = desk.collect()
+    service = Service(choices=Choices(status_rate_limit_exceeded=403))
+    script(service, faults.rate_limited(retry_after=7))
+    script(service, faults.token_expired())
+    rejected = service.collect()
     assert rejected.error == (403, "RATE_LIMIT_EXCEEDED")
     assert rejected.json["retry_after"] == 7
-    assert desk.collect().error == (401, "token_expired")
-    assert desk.engine.requests.rejections == 0
+    assert service.collect().error == (401, "token_expired")
+    assert service.engine.requests.rejections == 0
 
 
-def paid(desk: Desk) -> str:
-    transaction_id = desk.collect(SUCCEEDS).json["transaction_id"]
-    desk.now += 5
+def paid(service: Service) -> str:
+    transaction_id = service.collect(SUCCEEDS).json["transaction_id"]
+    service.now += 5
     return str(transaction_id)
 
 
 def test_unknown_fields_are_added_everywhere() -> None:
-    desk = Desk()
-    transaction_id = paid(desk)
-    script(desk, faults.unknown_fields(), times=3)
+    service = Service()
+    transaction_id = paid(service)
+    script(service, faults.unknown_fields(), times=3)
     for fields in (
-        desk.collect().json,
-        desk.get(transaction_id).json,
-        desk.get(transaction_id).json["transaction"],
+        service.collect().json,
+        service.get(transaction_id).json,
+        service.get(transaction_id).json["transaction"],
     ):
         assert fields["x_note"]
-    script(desk, faults.unknown_fields())
-    assert all("x_sandbox" in record for record in desk.list().json["transactions"])
+    script(service, faults.unknown_fields())
+    assert all("x_sandbox" in record for record in service.list().json["transactions"])
 
 
 def test_unknown_statuses_replace_the_state_and_nothing_else() -> None:
-    desk = Desk()
-    transaction_id = paid(desk)
-    script(desk, faults.unknown_status("ODD"), times=3)
-    acknowledgement = desk.collect().json
+    service = Service()
+    transaction_id = paid(service)
+    script(service, faults.unknown_status("ODD"), times=3)
+    acknowledgement = service.collect().json
     assert (acknowledgement["status"], acknowledgement["status_code"]) == ("success", "ODD")
-    found = desk.get(transaction_id).json
+    found = service.get(transaction_id).json
     assert (found["status"], found["transaction"]["status"]) == ("success", "ODD")
-    assert {record["status"] for record in desk.list().json["transactions"]} == {"ODD"}
-    assert desk.engine.book.payments[transaction_id].status == "SUCCESS"
+    assert {record["status"] for record in service.list().json["transactions"]} == {"ODD"}
+    assert service.engine.book.payments[transaction_id].status == "SUCCESS"
 
 
 def test_absent_fields_become_null() -> None:
-    desk = Desk()
-    transaction_id = desk.collect().json["transaction_id"]
-    script(desk, faults.nulls(), times=2)
-    record = desk.get(transaction_id).json["transaction"]
+    service = Service()
+    transaction_id = service.collect().json["transaction_id"]
+    script(service, faults.nulls(), times=2)
+    record = service.get(transaction_id).json["transaction"]
     absent = ("completed_at", "failed_at", "failure_reason", "fees", "settlement", "external_id")
     assert [record[name] for name in absent] == [None] * 6
-    assert "id" not in desk.collect().json
+    assert "id" not in service.collect().json
 
 
-def test_edits_leave_alone_what_is_no_json_object() -> None:
-    desk = Desk()
-    script(desk, faults.empty_body(), faults.nulls())
-    assert desk.send("GET", PROFILE).reply.body == b""
-    script(desk, faults.html_page(processed=True), faults.nulls())
-    assert b"Bad Gateway" in desk.send("GET", PROFILE).reply.body
+def test_edits_leave_other_bodies_than_json_objects_alone() -> None:
+    service = Service()
+    script(service, faults.empty_body(), faults.nulls())
+    assert service.send("GET", PROFILE).reply.body == b""
+    script(service, faults.html_page(processed=True), faults.nulls())
+    assert b"Bad Gateway" in service.send("GET", PROFILE).reply.body
 
 
 def test_the_order_and_lag_of_the_list_can_be_switched_for_a_while() -> None:
-    desk = Desk()
+    service = Service()
     for amount in ("1", "2"):
-        desk.collect(amount=amount)
-    normal = desk.list().json["transactions"]
-    script(desk, faults.list_order("oldest-first"))
-    script(desk, faults.list_lag(10))
-    assert desk.list().json["transactions"] == normal[::-1]
-    assert desk.list().json["transactions"] == []
-    assert desk.list().json["transactions"] == normal
+        service.collect(amount=amount)
+    normal = service.list().json["transactions"]
+    script(service, faults.list_order("oldest-first"))
+    script(service, faults.list_lag(10))
+    assert service.list().json["transactions"] == normal[::-1]
+    assert service.list().json["transactions"] == []
+    assert service.list().json["transactions"] == normal
 
 
 def test_latency_adds_up_and_shrinks_with_speed() -> None:
-    desk = Desk(speed=2.0, choices=Choices(latency=1.0))
-    assert desk.send("GET", PROFILE).reply.delay == 0.5
-    script(desk, faults.latency(3.0), faults.latency(2.0))
-    assert desk.send("GET", PROFILE).reply.delay == 3.0
+    service = Service(speed=2.0, choices=Choices(latency=1.0))
+    assert service.send("GET", PROFILE).reply.delay == 0.5
+    script(service, faults.latency(3.0), faults.latency(2.0))
+    assert service.send("GET", PROFILE).reply.delay == 3.0
 
 
 def test_a_slow_answer_becomes_a_504_although_it_was_processed() -> None:
-    desk = Desk(choices=Choices(gateway_timeout=30.0))
-    script(desk, faults.latency(31.0))
-    reply = desk.collect().reply
+    service = Service(choices=Choices(gateway_timeout=30.0))
+    script(service, faults.latency(31.0))
+    reply = service.collect().reply
     assert (reply.status, reply.delay, reply.fault) == (504, 30.0, "latency")
-    assert len(desk.engine.book.payments) == 1
-    script(desk, faults.latency(31.0), faults.drop(processed=True))
-    assert desk.collect().reply.wire is Wire.CLOSED
+    assert len(service.engine.book.payments) == 1
+    script(service, faults.latency(31.0), faults.drop(processed=True))
+    assert service.collect().reply.wire is Wire.CLOSED
 
 
 def test_rules_are_a_sequence() -> None:
-    desk = Desk()
-    script(desk, faults.server_error(500, processed=False), times=2)
-    script(desk, faults.server_error(503, processed=False))
-    assert [desk.send("GET", PROFILE).status for _ in range(4)] == [500, 500, 503, 200]
+    service = Service()
+    script(service, faults.server_error(500, processed=False), times=2)
+    script(service, faults.server_error(503, processed=False))
+    assert [service.send("GET", PROFILE).status for _ in range(4)] == [500, 500, 503, 200]
 
 
 def test_rules_choose_their_requests() -> None:
-    desk = Desk()
-    script(desk, faults.server_error(501, processed=False), on="POST c2b")
-    script(desk, faults.server_error(502, processed=False), on="GET")
-    script(desk, faults.server_error(503, processed=False), on="p*", times=None)
-    script(desk, faults.server_error(504, processed=False), on="*b*")
-    assert desk.send("GET", "/nowhere").status == 502
-    assert desk.send("GET", "/nowhere").status == 404
-    assert [desk.collect().status for _ in range(3)] == [501, 504, 200]
+    service = Service()
+    script(service, faults.server_error(501, processed=False), on="POST c2b")
+    script(service, faults.server_error(502, processed=False), on="GET")
+    script(service, faults.server_error(503, processed=False), on="p*", times=None)
+    script(service, faults.server_error(504, processed=False), on="*b*")
+    assert service.send("GET", "/nowhere").status == 502
+    assert service.send("GET", "/nowhere").status == 404
+    assert [service.collect().status for _ in range(3)] == [501, 504, 200]
 
 
 def test_rules_can_be_cancelled_and_forgotten() -> None:
-    desk = Desk()
-    always = script(desk, faults.server_error(processed=False), times=None)
-    assert [desk.send("GET", PROFILE).status for _ in range(2)] == [500, 500]
+    service = Service()
+    always = script(service, faults.server_error(processed=False), times=None)
+    assert [service.send("GET", PROFILE).status for _ in range(2)] == [500, 500]
     assert always.fired == 2
     always.cancel()
     assert always.spent
-    assert desk.send("GET", PROFILE).status == 200
-    script(desk, faults.server_error(processed=False), times=None)
-    desk.engine.script.clear()
-    assert desk.send("GET", PROFILE).status == 200
+    assert service.send("GET", PROFILE).status == 200
+    script(service, faults.server_error(processed=False), times=None)
+    service.engine.script.clear()
+    assert service.send("GET", PROFILE).status == 200
 
 
 def test_probable_faults_follow_the_seed() -> None:
     def outcomes(seed: int) -> list[int]:
-        desk = Desk(seed=seed)
-        script(desk, faults.server_error(processed=False), times=None, probability=0.3)
-        return [desk.send("GET", PROFILE).status for _ in range(300)]
+        service = Service(seed=seed)
+        script(service, faults.server_error(processed=False), times=None, probability=0.3)
+        return [service.send("GET", PROFILE).status for _ in range(300)]
 
     assert outcomes(1) == outcomes(1) != outcomes(2)
     assert 60 < outcomes(1).count(500) < 120
@@ -214,22 +214,22 @@ def test_probable_faults_follow_the_seed() -> None:
 )
 def test_a_rule_that_cannot_be_meant_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        script(Desk(), faults.refused(), **arguments)
+        script(Service(), faults.refused(), **arguments)
 
 
 def test_a_rule_needs_a_fault() -> None:
     with pytest.raises(ValueError, match="fault"):
-        script(Desk())
+        script(Service())
 
 
-def test_the_request_log_says_what_was_asked() -> None:
-    desk = Desk()
-    desk.login()
-    desk.now = 2.0
-    script(desk, faults.lost(processed=True))
-    desk.collect()
-    desk.send("GET", "/nowhere", query={"secret": "x"})
-    log = desk.engine.requests
+def test_the_request_log_has_every_request() -> None:
+    service = Service()
+    service.login()
+    service.now = 2.0
+    script(service, faults.lost(processed=True))
+    service.collect()
+    service.send("GET", "/nowhere", query={"secret": "x"})
+    log = service.engine.requests
     assert (len(log), log.total, log.logins, log.count("c2b"), log.count(None)) == (3, 3, 1, 1, 1)
     assert log[1] == LoggedRequest(
         method="POST",
@@ -247,16 +247,16 @@ def test_the_request_log_says_what_was_asked() -> None:
 
 def test_the_same_seed_gives_the_same_service() -> None:
     def history(seed: int) -> str:
-        desk = Desk(seed=seed)
+        service = Service(seed=seed)
         for number in range(10):
-            desk.collect(f"+25568100{number:04d}")
-        desk.now = 20.0
-        return json.dumps([desk.list().json, desk.login().json])
+            service.collect(f"+25568100{number:04d}")
+        service.now = 20.0
+        return json.dumps([service.list().json, service.login().json])
 
     assert history(3) == history(3) != history(4)
 
 
 @pytest.mark.parametrize("field", ["default_page_size", "median_delay", "status_rate_limit_exceeded", "list_lag"])
-def test_choices_refuse_what_is_out_of_range(field: str) -> None:
+def test_choices_out_of_range_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         Choices(**{field: -1})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The phone page over HTTP: what it shows, and what each of its forms does."""
+"""Phone page over HTTP: its content, and the effect of each form."""
 
 import re
 import socket
@@ -13,8 +13,8 @@ from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.endpoints import ROUTES
 from mobilemoney_async.sandbox.fault_switches import SWITCHES
 from mobilemoney_async.sandbox.page import labels, views
-from tests.sandbox.desk import ORDINARY, START, STUCK
-from tests.sandbox.person import ADDRESS, WRITTEN, Elements, Person, ask, only
+from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
+from tests.sandbox.service import ORDINARY, START, STUCK
 
 pytestmark = pytest.mark.anyio
 
@@ -22,53 +22,53 @@ pytestmark = pytest.mark.anyio
 # Phones
 
 
-async def test_an_empty_page_tells_how_to_begin(person: Person, sandbox: Sandbox) -> None:
-    """Who opens the page first finds the base URL, the token and the lines that make a phone ring."""
-    seen = await person.see()
+async def test_an_empty_page_shows_how_to_begin(user: PageUser, sandbox: Sandbox) -> None:
+    """An empty page shows the base URL, the token and the lines that create a collection."""
+    seen = await user.see()
     assert "No phone has been asked to pay yet" in seen
     assert f"{ADDRESS}/v1" in seen
     assert sandbox.token in seen
     assert "mobilemoney collect" in seen
 
 
-async def test_a_prompt_is_shown_with_what_the_customer_must_know(person: Person, sandbox: Sandbox) -> None:
+async def test_a_prompt_is_shown_with_its_details(user: PageUser, sandbox: Sandbox) -> None:
     """A prompt names the merchant, the amount, the reference and the time left."""
     await ask(sandbox, ORDINARY)
     sandbox.advance(17)
-    seen = await person.see()
+    seen = await user.see()
     for part in (WRITTEN, "Pay merchant@example.com TZS 15,000", only(sandbox).reference, "1:43 left"):
         assert part in seen
 
 
-async def test_the_right_pin_pays(person: Person, sandbox: Sandbox) -> None:
+async def test_the_right_pin_pays(user: PageUser, sandbox: Sandbox) -> None:
     """The PIN on the page makes the payment, and the phone and the merchant see it."""
     payment = await ask(sandbox, ORDINARY)
-    await person.do("/phones/pin", transaction_id=payment, pin="1234")
+    await user.do("/phones/pin", transaction_id=payment, pin="1234")
     assert only(sandbox).status == "SUCCESS"
-    seen = await person.see()
+    seen = await user.see()
     assert "Paid" in seen
     assert "10,014,775.00" in seen  # 15,000 less the merchant's fee
     assert "1:43 left" not in seen
 
 
 async def test_a_wrong_pin_is_shown_with_the_tries_left_until_the_last_declines(
-    person: Person, sandbox: Sandbox
+    user: PageUser, sandbox: Sandbox
 ) -> None:
     """The first two wrong PINs leave tries, the third declines the payment."""
     payment = await ask(sandbox, ORDINARY)
     for left in ("2 tries", "1 try"):
-        await person.do("/phones/pin", transaction_id=payment, pin="0000")
-        assert f"Wrong PIN: {left} left" in await person.see()
-    await person.do("/phones/pin", transaction_id=payment, pin="0000")
+        await user.do("/phones/pin", transaction_id=payment, pin="0000")
+        assert f"Wrong PIN: {left} left" in await user.see()
+    await user.do("/phones/pin", transaction_id=payment, pin="0000")
     assert (only(sandbox).status, only(sandbox).failure_reason) == ("FAILED", "PAYMENT_NOT_APPROVED")
-    assert "Not paid" in await person.see()
+    assert "Not paid" in await user.see()
 
 
 @pytest.mark.parametrize("pin", ["", "12", "12345", "12a4", "１２３４"])  # noqa: RUF001 - full-width digits are none
-async def test_what_is_no_pin_is_not_counted_as_a_wrong_one(person: Person, sandbox: Sandbox, pin: str) -> None:
+async def test_a_malformed_pin_is_not_counted_as_a_wrong_one(user: PageUser, sandbox: Sandbox, pin: str) -> None:
     """A PIN that is not four digits is refused, and costs no try."""
     payment = await ask(sandbox, ORDINARY)
-    answer = await person.post("/phones/pin", transaction_id=payment, pin=pin)
+    answer = await user.post("/phones/pin", transaction_id=payment, pin=pin)
     assert answer.status_code == 422
     assert "A PIN has 4 digits" in answer.text
     assert sandbox.phones()[0].prompts[0].wrong_pins == 0
@@ -78,76 +78,76 @@ async def test_what_is_no_pin_is_not_counted_as_a_wrong_one(person: Person, sand
     ("control", "status", "shown"), [("decline", "FAILED", "Not paid"), ("expire", "TIMEOUT", "Expired")]
 )
 async def test_a_prompt_can_be_declined_or_left_to_expire(
-    person: Person, sandbox: Sandbox, control: str, status: str, shown: str
+    user: PageUser, sandbox: Sandbox, control: str, status: str, shown: str
 ) -> None:
     """Each way in which a customer does not pay has its button, and shows in the phone's history."""
     payment = await ask(sandbox, ORDINARY)
-    await person.do(f"/phones/{control}", transaction_id=payment)
+    await user.do(f"/phones/{control}", transaction_id=payment)
     assert only(sandbox).status == status
-    assert shown in await person.see()
+    assert shown in await user.see()
 
 
 @pytest.mark.parametrize("control", ["pin", "decline", "expire"])
-async def test_who_decides_too_late_is_told_so(person: Person, sandbox: Sandbox, control: str) -> None:
-    """A payment that is over does not change: the page says why nothing happened."""
+async def test_a_late_decision_is_refused(user: PageUser, sandbox: Sandbox, control: str) -> None:
+    """A final payment does not change, and the page says why."""
     payment = await ask(sandbox, ORDINARY)
     sandbox.advance(120)
-    answer = await person.post(f"/phones/{control}", transaction_id=payment, pin="1234")
+    answer = await user.post(f"/phones/{control}", transaction_id=payment, pin="1234")
     assert answer.status_code == 409
     assert "Too late" in answer.text
     assert only(sandbox).status == "TIMEOUT"
-    answer = await person.post(f"/phones/{control}", transaction_id="txn_of_yesterday", pin="1234")
+    answer = await user.post(f"/phones/{control}", transaction_id="txn_of_yesterday", pin="1234")
     assert answer.status_code == 404
     assert "knows no such payment" in answer.text
 
 
-async def test_phones_answer_by_hand_or_by_themselves(person: Person, sandbox: Sandbox) -> None:
+async def test_customers_answer_by_hand_or_automatically(user: PageUser, sandbox: Sandbox) -> None:
     """The switch decides about prompts that come after it."""
     switched = [sandbox.by_hand]
-    await person.do("/phones/by-hand", by_hand="no")
+    await user.do("/phones/by-hand", by_hand="no")
     switched.append(sandbox.by_hand)
     await ask(sandbox, ORDINARY)
-    assert "Answers automatically, unless you do first" in await person.see()
-    await person.do("/phones/by-hand", by_hand="yes")
+    assert "Answers automatically, unless you do first" in await user.see()
+    await user.do("/phones/by-hand", by_hand="yes")
     assert [*switched, sandbox.by_hand] == [True, False, True]
-    assert (await person.post("/phones/by-hand", by_hand="maybe")).status_code == 422
+    assert (await user.post("/phones/by-hand", by_hand="maybe")).status_code == 422
 
 
-async def test_a_new_prompt_does_not_move_the_phone_that_somebody_types_on(person: Person, sandbox: Sandbox) -> None:
+async def test_a_new_prompt_does_not_move_the_other_phones(user: PageUser, sandbox: Sandbox) -> None:
     """Phones with prompts keep their places: the one that was asked first comes first."""
     for last in "123":
         await ask(sandbox, ORDINARY[:-1] + last)
         sandbox.advance(1)
-    seen = await person.see()
+    seen = await user.see()
     assert seen.index(f"{WRITTEN[:-1]}1") < seen.index(f"{WRITTEN[:-1]}2") < seen.index(f"{WRITTEN[:-1]}3")
 
 
-async def test_a_crowd_of_phones_is_bounded(person: Person, sandbox: Sandbox) -> None:
-    """Many phones and prompts do not make the page endless, and it says what it leaves out."""
+async def test_a_crowd_of_phones_is_bounded(user: PageUser, sandbox: Sandbox) -> None:
+    """Many phones and prompts do not make the page endless, and it says how many it leaves out."""
     for number in range(views.PHONES + 3):
         await ask(sandbox, f"+2556810000{number:02}")
     for _ in range(views.PROMPTS + 1):
         await ask(sandbox, ORDINARY)
-    source = await person.source()
+    source = await user.source()
     assert source.count('class="phone"') == views.PHONES
     assert "and 3 more phones" in source
     assert "and 2 older" in Elements(source).text  # one of the first prompts, too
     for _ in range(views.TRANSACTIONS):
         await ask(sandbox, STUCK)
-    assert f"and {views.PHONES + 3 + views.PROMPTS + 1} older" in await person.see()
+    assert f"and {views.PHONES + 3 + views.PROMPTS + 1} older" in await user.see()
 
 
 # The merchant
 
 
 async def test_the_merchant_sees_transactions_requests_and_the_limit(sandbox: Sandbox) -> None:
-    """Transactions and requests come newest first, with states in words; the limit shows what is used of it."""
+    """Transactions and requests come newest first, with states in words; the limit shows its used part."""
     sandbox = Sandbox(now=START, by_hand=True)
-    person = Person(sandbox)
+    user = PageUser(sandbox)
     first = await ask(sandbox, ORDINARY, 1_000)
     await ask(sandbox, STUCK, 2_000)
     sandbox.decline(first)
-    seen = await person.see()
+    seen = await user.see()
     assert re.search(r"2,000 TZS PENDING .* 1,000 TZS FAILED .* PAYMENT_NOT_APPROVED", seen)
     assert "POST /v1/payment-service/airtel/c2b 200" in seen
     assert "8 of 10" in seen
@@ -155,11 +155,11 @@ async def test_the_merchant_sees_transactions_requests_and_the_limit(sandbox: Sa
     assert "10,000,000" in seen
 
 
-async def test_what_the_page_asks_is_no_request_to_the_service(person: Person, sandbox: Sandbox) -> None:
-    """Looking at the page and working it is not logged, counted against the limit, or struck by faults."""
+async def test_requests_of_the_page_are_not_requests_to_the_service(user: PageUser, sandbox: Sandbox) -> None:
+    """Requests of the page are not logged, not counted against the limit, and not struck by faults."""
     sandbox.switches.turn_on("error-500-before", once=False)
-    await person.see()
-    await person.do("/clock", rate="5")
+    await user.see()
+    await user.do("/clock", rate="5")
     assert sandbox.requests.total == 0
     assert sandbox.rate_budget().window_used == 0
     assert not any(state.fired for state in sandbox.switches.states())
@@ -168,23 +168,23 @@ async def test_what_the_page_asks_is_no_request_to_the_service(person: Person, s
 # The clock
 
 
-async def test_the_clock_runs_pauses_and_jumps(person: Person, sandbox: Sandbox) -> None:
+async def test_the_clock_runs_pauses_and_jumps(user: PageUser, sandbox: Sandbox) -> None:
     """Speed, pause, resume at the speed before, and jumps ahead."""
-    await person.do("/clock", rate="20")
+    await user.do("/clock", rate="20")
     assert sandbox.clock_rate == 20
-    assert "20 times as fast as real time" in await person.see()
-    await person.do("/clock", rate="0")
-    await person.do("/clock", rate="0")
+    assert "20 times as fast as real time" in await user.see()
+    await user.do("/clock", rate="0")
+    await user.do("/clock", rate="0")
     assert sandbox.clock_rate == 0
     before = sandbox.now
     await anyio.sleep(10)
-    assert "Paused" in await person.see()
+    assert "Paused" in await user.see()
     assert sandbox.now == before
-    await person.do("/clock", rate="resume")
+    await user.do("/clock", rate="resume")
     assert sandbox.clock_rate == 20
     for seconds, _ in labels.JUMPS:
         before = sandbox.now
-        await person.do("/clock/jump", seconds=str(seconds))
+        await user.do("/clock/jump", seconds=str(seconds))
         assert (sandbox.now - before).total_seconds() == pytest.approx(seconds, abs=1)
 
 
@@ -203,11 +203,11 @@ async def test_the_clock_runs_pauses_and_jumps(person: Person, sandbox: Sandbox)
     ids=str,
 )
 async def test_a_clock_that_cannot_be_is_refused(
-    person: Person, sandbox: Sandbox, path: str, fields: dict[str, str]
+    user: PageUser, sandbox: Sandbox, path: str, fields: dict[str, str]
 ) -> None:
-    """A speed or a jump out of range changes nothing, and the page says what is in range."""
+    """A speed or a jump out of range changes nothing, and the page names the range."""
     before = sandbox.now
-    answer = await person.post(path, **fields)
+    answer = await user.post(path, **fields)
     assert answer.status_code == 422
     assert "must be a number" in answer.text
     assert (sandbox.clock_rate, sandbox.now) == (1, before)
@@ -216,50 +216,50 @@ async def test_a_clock_that_cannot_be_is_refused(
 # Faults
 
 
-async def test_every_fault_has_its_switch(person: Person, sandbox: Sandbox) -> None:
+async def test_every_fault_has_its_switch(user: PageUser, sandbox: Sandbox) -> None:
     """Each of the sandbox's faults can be switched on for one request, on for good, and off again."""
     states = sandbox.switches.states
     for index, switch in enumerate(SWITCHES):
-        await person.do("/faults", once=switch.slug)
+        await user.do("/faults", once=switch.slug)
         assert (states()[index].is_on, states()[index].once) == (True, True)
-        await person.do("/faults", keep=switch.slug)
+        await user.do("/faults", keep=switch.slug)
         assert (states()[index].is_on, states()[index].once) == (True, False)
-        await person.do("/faults", off=switch.slug)
+        await user.do("/faults", off=switch.slug)
         assert not states()[index].is_on
-        assert switch.description in await person.see()
+        assert switch.description in await user.see()
 
 
-async def test_a_fault_strikes_where_it_should_and_is_counted(person: Person, sandbox: Sandbox) -> None:
+async def test_a_fault_strikes_where_it_should_and_is_counted(user: PageUser, sandbox: Sandbox) -> None:
     """A fault for one endpoint spares the others; the page counts, and says that it is on."""
-    await person.do("/faults", keep="error-500-before", on="profile")
-    assert "On until switched off, on profile" in await person.see()
+    await user.do("/faults", keep="error-500-before", on="profile")
+    assert "On until switched off, on profile" in await user.see()
     headers = {"Authorization": f"Bearer {sandbox.token}"}
     async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url, headers=headers) as http:
         statuses = [(await http.get(f"/user-service/{path}")).status_code for path in ("profile", "users/profile")]
     assert statuses == [500, 200]
-    seen = await person.see()
+    seen = await user.see()
     assert "struck 1×" in seen  # noqa: RUF001 - a multiplication sign
     assert "fault: server error" in seen
-    await person.do("/faults", keep="slow")
-    await person.do("/faults", all_off="yes")
+    await user.do("/faults", keep="slow")
+    await user.do("/faults", all_off="yes")
     assert not any(state.is_on for state in sandbox.switches.states())
-    assert "None: every request is answered normally" in await person.see()
+    assert "None: every request is answered normally" in await user.see()
 
 
-async def test_the_endpoint_of_a_fault_is_any_the_service_has(person: Person, sandbox: Sandbox) -> None:
+async def test_the_endpoint_of_a_fault_is_any_the_service_has(user: PageUser, sandbox: Sandbox) -> None:
     """Every endpoint can be chosen, and every request."""
-    choices = Elements(await person.source()).values("value")
+    choices = Elements(await user.source()).values("value")
     for name in ("*", *(route.name for route in ROUTES)):
         assert name in choices
-        await person.do("/faults", once="slow", on=name)
+        await user.do("/faults", once="slow", on=name)
 
 
 @pytest.mark.parametrize(
     "fields", [{"once": "meteorite"}, {"off": "meteorite"}, {"keep": "slow", "on": "nowhere"}, {"on": "c2b"}], ids=str
 )
-async def test_a_fault_that_does_not_exist_is_refused(person: Person, sandbox: Sandbox, fields: dict[str, str]) -> None:
-    """What names no fault or no endpoint switches nothing on."""
-    assert (await person.post("/faults", **fields)).status_code == 422
+async def test_a_fault_that_does_not_exist_is_refused(user: PageUser, sandbox: Sandbox, fields: dict[str, str]) -> None:
+    """An unknown fault or endpoint switches nothing on."""
+    assert (await user.post("/faults", **fields)).status_code == 422
     assert not any(state.is_on for state in sandbox.switches.states())
 
 
@@ -269,30 +269,30 @@ async def test_a_fault_that_does_not_exist_is_refused(person: Person, sandbox: S
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 @pytest.mark.real_time
 async def test_a_forged_callback_is_sent_and_listed() -> None:
-    """What was sent is listed with the answer, or why there was none."""
+    """Sent callbacks are listed with the answer, or the reason why there was none."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        nobody = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        closed = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     sandbox = Sandbox()
     async with sandbox.serve() as base_url, httpx.AsyncClient(base_url=base_url.removesuffix("/v1")) as http:
-        answer = await http.post("/callbacks", data={"url": nobody, "forge": "yes"})
+        answer = await http.post("/callbacks", data={"url": closed, "forge": "yes"})
         assert answer.status_code == 303
         with anyio.fail_after(60):
             while not sandbox.callbacks.sent:
                 await anyio.sleep(0.01)
         seen = Elements((await http.get("/")).text).text
     assert "forged cannot connect" in seen
-    assert nobody in seen
+    assert closed in seen
 
 
-async def test_callbacks_are_set_up(person: Person, sandbox: Sandbox) -> None:
-    """URL and mode can be chosen, and emptied again; the page says that the body is the sandbox's own."""
+async def test_callbacks_are_set_up(user: PageUser, sandbox: Sandbox) -> None:
+    """URL and mode can be set and cleared; the page says that the body is the sandbox's invention."""
     for mode in CallbackMode:
-        await person.do("/callbacks", url=" http://127.0.0.1:9/hook ", mode=mode)
+        await user.do("/callbacks", url=" http://127.0.0.1:9/hook ", mode=mode)
         assert (sandbox.callbacks.url, sandbox.callbacks.mode) == ("http://127.0.0.1:9/hook", mode)
-    seen = await person.see()
+    seen = await user.see()
     assert "documents neither payload nor signature" in seen
     assert "Callbacks go to http://127.0.0.1:9/…" in seen
-    await person.do("/callbacks", url="", mode="once")
+    await user.do("/callbacks", url="", mode="once")
     assert sandbox.callbacks.url is None
 
 
@@ -307,10 +307,10 @@ async def test_callbacks_are_set_up(person: Person, sandbox: Sandbox) -> None:
     ids=str,
 )
 async def test_callbacks_that_cannot_be_sent_are_refused(
-    person: Person, sandbox: Sandbox, fields: dict[str, str], field: str
+    user: PageUser, sandbox: Sandbox, fields: dict[str, str], field: str
 ) -> None:
-    """A wrong URL is explained beside its field, which keeps what was typed; nothing changes."""
-    answer = await person.post("/callbacks", **fields)
+    """A wrong URL is explained beside its field, which keeps the typed text; nothing changes."""
+    answer = await user.post("/callbacks", **fields)
     assert answer.status_code == 422
     assert ("URL" if field == "url" else "mode must be one of") in Elements(answer.text).text
     assert sandbox.callbacks.url is None
@@ -322,15 +322,15 @@ async def test_callbacks_that_cannot_be_sent_are_refused(
         assert "callback-url-error" in Elements(answer.text).ids
 
 
-async def test_htmx_gets_only_what_the_stream_leaves_out(person: Person, sandbox: Sandbox) -> None:
-    """With htmx the stream alone shows what became of a form; its answer says what was refused, or that nothing was."""
+async def test_htmx_gets_only_the_parts_that_the_stream_leaves_out(user: PageUser, sandbox: Sandbox) -> None:
+    """With htmx only the stream shows the effect of a form; the answer holds its refusal, or none."""
     payment = await ask(sandbox, ORDINARY)
     headers = {"hx-request": "true"}
-    refused = await person.http.post("/callbacks", data={"url": "x", "mode": "once"}, headers=headers)
+    refused = await user.http.post("/callbacks", data={"url": "x", "mode": "once"}, headers=headers)
     assert refused.status_code == 422
     assert {"notice", "callback-form", "callback-url-error"} <= set(Elements(refused.text).ids)
     assert refused.text.count('hx-swap-oob="outerMorph"') == 2
-    paid = await person.http.post("/phones/pin", data={"transaction_id": payment, "pin": "1234"}, headers=headers)
+    paid = await user.http.post("/phones/pin", data={"transaction_id": payment, "pin": "1234"}, headers=headers)
     assert paid.status_code == 200
     assert "callback-url-error" not in paid.text
     assert only(sandbox).id not in paid.text
@@ -338,13 +338,13 @@ async def test_htmx_gets_only_what_the_stream_leaves_out(person: Person, sandbox
 
 
 def test_a_receiver_is_named_without_its_secrets() -> None:
-    """Where callbacks go is shown without user, path and query, which may hold a secret."""
+    """The receiver of callbacks is shown without user, path and query, which may hold a secret."""
     shown = [labels.receiver(url) for url in ("http://u:p@host:1/hook/s3cret?k=v", "https://host", "http://[::1]:2/")]
     assert shown == ["http://host:1/…", "https://host/", "http://[::1]:2/"]
 
 
-def test_money_and_times_as_people_read_them() -> None:
-    """Amounts have their thousands apart; a time left never shows less than is left."""
+def test_money_and_times_are_readable() -> None:
+    """Thousands are separated; the time left is rounded up."""
     assert [labels.money(each) for each in ("15000", Decimal("1234567.50"), "odd")] == [
         "15,000",
         "1,234,567.50",

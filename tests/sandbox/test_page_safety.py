@@ -1,4 +1,4 @@
-"""Whom the phone page refuses, and what it keeps to itself."""
+"""Security of the phone page: refused requests, and masked numbers."""
 
 import re
 from typing import Any
@@ -9,20 +9,20 @@ import pytest
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.page import create_page, labels
 from mobilemoney_async.sandbox.page.security import refusal
-from tests.sandbox.desk import ORDINARY
-from tests.sandbox.person import ADDRESS, WRITTEN, Elements, Person, ask, only
+from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
+from tests.sandbox.service import ORDINARY
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_texts_of_anybody_s_are_shown_as_they_are(person: Person, sandbox: Sandbox) -> None:
-    """A reference, a path or a URL is anybody's text, and never becomes a part of the page."""
+async def test_foreign_texts_are_escaped(user: PageUser, sandbox: Sandbox) -> None:
+    """A reference, a path or a URL is shown as text, and never becomes markup."""
     nasty = "\"><img src=x onerror=alert(1)>'{{7*7}}"
     await ask(sandbox, ORDINARY, external_id=nasty)
     async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url) as http:
         await http.get("/%3Cimg%20src=x%3E")
     sandbox.callbacks.configure("http://127.0.0.1:9/?" + "a=<b>&c='d'")
-    source = await person.source()
+    source = await user.source()
     assert "<img src=x" not in source
     assert "onerror=alert(1)>'{{7*7}}" in Elements(source).text
     assert {tag for tag, _ in Elements(source).attributes} & {"img", "script"} == {"img", "script"}
@@ -32,26 +32,26 @@ async def test_texts_of_anybody_s_are_shown_as_they_are(person: Person, sandbox:
 # Masking
 
 
-async def test_masked_numbers_are_nowhere_in_the_page(person: Person, sandbox: Sandbox) -> None:
+async def test_masked_numbers_are_nowhere_in_the_page(user: PageUser, sandbox: Sandbox) -> None:
     """With numbers masked the whole number is not in the page, wherever it stood; the choice outlives a reload."""
     await ask(sandbox, ORDINARY, external_id=ORDINARY)
     async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url) as http:
         await http.get(f"/payment-service/transaction/{ORDINARY}")
         await http.get("/payment-service/transaction/%2B255681000001")
-    assert WRITTEN in await person.see()
-    await person.do("/mask", masked="yes")
-    for source in (await person.source(), await person.source()):
+    assert WRITTEN in await user.see()
+    await user.do("/mask", masked="yes")
+    for source in (await user.source(), await user.source()):
         assert "+255 ••• ••• 001" in source
         assert "681000001" not in re.sub(r"[\s-]", "", Elements(source).text)
         assert "681000001" not in source
         assert only(sandbox).reference in source
-    await person.do("/mask", masked="no")
-    assert WRITTEN in await person.see()
-    assert (await person.post("/mask", masked="perhaps")).status_code == 422
+    await user.do("/mask", masked="no")
+    assert WRITTEN in await user.see()
+    assert (await user.post("/mask", masked="perhaps")).status_code == 422
 
 
-def test_what_is_masked_and_what_is_not() -> None:
-    """Ids of the service stay readable; whatever could be a phone number does not."""
+def test_phone_numbers_are_masked_and_ids_are_not() -> None:
+    """Ids of the service stay readable; every text that could be a phone number is masked."""
     assert labels.mask_within("/v1/payment-service/transaction/txn_0123456789012345678a") == (
         "/v1/payment-service/transaction/txn_0123456789012345678a"
     )
@@ -60,7 +60,7 @@ def test_what_is_masked_and_what_is_not() -> None:
     assert labels.phone_number("12345", masked=False) == "12345"
 
 
-# Whom it refuses
+# Refused requests
 
 
 @pytest.mark.parametrize(
@@ -102,19 +102,19 @@ def test_the_page_knows_its_own_requests(method: str, headers: dict[str, str], p
     [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}, {"host": "evil.example"}],
     ids=str,
 )
-async def test_another_website_can_do_nothing(person: Person, sandbox: Sandbox, headers: dict[str, str]) -> None:
+async def test_another_website_can_do_nothing(user: PageUser, sandbox: Sandbox, headers: dict[str, str]) -> None:
     """A form that another website posts, or one under a name that only points here, gets 403 and has no effect."""
     payment = await ask(sandbox, ORDINARY)
     fields = {"transaction_id": payment, "pin": "1234"}
-    answer = await person.http.post("/phones/pin", data=fields, headers=headers)
+    answer = await user.http.post("/phones/pin", data=fields, headers=headers)
     assert answer.status_code == 403
     assert "page" in answer.text or "websites" in answer.text
     assert only(sandbox).status == "PENDING"
 
 
-async def test_the_page_loads_nothing_from_elsewhere(person: Person) -> None:
-    """The page needs no network: everything it loads is its own, and the browser is told to allow nothing else."""
-    answer = await person.http.get("/")
+async def test_the_page_loads_nothing_from_elsewhere(user: PageUser) -> None:
+    """The page needs no network: everything it loads is its own, and the browser may load nothing else."""
+    answer = await user.http.get("/")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -126,35 +126,35 @@ async def test_the_page_loads_nothing_from_elsewhere(person: Person) -> None:
             assert path[1:] in elements.ids
             continue
         assert path.startswith("/static/")
-        loaded = await person.http.get(path)
+        loaded = await user.http.get(path)
         assert loaded.status_code == 200
         assert loaded.content
         assert "immutable" in loaded.headers["cache-control"]
-    assert "url(" not in (await person.http.get("/static/page.css")).text
+    assert "url(" not in (await user.http.get("/static/page.css")).text
 
 
-async def test_what_is_shipped_says_under_which_licence(person: Person) -> None:
+async def test_shipped_files_have_their_licence(user: PageUser) -> None:
     """htmx comes with its licence."""
-    answer = await person.http.get("/static/htmx.LICENSE.txt")
+    answer = await user.http.get("/static/htmx.LICENSE.txt")
     assert "Permission to use, copy, modify" in answer.text
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/static/nothing.js", "/static/../app.py", "/static/%2e%2e%2fapp.py"])
-async def test_there_is_nothing_else(person: Person, path: str) -> None:
-    """What does not exist gets a 404 that says where page and API are."""
-    answer = await person.http.get(path)
+async def test_there_is_nothing_else(user: PageUser, path: str) -> None:
+    """Other paths get a 404 that names the paths of page and API."""
+    answer = await user.http.get(path)
     assert answer.status_code == 404
     assert "The page is at /, the API under /v1" in answer.text
 
 
-async def test_every_id_is_there_once(person: Person, sandbox: Sandbox) -> None:
+async def test_every_id_is_there_once(user: PageUser, sandbox: Sandbox) -> None:
     """Ids are unique, and whatever refers to one finds it."""
     for last in "12":
         payment = await ask(sandbox, ORDINARY[:-1] + last)
         sandbox.enter_pin(payment, "0000")
         sandbox.approve(await ask(sandbox, ORDINARY[:-1] + last))
     sandbox.switches.turn_on("slow")
-    elements = Elements(await person.source())
+    elements = Elements(await user.source())
     assert len(elements.ids) == len(set(elements.ids))
     for names in elements.values("for", "aria-labelledby", "aria-describedby", "data-copy"):
         assert set(names.split()) <= set(elements.ids)
@@ -172,9 +172,9 @@ async def test_every_id_is_there_once(person: Person, sandbox: Sandbox) -> None:
     ids=["too long", "JSON", "no UTF-8, quoted", "no UTF-8", "many fields"],
 )
 @pytest.mark.parametrize("path", ["/phones/pin", "/mask"])
-async def test_what_is_no_form_is_refused(person: Person, path: str, content: bytes, kind: str, status: int) -> None:
-    """Whatever is posted, the answer is a page that says what was wrong."""
-    answer = await person.http.post(path, content=content, headers={"content-type": kind})
+async def test_a_malformed_form_is_refused(user: PageUser, path: str, content: bytes, kind: str, status: int) -> None:
+    """Every answer is a page that names the error."""
+    answer = await user.http.post(path, content=content, headers={"content-type": kind})
     assert answer.status_code == status
     assert Elements(answer.text).ids.count("main") == 1
 

@@ -1,4 +1,4 @@
-"""The stream of news behind the phone page: what it sends, and that nothing of it stays when a page is gone."""
+"""Event stream of the phone page: its events, and its end when the page closes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,8 +12,8 @@ from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.page import views
 from mobilemoney_async.sandbox.page.fragments import REGIONS, Parts, write_parts
 from mobilemoney_async.sandbox.page.live import TICK, as_event, changed
-from tests.sandbox.desk import ORDINARY
-from tests.sandbox.person import Elements, Person, Reader, ask
+from tests.sandbox.page_user import Elements, PageUser, Reader, ask
+from tests.sandbox.service import ORDINARY
 
 pytestmark = pytest.mark.anyio
 
@@ -21,9 +21,9 @@ OTHER = "+255681000002"
 
 
 @asynccontextmanager
-async def reading(person: Person, cookie: str = "") -> AsyncIterator[Reader]:
-    """Read the stream meanwhile, then leave as a page that closes."""
-    reader = Reader(person, cookie)
+async def reading(user: PageUser, cookie: str = "") -> AsyncIterator[Reader]:
+    """Read the stream in the background, then leave as a page that closes."""
+    reader = Reader(user, cookie)
     with anyio.fail_after(3600):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(reader.read)
@@ -42,10 +42,10 @@ def text(event: str) -> str:
     return Elements(event.replace("data: ", "")).text
 
 
-async def test_a_page_that_connects_gets_everything_at_once(person: Person, sandbox: Sandbox) -> None:
+async def test_a_page_that_connects_gets_everything_at_once(user: PageUser, sandbox: Sandbox) -> None:
     """The first event is the whole snapshot, so a page that lost its connection is right again."""
     await ask(sandbox, ORDINARY)
-    async with reading(person) as reader:
+    async with reading(user) as reader:
         (first,) = reader.chunks
     assert touched([first]) == sorted(REGIONS)
     assert "15,000" in text(first)
@@ -54,14 +54,14 @@ async def test_a_page_that_connects_gets_everything_at_once(person: Person, sand
     assert headers[b"cache-control"] == b"no-store"
 
 
-async def test_only_what_changed_is_sent(person: Person, sandbox: Sandbox) -> None:
-    """While nothing happens nothing is sent; then what changed is, and of the phones only the one that did."""
+async def test_only_changed_parts_are_sent(user: PageUser, sandbox: Sandbox) -> None:
+    """Only changed parts are sent, and of the phones only the changed one."""
     sandbox.run_clock(0)
     first = await ask(sandbox, ORDINARY)
     sandbox.advance(1)
     await ask(sandbox, OTHER)
-    sandbox.advance(60)  # so that the request limit is whole again, and no news
-    async with reading(person) as reader:
+    sandbox.advance(60)  # so that the request limit is whole again, and does not change
+    async with reading(user) as reader:
         reader.sent.clear()
         await anyio.sleep(10)
         assert reader.chunks == []
@@ -82,21 +82,21 @@ async def test_only_what_changed_is_sent(person: Person, sandbox: Sandbox) -> No
         assert "collection of 15,000 TZS is SUCCESS" in text(reader.chunks[0])
 
 
-async def test_what_is_done_on_the_page_is_told_at_once(person: Person, sandbox: Sandbox) -> None:
+async def test_an_action_on_the_page_is_shown_at_once(user: PageUser, sandbox: Sandbox) -> None:
     """A form is followed by its effect without waiting for the next look."""
-    async with reading(person) as reader:
+    async with reading(user) as reader:
         await anyio.sleep(TICK)
         reader.sent.clear()
-        await person.do("/faults", once="slow")
+        await user.do("/faults", once="slow")
         await anyio.sleep(TICK / 100)
         assert touched(reader.chunks) == ["fault-list", "faults-on"]
 
 
-async def test_the_clock_and_the_time_left_are_followed(person: Person, sandbox: Sandbox) -> None:
-    """A prompt counts down on the page second by second, and nothing else is sent meanwhile."""
+async def test_the_clock_and_the_time_left_are_followed(user: PageUser, sandbox: Sandbox) -> None:
+    """A prompt counts down on the page second by second, and nothing else is sent."""
     await ask(sandbox, ORDINARY)
     sandbox.advance(60)
-    async with reading(person) as reader:
+    async with reading(user) as reader:
         reader.sent.clear()
         await anyio.sleep(3)
         assert len(reader.chunks) == 3
@@ -104,18 +104,18 @@ async def test_the_clock_and_the_time_left_are_followed(person: Person, sandbox:
         assert "0:57 left" in text(reader.chunks[-1])
 
 
-async def test_a_quiet_stream_gives_signs_of_life(person: Person, sandbox: Sandbox) -> None:
-    """A page whose clock is paused still hears from the sandbox now and then."""
+async def test_a_quiet_stream_gives_signs_of_life(user: PageUser, sandbox: Sandbox) -> None:
+    """The stream of a paused sandbox sends a comment now and then."""
     sandbox.run_clock(0)
-    async with reading(person) as reader:
+    async with reading(user) as reader:
         reader.sent.clear()
         await anyio.sleep(31)
         assert reader.chunks == [":\n\n"] * 2
 
 
-async def test_masked_numbers_are_nowhere_in_the_stream(person: Person, sandbox: Sandbox) -> None:
+async def test_masked_numbers_are_nowhere_in_the_stream(user: PageUser, sandbox: Sandbox) -> None:
     """A stream that was opened masked never sends a whole number."""
-    async with reading(person, "mobilemoney_mask=yes") as reader:
+    async with reading(user, "mobilemoney_mask=yes") as reader:
         await ask(sandbox, ORDINARY, external_id=ORDINARY)
         sandbox.approve(await ask(sandbox, ORDINARY))
         await anyio.sleep(5)
@@ -124,27 +124,27 @@ async def test_masked_numbers_are_nowhere_in_the_stream(person: Person, sandbox:
     assert "681000001" not in sent and "681 000 001" not in sent
 
 
-async def test_masking_ends_the_streams_that_were_opened_without(person: Person, sandbox: Sandbox) -> None:
-    """Who masks numbers in one window masks them in all: their streams end, and are opened anew with the choice."""
-    async with reading(person) as reader:
-        await person.do("/mask", masked="yes")
+async def test_masking_ends_the_streams_that_were_opened_without(user: PageUser, sandbox: Sandbox) -> None:
+    """Masking in one window ends the streams of all, which connect again with the new cookie."""
+    async with reading(user) as reader:
+        await user.do("/mask", masked="yes")
         await ask(sandbox, ORDINARY)
         await anyio.sleep(5)
         assert reader.ended
         assert "681 000 001" not in "".join(reader.chunks)
 
 
-async def test_a_page_that_closes_leaves_nothing_behind(person: Person, sandbox: Sandbox) -> None:
-    """When the page is closed its stream is over, although nothing was to be sent."""
+async def test_a_page_that_closes_leaves_nothing_behind(user: PageUser, sandbox: Sandbox) -> None:
+    """When the page is closed its stream ends, even with nothing to send."""
     sandbox.run_clock(0)
-    async with reading(person) as reader:
+    async with reading(user) as reader:
         reader.sent.clear()
     assert reader.sent == []
 
 
-async def test_a_foreign_page_gets_no_stream(person: Person, sandbox: Sandbox) -> None:
+async def test_a_foreign_page_gets_no_stream(user: PageUser, sandbox: Sandbox) -> None:
     """The stream answers under addresses of this machine only."""
-    answer = await person.http.get("/live", headers={"host": "evil.example"})
+    answer = await user.http.get("/live", headers={"host": "evil.example"})
     assert answer.status_code == 403
 
 
@@ -161,7 +161,7 @@ def test_a_new_phone_or_another_order_sends_the_phones_together() -> None:
     assert changed(before, Parts({"phone-list": "<div>0</div>"}, {})) == ["<div>0</div>"]
 
 
-async def test_each_part_begins_with_the_element_that_it_replaces(person: Person, sandbox: Sandbox) -> None:
+async def test_each_part_begins_with_the_element_that_it_replaces(user: PageUser, sandbox: Sandbox) -> None:
     """Every part is one element with its id, whole and in one event, whatever line ends it holds."""
     await ask(sandbox, ORDINARY, external_id="two\r\nlines\u2028three>")
     parts = write_parts(views.take(sandbox, masked=False, key=views.Keys()))

@@ -7,14 +7,14 @@ import pytest
 
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.states import Event
-from tests.sandbox.desk import ORDINARY, START, STUCK, SUCCEEDS, Desk
+from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS, Service
 
 CREATES = ("/payment-service/airtel/c2b", "/payment-service/airtel/b2c")
 
 
 def test_a_collection_is_acknowledged_then_pending_then_settled() -> None:
-    desk = Desk()
-    acknowledgement = desk.collect(SUCCEEDS, "12345").json
+    service = Service()
+    acknowledgement = service.collect(SUCCEEDS, "12345").json
     assert acknowledgement == {
         "status": "success",
         "message": "Payment request sent to the customer",
@@ -36,9 +36,9 @@ def test_a_collection_is_acknowledged_then_pending_then_settled() -> None:
         "created_at": "2025-03-31T23:59:00.000Z",
         "merchant_id": "mer_0001",
     }
-    assert desk.get(common["id"]).json == {"status": "success", "transaction": {**common, "status": "PENDING"}}
-    desk.now = 5.0
-    assert desk.get(common["id"]).json["transaction"] == {
+    assert service.get(common["id"]).json == {"status": "success", "transaction": {**common, "status": "PENDING"}}
+    service.now = 5.0
+    assert service.get(common["id"]).json["transaction"] == {
         **common,
         "status": "SUCCESS",
         "completed_at": "2025-03-31T23:59:05.000Z",
@@ -52,33 +52,33 @@ def test_a_collection_is_acknowledged_then_pending_then_settled() -> None:
 
 
 def test_a_disbursement_is_processing_then_paid_without_fees() -> None:
-    desk = Desk()
-    acknowledgement = desk.disburse(SUCCEEDS, "700").json
+    service = Service()
+    acknowledgement = service.disburse(SUCCEEDS, "700").json
     assert acknowledgement["status_code"] == "PROCESSING"
-    desk.now = 5.0
-    record = desk.get(acknowledgement["transaction_id"]).json["transaction"]
+    service.now = 5.0
+    record = service.get(acknowledgement["transaction_id"]).json["transaction"]
     assert (record["type"], record["status"]) == ("disbursement", "SUCCESS")
     assert record["completed_at"] == "2025-03-31T23:59:05.000Z"
     assert "fees" not in record
     assert "settlement" not in record
 
 
-def test_the_ledger_holds_what_moved_and_nothing_else() -> None:
-    desk = Desk(balance=1000)
-    book = desk.engine.book
-    collected = desk.collect(SUCCEEDS, "10000").json["transaction_id"]
-    desk.collect("+255780000039", "5000")
-    desk.now = 10.0
-    paid = desk.disburse(SUCCEEDS, "10850").json["transaction_id"]
-    too_much = desk.disburse(SUCCEEDS, "1").json["transaction_id"]
-    desk.now = 20.0
-    book.settle(desk.now)
+def test_the_ledger_holds_moved_money_and_nothing_else() -> None:
+    service = Service(balance=1000)
+    book = service.engine.book
+    collected = service.collect(SUCCEEDS, "10000").json["transaction_id"]
+    service.collect("+255780000039", "5000")
+    service.now = 10.0
+    paid = service.disburse(SUCCEEDS, "10850").json["transaction_id"]
+    too_much = service.disburse(SUCCEEDS, "1").json["transaction_id"]
+    service.now = 20.0
+    book.settle(service.now)
     ledger = book.ledger
     assert [(entry.transaction_id, entry.change, entry.at) for entry in ledger] == [
         (collected, Decimal(9850), 5.0),
         (paid, Decimal(-10850), 15.0),
     ]
-    assert desk.get(too_much).json["transaction"]["status"] == "INSUFFICIENT_FUNDS"
+    assert service.get(too_much).json["transaction"]["status"] == "INSUFFICIENT_FUNDS"
     assert (ledger.collected, ledger.disbursed, ledger.change) == (Decimal(10000), Decimal(10850), Decimal(-1000))
     assert ledger.balance("mer_0001") == 0
     assert ledger.balance("somebody else") == 0
@@ -90,22 +90,22 @@ def test_the_ledger_holds_what_moved_and_nothing_else() -> None:
 
 
 def test_a_payout_over_the_balance_runs_short() -> None:
-    desk = Desk(balance=999)
-    transaction_id = desk.disburse(amount="1000").json["transaction_id"]
-    desk.now = 1000.0
-    record = desk.get(transaction_id).json["transaction"]
+    service = Service(balance=999)
+    transaction_id = service.disburse(amount="1000").json["transaction_id"]
+    service.now = 1000.0
+    record = service.get(transaction_id).json["transaction"]
     assert record["status"] == "INSUFFICIENT_FUNDS"
     assert not {"completed_at", "failed_at", "failure_reason"} & record.keys()
 
 
-def test_what_happens_does_not_depend_on_who_looks() -> None:
+def test_the_outcome_does_not_depend_on_requests() -> None:
     """Asking every second and asking once at the end see the same history."""
-    curious, patient = Desk(balance=5000), Desk(balance=5000)
-    for desk in (curious, patient):
+    curious, patient = Service(balance=5000), Service(balance=5000)
+    for service in (curious, patient):
         for number in range(20):
-            desk.now = number * 0.5
-            desk.disburse(f"+2556810000{number:02d}", "900")
-            desk.collect(f"+2556810000{number:02d}", "500")
+            service.now = number * 0.5
+            service.disburse(f"+2556810000{number:02d}", "900")
+            service.collect(f"+2556810000{number:02d}", "500")
     for second in range(10, 200):
         curious.now = float(second)
         curious.list()
@@ -116,11 +116,11 @@ def test_what_happens_does_not_depend_on_who_looks() -> None:
 
 def test_ordinary_payments_take_a_realistic_and_repeatable_time() -> None:
     def delays(seed: int, speed: float = 1.0) -> list[float]:
-        desk = Desk(seed=seed, speed=speed)
+        service = Service(seed=seed, speed=speed)
         for number in range(400):
-            desk.collect(f"+255681{number:06d}")
-        desk.engine.book.settle(1000.0)
-        return [payment.ended_at or 0 for payment in desk.engine.book.payments.values()]
+            service.collect(f"+255681{number:06d}")
+        service.engine.book.settle(1000.0)
+        return [payment.ended_at or 0 for payment in service.engine.book.payments.values()]
 
     seconds = sorted(delays(1))
     assert 13 < seconds[200] < 17
@@ -131,52 +131,52 @@ def test_ordinary_payments_take_a_realistic_and_repeatable_time() -> None:
 
 
 def test_the_three_lookups_find_the_same_transaction() -> None:
-    desk = Desk()
-    acknowledgement = desk.collect(external_id="order 7").json
+    service = Service()
+    acknowledgement = service.collect(external_id="order 7").json
     path = "/payment-service/transaction"
-    by_id = desk.get(acknowledgement["transaction_id"]).json
+    by_id = service.get(acknowledgement["transaction_id"]).json
     assert by_id["transaction"]["external_id"] == "order 7"
-    assert desk.send("GET", path, query={"reference": acknowledgement["reference"]}).json == by_id
-    assert desk.send("GET", path, query={"external_id": "order 7"}).json == by_id
+    assert service.send("GET", path, query={"reference": acknowledgement["reference"]}).json == by_id
+    assert service.send("GET", path, query={"external_id": "order 7"}).json == by_id
 
 
 def test_an_external_id_used_twice_finds_the_newest() -> None:
-    desk = Desk()
-    desk.collect(external_id="order 7")
-    second = desk.collect(external_id="order 7").json
-    found = desk.send("GET", "/payment-service/transaction", query={"external_id": "order 7"}).json
+    service = Service()
+    service.collect(external_id="order 7")
+    second = service.collect(external_id="order 7").json
+    found = service.send("GET", "/payment-service/transaction", query={"external_id": "order 7"}).json
     assert found["transaction"]["id"] == second["transaction_id"]
 
 
 @pytest.mark.parametrize("query", [{"reference": "REF0"}, {"external_id": "x"}])
 def test_unknown_references_are_not_found(query: dict[str, str]) -> None:
-    answer = Desk().send("GET", "/payment-service/transaction", query=query)
+    answer = Service().send("GET", "/payment-service/transaction", query=query)
     assert answer.error == (404, "TRANSACTION_NOT_FOUND")
 
 
 def test_lookup_errors() -> None:
-    desk = Desk()
-    assert desk.get("txn_unknown").error == (404, "TRANSACTION_NOT_FOUND")
-    assert desk.get("not%20an%20id").error == (400, "INVALID_TRANSACTION_ID")
-    assert desk.get("a%2Fb").error == (400, "INVALID_TRANSACTION_ID")
-    assert desk.get("").error == (404, "NOT_FOUND")
-    assert desk.send("GET", "/payment-service/transaction").error == (400, "INVALID_REQUEST")
-    choosy = Desk(choices=Choices(status_invalid_transaction_id=422, transaction_id_pattern="txn_[0-9a-f]{20}"))
+    service = Service()
+    assert service.get("txn_unknown").error == (404, "TRANSACTION_NOT_FOUND")
+    assert service.get("not%20an%20id").error == (400, "INVALID_TRANSACTION_ID")
+    assert service.get("a%2Fb").error == (400, "INVALID_TRANSACTION_ID")
+    assert service.get("").error == (404, "NOT_FOUND")
+    assert service.send("GET", "/payment-service/transaction").error == (400, "INVALID_REQUEST")
+    choosy = Service(choices=Choices(status_invalid_transaction_id=422, transaction_id_pattern="txn_[0-9a-f]{20}"))
     assert choosy.get("txn_unknown").error == (422, "INVALID_TRANSACTION_ID")
 
 
 def test_merchants_do_not_see_each_other() -> None:
-    desk = Desk()
-    other = desk.engine.open_account("other@example.com")
-    acknowledgement = desk.collect(external_id="mine").json
+    service = Service()
+    other = service.engine.open_account("other@example.com")
+    acknowledgement = service.collect(external_id="mine").json
     path = "/payment-service/transaction"
     for sent in (
-        desk.send("GET", f"{path}/{acknowledgement['transaction_id']}", token=other.token),
-        desk.send("GET", path, query={"reference": acknowledgement["reference"]}, token=other.token),
-        desk.send("GET", path, query={"external_id": "mine"}, token=other.token),
+        service.send("GET", f"{path}/{acknowledgement['transaction_id']}", token=other.token),
+        service.send("GET", path, query={"reference": acknowledgement["reference"]}, token=other.token),
+        service.send("GET", path, query={"external_id": "mine"}, token=other.token),
     ):
         assert sent.error == (404, "TRANSACTION_NOT_FOUND")
-    assert desk.send("GET", "/payment-service/transactions", token=other.token).json["transactions"] == []
+    assert service.send("GET", "/payment-service/transactions", token=other.token).json["transactions"] == []
 
 
 @pytest.mark.parametrize("path", CREATES)
@@ -201,25 +201,25 @@ def test_merchants_do_not_see_each_other() -> None:
     ],
 )
 def test_a_bad_create_is_refused_and_creates_nothing(path: str, body: Any, code: str) -> None:
-    desk = Desk()
-    assert desk.send("POST", path, body).error == (400, code)
-    assert not desk.engine.book.payments
+    service = Service()
+    assert service.send("POST", path, body).error == (400, code)
+    assert not service.engine.book.payments
 
 
 def test_a_body_must_be_declared_as_json() -> None:
-    desk = Desk()
+    service = Service()
     body = b'{"phone_number":"+255681000001","amount":"1"}'
-    sent = desk.send("POST", CREATES[0], body, headers={"content-type": "text/plain"})
+    sent = service.send("POST", CREATES[0], body, headers={"content-type": "text/plain"})
     assert sent.error == (415, "UNSUPPORTED_MEDIA_TYPE")
-    sent = desk.send("POST", CREATES[0], body, headers={"content-type": "Application/JSON; charset=utf-8"})
+    sent = service.send("POST", CREATES[0], body, headers={"content-type": "Application/JSON; charset=utf-8"})
     assert sent.status == 200
 
 
 def test_unknown_routes_and_methods() -> None:
-    desk = Desk()
-    assert desk.send("GET", "/payment-service/airtel/c2b").error == (405, "METHOD_NOT_ALLOWED")
-    assert desk.send("GET", "/payment-service/nothing").error == (404, "NOT_FOUND")
-    assert desk.send("DELETE", "/payment-service/transactions").error == (405, "METHOD_NOT_ALLOWED")
+    service = Service()
+    assert service.send("GET", "/payment-service/airtel/c2b").error == (405, "METHOD_NOT_ALLOWED")
+    assert service.send("GET", "/payment-service/nothing").error == (404, "NOT_FOUND")
+    assert service.send("DELETE", "/payment-service/transactions").error == (405, "METHOD_NOT_ALLOWED")
 
 
 def listed(answer: Any) -> list[str]:
@@ -227,10 +227,10 @@ def listed(answer: Any) -> list[str]:
 
 
 def test_pages_cover_the_history_once() -> None:
-    desk = Desk()
+    service = Service()
     for number in range(1, 46):
-        desk.collect(STUCK, str(number))
-    pages = [desk.list(page=str(page)).json for page in (1, 2, 3, 4)]
+        service.collect(STUCK, str(number))
+    pages = [service.list(page=str(page)).json for page in (1, 2, 3, 4)]
     assert [amount for page in pages for amount in listed(page)] == [str(number) for number in range(45, 0, -1)]
     assert [len(page["transactions"]) for page in pages] == [20, 20, 5, 0]
     assert [page["pagination"] for page in pages] == [
@@ -239,7 +239,7 @@ def test_pages_cover_the_history_once() -> None:
 
 
 def test_an_empty_history_has_no_pages() -> None:
-    assert Desk().list().json == {
+    assert Service().list().json == {
         "status": "success",
         "transactions": [],
         "pagination": {"current_page": 1, "total_pages": 0, "total_count": 0, "per_page": 20},
@@ -247,21 +247,21 @@ def test_an_empty_history_has_no_pages() -> None:
 
 
 def test_the_list_filters() -> None:
-    desk = Desk()
-    desk.collect(SUCCEEDS, "1")
-    desk.collect(STUCK, "2")
-    desk.disburse(SUCCEEDS, "3")
-    desk.now = 60.0  # midnight: the first of April
-    desk.collect(STUCK, "4")
-    assert listed(desk.list(status="SUCCESS").json) == ["3", "1"]
-    assert listed(desk.list(status="PENDING").json) == ["4", "2"]
-    assert listed(desk.list(status="NEWFANGLED").json) == []
-    assert listed(desk.list(type="disbursement").json) == ["3"]
-    assert listed(desk.list(type="collection", status="SUCCESS").json) == ["1"]
-    assert listed(desk.list(from_="2025-04-01").json) == ["4"]
-    assert listed(desk.list(to="2025-03-31").json) == ["3", "2", "1"]
-    assert listed(desk.list(from_="2025-03-31", to="2025-04-01").json) == ["4", "3", "2", "1"]
-    assert listed(desk.list(from_="2025-04-01", to="2025-03-31").json) == []
+    service = Service()
+    service.collect(SUCCEEDS, "1")
+    service.collect(STUCK, "2")
+    service.disburse(SUCCEEDS, "3")
+    service.now = 60.0  # midnight: the first of April
+    service.collect(STUCK, "4")
+    assert listed(service.list(status="SUCCESS").json) == ["3", "1"]
+    assert listed(service.list(status="PENDING").json) == ["4", "2"]
+    assert listed(service.list(status="NEWFANGLED").json) == []
+    assert listed(service.list(type="disbursement").json) == ["3"]
+    assert listed(service.list(type="collection", status="SUCCESS").json) == ["1"]
+    assert listed(service.list(from_="2025-04-01").json) == ["4"]
+    assert listed(service.list(to="2025-03-31").json) == ["3", "2", "1"]
+    assert listed(service.list(from_="2025-03-31", to="2025-04-01").json) == ["4", "3", "2", "1"]
+    assert listed(service.list(from_="2025-04-01", to="2025-03-31").json) == []
 
 
 @pytest.mark.parametrize(
@@ -278,40 +278,40 @@ def test_the_list_filters() -> None:
     ],
 )
 def test_bad_list_parameters_are_refused(query: dict[str, str]) -> None:
-    assert Desk().list(**query).error == (400, "INVALID_PARAMETER")
+    assert Service().list(**query).error == (400, "INVALID_PARAMETER")
 
 
 def test_choices_of_the_list() -> None:
     choices = Choices(
         rate_limit=None, default_page_size=2, list_order="oldest-first", oversized_limit="refuse", list_lag=3.0
     )
-    desk = Desk(choices=choices)
+    service = Service(choices=choices)
     for number in range(1, 4):
-        desk.collect(STUCK, str(number))
-    assert listed(desk.list().json) == []
-    desk.now = 3.0
-    assert listed(desk.list().json) == ["1", "2"]
-    assert desk.list(limit="101").error == (400, "INVALID_PARAMETER")
-    assert Desk().list(limit="101").json["pagination"]["per_page"] == 100
+        service.collect(STUCK, str(number))
+    assert listed(service.list().json) == []
+    service.now = 3.0
+    assert listed(service.list().json) == ["1", "2"]
+    assert service.list(limit="101").error == (400, "INVALID_PARAMETER")
+    assert Service().list(limit="101").json["pagination"]["per_page"] == 100
 
 
 def test_lookups_can_lag() -> None:
-    desk = Desk(speed=2.0, choices=Choices(rate_limit=None, lookup_lag=4.0))
-    transaction_id = desk.collect(STUCK).json["transaction_id"]
-    assert desk.get(transaction_id).error == (404, "TRANSACTION_NOT_FOUND")
-    assert len(desk.list().json["transactions"]) == 1
-    desk.now = 2.0
-    assert desk.get(transaction_id).status == 200
+    service = Service(speed=2.0, choices=Choices(rate_limit=None, lookup_lag=4.0))
+    transaction_id = service.collect(STUCK).json["transaction_id"]
+    assert service.get(transaction_id).error == (404, "TRANSACTION_NOT_FOUND")
+    assert len(service.list().json["transactions"]) == 1
+    service.now = 2.0
+    assert service.get(transaction_id).status == 200
 
 
 def test_a_decision_by_hand_beats_the_planned_one() -> None:
-    desk = Desk()
-    transaction_id = desk.collect(SUCCEEDS).json["transaction_id"]
-    desk.engine.book.apply(transaction_id, Event.EXPIRE, at=1.0)
-    desk.now = 100.0
-    assert desk.get(transaction_id).json["transaction"]["status"] == "TIMEOUT"
-    assert not list(desk.engine.book.ledger)
+    service = Service()
+    transaction_id = service.collect(SUCCEEDS).json["transaction_id"]
+    service.engine.book.apply(transaction_id, Event.EXPIRE, at=1.0)
+    service.now = 100.0
+    assert service.get(transaction_id).json["transaction"]["status"] == "TIMEOUT"
+    assert not list(service.engine.book.ledger)
 
 
 def test_the_time_is_rendered_in_utc() -> None:
-    assert Desk().engine.book.timestamp(0.25) == START.strftime("%Y-%m-%dT%H:%M:%S") + ".250Z"
+    assert Service().engine.book.timestamp(0.25) == START.strftime("%Y-%m-%dT%H:%M:%S") + ".250Z"

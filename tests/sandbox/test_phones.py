@@ -1,4 +1,4 @@
-"""The customers' phones, and payments that wait for a person."""
+"""Customers' phones, and payments that wait for a PIN."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,7 +10,7 @@ import pytest
 
 from mobilemoney_async.sandbox import PIN, IllegalTransitionError, Phone, Sandbox
 from mobilemoney_async.sandbox.phones import HISTORY_SHOWN, PHONES_SHOWN, PROMPTS_SHOWN, TRIES
-from tests.sandbox.desk import ORDINARY, START, STUCK, SUCCEEDS
+from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +92,7 @@ async def test_by_hand_changes_nothing_about_the_other_payments() -> None:
     assert ends[0] == ends[1]
 
 
-async def test_a_phone_shows_what_a_customer_is_asked(sandbox: Sandbox) -> None:
+async def test_a_phone_shows_its_prompts(sandbox: Sandbox) -> None:
     sandbox.advance(10)
     transaction_id = await Merchant(sandbox).collect(amount="2500")
     (phone,) = sandbox.phones()
@@ -191,7 +191,7 @@ async def test_phones_with_prompts_come_first_then_the_most_recently_used(sandbo
     assert [phone.phone_number for phone in sandbox.phones()] == [numbers[3], numbers[1], numbers[0], numbers[2]]
 
 
-async def test_what_is_shown_is_bounded(sandbox: Sandbox) -> None:
+async def test_the_number_of_phones_is_bounded(sandbox: Sandbox) -> None:
     """A flood of payments does not make the answer grow without end: the newest are shown."""
     merchant = Merchant(sandbox)
     prompts = [await merchant.collect() for _ in range(PROMPTS_SHOWN + 5)]

@@ -1,4 +1,4 @@
-"""The sandbox as a test uses it: what it shows, what a person can decide, and its clock."""
+"""Sandbox as a test uses it: its state, decisions about payments, and its clock."""
 
 import sys
 from datetime import UTC, datetime, timedelta, timezone
@@ -12,7 +12,7 @@ import pytest
 from mobilemoney_async.sandbox import Choices, IllegalTransitionError, Sandbox, faults
 from mobilemoney_async.sandbox.clock import Clock
 from mobilemoney_async.testing import run_virtual
-from tests.sandbox.desk import ORDINARY, START, STUCK, SUCCEEDS
+from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS
 
 C2B, B2C = "/payment-service/airtel/c2b", "/payment-service/airtel/b2c"
 
@@ -193,7 +193,7 @@ def test_by_default_the_clock_agrees_with_the_computer() -> None:
 
 
 def test_importing_the_sandbox_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without starlette and uvicorn the in-process front works, and the others say what to install."""
+    """Without starlette and uvicorn the in-process front works, and the others name the extra to install."""
     for module in ("asgi", "server"):
         monkeypatch.delitem(sys.modules, f"mobilemoney_async.sandbox.{module}", raising=False)
         monkeypatch.delattr(f"mobilemoney_async.sandbox.{module}", raising=False)

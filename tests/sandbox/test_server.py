@@ -14,7 +14,7 @@ from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.server import origin
 from mobilemoney_async.testing import run_virtual
-from tests.sandbox.desk import ORDINARY, SUCCEEDS
+from tests.sandbox.service import ORDINARY, SUCCEEDS
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ FINAL = {
 
 @pytest.mark.parametrize(("kind", "status", "event"), list(itertools.product(Kind, Status, Event)))
 def test_every_pair_of_state_and_event(kind: Kind, status: Status, event: Event) -> None:
-    """What the table does not list is refused; what it lists leads from the open state into a final one."""
+    """Pairs in the table lead from the open state into a final one; all others are refused."""
     if (kind, status, event) in TRANSITIONS:
         assert status is INITIAL[kind]
         assert after(kind, status, event) in FINAL[kind]

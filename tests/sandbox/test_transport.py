@@ -8,7 +8,7 @@ import pytest
 
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.faults import Fault
-from tests.sandbox.desk import START, STUCK
+from tests.sandbox.service import START, STUCK
 
 pytestmark = pytest.mark.anyio
 
@@ -80,7 +80,7 @@ async def test_a_bare_request_has_the_time_out_of_httpx(sandbox: Sandbox) -> Non
     assert anyio.current_time() - start == 5.0
 
 
-async def test_a_call_cancelled_beforehand_reaches_nobody(sandbox: Sandbox) -> None:
+async def test_a_call_cancelled_beforehand_has_no_effect(sandbox: Sandbox) -> None:
     async with http(sandbox) as client:
         with anyio.CancelScope() as scope:
             scope.cancel()

@@ -1,4 +1,4 @@
-"""A person at the phone page, without a browser: what the page shows, and what its forms do."""
+"""User of the phone page, without a browser: reads the page and sends its forms."""
 
 import html.parser
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ import httpx
 from mobilemoney_async.sandbox import Payment, Sandbox
 
 ADDRESS = "http://127.0.0.1:8765"
-# How the page writes the number of an ordinary customer.
+# The number of an ordinary customer on the page.
 WRITTEN = "+255 681 000 001"
 
 
 class Elements(html.parser.HTMLParser):
-    """The ids in a piece of HTML, the forms' targets, whatever it refers to, and its text."""
+    """Elements of a piece of HTML: ids, attributes and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class Elements(html.parser.HTMLParser):
         return {found[name] for _, found in self.attributes for name in names if name in found}
 
 
-class Person:
-    """Looks at the page of a sandbox and works its controls by plain forms, as a browser without JavaScript does."""
+class PageUser:
+    """User of a sandbox's page, who sends plain forms as a browser without JavaScript does."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.app = sandbox.app
@@ -80,10 +80,10 @@ async def ask(sandbox: Sandbox, phone_number: str, amount: int = 15_000, **more:
 
 
 class Reader:
-    """One connection to the stream of news, at the level of ASGI: on any loop, also in virtual time."""
+    """Connection to the event stream, at the level of ASGI: on any loop, also in virtual time."""
 
-    def __init__(self, person: Person, cookie: str = "") -> None:
-        self._app = person.app
+    def __init__(self, user: PageUser, cookie: str = "") -> None:
+        self._app = user.app
         self._headers = [(b"host", b"127.0.0.1:8765"), *([(b"cookie", cookie.encode())] if cookie else [])]
         self.sent: list[Mapping[str, Any]] = []
         self.left = anyio.Event()
@@ -111,17 +111,17 @@ class Reader:
 
     @property
     def chunks(self) -> list[str]:
-        """What came so far, one string for each event or comment."""
+        """The received text, one string for each event or comment."""
         bodies = (message["body"].decode() for message in self.sent if message["type"] == "http.response.body")
         return [body for body in bodies if body]
 
     @property
     def ended(self) -> bool:
-        """Whether the server ended the stream."""
+        """True if the server ended the stream."""
         return bool(self.sent) and self.sent[-1].get("more_body") is False
 
 
 def only(sandbox: Sandbox) -> Payment:
-    """Return the one payment that there is."""
+    """Return the only payment."""
     (payment,) = sandbox.transactions.values()
     return payment

@@ -1,4 +1,4 @@
-"""A way to put questions to the pure engine, at any time, without a loop."""
+"""Driver of the pure engine, at any time and without an event loop."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ STUCK = "+255780000129"
 
 @attrs.frozen
 class Answer:
-    """A reply, and the JSON in it."""
+    """Reply, and its JSON."""
 
     reply: Reply
 
@@ -47,8 +47,8 @@ class Answer:
         return self.status, code
 
 
-class Desk:
-    """One engine with one account, and the time."""
+class Service:
+    """Engine with one account, and its time."""
 
     def __init__(
         self, *, speed: float = 1.0, seed: int = 0, balance: int = 100_000, choices: Choices | None = None
