@@ -89,11 +89,7 @@ class Accounts:
         self._issued: dict[str, Principal] = {}
 
     def open(self, email: str) -> Account:
-        """Open an account with a password and a token of its own.
-
-        Raises:
-            ValueError: There is one with this e-mail already.
-        """
+        """Open an account with a password and a token of its own; see `Sandbox.add_account`."""
         if email in self._by_email:
             raise ValueError("there is an account with this e-mail already")
         number = len(self._by_email) + 1
@@ -123,11 +119,7 @@ class Accounts:
         return f"{prefix}_{self._dice.randbytes(18).hex()}"
 
     def issue(self, account: Account, permissions: Iterable[Permission | str]) -> str:
-        """Issue a token that never expires and allows only this.
-
-        Raises:
-            ValueError: There is no such permission.
-        """
+        """Issue a token with these permissions that never expires; see `Sandbox.issue_token`."""
         token = self.secret("sbx")
         self._issued[token] = Principal(account, frozenset(map(Permission, permissions)))
         return token

@@ -8,6 +8,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 import anyio
+import attrs
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import PlainTextResponse, Response
@@ -79,9 +80,7 @@ class SandboxApp:
         except ClientDisconnect:
             _log_gone(request, seconds=anyio.current_time() - came)
             return
-        request = Request(
-            method=request.method, path=request.path, query=request.query, headers=request.headers, body=body
-        )
+        request = attrs.evolve(request, body=body)
         reply = await self._handle(request)
         silence = inf if reply.wire is Wire.LOST else reply.delay
         if silence and await _client_left_within(silence, http.receive):

@@ -123,7 +123,7 @@ class Controls:
 
     def phones(self) -> tuple[Phone, ...]:
         """The customers' phones: those with open prompts first, then the most recently used; 50 at most."""
-        self._engine.book.settle(self._clock.seconds())
+        self._settle()
         return self._phones.shown()
 
     def enter_pin(self, transaction_id: str, pin: str) -> bool:
@@ -139,9 +139,7 @@ class Controls:
             KeyError: There is no such transaction.
             IllegalTransitionError: It is a disbursement, or its state is final.
         """
-        now = self._clock.seconds()
-        self._engine.book.settle(now)
-        return self._phones.enter_pin(transaction_id, pin, at=now)
+        return self._phones.enter_pin(transaction_id, pin, at=self._settle())
 
     def decline(self, transaction_id: str, reason: str | None = None) -> Payment:
         """Let the payment fail now.
@@ -169,6 +167,10 @@ class Controls:
         return self._decide(transaction_id, Event.EXPIRE)
 
     def _decide(self, transaction_id: str, event: Event, reason: str | None = None) -> Payment:
+        return self._engine.book.apply(transaction_id, event, at=self._settle(), reason=reason)
+
+    def _settle(self) -> float:
+        """Let all events happen that are due, and return the service's time."""
         now = self._clock.seconds()
         self._engine.book.settle(now)
-        return self._engine.book.apply(transaction_id, event, at=now, reason=reason)
+        return now

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import attrs
@@ -14,11 +14,6 @@ from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, pay
 
 PREFIX = "/v1"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
-
-Name = Literal[
-    "c2b", "b2c", "transaction", "lookup", "transactions", "profile", "users-profile", "login", "request-otp",
-    "verify-otp", "forgot-password", "reset-password",
-]  # fmt: skip
 
 
 @attrs.frozen
@@ -33,7 +28,7 @@ class Route:
         permission: The permission that the token must have, None for any token.
     """
 
-    name: Name
+    name: str
     method: str
     path: str
     bearer: bool = attrs.field(default=True, kw_only=True)

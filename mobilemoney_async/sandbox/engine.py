@@ -15,7 +15,7 @@ import attrs
 from mobilemoney_async.sandbox import magic
 from mobilemoney_async.sandbox.accounts import Account, Accounts, Principal
 from mobilemoney_async.sandbox.behaviour import Choices, RateBudget, RateLimit
-from mobilemoney_async.sandbox.endpoints import Call, Match, Name, Route, match, read_body
+from mobilemoney_async.sandbox.endpoints import Call, Match, Route, match, read_body
 from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error
@@ -30,14 +30,10 @@ _KINDS = {"c2b": Kind.COLLECTION, "b2c": Kind.DISBURSEMENT}
 
 
 class Engine:
-    """Engine of the service, with all its state.
+    """Engine of the service, with all its state; its arguments are those of `Sandbox`.
 
     Args:
         start: Aware UTC time at second 0.
-        speed: Divides durations and multiplies the rate limit.
-        seed: The same seed and the same requests at the same times have the same replies.
-        balance: Opening balance of each merchant, TZS.
-        choices: Behaviour that the contract leaves open.
     """
 
     def __init__(self, *, start: datetime, speed: float, seed: int, balance: Decimal, choices: Choices) -> None:
@@ -53,7 +49,7 @@ class Engine:
         self._choices = choices
         self._limits: dict[str, RateLimit] = {}
         self._struck: set[tuple[str, ...]] = set()
-        self._handlers: Mapping[Name, Callable[[Call], Reply]] = {
+        self._handlers: Mapping[str, Callable[[Call], Reply]] = {
             "c2b": self.payments.collect,
             "b2c": self.payments.disburse,
             "transaction": self.payments.by_id,
@@ -69,11 +65,7 @@ class Engine:
         }
 
     def open_account(self, email: str) -> Account:
-        """Open a merchant's account.
-
-        Raises:
-            ValueError: There is one with this e-mail already.
-        """
+        """Open a merchant's account; see `Sandbox.add_account`."""
         account = self.accounts.open(email)
         self.book.ledger.open(account.merchant_id, self._balance)
         self._limits[account.merchant_id] = RateLimit(self._speed)

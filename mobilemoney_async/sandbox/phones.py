@@ -95,13 +95,7 @@ class Phones:
         return tuple(self._phone(number, line) for number, line in itertools.islice(newest, PHONES_SHOWN))
 
     def enter_pin(self, transaction_id: str, pin: str, *, at: float) -> bool:
-        """Answer a prompt; see `Sandbox.enter_pin`. `at` in seconds since the sandbox's start.
-
-        Raises:
-            TypeError: `pin` is not a str.
-            KeyError: There is no such transaction.
-            IllegalTransitionError: It has no open prompt.
-        """
+        """Answer a prompt; see `Sandbox.enter_pin`. `at` in seconds since the sandbox's start."""
         if not isinstance(pin, str):
             raise TypeError("pin must be a str of digits")
         payment = self._book.payments[transaction_id]

@@ -217,7 +217,7 @@ class Sandbox(Controls):
     @property
     def ledger(self) -> Ledger:
         """The money that moved until now, of all accounts."""
-        self._engine.book.settle(self._clock.seconds())
+        self._settle()
         return self._engine.book.ledger
 
     @property
@@ -232,7 +232,7 @@ class Sandbox(Controls):
     @property
     def transactions(self) -> MappingProxyType[str, Payment]:
         """All transactions by id, oldest first, in their true state now, whatever the service reports."""
-        self._engine.book.settle(self._clock.seconds())
+        self._settle()
         return self._engine.book.payments
 
     @property

@@ -61,11 +61,7 @@ class Script:
         self._rules: list[Rule] = []
 
     def add(self, faults: tuple[Fault, ...], *, on: str | None, times: int | None, probability: float) -> Rule:
-        """Add a rule; see `Sandbox.script`.
-
-        Raises:
-            ValueError: No fault, an `on` that no request can match, `times` below 1 or a probability outside 0 to 1.
-        """
+        """Add a rule; see `Sandbox.script`."""
         rule = make_rule(faults, on=on, times=times, probability=probability)
         self._rules.append(rule)
         return rule

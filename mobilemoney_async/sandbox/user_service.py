@@ -129,11 +129,7 @@ class OneTimeCodes:
         return True
 
     def newest(self, holder: str) -> str:
-        """Return the holder's secret, for tests in the role of phone or mailbox.
-
-        Raises:
-            LookupError: None was issued, or it was used up.
-        """
+        """Return the holder's secret; see `Sandbox.last_otp`."""
         if holder not in self._issued:
             raise LookupError("nothing was issued to this holder, or it was used up")
         return self._issued[holder][0]

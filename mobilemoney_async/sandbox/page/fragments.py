@@ -16,22 +16,11 @@ from mobilemoney_async.sandbox.page.snapshot import PhoneView, Snapshot
 
 _HERE = Path(__file__).parent
 
-REGIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "mask-form": "mask.html",
-        "by-hand": "by_hand.html",
-        "phone-list": "phones.html",
-        "summary": "summary.html",
-        "transactions": "transactions.html",
-        "requests": "requests.html",
-        "clock-face": "clock.html",
-        "faults-on": "faults_on.html",
-        "fault-list": "faults.html",
-        "sent": "sent.html",
-        "announcement": "announcement.html",
-    }
-)
-"""The parts that change, by the id of their outermost element."""
+REGIONS = (
+    "mask-form", "by-hand", "phone-list", "summary", "transactions", "requests", "clock-face", "faults-on",
+    "fault-list", "sent", "announcement",
+)  # fmt: skip
+"""The parts that change: the id of the outermost element, and with `_` the name of the template."""
 
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_HERE / "templates"),
@@ -88,8 +77,10 @@ def write_parts(snapshot: Snapshot) -> Parts:
     """Return each part that changes."""
     phones = _write_phones(snapshot)
     regions = {
-        name: _ENVIRONMENT.get_template(file).render(snapshot=snapshot, cards=phones.values())
-        for name, file in REGIONS.items()
+        name: _ENVIRONMENT.get_template(f"{name.replace('-', '_')}.html").render(
+            snapshot=snapshot, cards=phones.values()
+        )
+        for name in REGIONS
     }
     return Parts(regions, phones)
 
