@@ -17,6 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mobilemoney_async.sandbox.endpoints import PREFIX
 from mobilemoney_async.sandbox.messages import Reply, Request, Wire
 
+logger: logging.Logger = logging.getLogger("mobilemoney_async.sandbox")
+_PHONE_NUMBER = re.compile(r"[+]?[0-9]{8,15}")
+
 CONNECTION = "mobilemoney_async.sandbox.connection"
 """Key in the ASGI scope's `state` under which a server that can end connections puts a `Connection`."""
 
@@ -82,6 +85,7 @@ class SandboxApp:
             return
         request = attrs.evolve(request, body=body)
         reply = await self._handle(request)
+        # The request has taken effect, even if the client leaves now or this task is cancelled.
         silence = inf if reply.wire is Wire.LOST else reply.delay
         if silence and await _client_left_within(silence, http.receive):
             _log_gone(request, seconds=anyio.current_time() - came)
@@ -115,6 +119,7 @@ async def _client_left_within(seconds: float, receive: Receive) -> bool:
         left = True
         scope.cancel()
 
+    # Only `watch` receives here; it ends before this function returns, so no two tasks ever receive at once.
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch, tasks.cancel_scope)
         await anyio.sleep(seconds)
@@ -145,11 +150,6 @@ def _raw_path(scope: Scope) -> str:
     """Return the path as on the wire; the decoded one if the ASGI server leaves the raw one out."""
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw_path.decode("latin-1")
-
-
-logger: logging.Logger = logging.getLogger("mobilemoney_async.sandbox")
-
-_PHONE_NUMBER = re.compile(r"[+]?[0-9]{8,15}")
 
 
 def _log(request: Request, reply: Reply, *, seconds: float) -> None:

@@ -8,6 +8,12 @@ from typing import Any, Literal
 import attrs
 from attrs import validators
 
+PER_MINUTE = 60
+BURST = 10
+_TOLERANCE = 1e-6
+"""Seconds of rounding error by which a request may be early."""
+
+
 RateLimitReading = Literal["both", "bucket", "window", "fixed"]
 ListOrder = Literal["newest-first", "oldest-first"]
 
@@ -87,13 +93,6 @@ class Choices:
     hidden_for: float = attrs.field(default=90.0, validator=_seconds)
     merchant_fee_percent: Decimal = Decimal("1.5")
     customer_fee_percent: Decimal = Decimal("0.5")
-
-
-PER_MINUTE = 60
-BURST = 10
-
-_TOLERANCE = 1e-6
-"""Seconds of rounding error by which a request may be early."""
 
 
 @attrs.frozen(kw_only=True)

@@ -23,6 +23,20 @@ from mobilemoney_async.sandbox.messages import Reply, Request, encode
 from mobilemoney_async.sandbox.payments import PaymentBook
 from mobilemoney_async.sandbox.states import Payment
 
+TIMEOUT = 5.0
+"""Real seconds for a receiver's answer, and the most that an answer waits for a callback before it."""
+
+SENT_SHOWN = 100
+
+MOST_WAITING = 1000
+"""The most callbacks that wait or are being sent; further ones are dropped."""
+
+_AT_ONCE = 20
+_SHORTEST_PAUSE = 0.001
+"""Real seconds. The event loop's time would not pass in a pause shorter than its resolution."""
+
+_HEADERS = {"content-type": "application/json", "user-agent": "mobilemoney-sandbox"}
+
 LATE_BY = 30.0
 """Seconds of the service's time, whatever the sandbox's speed."""
 
@@ -129,21 +143,6 @@ def forged(url: str, *, transaction_id: str, reference: str, now: float) -> Call
 
 def _body(transaction_id: str, reference: str, status: str) -> bytes:
     return encode({"transaction_id": transaction_id, "reference": reference, "status": str(status)})
-
-
-TIMEOUT = 5.0
-"""Real seconds for a receiver's answer, and the most that an answer waits for a callback before it."""
-
-SENT_SHOWN = 100
-
-MOST_WAITING = 1000
-"""The most callbacks that wait or are being sent; further ones are dropped."""
-
-_AT_ONCE = 20
-_SHORTEST_PAUSE = 0.001
-"""Real seconds. The event loop's time would not pass in a pause shorter than its resolution."""
-
-_HEADERS = {"content-type": "application/json", "user-agent": "mobilemoney-sandbox"}
 
 
 @attrs.frozen(kw_only=True)
@@ -282,8 +281,8 @@ class CallbackSender:
                         self._on_their_way += 1
                         tasks.start_soon(self._deliver, callback, http, slots)
                     await self._pause()
-        # Cancelled: the task group has ended the deliveries. Requests of `reported_before` may still wait for one.
         finally:
+            # The task group has ended all deliveries of this run. Requests in `reported_before` may still wait for one.
             self._runs -= 1
             if not self._runs:
                 self._forget_deliveries()
@@ -295,6 +294,7 @@ class CallbackSender:
 
     async def _pause(self) -> None:
         """Wait until a callback or an event is due, or `wake` is called."""
+        # Added before the due times are read, without an await: a change after that sets the event.
         wake = anyio.Event()
         self._wakes.add(wake)
         try:
@@ -333,6 +333,7 @@ class CallbackSender:
         self._announced.clear()
 
     async def _deliver(self, callback: Callback, http: httpx.AsyncClient, slots: anyio.CapacityLimiter) -> None:
+        # Cancelled here, the delivery still counts as done: a request in `reported_before` may wait for it.
         try:
             async with slots:
                 await self._post(callback, http)

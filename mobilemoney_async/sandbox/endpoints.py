@@ -12,6 +12,9 @@ from mobilemoney_async.sandbox.accounts import Account, Permission
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, payment_error
 
+ErrorShape = Callable[[int, str, str], Reply]
+_PHONE_NUMBER = re.compile(r"\+[1-9][0-9]{7,14}")
+
 PREFIX = "/v1"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
@@ -90,11 +93,6 @@ def _parameters(template: list[str], segments: list[str]) -> dict[str, str] | No
         elif expected != segment:
             return None
     return parameters
-
-
-ErrorShape = Callable[[int, str, str], Reply]
-
-_PHONE_NUMBER = re.compile(r"\+[1-9][0-9]{7,14}")
 
 
 @attrs.frozen(kw_only=True)

@@ -35,6 +35,7 @@ class SandboxTransport(httpx.AsyncBaseTransport):
             httpx.ReadTimeout: No answer came within the request's read time-out.
         """
         body = await request.aread()
+        # The last point at which a cancelled request has no effect.
         await anyio.lowlevel.checkpoint()
         reply = self._handle(
             Request(

@@ -97,7 +97,7 @@ class _Page:
             part, refused = "", None
             try:
                 form = await read(request)
-                part = action(form)
+                part = action(form)  # without an await: all of it happens, or nothing
             except Refused as refusal:
                 refused = refusal
             for stream in self._streams:

@@ -17,6 +17,10 @@ from mobilemoney_async.sandbox.page.snapshot import PageSource
 from mobilemoney_async.sandbox.phones import PIN
 from mobilemoney_async.sandbox.states import IllegalTransitionError
 
+Form = Mapping[str, str]
+_PIN = re.compile(rf"[0-9]{{{len(PIN)}}}")
+_DAY = 86_400
+
 MAX_BYTES = 20_000
 _MAX_FIELDS = 20
 
@@ -80,12 +84,6 @@ def number(form: Mapping[str, str], field: str) -> float:
         return float(form.get(field, ""))
     except ValueError:
         raise Refused(f"{field} must be a number.", field=field) from None
-
-
-Form = Mapping[str, str]
-
-_PIN = re.compile(rf"[0-9]{{{len(PIN)}}}")
-_DAY = 86_400
 
 
 @attrs.define(eq=False)

@@ -76,13 +76,9 @@ def write_answer(**details: Any) -> str:
 def write_parts(snapshot: Snapshot) -> Parts:
     """Return each part that changes."""
     phones = _write_phones(snapshot)
-    regions = {
-        name: _ENVIRONMENT.get_template(f"{name.replace('-', '_')}.html").render(
-            snapshot=snapshot, cards=phones.values()
-        )
-        for name in REGIONS
-    }
-    return Parts(regions, phones)
+    templates = {name: _ENVIRONMENT.get_template(f"{name.replace('-', '_')}.html") for name in REGIONS}
+    values = {"snapshot": snapshot, "cards": phones.values()}
+    return Parts({name: template.render(values) for name, template in templates.items()}, phones)
 
 
 def _write_phones(snapshot: Snapshot) -> dict[str, Markup]:
