@@ -13,22 +13,26 @@ import anyio
 import attrs
 
 from mobilemoney_async._version import __version__
-from mobilemoney_async.arguments import (
+from mobilemoney_async.calls.limiter import Limiter
+from mobilemoney_async.calls.options import (
     auth_from_env,
+    check_auth,
+    check_handler,
     check_headers,
     check_json,
+    check_limiter,
     check_method,
     check_params,
     check_path,
     check_retry,
+    make_options,
     merge_headers,
     optional_variable,
     variable,
 )
-from mobilemoney_async.calls.limiter import Limiter, RateLimiter
-from mobilemoney_async.calls.pipeline import Options, Pipeline
+from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
-from mobilemoney_async.calls.tokens import TokenAuth, TokenSource
+from mobilemoney_async.calls.tokens import TokenSource
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
 from mobilemoney_async.contract.endpoints import Effect, undocumented
 from mobilemoney_async.contract.limits import Schedule
@@ -119,22 +123,10 @@ class AsyncClient:
         on_event: Handler | None = None,
         utcnow: Callable[[], datetime] | None = None,
     ) -> None:
-        options = Options(
-            timeout=require_seconds("timeout", timeout),
-            deadline=None if deadline is None else require_seconds("deadline", deadline),
-            retry=check_retry(retry),
-            headers=_DEFAULT_HEADERS,
-        )
-        if isinstance(auth, str | Secret):
-            auth = TokenAuth(auth)
-        tokens = auth
-        if not callable(getattr(tokens, "token", None)):
-            raise refuse("auth", "a token, TokenAuth, LoginAuth or a TokenSource", auth)
-        limiter = RateLimiter() if rate_limiter is None else rate_limiter
-        if not isinstance(limiter, Limiter):
-            raise refuse("rate_limiter", "a RateLimiter", rate_limiter)
-        if on_event is not None and not callable(on_event):
-            raise refuse("on_event", "a function of one event", on_event)
+        options = make_options(timeout=timeout, deadline=deadline, retry=retry, headers=_DEFAULT_HEADERS)
+        tokens = check_auth(auth)
+        limiter = check_limiter(rate_limiter)
+        check_handler(on_event)
         self._owns_wire = True
         self._store = self._attached = store
         wire = Wire(base_url, transport, http_client)
@@ -150,17 +142,8 @@ class AsyncClient:
             utcnow = parts.database.wall_clock.utcnow if utcnow is None else utcnow
             limiter, tokens = share_limiter(parts, limiter), share_tokens(parts, tokens, utcnow)
             parts.attach()
-        self._assemble(
-            Pipeline(
-                wire=wire,
-                limiter=limiter,
-                tokens=tokens,
-                options=options,
-                utcnow=_utcnow if utcnow is None else utcnow,
-                random=random.random,
-                on_event=on_event,
-            )
-        )
+        utcnow = _utcnow if utcnow is None else utcnow
+        self._assemble(Pipeline(wire, limiter, tokens, options, utcnow, random.random, on_event))
 
     def _assemble(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline

@@ -15,6 +15,7 @@ import anyio
 import attrs
 
 from mobilemoney_async.calls.limiter import Limiter
+from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
 from mobilemoney_async.calls.tokens import TokenSource
 from mobilemoney_async.calls.transport import Flight, Wire
@@ -45,23 +46,6 @@ FRESH = 0.5
 """For how long a place under the limit may lie unused, seconds: what the limiter's default jitter absorbs."""
 
 _ONCE = RetryPolicy(max_attempts=1)
-
-
-@attrs.frozen(kw_only=True)
-class Options:
-    """What `AsyncClient.with_options` may change.
-
-    Attributes:
-        timeout: One attempt, seconds.
-        deadline: The whole call, seconds, or None.
-        retry: How often and how patiently.
-        headers: Sent with every request.
-    """
-
-    timeout: float
-    deadline: float | None
-    retry: RetryPolicy
-    headers: Mapping[str, str]
 
 
 class Journal(Protocol):

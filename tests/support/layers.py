@@ -21,7 +21,6 @@ LAYERS: Mapping[str, int] = {
     "contract": 2,
     "calls": 3,
     "callbacks": 4,
-    "arguments": 5,
     "resources": 5,
     "database": 6,
     "polling": 7,

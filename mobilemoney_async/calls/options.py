@@ -1,6 +1,6 @@
-"""What `AsyncClient` is given: checked before anything is sent, or read from the environment.
+"""Options of a client: checks of its arguments, and its configuration from the environment.
 
-Raises, all of it: `InvalidRequest`, which names the argument or the variable and what it accepts.
+Every function raises `InvalidRequest` for a wrong argument or variable, before anything is sent.
 """
 
 from __future__ import annotations
@@ -8,16 +8,73 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import attrs
+
+from mobilemoney_async.calls.limiter import Limiter, RateLimiter
 from mobilemoney_async.calls.retry import RetryPolicy
-from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth
+from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse
+from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse, require_seconds
+
+if TYPE_CHECKING:
+    from mobilemoney_async.events import Handler
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*", re.ASCII)
 _OUR_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "transfer-encoding"})
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """Options of each call, which `AsyncClient.with_options` may change.
+
+    Attributes:
+        timeout: One attempt, seconds.
+        deadline: The whole call, seconds, or None.
+        retry: Number of attempts and pauses between them.
+        headers: Sent with every request.
+    """
+
+    timeout: float
+    deadline: float | None
+    retry: RetryPolicy
+    headers: Mapping[str, str]
+
+
+def make_options(*, timeout: float, deadline: float | None, retry: RetryPolicy, headers: Mapping[str, str]) -> Options:
+    """Return the options of a call."""
+    return Options(
+        timeout=require_seconds("timeout", timeout),
+        deadline=None if deadline is None else require_seconds("deadline", deadline),
+        retry=check_retry(retry),
+        headers=headers,
+    )
+
+
+def check_auth(auth: str | Secret | TokenSource) -> TokenSource:
+    """Return the source of the token; an issued token becomes a source."""
+    if isinstance(auth, str | Secret):
+        return TokenAuth(auth)
+    if not callable(getattr(auth, "token", None)):
+        raise refuse("auth", "a token, TokenAuth, LoginAuth or a TokenSource", auth)
+    return auth
+
+
+def check_limiter(rate_limiter: Limiter | None) -> Limiter:
+    """Return the rate limiter, by default one of the contract's limit."""
+    if rate_limiter is None:
+        return RateLimiter()
+    if not isinstance(rate_limiter, Limiter):
+        raise refuse("rate_limiter", "a RateLimiter", rate_limiter)
+    return rate_limiter
+
+
+def check_handler(on_event: Handler | None) -> None:
+    """Refuse a handler of events that cannot be called."""
+    if on_event is not None and not callable(on_event):
+        raise refuse("on_event", "a function of one event", on_event)
 
 
 def check_method(method: str) -> str:
