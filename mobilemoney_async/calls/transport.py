@@ -10,28 +10,23 @@ Invariant: nothing but a `TransportError` leaves `Wire.send`, cancellation aside
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 import logging
-import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import anyio
 import httpx
 
+from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, RequestTimeout, TransportError
-from mobilemoney_async.values import missing_extra, refuse
+from mobilemoney_async.values import refuse
 
 _BODY_LIMIT = 16 * 1024 * 1024
 _CLOSE_TIMEOUT = 5.0
-_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
 
 # By name, so that one table serves httpx, httpcore, and httpx2 and aiohttp without importing them. What does not
 # stand here may have been sent.
@@ -171,7 +166,7 @@ class _TransportSender:
         """Return our pool, made anew where the event loop is another one: connections belong to their loop."""
         loop = anyio.lowlevel.current_token().native_token
         if self._transport is None or self._loop is not loop:
-            self._transport = _make_pool(self._base_url, aiohttp=self._aiohttp)
+            self._transport = make_pool(self._base_url, aiohttp=self._aiohttp)
             self._loop = loop
         return self._transport
 
@@ -229,7 +224,7 @@ class Wire:
         transport: HTTPTransport | None = None,
         http_client: HTTPClient | None = None,
     ) -> None:
-        self.base_url: str = _check_base_url(base_url)
+        self.base_url: str = check_base_url(base_url)
         self._closed = False
         self._sender: _Sender
         if http_client is not None:
@@ -239,7 +234,7 @@ class Wire:
                 raise refuse("http_client", "an httpx.AsyncClient, or one with its interface", http_client)
             self._sender = _ClientSender(http_client)
         elif transport == "aiohttp":
-            _require_aiohttp()
+            require_aiohttp()
             self._sender = _TransportSender(None, self.base_url, aiohttp=True)
         elif transport is None or hasattr(transport, "handle_async_request"):
             self._sender = _TransportSender(transport, self.base_url, aiohttp=False)
@@ -368,80 +363,6 @@ async def _read_body(response: httpx.Response) -> bytes:
             await response.aclose()
         raise
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _check_base_url(base_url: object) -> str:
-    accepts = "an absolute URL with the version prefix: https, or http on loopback only"
-    if not isinstance(base_url, str) or not base_url.isascii() or any(char <= " " for char in base_url):
-        raise refuse("base_url", accepts)
-    try:
-        parts = urlsplit(base_url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as exc:
-        raise refuse("base_url", accepts) from exc
-    if parts.username is not None or parts.query or parts.fragment or not host:
-        raise refuse("base_url", f"{accepts}, without user, query or fragment")
-    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise refuse("base_url", f"{accepts}; tokens must not travel in the clear")
-    return base_url.rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-@functools.cache
-def _ssl_context() -> ssl.SSLContext:
-    # Loading the certificates takes 18 ms; all clients of a process share them.
-    return httpx.create_ssl_context()
-
-
-def _make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
-    parts = urlsplit(base_url)
-    verify: ssl.SSLContext | bool = _ssl_context() if parts.scheme == "https" else False
-    proxy = _proxy(parts.scheme, parts.hostname)
-    if aiohttp:
-        return _make_aiohttp_pool(verify, proxy)
-    return httpx.AsyncHTTPTransport(verify=verify, limits=_LIMITS, proxy=proxy)
-
-
-def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None) -> httpx.AsyncBaseTransport:
-    import aiohttp
-    from httpx_aiohttp import AiohttpTransport
-
-    def open_session() -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
-            ssl=verify, limit=_LIMITS.max_connections or 0, keepalive_timeout=_LIMITS.keepalive_expiry or 0
-        )
-        session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-        # On a used connection aiohttp repeats what it takes for idempotent: past the limiter, and a PUT may be money.
-        session._retry_connection = False
-        return session
-
-    return AiohttpTransport(client=open_session, verify=verify, proxy=proxy)
-
-
-def _proxy(scheme: str, host: str | None) -> httpx.Proxy | None:
-    """Return the environment's proxy for the service, as every HTTP client honours it."""
-    if host is None or _is_loopback(host) or proxy_bypass(host):
-        return None
-    proxies = getproxies()
-    url = proxies.get(scheme) or proxies.get("all")
-    if not url:
-        return None
-    return httpx.Proxy(url if "://" in url else f"http://{url}")
-
-
-def _require_aiohttp() -> None:
-    try:
-        import httpx_aiohttp  # noqa: F401
-    except ImportError as exc:
-        raise missing_extra("transport", "aiohttp") from exc
 
 
 def _drop_our_calls(record: logging.LogRecord) -> bool:

@@ -288,7 +288,7 @@ async def give_up_calls(transport: Literal["aiohttp"] | None) -> None:
 
 def test_certificates_are_checked() -> None:
     """The pool's context is a strict one."""
-    from mobilemoney_async.calls.transport import _ssl_context
+    from mobilemoney_async.calls.transport_pool import ssl_context
 
-    assert _ssl_context().verify_mode is ssl.CERT_REQUIRED
-    assert _ssl_context().check_hostname
+    assert ssl_context().verify_mode is ssl.CERT_REQUIRED
+    assert ssl_context().check_hostname

@@ -40,6 +40,7 @@ from mobilemoney_async import (
     UnexpectedResponse,
 )
 from mobilemoney_async.calls import transport as wire
+from mobilemoney_async.calls import transport_pool
 from mobilemoney_async.calls.transport import Flight, Wire
 from mobilemoney_async.testing import run_virtual
 from tests.support.fakes import (
@@ -549,7 +550,7 @@ async def test_what_takes_long_is_done_before_a_place_is_taken(monkeypatch: pyte
         steps.append("pool")
         return httpx.MockTransport(lambda request: httpx.Response(200, json={"success": True}))
 
-    monkeypatch.setattr(wire, "_make_pool", make_pool)
+    monkeypatch.setattr(wire, "make_pool", make_pool)
     async with AsyncClient(BASE_URL, auth="token", rate_limiter=Watched()) as client:
         for _ in range(2):
             await client.users.profile()
@@ -569,7 +570,7 @@ async def test_a_pool_that_cannot_be_made_is_an_error_of_the_request(monkeypatch
     def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
         raise OSError("no certificates")
 
-    monkeypatch.setattr(wire, "_make_pool", make_pool)
+    monkeypatch.setattr(wire, "make_pool", make_pool)
     async with AsyncClient(BASE_URL, auth="token", retry=RetryPolicy(max_attempts=1)) as client:
         with pytest.raises(TransportError) as caught:
             await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
@@ -665,7 +666,7 @@ async def test_the_environments_proxy_is_honoured(
 
 
 async def test_without_a_proxy_in_the_environment_there_is_none(clean_environment: pytest.MonkeyPatch) -> None:
-    assert wire._proxy("https", "payments.example") is None
+    assert transport_pool._proxy("https", "payments.example") is None
 
 
 async def test_there_is_no_proxy_on_loopback_nor_where_the_environment_says_none(
@@ -676,8 +677,8 @@ async def test_there_is_no_proxy_on_loopback_nor_where_the_environment_says_none
     async with serve(replies()) as server, make_client(base_url=server.base_url) as client:
         await look_up(client)
     clean_environment.setenv("NO_PROXY", ".example")
-    assert wire._proxy("https", "payments.example") is None
-    assert wire._proxy("https", "payments.test") is not None
+    assert transport_pool._proxy("https", "payments.example") is None
+    assert transport_pool._proxy("https", "payments.test") is not None
 
 
 @pytest.mark.parametrize("proxy", ["socks9://127.0.0.1:9", "http://[::1"])
@@ -769,7 +770,7 @@ async def test_aiohttp_honours_the_proxy_and_the_shared_certificates(clean_envir
 
 def test_all_clients_of_a_process_share_their_certificates() -> None:
     """Loading them takes longer than a whole call."""
-    assert wire._ssl_context() is wire._ssl_context()
+    assert transport_pool.ssl_context() is transport_pool.ssl_context()
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout])

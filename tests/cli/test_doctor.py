@@ -34,7 +34,7 @@ from mobilemoney_async import (
     TokenExpired,
     UnexpectedResponse,
 )
-from mobilemoney_async.calls import transport
+from mobilemoney_async.calls import transport_pool
 from mobilemoney_async.cli import doctor
 from mobilemoney_async.cli.doctor import Level
 from mobilemoney_async.payments.health import StoreHealth, examine
@@ -259,9 +259,9 @@ class TestTLS:
     @pytest.fixture(autouse=True)
     def fresh_trust(self) -> Iterator[None]:
         """Let the clients of this test read anew what they trust."""
-        transport._ssl_context.cache_clear()
+        transport_pool.ssl_context.cache_clear()
         yield
-        transport._ssl_context.cache_clear()
+        transport_pool.ssl_context.cache_clear()
 
     @pytest.mark.parametrize(("days", "level"), [(90, "ok"), (3, "warning")])
     def test_a_certificate_that_is_trusted(

@@ -43,14 +43,14 @@ SANDBOX_LAZILY = {"__init__"}
 
 # Who may import what does I/O or sets a standard: modules, or packages with everything in them.
 ONE_IMPORTER: Mapping[str, set[str]] = {
-    "aiohttp": {"calls.transport"},
+    "aiohttp": {"calls.transport_pool"},
     "cattrs": {"contract"},
     "cryptography": {"database.encryption"},
     "fastapi": {"contrib.fastapi"},
-    "httpcore": {"calls.transport", SANDBOX, "cli", "testing"},
-    "httpx": {"calls.transport", SANDBOX, "cli", "testing"},
+    "httpcore": {SANDBOX, "cli", "testing"},
+    "httpx": {"calls.transport", "calls.transport_pool", SANDBOX, "cli", "testing"},
     "httpx2": set(),
-    "httpx_aiohttp": {"calls.transport"},
+    "httpx_aiohttp": {"calls.transport_pool"},
     "jinja2": {SANDBOX},
     "markupsafe": {SANDBOX},
     "opentelemetry": {"contrib.otel"},

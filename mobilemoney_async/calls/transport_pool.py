@@ -1,0 +1,111 @@
+"""Connection pools of our own: base URL, certificates, proxy, and httpx-aiohttp's pool.
+
+Beside `calls.transport` the only module that imports httpx, and the only one that imports aiohttp.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import ssl
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from mobilemoney_async.values import missing_extra, refuse
+
+_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
+
+
+def check_base_url(base_url: object) -> str:
+    """Return the base URL of the service without a trailing slash.
+
+    Raises:
+        InvalidRequest: It is no absolute URL, holds user, query or fragment, or would send tokens in the clear.
+    """
+    accepts = "an absolute URL with the version prefix: https, or http on loopback only"
+    if not isinstance(base_url, str) or not base_url.isascii() or any(char <= " " for char in base_url):
+        raise refuse("base_url", accepts)
+    try:
+        parts = urlsplit(base_url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as exc:
+        raise refuse("base_url", accepts) from exc
+    if parts.username is not None or parts.query or parts.fragment or not host:
+        raise refuse("base_url", f"{accepts}, without user, query or fragment")
+    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
+        raise refuse("base_url", f"{accepts}; tokens must not travel in the clear")
+    return base_url.rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@functools.cache
+def ssl_context() -> ssl.SSLContext:
+    """Return the certificates that all clients of a process share: loading them takes 18 ms."""
+    return httpx.create_ssl_context()
+
+
+def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
+    """Return a pool of connections to the service.
+
+    Args:
+        base_url: The service.
+        aiohttp: Whether to use httpx-aiohttp's pool in place of httpx's own.
+    """
+    parts = urlsplit(base_url)
+    verify: ssl.SSLContext | bool = ssl_context() if parts.scheme == "https" else False
+    proxy = _proxy(parts.scheme, parts.hostname)
+    if aiohttp:
+        return _make_aiohttp_pool(verify, proxy)
+    return httpx.AsyncHTTPTransport(verify=verify, limits=_LIMITS, proxy=proxy)
+
+
+def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None) -> httpx.AsyncBaseTransport:
+    import aiohttp
+    from httpx_aiohttp import AiohttpTransport
+
+    async def send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        # aiohttp sends a GET, PUT or DELETE again when a used connection breaks: past the limiter, and a PUT may be
+        # money. It does so for these two errors only, so they leave here as a third one.
+        try:
+            return await handler(request)
+        except aiohttp.ClientConnectorError:
+            raise  # no connection: never sent again
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
+            raise aiohttp.ClientConnectionError("the connection broke") from exc
+
+    def open_session() -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            ssl=verify, limit=_LIMITS.max_connections or 0, keepalive_timeout=_LIMITS.keepalive_expiry or 0
+        )
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), middlewares=(send_once,))
+
+    return AiohttpTransport(client=open_session, verify=verify, proxy=proxy)
+
+
+def _proxy(scheme: str, host: str | None) -> httpx.Proxy | None:
+    """Return the environment's proxy for the service, as every HTTP client honours it."""
+    if host is None or _is_loopback(host) or proxy_bypass(host):
+        return None
+    proxies = getproxies()
+    url = proxies.get(scheme) or proxies.get("all")
+    if not url:
+        return None
+    return httpx.Proxy(url if "://" in url else f"http://{url}")
+
+
+def require_aiohttp() -> None:
+    """Raise `InvalidRequest` if the extra ``aiohttp`` is not installed."""
+    try:
+        import httpx_aiohttp  # noqa: F401
+    except ImportError as exc:
+        raise missing_extra("transport", "aiohttp") from exc
