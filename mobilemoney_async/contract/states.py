@@ -18,10 +18,11 @@ class OpenEnum(str, enum.Enum):
         if not isinstance(value, str):
             return None
         # Not registered with the enum: a service that invents values must not fill our memory.
-        member = str.__new__(cls, value)
-        member._name_ = value
-        member._value_ = value
-        return member
+        return str.__new__(cls, value)._unregistered(value)
+
+    def _unregistered(self, value: str) -> Self:
+        self._name_ = self._value_ = value
+        return self
 
     def __str__(self) -> str:
         return str(self.value)
@@ -29,7 +30,7 @@ class OpenEnum(str, enum.Enum):
     @property
     def is_known(self) -> bool:
         """Whether the contract lists this value."""
-        return self.value in type(self)._value2member_map_
+        return type(self).__members__.get(self.name) is self
 
 
 class TransactionStatus(OpenEnum):

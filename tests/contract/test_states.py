@@ -87,6 +87,11 @@ def test_an_invented_value_is_not_remembered() -> None:
     assert not TransactionStatus(UNKNOWN).is_known
 
 
+def test_the_name_of_a_value_is_no_value() -> None:
+    """The contract's `collection` is known; `COLLECTION`, as Python names it, is an invented value."""
+    assert not TransactionType(TransactionType.COLLECTION.name).is_known
+
+
 @pytest.mark.parametrize("cls", ENUMS)
 @pytest.mark.parametrize("value", [None, 1, b"PENDING", ["PENDING"]])
 def test_only_text_is_a_value(cls: type[OpenEnum], value: object) -> None:
