@@ -211,7 +211,7 @@ class Database:
         return await run_in_thread(work, limiter=limiter)
 
     def _start_afresh(self) -> None:
-        """Leave to the parent what a fork inherited: sockets that it goes on to use, locks that its threads hold."""
+        """Leave inherited state to the parent of a fork: sockets that it still uses, locks that its threads hold."""
         if self._engine is not None:
             self._engine.dispose(close=False)
         self._engine = None

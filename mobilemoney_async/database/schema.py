@@ -86,7 +86,7 @@ payments: sa.Table = sa.Table(
     sa.UniqueConstraint("account", "key", name="mobilemoney_payments_key"),
     # A transaction of the service belongs to one record.
     sa.Index("mobilemoney_payments_transaction", "account", "transaction_id", unique=True),
-    # At most one payment of a kind whose transaction is unknown.
+    # At most one payment of a kind without a known transaction.
     sa.Index(
         "mobilemoney_payments_unidentified",
         "account",

@@ -31,7 +31,7 @@ def watch(watcher: Watcher) -> None:
 
 
 def clock_stands_still() -> bool:
-    """Return whether the clock of the running event loop stands still while a thread works."""
+    """Return whether the clock of the running event loop stops while a thread works."""
     with ExitStack() as stack:
         return any(stack.enter_context(watcher()) for watcher in _watchers)
 

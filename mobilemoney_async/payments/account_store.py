@@ -72,7 +72,7 @@ class AccountStore:
 
     Attributes:
         database: The database.
-        account: The account whose payments these are.
+        account: The account of the payments.
         grace: Seconds after a request in which the service's list may not show its payment.
         cipher: Encrypts the login token.
         resend_absent_collections: Whether an absent collection may be sent again without confirmation.
@@ -118,7 +118,7 @@ class AccountStore:
 
     @property
     def unwritten(self) -> Collection[str]:
-        """Keys of the payments whose entries are in the buffer."""
+        """Keys of the payments with an entry in the buffer."""
         return self._unwritten.keys()
 
     def keep(self, entry: JournalEntry) -> None:
@@ -146,7 +146,7 @@ class AccountStore:
         """Write the buffer, except for entries that other tasks are about to write.
 
         Args:
-            key: A payment whose lock the caller holds.
+            key: A payment; the caller holds its lock.
 
         Raises:
             StoreError: The database failed.

@@ -4,7 +4,7 @@ Invariants:
 - The record SENDING is committed before the pipeline touches a socket, and only if `records` allows it.
 - The end of a request is recorded inside a shield: an answer, a refusal, a failure, and a cancellation too. An end that
   cannot be recorded, since the database is away, is kept in memory and written before anything else; until then the row
-  says SENDING, which other processes count as unknown once it is stale.
+  is SENDING, which other processes count as unknown once it is stale.
 
 Critical sections, in the order in which they are entered:
 - The locks of the key and of the kind, from the first look at the record to the end of the call. They keep off the
@@ -169,7 +169,7 @@ class _Progress:
 
     @property
     def unknown_since(self) -> datetime | None:
-        """Time of the send whose result is unknown, or None."""
+        """Time of the send, if its result is unknown, or None."""
         if self.attempts is not None:
             return self.attempts.sent_at if self.attempts.outcome == "unknown" else None
         if self.earlier is not None and self.earlier.is_unresolved:
@@ -251,7 +251,7 @@ class IdempotentCreates:
                     continue
 
     async def aclose(self) -> None:
-        """Write the write-behind buffer, or log the payments whose results could not be recorded."""
+        """Write the write-behind buffer, or log the payments without a recorded result."""
         try:
             await self._store.flush()
         except StoreError as exc:
@@ -299,7 +299,7 @@ class IdempotentCreates:
         try:
             await self._reconciler.look_for(record.key)
         except MobileMoneyError as exc:
-            # A failure now, the store's own included, says nothing of the earlier request.
+            # A failure now, the store's own included, proves nothing about the earlier request.
             raise _unknown(record) from exc
 
 

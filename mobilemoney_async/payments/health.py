@@ -21,7 +21,7 @@ class StoreHealth:
         version: Of its tables; None if there are none yet.
         known_version: That of the tables that this release makes and reads.
         cannot_write: Why nothing can be written, or None if it can.
-        unresolved: Payments of the account whose result is unknown, except for requests still on their way.
+        unresolved: Payments of the account with an unknown result, except for requests still on their way.
         clear_tokens: Login tokens of the account that are stored in clear text.
     """
 

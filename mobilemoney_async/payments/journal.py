@@ -334,7 +334,7 @@ def to_record(row: sa.Row[Any]) -> PaymentRecord:
 
 
 def duplicate_suspected(duplicate: PaymentRecord) -> DuplicateSuspected:
-    """Return the error for a payment whose duplicate is unidentified."""
+    """Return the error for a payment with an unidentified duplicate."""
     state = "on its way" if duplicate.state is PaymentState.SENDING else str(duplicate.state)
     return DuplicateSuspected(
         f"a {duplicate.type} of the same amount for the same phone number is {state} under the key {duplicate.key!r}: "

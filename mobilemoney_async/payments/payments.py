@@ -78,7 +78,7 @@ class PaymentBook:
             newest_first: Whether to begin with the payment that was first recorded last.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts.
+            InvalidRequest: An argument has a wrong type or value.
         """
         if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
             raise refuse("since", "an aware datetime")
@@ -114,7 +114,7 @@ class PaymentBook:
             At most 100 for each kind of name: only an external id may belong to many payments.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts.
+            InvalidRequest: An argument has a wrong type or value.
         """
         if not isinstance(names, Iterable):
             raise refuse("names", "a str or several", names)
@@ -129,7 +129,7 @@ class PaymentBook:
         )
 
     async def unresolved(self) -> builtins.list[PaymentRecord]:
-        """Return the payments whose result is unknown, those on their way now included, oldest first."""
+        """Return the payments with an unknown result, those on their way now included, oldest first."""
         return await self.list(UNIDENTIFIED)
 
     async def confirm_absent(self, key: str, *, note: str) -> PaymentRecord:
@@ -139,7 +139,7 @@ class PaymentBook:
 
         Args:
             key: The payment's idempotency key.
-            note: Who decided and why; kept in the payment's history.
+            note: The reason and your name; kept in the payment's history.
 
         Returns:
             The payment as it is now.
@@ -231,7 +231,7 @@ class Payments(PaymentBook):
         Args:
             key: The payment's idempotency key.
             transaction_id: The transaction: one of its `candidates`, say.
-            note: Who decided and why; kept in the payment's history.
+            note: The reason and your name; kept in the payment's history.
 
         Returns:
             The payment as it is now.

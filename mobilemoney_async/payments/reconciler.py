@@ -31,7 +31,7 @@ from mobilemoney_async.payments.reconciliation import ListingResult, find_rival,
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
 from mobilemoney_async.resources.page_choice import FullListing
 
-# Payments of ours nearest to an unknown one, whose timestamps show the service's clock.
+# Payments of ours nearest to an unknown one: their timestamps show the service's clock.
 _WITNESSES = 5
 # Pages of a list that is read as a whole, without a range of days.
 _SHORT = 5
@@ -67,7 +67,7 @@ class Reconciler:
     def __init__(self, store: AccountStore, pipeline: Pipeline) -> None:
         self._store = store
         self._pipeline = pipeline
-        # Held while the list is read and judged. Whoever waits for it may find its payment judged by then.
+        # Held while the list is read and judged. A task that waits for it may find its payment judged by then.
         self._lock = anyio.Lock()
         self._looked_at: dict[str, float] = {}
 
@@ -136,7 +136,7 @@ class Reconciler:
         records: Mapping[str, PaymentRecord],
         began: float,
     ) -> list[PaymentRecord]:
-        """Record what a full listing says of some payments, in one transaction."""
+        """Record the results of a full listing for some payments, in one transaction."""
 
         def judge_all(journal: Journal) -> list[PaymentRecord]:
             owned = owners(journal, [row.id for row in listing.rows])

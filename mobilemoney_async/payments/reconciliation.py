@@ -1,11 +1,11 @@
-"""Reconciliation results: what a full listing says of unknown payments, as statements inside one transaction.
+"""Reconciliation results of full listings for unknown payments, as statements inside one transaction.
 
-Late matches: someone may say that an unknown payment does not exist before the list could have shown it, and be wrong.
-Its key is then sent again, and the transaction of the earlier attempt has no owner. A payment of the same kind whose
-answer is lost soon after must not adopt it: one payment would be made twice and the other not at all, and both would
-look right. So a match that also fits such an earlier attempt becomes a candidate, and someone decides. An attempt that
-two full listings after the grace period have missed is no longer a rival where the service's clock is known: with the
-usual grace period, no duplicate's window reaches back that far.
+Late matches: someone may confirm that an unknown payment is absent before the list could have shown it, and be wrong.
+Its key is then sent again, and the transaction of the earlier attempt has no owner. Another payment of the same kind,
+if its answer is lost soon after, must not adopt that transaction: one payment would be made twice and the other not at
+all, and both would look right. So a match that also fits such an earlier attempt, its rival, becomes a candidate, and
+someone decides. An attempt that two full listings after the grace period have missed is no longer a rival if the
+service's clock is known: with the usual grace period, the window of a duplicate does not reach back that far.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EarlierAttempt:
         number: Its number, from 1.
         sent_at: When it was sent.
         ended_at: When its request was given up.
-        is_settled: Whether its result became known.
+        is_settled: Whether its result is known.
     """
 
     payment_id: int
@@ -59,7 +59,7 @@ class ListingResult:
 
     Attributes:
         record: The payment as it was before the listing.
-        verdict: What the listing says.
+        verdict: The conclusion from the listing.
         rival: The earlier attempt of another payment that the match fits as well.
         began_at: When the listing began.
         ended_at: When it was complete.
@@ -73,7 +73,7 @@ class ListingResult:
 
 
 def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_after: float | None) -> None:
-    """Mark payments as unknown whose sender must have died.
+    """Mark payments as unknown if their sender must have died.
 
     Args:
         journal: Writing.

@@ -217,17 +217,17 @@ class PaymentRecord:
 
     @property
     def is_unresolved(self) -> bool:
-        """Whether its result is unknown, or a request may be on its way."""
+        """True if its result is unknown, or a request may be on its way."""
         return self.state in UNIDENTIFIED
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether it may be one of several transactions, or one that is not certain."""
+        """True if it may be one of several transactions, or one that is not certain."""
         return self.state in UNIDENTIFIED and bool(self.candidates)
 
     @property
     def is_final(self) -> bool:
-        """Whether its transaction's final state was seen."""
+        """True once its transaction's final state was seen."""
         return self.state is PaymentState.FINAL
 
 

@@ -17,8 +17,8 @@ class SQLStore:
     Give it to ``AsyncClient(store=...)``. One store may serve several clients; any number of processes may share one
     database, and then share the rate limit, the login token and the poller too.
 
-    SQLite serves the processes of one host, PostgreSQL any number of hosts. The tables, whose names begin with
-    ``mobilemoney_``, are made on first use. Needs the extra ``store``, for PostgreSQL the extra ``postgres``.
+    SQLite serves the processes of one host, PostgreSQL any number of hosts. The tables are made on first
+    use; their names begin with ``mobilemoney_``. Needs the extra ``store``, for PostgreSQL the extra ``postgres``.
 
     Args:
         url: An SQLAlchemy URL: ``sqlite:///payments.db`` or ``postgresql+psycopg://user:password@host/database``.
@@ -31,7 +31,7 @@ class SQLStore:
             always needs the confirmation.
 
     Raises:
-        InvalidRequest: An argument is not what it accepts, or the extra is missing.
+        InvalidRequest: An argument has a wrong type or value, or the extra is missing.
     """
 
     def __init__(

@@ -92,16 +92,10 @@ def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: dat
     A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
     than the known state.
     """
-    said = [each for each in said if is_holder or _is_final(each)]
-    finals = [each.transaction for each in said if each.transaction is not None and each.transaction.is_final]
+    said = [each for each in said if is_holder or _final(each) is not None]
+    finals = [final for final in map(_final, said) if final is not None]
     known = _known_finals(journal, [each.id for each in finals])
-    rows = []
-    for each in said:
-        if each.transaction_id not in known:
-            row.told += 1
-            rows.append(_news_values(journal.account, row.told, each, at))
-    if rows:
-        journal.connection.execute(news.insert(), rows)
+    _insert_news(journal, row, [each for each in said if each.transaction_id not in known], at)
     for transaction in finals:
         contradiction = journal.record_seen(transaction, source=Source.POLL, at=at)
         if contradiction is not None:
@@ -110,6 +104,26 @@ def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: dat
         journal.connection.execute(
             followed.delete().where(followed.c.account == journal.account, followed.c.transaction_id.in_(ids))
         )
+
+
+def _insert_news(journal: Journal, row: LeaseRow, said: Sequence[News], at: datetime) -> None:
+    rows = []
+    for each in said:
+        row.told += 1
+        rows.append(
+            {
+                "account": journal.account,
+                "number": row.told,
+                "transaction_id": each.transaction_id,
+                "is_final": _final(each) is not None,
+                "transaction": None if each.transaction is None else dump_transaction(each.transaction),
+                "error": None if each.error is None else dump_error(each.error),
+                "lag": each.lag,
+                "at": at,
+            }
+        )
+    if rows:
+        journal.connection.execute(news.insert(), rows)
 
 
 def read_news(
@@ -250,8 +264,9 @@ def _readable(text: str) -> Transaction | None:
         return None  # of a record of payments: the service can show its state again
 
 
-def _is_final(each: News) -> bool:
-    return each.transaction is not None and each.transaction.is_final
+def _final(each: News) -> Transaction | None:
+    """Return the transaction of news that show a final state."""
+    return each.transaction if each.transaction is not None and each.transaction.is_final else None
 
 
 def _news(row: sa.Row[Any]) -> News:
@@ -261,19 +276,6 @@ def _news(row: sa.Row[Any]) -> News:
         error=None if row.error is None else load_error(row.error),
         lag=row.lag,
     )
-
-
-def _news_values(account: str, number: int, each: News, at: datetime) -> dict[str, Any]:
-    return {
-        "account": account,
-        "number": number,
-        "transaction_id": each.transaction_id,
-        "is_final": _is_final(each),
-        "transaction": None if each.transaction is None else dump_transaction(each.transaction),
-        "error": None if each.error is None else dump_error(each.error),
-        "lag": each.lag,
-        "at": at,
-    }
 
 
 def _followed_values(account: str, each: Followed, number: int, ahead: timedelta) -> dict[str, Any]:

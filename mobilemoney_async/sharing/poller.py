@@ -41,7 +41,7 @@ class _Turn:
     Attributes:
         told: The poller's message.
         wants_lease: Whether it wants the lease.
-        wanted: The payments whose news it wants, or None for no news.
+        wanted: The payments that it wants news of, or None for no news.
         at: Now, by the host's clock.
         is_tidy: Whether old rows need not be deleted yet.
     """
@@ -72,7 +72,7 @@ class StoreFleet:
 
     Args:
         database: The database that all pollers share.
-        account: The account whose payments they follow.
+        account: The account of the payments.
         utcnow: The wall clock, as aware UTC.
         ttl: How long the poller with the lease may be silent before another takes over, seconds, at most 60.
         poll: The time between two looks for news, seconds.
@@ -190,7 +190,7 @@ class StoreFleet:
         row = tables.lock(journal)
         # From here to the commit no other poller of the account writes.
         now = clock()
-        # PostgreSQL's clock counts for all hosts, whose clocks may differ. SQLite's is of one host only.
+        # PostgreSQL's clock counts for all hosts, since theirs may differ. SQLite's is of one host only.
         is_shared = journal.connection.dialect.name == "postgresql"
         ahead = datetime.fromtimestamp(now, UTC) - self._utcnow() if is_shared else timedelta()
         before, told_before, followed_before = row.lease, row.told, row.followed
