@@ -29,7 +29,7 @@ ONCE_MORE = RetryPolicy(max_attempts=2, first_delay=0.01, max_delay=0.01)
 
 @attrs.frozen
 class Order:
-    """What one customer pays, or one recipient is paid. Its key goes along as `external_id`, for the tests to see."""
+    """Payment of one customer, or to one recipient. Its key is its `external_id`, for the tests to see."""
 
     key: str
     is_collection: bool
@@ -39,7 +39,7 @@ class Order:
 
 @attrs.frozen
 class Job:
-    """What all workers are told."""
+    """Job of all workers."""
 
     base_url: str
     token: str
@@ -53,7 +53,7 @@ class Job:
 
 
 def wide_open() -> RateLimiter:
-    """Return a limiter that makes nobody wait."""
+    """Return a limiter that never makes a request wait."""
     return RateLimiter(per_minute=600_000, burst=10_000)
 
 

@@ -1,4 +1,4 @@
-"""A process of a merchant, for `test_shared_login`: makes calls when it is told to, and says which token it used."""
+"""Process of a merchant, for `test_shared_login`: makes calls on command, and prints the token it used."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """A merchant with hundreds of orders at a service full of faults, and the checks that no payment is made twice or lost.
 
 Each order tells the service its key as `external_id`, by which the library identifies nothing: so the service's book
-says whose each transaction is, and the store is held against that.
+shows the owner of each transaction, and the store is compared with that.
 """
 
 import random
@@ -46,7 +46,7 @@ def faulty_sandbox(seed: int) -> Sandbox:
 
 
 def make_orders(seed: int, count: int) -> list[Order]:
-    """Return orders in both directions, to 20 phone numbers over three amounts: most have a twin."""
+    """Return orders in both directions, to 20 phone numbers over three amounts: most have a duplicate."""
     dice = random.Random(seed)
     return [
         Order(
@@ -78,7 +78,7 @@ def hold_against_the_book(sandbox: Sandbox, orders: Sequence[Order], records: Ma
 
 @attrs.define
 class Merchant:
-    """A merchant with one client, who writes down what he was told."""
+    """Merchant with one client, and notes of all its answers."""
 
     sandbox: Sandbox
     client: AsyncClient
@@ -110,12 +110,12 @@ class Merchant:
             assert record is not None
             whats = [entry.what for entry in record.history]
             assert "contradiction" not in whats, record
-            # Between two sends, somebody knew that there is no payment.
+            # Between two sends it was known that there is no payment.
             sends = "".join("S" if what == "sent" else "n" if what in _REUSABLE else "-" for what in whats)
             assert all("n" in between for between in sends.split("S")[1:-1]), record
 
     async def say_the_word(self) -> int:
-        """Look for each payment that the store calls absent, as a person would, and confirm that it is."""
+        """Look for each payment that the store calls absent, as an operator would, and confirm that it is."""
         absent = await self.client.payments.list(PaymentState.ABSENT)
         for record in absent:
             await self.client.payments.confirm_absent(record.key, note="not in the dashboard")
@@ -136,7 +136,7 @@ def creates(sandbox: Sandbox) -> int:
 
 
 class Held(httpx.AsyncBaseTransport):
-    """Brings requests to a sandbox, and keeps the answers back until told to let go."""
+    """Brings requests to a sandbox, and holds the answers back until they are released."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._inner = sandbox.transport()

@@ -1,4 +1,4 @@
-"""A merchant, the sandbox as its service, and a store: what the tests of the store are made of.
+"""A merchant, the sandbox as its service, and a store: the parts of the store's tests.
 
 The merchant's clock is the sandbox's, less `ahead`; both follow the loop's, so that tests run in virtual time.
 """
@@ -84,7 +84,7 @@ async def _call(hook: Hook | None, request: httpx.Request) -> None:
 
 @attrs.define(eq=False)
 class World:
-    """A service and what may use it.
+    """Service, and the clients that may use it.
 
     Attributes:
         url: Of the database.
@@ -124,7 +124,7 @@ class World:
 
     @property
     def sent(self) -> int:
-        """How many requests to create something were sent."""
+        """Number of creates that were sent."""
         return len(self.line.posts)
 
     @property
@@ -133,20 +133,20 @@ class World:
         return [*self.sandbox.transactions]
 
     def states(self) -> list[str]:
-        """Return the states in the database, oldest first, as somebody else sees them."""
+        """Return the states in the database, oldest first, through another connection."""
         return [row[0] for row in rows(self.url, "SELECT state FROM mobilemoney_payments ORDER BY id")]
 
     def ids(self) -> list[str | None]:
-        """Return the transactions in the database, as somebody else sees them."""
+        """Return the transactions in the database, through another connection."""
         return [row[0] for row in rows(self.url, "SELECT transaction_id FROM mobilemoney_payments ORDER BY id")]
 
     def happened(self) -> list[str]:
-        """Return what the histories say, oldest first, as somebody else sees them."""
+        """Return the entries of the histories, oldest first, through another connection."""
         return [row[0] for row in rows(self.url, "SELECT what FROM mobilemoney_history ORDER BY id")]
 
 
 def make_world(url: str, **choices: Any) -> World:
-    """Return a world whose service has no limit of its own and answers at once."""
+    """Return a world with a service that has no limit of its own and answers at once."""
     sandbox = Sandbox(now=NOON, balance=10**9, choices=Choices(**{"rate_limit": None, **choices}))
     return World(url, sandbox, Line(sandbox))
 
@@ -161,7 +161,7 @@ async def leave(client: AsyncClient) -> None:
 
 
 def rows(url: str, statement: str) -> list[Any]:
-    """Return what a connection of its own reads."""
+    """Return the rows that a connection of its own reads."""
     engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
     with engine.connect() as connection:
         return [tuple(row) for row in connection.execute(sa.text(statement))]
@@ -190,7 +190,7 @@ class Outage:
 
     async def _try_write(self, work: Any, **options: Any) -> Any:
         if not self.away and not options.get("durable", True):
-            return await self._write(work, **options)  # the rate budget, which is not what the tests are about
+            return await self._write(work, **options)  # the rate budget, which these tests are not about
         self.writes += 1
         number = self.writes
         await anyio.sleep(self.slow)

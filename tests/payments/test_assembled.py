@@ -34,7 +34,7 @@ def make_client(world: World, sandbox: Sandbox) -> AsyncClient:
 async def test_two_processes_share_login_limit_and_poller(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One login, no rejection, each final state for both, also where the database is away for a while meanwhile."""
+    """One login, no rejection, each final state for both, also if the database is away for a while."""
     world = make_world(sqlite_file_url)
     sandbox = world.sandbox
     async with make_client(world, sandbox) as one, make_client(world, sandbox) as two:

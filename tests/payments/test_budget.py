@@ -57,7 +57,7 @@ class Row:
 
 @attrs.define(eq=False)
 class Member:
-    """A process of the fleet in which somebody waits at all times: so many, in one lane."""
+    """Process of the fleet in which so many requests wait at all times, in one lane."""
 
     name: str
     lane: Priority
@@ -74,7 +74,7 @@ class Member:
 
 
 class Fleet:
-    """Plays processes that use what they reserve, ask again when they were told to, and die.
+    """Simulation of processes that use their slots, ask again at their time, and die.
 
     A member takes up to 20 ms for a transaction, and looks at a clock that is up to 2 ms wrong.
     """
@@ -137,7 +137,7 @@ gaps = st.one_of(st.just(0.0), st.floats(0, 0.3), st.floats(0, 90))
 delays = st.one_of(st.just(0.0), st.just(JITTER), st.floats(0, JITTER))
 steps = st.tuples(
     gaps,
-    st.integers(0, 3),  # who
+    st.integers(0, 3),  # the process
     st.integers(1, 12),  # for how many
     st.sampled_from(Priority),
     st.one_of(st.just(0.0), st.floats(0, 5)),  # hold
@@ -155,7 +155,7 @@ steps = st.tuples(
 def test_no_interleaving_of_processes_breaks_the_limit(
     steps: list[tuple[float, int, int, Priority, float, int, float]],
 ) -> None:
-    """Whoever asks whenever, uses the slots late or gives them back: no reading of the limit rejects a request."""
+    """Processes ask at any time, use the slots late or give them back: no reading of the limit rejects a request."""
     row, now, last = Row(), START, START
     arrivals: list[float] = []
     unused: dict[int, list[float]] = {who: [] for who in range(4)}
@@ -204,7 +204,7 @@ def test_at_the_contracts_rate_a_transaction_is_a_request() -> None:
 
 
 def test_payments_of_one_process_go_before_bulk_work_of_another() -> None:
-    """Bulk work yields to payments, whoever makes them, and gets its turn every half minute."""
+    """Bulk work yields to payments of any process, and gets its turn every half minute."""
     fleet = Fleet(CONTRACT, Member("bulk", BULK), Member("payments", PAYMENT, born_at=START + 5))
     fleet.run(START + 605)
     shares = fleet.shares(START + 6)
@@ -240,7 +240,7 @@ def test_a_payment_waits_for_what_is_reserved_and_no_longer() -> None:
 
 @pytest.mark.parametrize("lane", [PAYMENT, POLL])
 def test_a_process_that_dies_takes_at_most_what_it_reserved(lane: Priority) -> None:
-    """Two of four processes are killed: the others go on within two turns, and use what the two would have."""
+    """Two of four processes are killed: the others go on within two turns, and use the slots of the two."""
     for seed in range(10):
         died_at = START + 3 + seed / 13
         victims = [Member(f"victim {each}", lane, dies_at=died_at) for each in range(2)]
@@ -255,7 +255,7 @@ def test_a_process_that_dies_takes_at_most_what_it_reserved(lane: Priority) -> N
 
 
 def test_an_idle_fleet_gives_a_process_the_whole_burst_at_once() -> None:
-    """Who is alone has ten at once, as one process has; everybody then is served, and nothing more is on record."""
+    """One process alone has ten slots at once; then every process is served, and the record is empty."""
     row = Row()
     reservation = row.ask(START, 10)
     assert reservation.slots == [START] * 10
@@ -267,7 +267,7 @@ def test_an_idle_fleet_gives_a_process_the_whole_burst_at_once() -> None:
 
 
 def test_a_hold_holds_every_process() -> None:
-    """What one process was told by the service counts for all, then one goes, and one a second."""
+    """A hold for one process counts for all, then one request is sent, and one a second."""
     row = Row()
     row.ask(START, hold=30)
     told = row.ask(START + 1, process="b")
@@ -284,7 +284,7 @@ def test_slots_lie_behind_the_time_that_the_transaction_takes() -> None:
 
 
 def test_a_slot_given_back_is_there_for_another() -> None:
-    """What was reserved and not used is not lost: here the last of sixty, in the pause that the window forces."""
+    """An unused slot is not lost: here the last of sixty, in the pause that the window forces."""
     row = Row()
     slots: list[float] = []
     for tick in range(256):
@@ -297,7 +297,7 @@ def test_a_slot_given_back_is_there_for_another() -> None:
 
 @pytest.mark.parametrize("back", [5.0, 3600.0, START - 10])
 def test_a_clock_that_was_set_back_stalls_nobody(back: float) -> None:
-    """After a reboot the host's clock starts anew: as if no time had passed, which is safe, and goes on from there."""
+    """After a reboot the host's clock restarts: the budget goes on as if no time had passed, which is safe."""
     row = Row()
     for second in range(60):
         row.ask(START + second, 3, process="a" if second % 2 else "b")
@@ -308,7 +308,7 @@ def test_a_clock_that_was_set_back_stalls_nobody(back: float) -> None:
 
 
 def test_a_clock_that_is_a_little_behind_moves_nothing() -> None:
-    """Two processes whose clocks differ by some milliseconds do not gain any, however often they take turns."""
+    """Two processes with clocks some milliseconds apart gain nothing, however often they take turns."""
     row = Row()
     times: list[float] = []
     for tick in range(700):
@@ -332,7 +332,7 @@ def test_of_two_limits_the_stricter_is_kept_while_it_is_asked_for() -> None:
 
 
 def test_the_row_stays_small() -> None:
-    """A budget of 1,200 a minute is some kilobytes, whoever has come and gone."""
+    """A budget of 1,200 a minute is some kilobytes, whatever processes have come and gone."""
     fleet = Fleet(FAST, *(Member(str(each), BULK, 9, dies_at=START + 2 * each) for each in range(40)))
     fleet.run(START + 75)
     assert len(fleet.row.text or "") < 12_000

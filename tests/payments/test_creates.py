@@ -52,7 +52,7 @@ async def create(client: AsyncClient, key: str | None = "order-1", **changes: An
 
 
 async def test_the_record_is_on_disk_before_the_socket_is_touched(store_url: str) -> None:
-    """Somebody who looks into the database sees the payment before the service does, and its id before the caller."""
+    """Another connection sees the payment before the service does, and its id before the caller."""
     world = make_world(store_url)
     seen: list[list[str]] = []
     world.line.before = lambda request: seen.append([*world.states(), *world.happened()])
@@ -66,7 +66,7 @@ async def test_the_record_is_on_disk_before_the_socket_is_touched(store_url: str
 
 
 async def test_a_record_says_everything(store_url: str) -> None:
-    """What was asked, when, and what came of it can be read under the key, with its history."""
+    """The request, its time and its result can be read under the key, with the history."""
     world = make_world(store_url)
     async with world.client() as client:
         assert await client.payments.get("order-1") is None
@@ -161,7 +161,7 @@ OTHER: list[dict[str, Any]] = [
 @pytest.mark.parametrize("state", ["ACKNOWLEDGED", "UNKNOWN", "NOT_SENT"])
 @on_asyncio
 async def test_a_key_is_for_one_payment(sqlite_file_url: str, other: dict[str, Any], state: str) -> None:
-    """A key with another amount, phone number or extra field is a conflict that names it, whatever the first became."""
+    """A key with another amount, phone number or extra field is a conflict that names it, in any state of the first."""
     world = make_world(sqlite_file_url)
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
         if state == "UNKNOWN":
@@ -184,7 +184,7 @@ async def test_a_key_is_for_one_payment(sqlite_file_url: str, other: dict[str, A
 
 
 async def test_a_conflict_while_the_first_is_on_its_way(sqlite_file_url: str) -> None:
-    """A conflict is told to another process at once, while the first request is still on its way."""
+    """A conflict is raised in another process at once, while the first request is still on its way."""
     world = make_world(sqlite_file_url)
 
     async def meanwhile(request: httpx.Request) -> None:
@@ -199,7 +199,7 @@ async def test_a_conflict_while_the_first_is_on_its_way(sqlite_file_url: str) ->
 
 
 async def test_the_same_payment_in_other_words(sqlite_file_url: str) -> None:
-    """How a number is written, or in which order extra fields come, makes no other payment."""
+    """The format of a number and the order of extra fields make no other payment."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
         first = await create(client, extra={"a": 1, "b": {"c": [1, "2"], "d": None}})
@@ -217,7 +217,7 @@ async def test_the_same_payment_in_other_words(sqlite_file_url: str) -> None:
 
 @on_asyncio
 async def test_a_key_is_of_its_account(store_url: str) -> None:
-    """Two accounts in one database share no keys, no twins and no transactions."""
+    """Two accounts in one database share no keys, no duplicates and no transactions."""
     world = make_world(store_url)
     async with world.client(world.store(account="one")) as one, world.client(world.store(account="two")) as two:
         first, second = await create(one), await create(two)
@@ -274,7 +274,7 @@ async def test_what_was_not_sent_may_be_sent(store_url: str) -> None:
 )
 @on_asyncio
 async def test_each_attempt_is_recorded(sqlite_file_url: str, fault: Fault, said: str) -> None:
-    """What the retry table allows to be sent again is recorded each time, before it is sent."""
+    """An attempt that the retry table repeats is recorded each time, before it is sent."""
 
     class Renewing:
         async def token(self, login: object) -> str:
@@ -375,12 +375,12 @@ async def test_the_list_cannot_be_read(sqlite_file_url: str) -> None:
     assert world.sent == 1
 
 
-# Twins
+# Duplicates
 
 
 @pytest.mark.parametrize("fault", [faults.lost(processed=True), faults.lost(processed=False)], ids=["made", "not made"])
-async def test_no_twin_of_an_unknown_payment(store_url: str, fault: Fault) -> None:
-    """While nobody knows what became of a payment, no other one of its kind is sent: here, or elsewhere."""
+async def test_no_duplicate_of_an_unknown_payment(store_url: str, fault: Fault) -> None:
+    """While the result of a payment is unknown, no other one of its kind is sent: here, or elsewhere."""
     world = make_world(store_url)
     world.sandbox.script(fault, on="c2b")
     async with world.client() as client, world.client() as other:
@@ -401,7 +401,7 @@ async def test_no_twin_of_an_unknown_payment(store_url: str, fault: Fault) -> No
         await client.disbursements.create(**ORDER, idempotency_key="order-5")
 
 
-async def test_no_twin_of_a_payment_on_its_way_elsewhere(store_url: str) -> None:
+async def test_no_duplicate_of_a_payment_on_its_way_elsewhere(store_url: str) -> None:
     """While another process sends a payment, one of the same kind under another key is not sent; afterwards it is."""
     world = make_world(store_url)
     async with world.client() as client, world.client() as other:
@@ -418,7 +418,7 @@ async def test_no_twin_of_a_payment_on_its_way_elsewhere(store_url: str) -> None
     assert world.sent == len(world.made) == 2
 
 
-async def test_twins_of_one_process_go_one_after_the_other(store_url: str) -> None:
+async def test_duplicates_of_one_process_go_one_after_the_other(store_url: str) -> None:
     """Identical gifts are legitimate: in one process they wait for each other, and each is made."""
     world = make_world(store_url, latency=0.2)
     flying = 0
@@ -443,8 +443,8 @@ async def test_twins_of_one_process_go_one_after_the_other(store_url: str) -> No
     assert sorted(str(each) for each in world.ids()) == sorted(world.made)
 
 
-async def test_twins_of_two_processes_race(store_url: str) -> None:
-    """Of twins in two processes the database lets one go at a time: the other is refused, or comes later."""
+async def test_duplicates_of_two_processes_race(store_url: str) -> None:
+    """Of duplicates in two processes the database lets one be sent at a time: the other is refused, or comes later."""
     world = make_world(store_url, latency=0.2)
     made: list[str] = []
     refused: list[str] = []
@@ -465,7 +465,7 @@ async def test_twins_of_two_processes_race(store_url: str) -> None:
     assert {*rows(world.url, "SELECT state FROM mobilemoney_payments")} == {("ACKNOWLEDGED",)}
 
 
-async def test_a_key_that_may_be_used_again_has_no_twin_either(sqlite_file_url: str) -> None:
+async def test_a_key_that_may_be_used_again_has_no_duplicate_either(sqlite_file_url: str) -> None:
     """A key that was not sent is refused too while a payment of its kind is unknown."""
     world = make_world(sqlite_file_url)
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
@@ -482,8 +482,8 @@ async def test_a_key_that_may_be_used_again_has_no_twin_either(sqlite_file_url: 
     assert world.sent == len(world.made) == 2
 
 
-async def test_a_twin_that_comes_between_two_attempts(sqlite_file_url: str) -> None:
-    """While an attempt waits to be repeated a twin elsewhere may go; if that one's fate is unknown, the first ends."""
+async def test_a_duplicate_that_comes_between_two_attempts(sqlite_file_url: str) -> None:
+    """While an attempt waits for its retry a duplicate elsewhere may go; if its result is unknown, the first ends."""
     world = make_world(sqlite_file_url)
     world.line.refuse = 1
     patient = RetryPolicy(first_delay=10.0, max_delay=10.0)
@@ -569,7 +569,7 @@ HOSTILE = ["tx\x00", "a" * 5000, "😀\u202e", "'; --", " "]
 @pytest.mark.parametrize("text", HOSTILE, ids=["nul", "long", "beyond", "quoted", "blank"])
 @on_asyncio
 async def test_whatever_the_service_says_is_recorded(store_url: str, text: str) -> None:
-    """No text of the service's, in an answer or a refusal, keeps the store from recording what came of a payment."""
+    """No text of the service's, in an answer or a refusal, keeps the store from recording the result of a payment."""
     world = make_world(store_url)
     answers = [
         httpx.Response(400, json={"status": "error", "error_code": "X", "message": f"no{text}"}),

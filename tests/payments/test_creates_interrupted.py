@@ -49,7 +49,7 @@ class Stopper:
         self._cancel()
 
     async def run(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Run what is to be cancelled."""
+        """Run the work that is to be cancelled."""
         if self._how == "scope":
             with anyio.CancelScope() as scope:
                 self._cancel = scope.cancel
@@ -95,7 +95,7 @@ def stop_inside(monkeypatch: pytest.MonkeyPatch, name: str, stop: Stopper) -> No
 
 
 async def resume(world: World, key: str = "order-1") -> None:
-    """Ask for the key again, in a process that was started anew, and see that there is one payment."""
+    """Use the key again, in a new process, and see that there is one payment."""
     async with world.client() as client:
         answer = await create(client, key)
     assert world.made == [answer.transaction_id] == world.ids()
@@ -124,8 +124,8 @@ async def test_cancelled_while_it_waits_for_the_limiter(
     await resume(world)
 
 
-async def test_cancelled_while_it_waits_for_its_twin(sqlite_file_url: str, stop: Stopper) -> None:
-    """A create that is cancelled while its twin is on its way has left nothing, and the twin goes on."""
+async def test_cancelled_while_it_waits_for_its_duplicate(sqlite_file_url: str, stop: Stopper) -> None:
+    """A create that is cancelled while its duplicate is on its way leaves nothing, and the duplicate goes on."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
 
@@ -258,7 +258,7 @@ async def _expect(client: AsyncClient, error: type[MobileMoneyError], outcome: s
 
 @pytest.mark.parametrize("stop", ["asyncio scope", "trio scope"], indirect=True)
 class TestDeadline:
-    """The deadline of a call holds at every stage, and its error says what may have been sent."""
+    """The deadline of a call holds at every stage, and its error says whether something may have been sent."""
 
     async def test_while_it_waits_for_the_limiter(self, sqlite_file_url: str) -> None:
         world = make_world(sqlite_file_url)
@@ -269,7 +269,7 @@ class TestDeadline:
             assert anyio.current_time() == pytest.approx(began + 2)
             assert world.states() == []
 
-    async def test_while_it_waits_for_its_twin(self, sqlite_file_url: str) -> None:
+    async def test_while_it_waits_for_its_duplicate(self, sqlite_file_url: str) -> None:
         world = make_world(sqlite_file_url)
         store = world.store()
         async with world.client(store) as client, world.client(store, deadline=2.0) as hasty:
@@ -401,7 +401,7 @@ class TestOutage:
             with pytest.raises(StoreError):
                 await create(client)
             with pytest.raises(StoreError):
-                await create(client, "order-2")  # its twin
+                await create(client, "order-2")  # its duplicate
             outage.fails = lambda number: False
             answer = await create(client)
             assert world.made == [answer.transaction_id] == world.ids()
@@ -427,7 +427,7 @@ class TestOutage:
         assert world.sent == 1
 
     async def test_after_a_refusal(self, sqlite_file_url: str) -> None:
-        """A refusal that cannot be recorded is told as it is, and the key may be used again later."""
+        """A refusal that cannot be recorded is raised as it is, and the key may be used again later."""
         world = make_world(sqlite_file_url)
         store = world.store()
         outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
@@ -452,7 +452,7 @@ class TestOutage:
         assert world.happened() == ["sent", "refused", "sent", "acknowledged"]
 
     async def test_until_the_client_is_closed(self, sqlite_file_url: str) -> None:
-        """What is kept is written when the client is closed."""
+        """The write-behind buffer is written when the client is closed."""
         world = make_world(sqlite_file_url)
         store = world.store()
         outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
@@ -463,7 +463,7 @@ class TestOutage:
         assert world.ids() == world.made
 
     async def test_for_ever(self, sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
-        """What is never written is found out by the next process, and the log names its key and no phone number."""
+        """A result that is never written is found by the next process; the log names its key and no phone number."""
         world = make_world(sqlite_file_url)
         store = world.store()
         Outage(account_store(store).database, fails=lambda number: number >= 2)
@@ -477,7 +477,7 @@ class TestOutage:
         assert world.sent == 1
 
     async def test_reconcile_waits_for_nobody(self, sqlite_file_url: str) -> None:
-        """`reconcile` and `payments.list` raise `StoreError` too, and find what was kept when it is back."""
+        """`reconcile` and `payments.list` raise `StoreError` too, and find the buffered result when it is back."""
         world = make_world(sqlite_file_url)
         store = world.store()
         outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
@@ -494,7 +494,7 @@ class TestOutage:
         assert world.ids() == world.made
 
     async def test_a_commit_whose_answer_is_lost(self, sqlite_file_url: str) -> None:
-        """A record whose commit succeeded though the database said no is unknown to nobody for long: it is stale."""
+        """A record is soon stale and resolved if its commit succeeded though the database reported a failure."""
         world = make_world(sqlite_file_url)
         store = world.store()
         outage = Outage(account_store(store).database)

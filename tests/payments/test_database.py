@@ -82,7 +82,7 @@ def one(connection: sa.Connection) -> int:
     ],
 )
 def test_a_database_that_is_refused(url: str) -> None:
-    """What is no SQLite file and no PostgreSQL is refused at once, and the error shows examples, no password."""
+    """Any URL but an SQLite file or PostgreSQL is refused at once; the error shows examples and no password."""
     with pytest.raises(InvalidRequest, match=r"sqlite:///payments\.db.*postgresql\+psycopg://") as caught:
         SQLStore(url)
     assert caught.value.argument == "url"
@@ -100,7 +100,7 @@ def test_a_file_is_named_plainly(url: str) -> None:
 
 @on_asyncio
 async def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    """Where SQLite cannot use its file, the error says which, and what it sees in the way."""
+    """If SQLite cannot use its file, the error names the file and the obstacle."""
     text = tmp_path / "notes.txt"
     text.write_text("no database, but long enough to be none: " * 50)
     for file, why in [
@@ -118,7 +118,7 @@ async def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory or a file that belongs to somebody else is said to, also to who runs the tests as root."""
+    """A directory or a file of another user is named as such, also if the tests run as root."""
     file = tmp_path / "payments.db"
     assert obstacle(file) == ""
     file.touch()
@@ -150,7 +150,7 @@ def test_a_database_that_is_taken(url: str, dialect: str) -> None:
 
 
 def test_without_the_driver_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without psycopg, or without SQLAlchemy, the error says what to install."""
+    """Without psycopg, or without SQLAlchemy, the error names the extra to install."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(InvalidRequest, match=r'pip install "mobilemoney-async\[postgres\]"'):
         SQLStore("postgresql+psycopg://user:hunter2@host/payments")
@@ -161,7 +161,7 @@ def test_without_the_driver_the_error_names_the_extra(monkeypatch: pytest.Monkey
 
 
 async def test_work_is_one_transaction(store_url: str) -> None:
-    """What raises changes nothing, and its own error comes out; what returns has changed everything."""
+    """Work that raises changes nothing, and its own error comes out; work that returns has changed everything."""
     database = Database(store_url)
 
     def half(connection: sa.Connection) -> None:
@@ -177,7 +177,7 @@ async def test_work_is_one_transaction(store_url: str) -> None:
 
 
 async def test_sqlite_is_set_for_money(sqlite_file_url: str) -> None:
-    """SQLite writes ahead, syncs each commit, and keeps its foreign keys; only what may be lost is not synced."""
+    """SQLite writes ahead, syncs each durable commit, and keeps its foreign keys."""
     database = Database(sqlite_file_url)
 
     def settings(connection: sa.Connection) -> list[object]:
@@ -191,7 +191,7 @@ async def test_sqlite_is_set_for_money(sqlite_file_url: str) -> None:
 
 
 async def test_postgresql_waits_for_the_disk(postgres_url: str) -> None:
-    """PostgreSQL syncs each commit: what it forgets in a crash, processes of other hosts go by."""
+    """PostgreSQL syncs each commit: processes of other hosts rely on it after a crash."""
     database = Database(postgres_url)
     show = sa.text("SHOW synchronous_commit")
     for _ in range(2):
@@ -228,7 +228,7 @@ async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 @on_asyncio
 @pytest.mark.real_time
 async def test_a_locked_file_is_waited_for_and_given_up(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While somebody else holds the file, a write waits, gives up with `StoreError`, and works later."""
+    """While another process holds the file, a write waits, gives up with `StoreError`, and works later."""
     monkeypatch.setattr(url_module, "PATIENCE", 0.05)
     database = Database(sqlite_file_url)
     await database.write(one)
@@ -298,7 +298,7 @@ async def test_an_error_shows_no_phone_number(store_url: str) -> None:
 
 @pytest.mark.new_database
 async def test_work_that_has_begun_ends_though_its_task_is_cancelled(store_url: str) -> None:
-    """A task that is cancelled while the database works learns so afterwards; what was written stays written."""
+    """A task that is cancelled while the database works gets the cancellation afterwards; the commit stays."""
     database = Database(store_url)
     await database.write(one)
     begun = threading.Event()
@@ -364,7 +364,7 @@ async def test_a_closed_store_opens_again(store_url: str) -> None:
 
 @on_asyncio
 async def test_a_server_that_drops_its_connections(postgres_url: str) -> None:
-    """Connections that the server has closed meanwhile are replaced, without an error."""
+    """Connections that the server has closed are replaced, without an error."""
     database = Database(postgres_url)
     await database.write(one)
     killer = sa.create_engine(postgres_url, poolclass=sa.pool.NullPool)

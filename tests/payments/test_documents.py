@@ -1,4 +1,4 @@
-"""What is kept as text comes back as it was."""
+"""Serialization: a value comes back from its text as it was."""
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
@@ -52,7 +52,7 @@ transactions = st.builds(
 
 @given(transactions)
 def test_a_transaction_comes_back_as_it_was(transaction: Transaction) -> None:
-    """Every field, to the last digit and microsecond, also what the contract does not list."""
+    """Every field comes back, to the last digit and microsecond, also values that the contract does not list."""
     text = dump_transaction(transaction)
     assert load_transaction(text) == transaction
     assert text.isascii()
@@ -78,7 +78,7 @@ def test_a_refusal_comes_back_as_it_was(kind: type[TransactionNotFound]) -> None
 
 
 def test_another_error_comes_back_as_its_base() -> None:
-    """What a later release may write is not made into something that it is not."""
+    """Text of a later release is not taken for something else."""
     again = load_error(dump_error(MobileMoneyError("odd")))
     assert type(again) is MobileMoneyError
     assert str(again) == "odd"
@@ -86,7 +86,7 @@ def test_another_error_comes_back_as_its_base() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", '{"id": 1}', "[", "\ud800"])
 def test_what_is_no_such_text_is_the_store_s_fault(text: str) -> None:
-    """A row that somebody else wrote is a StoreError, which does not quote it."""
+    """A row with foreign text is a StoreError, which does not quote it."""
     for load in (load_transaction, load_acknowledgement, load_error):
         with pytest.raises(StoreError, match="cannot be read"):
             load(text)

@@ -60,14 +60,14 @@ async def test_of_many_orders_under_faults_none_is_paid_twice_and_none_is_lost(s
         assert merchant.errors[DuplicateSuspected] > 0
         adopted = [record for record in records.values() if record.is_adopted]
         assert len(adopted) > soak(20)
-        # Before the grace period is over, nobody says of any payment that it does not exist.
+        # Before the grace period is over, no payment is called absent.
         assert await merchant.say_the_word() == 0
 
         while left:
             pass_time(610)
             await client.payments.reconcile()
             await client.payments.reconcile()
-            # What is left is absent, and the check says that it truly is; or its twin was in the way.
+            # The rest is absent, and the check agrees; or its duplicate was in the way.
             records = await merchant.check()
             assert {record.state for record in records.values() if record.is_unresolved} <= {PaymentState.ABSENT}
             await merchant.say_the_word()
@@ -105,7 +105,7 @@ async def kill_at_random(workers: Nursery, sandbox: Sandbox, dice: random.Random
 @pytest.mark.new_database
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)  # the sandbox serves sockets there only
 async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_path: Path) -> None:
-    """Four processes on the same orders, killed again and again: what exists is known, and nothing exists twice."""
+    """Four processes on the same orders, killed again and again: each payment is known, and none exists twice."""
     sandbox, orders, answers = faulty_sandbox(seed=2), make_orders(seed=2, count=soak(300)), tmp_path / "answers"
     async with sandbox.serve() as base_url:
         job = Job(base_url, sandbox.token, store_url, 1.0, 0.5, 6, str(answers), orders)
@@ -125,7 +125,7 @@ async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_
             await merchant.check()
             in_flight = await client.payments.list(PaymentState.SENDING)
             assert in_flight, "nobody was killed at a bad moment"
-            await client.payments.reconcile(stale_after=0)  # nobody else is alive
+            await client.payments.reconcile(stale_after=0)  # no other process is alive
             await merchant.check()
             assert not await client.payments.list(PaymentState.SENDING)
             left = await merchant.try_all(orders)
@@ -147,7 +147,7 @@ async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_
 
 @contextmanager
 def away(url: str) -> Iterator[None]:
-    """Take the database away: another connection locks the file, or the server throws everybody out."""
+    """Take the database away: another connection locks the file, or the server closes all connections."""
     if url.startswith("sqlite"):
         with (
             closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other,
@@ -210,7 +210,7 @@ async def test_while_the_database_is_away_nothing_is_sent(store_url: str) -> Non
 @BOTH
 @pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
 async def test_an_answer_that_cannot_be_recorded_is_not_lost(store_url: str, dies: bool) -> None:
-    """Of a payment whose answer came while the database was away, the id is known afterwards, even by a new process."""
+    """If an answer came while the database was away, its id is known afterwards, even by a new process."""
     sandbox, orders = Sandbox(choices=Choices(rate_limit=None), balance=10**9), make_orders(4, count=20)
     orders = list({(order.is_collection, order.phone_number, order.amount): order for order in orders}.values())
     held = Held(sandbox)
@@ -252,7 +252,7 @@ async def test_orders_survive_a_database_that_comes_and_goes(store_url: str) -> 
             await until(lambda: creates(sandbox) >= enough)  # noqa: B023 (called here)
             with away(store_url):
                 await anyio.sleep(0.7)
-                if store_url.startswith("sqlite"):  # who is thrown out by PostgreSQL tries for longer to come back
+                if store_url.startswith("sqlite"):  # on PostgreSQL, a client tries for longer
                     await until(lambda: not left or merchant.errors[StoreError] > failed)  # noqa: B023
 
     left: Sequence[Order] = orders

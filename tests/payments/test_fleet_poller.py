@@ -44,7 +44,7 @@ pytestmark = pytest.mark.anyio
 
 Test = Callable[..., Awaitable[None]]
 
-# For what is bound to happen, seconds: less than a lease, which nobody may have to wait for.
+# Limit for an event that must happen, seconds: less than a lease, which no poller may have to wait for.
 PATIENCE = 40
 
 
@@ -70,7 +70,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_quiet(till: Till) -> None:
-    """Wait until nobody asks the service any more."""
+    """Wait until no poller asks the service any more."""
     asked = -1
     with anyio.fail_after(PATIENCE):
         while asked != (asked := len(till.asked)):
@@ -78,7 +78,7 @@ async def until_quiet(till: Till) -> None:
 
 
 class Watched(StoreFleet):
-    """A seat that notes what it is used for, may be cut off from its database, and may die without leaving."""
+    """Seat that notes its uses, may be cut off from its database, and may die without leaving."""
 
     is_away = False
     is_dead = False
@@ -150,7 +150,7 @@ async def test_one_asks_and_all_learn(store_url: str) -> None:
 
 @on_both
 async def test_the_next_goes_on_at_once_when_the_one_that_asks_leaves(store_url: str) -> None:
-    """A holder that closes hands over: what others follow is asked about on, what it alone followed is not."""
+    """A holder that closes hands over: payments of others are followed on, those that it alone followed are not."""
     till = Till()
     till.open("a-1", "b-1")
     async with process(till, store_url, "b") as b:
@@ -170,7 +170,7 @@ async def test_the_next_goes_on_at_once_when_the_one_that_asks_leaves(store_url:
 
 @on_both
 async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) -> None:
-    """When the holder is gone without a word another asks for everything, and never both at the same time."""
+    """When the holder dies another poller asks for everything, and never both at the same time."""
     till = Till()
     async with AsyncExitStack() as stack:
         a, seat = await stack.enter_async_context(watched(till, store_url, "a"))
@@ -194,7 +194,7 @@ async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) ->
         till.end("x", "y", "z", "last")
         assert (await b.wait("y")).succeeded
         assert (await c.wait("z")).succeeded
-        # What the dead one followed is known, too: it starts again and need not ask.
+        # The payments of the dead one are known, too: it starts again and need not ask.
         asked = len(till.asked)
         async with process(till, store_url, "a-again") as again:
             assert (await again.wait("x")).succeeded
@@ -202,7 +202,7 @@ async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) ->
 
 
 async def read(worker: anyio.abc.Process, lines: list[str]) -> None:
-    """Add what a process says, line by line."""
+    """Add the output of a process, line by line."""
     assert worker.stdout is not None
     text = ""
     async for chunk in worker.stdout:
@@ -239,7 +239,7 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
         await until(lambda: till.askers["a"] > 3)
         for name in "bc":
             await start(name, LEASE)
-        # Last in, first out: what they say is read to its end before they are closed.
+        # Last in, first out: their output is read to its end before they are closed.
         group = await stack.enter_async_context(anyio.create_task_group())
         for name, worker in workers.items():
             group.start_soon(read, worker, got[name])
@@ -259,7 +259,7 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
 
 @on_both
 async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
-    """A process gives up on time with what was last seen; what all have given up is asked about no more."""
+    """A process gives up on time with the last known state; payments that all have given up are asked about no more."""
     till = Till()
     till.open("x", "y")
     async with process(till, store_url, "a") as a, process(till, store_url, "b") as b:
@@ -288,7 +288,7 @@ async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
 
 @on_both
 async def test_a_state_that_the_store_knows_costs_no_request(store_url: str) -> None:
-    """Who tracks a payment whose final state is stored gets it from there, in any process and after a restart."""
+    """A final state that is stored comes from the store, in any process and after a restart."""
     till = Till()
     till.open("x")
     async with process(till, store_url, "a") as a:
@@ -357,7 +357,7 @@ async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -
 
 
 async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """While the store is away nobody asks for longer than a lease lasts; then everything goes on, said once."""
+    """While the store is away no poller asks for longer than a lease; then all goes on, each result reported once."""
     caplog.set_level(logging.INFO, "mobilemoney_async")
     till = Till()
     till.open("x", "y")
@@ -470,7 +470,7 @@ async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
 
 @pytest.mark.real_time
 async def test_others_are_heard_at_once_on_postgresql(postgres_url: str) -> None:
-    """There a process learns what came of its payment without looking for it, and is heard when it tracks one."""
+    """There a process gets the result of its payment without polling the store, and is heard when it tracks one."""
     till = Till()
     till.open("x", "y")
     one, two = make_fleet(postgres_url, ttl=40, poll=30), make_fleet(postgres_url, ttl=40, poll=30)
@@ -626,7 +626,7 @@ def row(number: str, status: str) -> Transaction:
 
 @on_both
 async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_url: str) -> None:
-    """A refusal or an open state from a poller without the lease is dropped; a final state is one, whoever saw it."""
+    """A refusal or an open state from a poller without the lease is dropped; a final state is true from any poller."""
     refusal = TransactionNotFound("no", status_code=404, code="TRANSACTION_NOT_FOUND")
     async with Seats(store_url) as seats:
         assert (await turn(seats.one)).holds
@@ -642,7 +642,7 @@ async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_ur
 
 @on_both
 async def test_the_one_that_asks_learns_every_change_once(store_url: str) -> None:
-    """Who gets the lease is told everything that is followed, and then what changes."""
+    """The next holder of the lease gets all followed payments, and then the changes."""
     async with Seats(store_url) as seats:
         assert not (await turn(seats.two, wants=False, tracked=following(seats.two, "x"))).holds
         learned = await turn(seats.one, tracked=following(seats.one, "y"))
@@ -654,7 +654,7 @@ async def test_the_one_that_asks_learns_every_change_once(store_url: str) -> Non
         await turn(seats.two, withdrawn={"x"})
         (change,) = (await turn(seats.one)).followed
         assert change.until <= utcnow()
-        # Given back while somebody tracks: it stays with who had it.
+        # Given back while a payment is tracked: it stays with its holder.
         await turn(seats.two, tracked=following(seats.two, "z"))
         assert (await turn(seats.one, wants=False)).holds
         assert not (await turn(seats.one, wants=False)).holds
@@ -676,7 +676,7 @@ async def test_accounts_do_not_meet(sqlite_file_url: str) -> None:
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_what_the_dead_followed_is_let_go(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who lives says again what it follows; what one followed that died is asked about no more in the end."""
+    """A living poller renews its payments; those of a dead one are asked about no more in the end."""
     monkeypatch.setattr("mobilemoney_async.polling.member._HOLD", 0.6)
     monkeypatch.setattr("mobilemoney_async.polling.member._SWEEP", 0.1)
     till = Till()

@@ -1,4 +1,4 @@
-"""A person's word that an unknown payment is a certain transaction."""
+"""Decisions that an unknown payment is a certain transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 
 async def lose_among_others(world: World, client: AsyncClient, other: AsyncClient) -> tuple[str, str]:
-    """Create a payment whose answer is lost, and the same by a system without a store; return both ids."""
+    """Create a payment and lose its answer, and the same by a system without a store; return both ids."""
     world.sandbox.script(faults.drop(processed=True), on="c2b")
     with pytest.raises(OutcomeUnknown):
         await client.collections.create(**ORDER, idempotency_key="order-1")
@@ -28,8 +28,8 @@ def make_other(world: World) -> Any:
     return world.sandbox.client()
 
 
-async def test_an_ambiguous_payment_becomes_the_transaction_that_a_person_names(store_url: str) -> None:
-    """Its key then gives that transaction, and twins may go again."""
+async def test_an_ambiguous_payment_becomes_the_transaction_that_someone_names(store_url: str) -> None:
+    """Its key then gives that transaction, and duplicates may be sent again."""
     world = make_world(store_url)
     async with world.client() as client, make_other(world) as other:
         ours, theirs = await lose_among_others(world, client, other)
@@ -47,7 +47,7 @@ async def test_an_ambiguous_payment_becomes_the_transaction_that_a_person_names(
 
 
 async def test_a_transaction_of_another_kind_is_not_taken(sqlite_file_url: str) -> None:
-    """A mistyped id is refused where the transaction is for somebody else or over another amount."""
+    """A mistyped id is refused if the transaction has another phone number or amount."""
     world = make_world(sqlite_file_url)
     async with world.client() as client, make_other(world) as other:
         await lose_among_others(world, client, other)
@@ -65,7 +65,7 @@ async def test_a_transaction_of_another_kind_is_not_taken(sqlite_file_url: str) 
 
 
 async def test_a_transaction_belongs_to_one_payment(sqlite_file_url: str) -> None:
-    """What another payment has claimed cannot be given to a second one, nor a payment that is known be changed."""
+    """A transaction of another payment cannot be given to a second one, nor can a known payment be changed."""
     world = make_world(sqlite_file_url)
     async with world.client() as client, make_other(world) as other:
         ours, theirs = await lose_among_others(world, client, other)

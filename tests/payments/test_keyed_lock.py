@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_one_at_a_time_and_in_order() -> None:
-    """Whoever takes a name waits for those before, first come, first served; other names do not matter."""
+    """A task that takes a name waits for those before it, first come, first served; other names do not matter."""
     turns, order = KeyedLock(), list[str]()
 
     async def work(name: str, who: str) -> None:
@@ -33,7 +33,7 @@ async def test_one_at_a_time_and_in_order() -> None:
 
 
 async def test_names_are_forgotten() -> None:
-    """A name that nobody holds or waits for takes no memory, also after errors and cancelled waits."""
+    """A name that is neither held nor waited for takes no memory, also after errors and cancelled waits."""
     turns = KeyedLock()
     assert list(turns.held()) == []
     with pytest.raises(LookupError):
@@ -54,7 +54,7 @@ async def test_names_are_forgotten() -> None:
 
 
 async def test_a_cancelled_wait_gives_its_place_up() -> None:
-    """Whoever stands behind one that is cancelled moves up."""
+    """A task behind one that is cancelled moves up."""
     turns, got = KeyedLock(), list[str]()
 
     async def wait(who: str, patience: float) -> None:
@@ -71,7 +71,7 @@ async def test_a_cancelled_wait_gives_its_place_up() -> None:
 
 
 async def test_who_waits_is_held_too() -> None:
-    """A name counts as held from when somebody asks for it until the last one has had it."""
+    """A name counts as held from the first task that asks for it until the last one has had it."""
     turns = KeyedLock()
     async with anyio.create_task_group() as group:
 
@@ -88,7 +88,7 @@ async def test_who_waits_is_held_too() -> None:
 
 
 async def test_what_the_caller_has_does_not_count() -> None:
-    """Whoever asks what others hold may leave a name out that it holds itself."""
+    """A task may leave out a name that it holds itself."""
     turns = KeyedLock()
     async with turns.hold("own"), turns.hold("other"):
         assert list(turns.held(but="own")) == ["other"]
@@ -97,7 +97,7 @@ async def test_what_the_caller_has_does_not_count() -> None:
 @pytest.mark.real_time
 @pytest.mark.parametrize("other_loop", ["asyncio", "trio"])
 async def test_loops_in_other_threads_do_not_wait_for_each_other(other_loop: str) -> None:
-    """Each event loop has its own line for a name; what any of them holds, all of them see."""
+    """Each event loop has its own line for a name; a name held in any of them is seen in all."""
     turns, taken, done = KeyedLock(), threading.Event(), threading.Event()
 
     async def take() -> None:

@@ -10,7 +10,7 @@ TTL = 4.0
 
 
 def test_the_first_who_asks_has_it() -> None:
-    """A free lease goes to who asks, for its time."""
+    """A free lease goes to the process that asks, for its time."""
     lease = Lease().taken("a", 100.0, TTL)
     assert lease == Lease(holder="a", epoch=1, until=104.0)
     assert lease.ends_at(103.9) == 104.0
@@ -18,21 +18,21 @@ def test_the_first_who_asks_has_it() -> None:
 
 
 def test_its_holder_renews_it() -> None:
-    """The holder keeps it by asking again, also late, as long as nobody else has asked; it did not change hands."""
+    """The holder keeps it by asking again, also late, as long as no other has asked; it did not change hands."""
     lease = Lease().taken("a", 100.0, TTL)
     assert lease.taken("a", 101.0, TTL) == Lease(holder="a", epoch=1, until=105.0)
     assert lease.taken("a", 500.0, TTL) == Lease(holder="a", epoch=1, until=504.0)
 
 
 def test_another_gets_it_when_it_has_run_out() -> None:
-    """Who asks too early changes nothing; once it has run out it changes hands."""
+    """A process that asks too early changes nothing; once it has run out it changes hands."""
     lease = Lease().taken("a", 100.0, TTL)
     assert lease.taken("b", 103.9, TTL) is lease
     assert lease.taken("b", 104.0, TTL) == Lease(holder="b", epoch=2, until=108.0)
 
 
 def test_it_can_be_given_back() -> None:
-    """The holder, and nobody else, can give it back; the next one has it at once."""
+    """Only the holder can give it back; the next one has it at once."""
     lease = Lease().taken("a", 100.0, TTL)
     assert lease.released("b") is lease
     free = lease.released("a")
@@ -42,7 +42,7 @@ def test_it_can_be_given_back() -> None:
 
 
 def test_an_end_of_another_clock_is_not_believed() -> None:
-    """After the host was started anew its clock begins anew: a lease from before does not stop everybody for days."""
+    """After a restart the host's clock restarts too: a lease from before does not stop all processes for days."""
     lease = Lease().taken("a", 1_000_000.0, TTL)
     assert lease.ends_at(10.0) is None
     assert lease.taken("b", 10.0, TTL).holder == "b"
@@ -51,7 +51,7 @@ def test_an_end_of_another_clock_is_not_believed() -> None:
 
 @attrs.define
 class Believer:
-    """What a process takes to be true: that it holds the lease until then."""
+    """Belief of a process that it holds the lease until then."""
 
     until: float = 0.0
 

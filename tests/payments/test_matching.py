@@ -1,4 +1,4 @@
-"""Which transaction a payment is, by the laws that keep money from going astray."""
+"""Matching of payments and transactions, by the laws that keep money from going astray."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def row(created_at: datetime = NOON, *, id: str = "tx-1", **changes: Any) -> Tra
 
 @st.composite
 def skews(draw: st.DrawFn) -> Skew | None:
-    """Draw what may be known of a clock."""
+    """Draw the possible samples of a clock."""
     if draw(st.booleans()):
         return None
     low = draw(offsets)
@@ -95,12 +95,12 @@ def test_the_estimate_contains_the_truth(data: st.DataObject, ahead: timedelta) 
 def test_a_clock_that_was_set_meanwhile_widens_the_estimate(
     data: st.DataObject, before: timedelta, after: timedelta
 ) -> None:
-    """Where looks disagree, since a clock was set in between, the bounds contain what was true before and after."""
+    """If samples disagree, since a clock was set in between, the bounds contain the truth before and after."""
     earlier = data.draw(st.lists(sightings(before), min_size=1, max_size=3))
     later = data.draw(st.lists(sightings(after), min_size=1, max_size=3))
     skew = estimate_skew([*earlier, *later])
     assert skew is not None
-    # Where the two are too near to be told apart, the bounds may be those of either.
+    # If the two are too near to be distinguished, the bounds may be those of either.
     tolerance = max(seen.ended_at - seen.began_at for seen in (*earlier, *later)) + _SECOND
     assert skew.low <= min(before, after) + tolerance
     assert max(before, after) - tolerance <= skew.high
@@ -159,7 +159,7 @@ def test_a_phone_number_is_compared_by_its_digits(written: str) -> None:
 def test_only_a_lone_near_match_of_the_kind_is_adopted(
     skew: Skew | None, rows: Sequence[tuple[timedelta, bool]], took: timedelta
 ) -> None:
-    """What is adopted is of the kind, inside the window, and the only one of its kind anywhere near."""
+    """An adopted transaction is of the kind, inside the window, and the only one of its kind anywhere near."""
     made = [
         row(NOON + offset, id=f"tx-{number}", amount=Decimal(1000 if fits else 999))
         for number, (offset, fits) in enumerate(rows)
@@ -250,8 +250,8 @@ def test_the_spans_cover_every_payment_once(sends: Sequence[tuple[datetime, time
     assert all(before.last < after.first for before, after in itertools.pairwise(found))
 
 
-def test_an_old_payment_does_not_cost_the_walk_of_all_days_since() -> None:
-    """Two payments a year apart are two walks of some days each."""
+def test_an_old_payment_does_not_cost_the_listing_of_all_days_since() -> None:
+    """Two payments a year apart are two listings of some days each."""
     old, new = date_ranges({"new": search(NOON), "old": search(NOON - timedelta(days=365))})
     assert [*old.queries] == ["old"]
     assert old.last - old.first < timedelta(days=7)
@@ -271,7 +271,7 @@ def test_an_old_payment_does_not_cost_the_walk_of_all_days_since() -> None:
     ],
 )
 def test_a_date_header(header: str, moment: datetime | None) -> None:
-    """A Date header is read as UTC, whatever its zone; what is none is left alone."""
+    """A Date header is read as UTC, in any zone; other text gives None."""
     assert read_date(header) == moment
 
 
@@ -279,7 +279,7 @@ def test_a_date_header(header: str, moment: datetime | None) -> None:
 @example("Mon, 01 Jan 0001 00:00:00 +2300")
 @example("Fri, 31 Dec 9999 23:59:59 -2300")
 @example("Fri, 02 Jan 2026 12:00:00 +99999999")
-def test_no_header_breaks_a_walk(header: str) -> None:
+def test_no_header_breaks_a_listing(header: str) -> None:
     """Whatever a header says, it is a time or none."""
     moment = read_date(header)
     assert moment is None or moment.tzinfo is UTC

@@ -1,4 +1,4 @@
-"""What `client.payments` shows, and what it refuses."""
+"""Results and refusals of `client.payments`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def fill(world: World) -> None:
 
 
 async def test_any_limit_is_taken_and_no_other_type(store_url: str) -> None:
-    """A limit beyond what a database can count is as good as none; a mistyped type is refused, not found empty."""
+    """A limit larger than any database is as good as none; a mistyped type is refused, not found empty."""
     world = make_world(store_url)
     async with world.client() as client:
         await client.collections.create(**ORDER, idempotency_key="order-1")
@@ -184,7 +184,7 @@ async def test_a_reference_of_any_length_is_recorded(store_url: str) -> None:
 )
 @on_asyncio
 async def test_what_find_refuses(sqlite_file_url: str, argument: str, value: Any) -> None:
-    """What cannot be a payment's name is refused by its argument."""
+    """A text that cannot be a payment's name is refused, with its argument."""
     async with make_world(sqlite_file_url).client() as client:
         with pytest.raises(InvalidRequest) as caught:
             await client.payments.find(**{"names": "order-1", argument: value})
@@ -251,7 +251,7 @@ async def test_the_database_away(sqlite_file_url: str) -> None:
 
 
 async def test_no_record_shows_a_phone_number(sqlite_file_url: str) -> None:
-    """Records and what they hold show no whole phone number in their repr, in whichever state."""
+    """Records and their parts show no whole phone number in their repr, in any state."""
     world = make_world(sqlite_file_url)
     await fill(world)
     await world.advance(200)

@@ -1,4 +1,4 @@
-"""Finding out what became of unknown payments: nothing wrong is adopted, and nothing that exists is called absent."""
+"""Reconciliation of unknown payments: nothing wrong is adopted, and nothing that exists is called absent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def create(client: AsyncClient, key: str = "order-1", **changes: Any) -> A
 
 
 async def lose(world: World, client: AsyncClient, key: str = "order-1", *, made: bool, **changes: Any) -> None:
-    """Create a collection whose answer never comes."""
+    """Create a collection without an answer."""
     rule = world.sandbox.script(MADE if made else NOT_MADE, on="c2b")
     with pytest.raises(OutcomeUnknown):
         await create(client, key, **changes)
@@ -70,11 +70,11 @@ def stranger(world: World, *, phone_number: str = PHONE_NUMBER, amount: str = "1
     return payment.id
 
 
-# What is found
+# Matches
 
 
 async def test_one_match_is_adopted(store_url: str) -> None:
-    """A payment that the list shows is found, with its state, and whoever asks for its key gets it."""
+    """A payment that the list shows is found, with its state, and the next call under its key gets it."""
     world = make_world(store_url)
     async with world.client() as client:
         await lose(world, client, made=True)
@@ -103,15 +103,15 @@ async def test_a_payment_that_is_still_pending_is_adopted_as_such(sqlite_file_ur
 
 
 @on_asyncio
-async def test_many_unknown_payments_are_found_in_one_walk(store_url: str) -> None:
-    """However many payments are unknown, one walk tells of all; each gets its own transaction, or none."""
+async def test_many_unknown_payments_are_found_in_one_listing(store_url: str) -> None:
+    """One listing serves any number of unknown payments; each gets its own transaction, or none."""
     world = make_world(store_url)
     async with world.client() as client:
         for number in range(12):
             await lose(world, client, f"order-{number}", made=number % 3 != 0, amount=100 + number)
-        walks = world.sandbox.requests.count("transactions")
+        listings = world.sandbox.requests.count("transactions")
         found = await client.payments.reconcile()
-        assert world.sandbox.requests.count("transactions") == walks + 1
+        assert world.sandbox.requests.count("transactions") == listings + 1
     assert len(found) == 12
     for record in found:
         number = int(record.key.removeprefix("order-"))
@@ -140,8 +140,8 @@ async def test_what_others_have_claimed_is_left_out(store_url: str) -> None:
 
 
 @on_asyncio
-async def test_several_matches_are_for_a_person(store_url: str) -> None:
-    """Where two transactions may be the payment it stays unknown, and names them; twins stay blocked."""
+async def test_several_matches_are_for_someone_to_decide(store_url: str) -> None:
+    """If two transactions may be the payment it stays unknown, and names them; duplicates stay blocked."""
     world = make_world(store_url)
     async with world.client() as client:
         await lose(world, client, made=True)
@@ -177,8 +177,8 @@ async def test_a_stranger_of_another_kind_does_not_matter(sqlite_file_url: str) 
 
 
 @on_asyncio
-async def test_absence_takes_two_walks_after_the_grace_period(store_url: str) -> None:
-    """A payment is absent after two walks that began when its grace period was over: not earlier, and not by one."""
+async def test_absence_takes_two_listings_after_the_grace_period(store_url: str) -> None:
+    """A payment is absent after two listings that began after its grace period: not earlier, and not after one."""
     world = make_world(store_url)
     async with world.client(world.store(grace=100.0)) as client:
         await lose(world, client, made=False)
@@ -200,7 +200,7 @@ async def test_absence_takes_two_walks_after_the_grace_period(store_url: str) ->
     assert world.sent == 1
 
 
-async def test_walks_that_fail_do_not_count(sqlite_file_url: str) -> None:
+async def test_listings_that_fail_do_not_count(sqlite_file_url: str) -> None:
     """A list that cannot be read to its end says nothing of absence, and nothing is recorded."""
     world = make_world(sqlite_file_url)
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
@@ -247,13 +247,13 @@ async def test_a_lagging_list_within_the_grace_period_is_no_absence(sqlite_file_
     assert record.transaction_id == world.made[0]
 
 
-# A person's word
+# Confirmations
 
 
 @pytest.mark.parametrize("state", ["UNKNOWN", "ABSENT"])
 @on_asyncio
-async def test_a_person_may_release_a_key(store_url: str, state: str) -> None:
-    """After a person's word, and only then, the key sends again; the word is kept with its note."""
+async def test_someone_may_release_a_key(store_url: str, state: str) -> None:
+    """Only after a confirmation the key sends again; the confirmation is kept with its note."""
     world = make_world(store_url)
     async with world.client() as client:
         await lose(world, client, made=False)
@@ -274,7 +274,7 @@ async def test_a_person_may_release_a_key(store_url: str, state: str) -> None:
     assert (word.source, word.detail) == ("person", "asked the customer, Asha")
 
 
-async def test_a_person_may_release_an_ambiguous_payment(sqlite_file_url: str) -> None:
+async def test_someone_may_release_an_ambiguous_payment(sqlite_file_url: str) -> None:
     world = make_world(sqlite_file_url)
     async with world.client() as client:
         await lose(world, client, made=False)
@@ -288,10 +288,10 @@ async def test_a_person_may_release_an_ambiguous_payment(sqlite_file_url: str) -
 
 
 @pytest.mark.parametrize("is_sent_again", [False, True])
-async def test_a_person_s_wrong_word_does_not_mislead_a_twin(
+async def test_a_wrong_confirmation_does_not_mislead_a_duplicate(
     store_url: str, is_sent_again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A transaction that may be of a payment which was called absent is not given to another order: a person looks."""
+    """A transaction that may be of a payment which was called absent is not given to another order: someone looks."""
     world = make_world(store_url)
     async with world.client() as client:
         await lose(world, client, made=False)
@@ -315,8 +315,8 @@ async def test_a_person_s_wrong_word_does_not_mislead_a_twin(
 
 
 @pytest.mark.parametrize("has_dates", [True, False])
-async def test_what_a_lagging_list_made_absent_does_not_mislead_a_twin(sqlite_file_url: str, has_dates: bool) -> None:
-    """Where the list shows late what the service did late, the transaction of one order is not given to its twin."""
+async def test_a_lagging_list_does_not_mislead_a_duplicate(sqlite_file_url: str, has_dates: bool) -> None:
+    """If a late transaction is listed late, it is not given to the duplicate of its order."""
     world = make_world(sqlite_file_url, list_lag=60)
     world.line.has_dates = has_dates
     async with world.client() as client:
@@ -339,7 +339,7 @@ async def test_what_a_lagging_list_made_absent_does_not_mislead_a_twin(sqlite_fi
 @pytest.mark.parametrize("first", ["absent", "long ago", "refused", "not sent", "of another kind"])
 @on_asyncio
 async def test_a_payment_that_was_sent_again_rightly_does_not_matter(sqlite_file_url: str, first: str) -> None:
-    """Earlier attempts that cannot be the transaction leave a lost twin to be found as ever."""
+    """Earlier attempts that cannot be the transaction leave a lost duplicate to be found as usual."""
     world = make_world(sqlite_file_url)
     async with world.client(world.store(grace=0), retry=RetryPolicy(max_attempts=1)) as client:
         if first in {"refused", "not sent"}:
@@ -363,8 +363,8 @@ async def test_a_payment_that_was_sent_again_rightly_does_not_matter(sqlite_file
         assert all(entry.what != "contradiction" for entry in (await get(client)).history)
 
 
-async def test_of_what_a_person_may_not_say_that_it_is_absent(sqlite_file_url: str) -> None:
-    """What exists, what does not, what is on its way and what nobody asked for cannot be called absent."""
+async def test_payments_that_cannot_be_confirmed_absent(sqlite_file_url: str) -> None:
+    """A payment that is known, on its way or was never made cannot be confirmed absent."""
     world = make_world(sqlite_file_url)
     async with world.client() as client, world.client() as other:
 
@@ -384,7 +384,7 @@ async def test_of_what_a_person_may_not_say_that_it_is_absent(sqlite_file_url: s
         assert (await get(client)).state == "ACKNOWLEDGED"
 
 
-async def test_a_person_may_speak_of_a_payment_whose_process_died(sqlite_file_url: str) -> None:
+async def test_a_payment_of_a_dead_process_may_be_confirmed_absent(sqlite_file_url: str) -> None:
     """A payment that was on its way in a process that has died can be called absent once it is stale."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
@@ -424,7 +424,7 @@ async def test_absent_collections_may_be_sent_again_where_the_merchant_says_so(
 
 
 async def test_an_absent_collection_that_was_seen_after_all_is_not_sent_again(sqlite_file_url: str) -> None:
-    """Where a list shows what may be the payment, and then hides it again, two more walks are needed to send again."""
+    """If a list shows a candidate, and then hides it again, two more listings are needed to send again."""
     world = make_world(sqlite_file_url)
     async with world.client(world.store(resend_absent_collections=True)) as client:
         await lose(world, client, made=False)
@@ -507,7 +507,7 @@ async def test_a_list_that_counts_more_than_it_shows_is_incomplete(sqlite_file_u
 
 @on_asyncio
 async def test_a_payment_of_last_year_is_found_among_its_own_days(sqlite_file_url: str) -> None:
-    """An old unknown payment is looked for in its days; the walk does not go through all that came since."""
+    """An old unknown payment is looked for in its days; the listing leaves out all days since."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
         await lose(world, client, made=True)
@@ -531,7 +531,7 @@ SKEWS = [-3 * HOUR, -600.0, 0.0, 0.7, 600.0, 3 * HOUR]
 @pytest.mark.parametrize("evidence", ["dates", "own payments", "none"])
 @on_asyncio
 async def test_a_clock_that_is_wrong(sqlite_file_url: str, ahead: float, evidence: str) -> None:
-    """However wrong a clock is, what exists is never called absent; with evidence of the clock it is found."""
+    """However wrong a clock is, a payment that exists is never absent; with samples of the clock it is found."""
     world = make_world(sqlite_file_url)
     world.ahead = timedelta(seconds=ahead)
     world.line.has_dates = evidence == "dates"
@@ -597,7 +597,7 @@ async def test_a_clock_that_was_set_meanwhile(sqlite_file_url: str, by: float, h
     assert record.transaction_id in {None, world.made[-1]}
 
 
-# What a dead process left
+# Payments of a dead process
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.0])
@@ -617,7 +617,7 @@ async def test_the_clock_of_a_sandbox_moves_that_of_its_clients(sqlite_file_url:
 
 
 async def test_stale_payments_are_found_out(store_url: str) -> None:
-    """What a dead process left on its way is left alone while a request may live, or as long as the caller says."""
+    """A payment of a dead process is left alone while its request may live, or as long as the caller says."""
     world = make_world(store_url)
     async with world.client() as client:
         await create(client)
@@ -694,7 +694,7 @@ async def _sent_again(other: AsyncClient) -> None:
 
 @pytest.mark.parametrize("meanwhile", [_found_out, _called_absent, _released])
 async def test_a_late_answer_is_welcome(store_url: str, meanwhile: Meanwhile) -> None:
-    """The answer of a process that was taken for dead is recorded, whatever was believed meanwhile."""
+    """The answer of a process that counted as dead is recorded, in any state of the payment."""
     world = make_world(store_url)
     async with world.client() as client, world.client(world.store(grace=0)) as other:
 
@@ -728,7 +728,7 @@ async def test_a_late_answer_to_what_was_adopted_agrees(sqlite_file_url: str) ->
 
 
 async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(store_url: str) -> None:
-    """Two payments under one key, by a person's mistake, are told: raised, and kept in the history."""
+    """Two payments under one key, by a wrong confirmation, are reported: raised, and kept in the history."""
     world = make_world(store_url)
     async with world.client() as client, world.client(world.store(grace=0)) as other:
 
@@ -757,7 +757,7 @@ async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(sto
 
 
 async def test_a_late_loss_makes_the_evidence_of_absence_start_anew(sqlite_file_url: str) -> None:
-    """Walks before the request had really ended say nothing of its absence."""
+    """Listings before the request had really ended prove nothing about its absence."""
     world = make_world(sqlite_file_url)
     async with world.client() as client, world.client(world.store(grace=1)) as other:
         world.sandbox.script(NOT_MADE, on="c2b")
@@ -804,7 +804,7 @@ async def test_history_is_complete_and_only_grows(store_url: str) -> None:
         await look(client)
         await client.payments.confirm_absent("order-1", note="Asha")
         await look(client)
-        await create(client, "twin-1")
+        await create(client, "duplicate-1")
         await world.advance(48 * HOUR)
         await lose(world, client, made=False)
         await world.advance(10)

@@ -1,4 +1,4 @@
-"""What may become of a payment: every state and every event, and when money may be sent again."""
+"""State machine of payments: every state and every event, and the cases in which money may be sent again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mobilemoney_async.payments.records import (
 )
 from tests.support.fakes import NOON, PHONE_NUMBER
 
-# A row for each state; what is not in a row contradicts it.
+# A row for each state; an event that is not in a row contradicts it.
 TABLE: dict[PaymentState, dict[Event, PaymentState]] = {
     PaymentState.SENDING: {
         Event.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
@@ -79,7 +79,7 @@ def record(state: PaymentState, **changes: Any) -> PaymentRecord:
 
 @pytest.mark.parametrize(("state", "event"), [*product(PaymentState, Event)])
 def test_every_state_and_event(state: PaymentState, event: Event) -> None:
-    """A payment becomes what the table says, and whatever is not in it contradicts what is known."""
+    """A payment moves as the table says, and any event that is not in it is a contradiction."""
     assert move(state, event) is TABLE[state].get(event)
 
 
@@ -98,7 +98,7 @@ def test_what_exists_is_never_taken_back() -> None:
 
 
 def test_every_state_is_one_of_three_kinds() -> None:
-    """A payment exists, or does not, or nobody knows; a state is never two of these."""
+    """A payment exists, or does not, or is unknown; a state is never two of these."""
     exists = {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
     assert not UNIDENTIFIED & REUSABLE
     assert UNIDENTIFIED | REUSABLE | exists == set(PaymentState)
@@ -110,8 +110,8 @@ def test_money_is_sent_only_where_it_certainly_does_not_exist() -> None:
     assert senders == REUSABLE | {PaymentState.ABSENT}
 
 
-def test_nothing_is_released_without_a_person() -> None:
-    """Only a person's word makes a payment released."""
+def test_nothing_is_released_without_a_confirmation() -> None:
+    """Only a confirmation makes a payment released."""
     assert {event for (_, event), after in TRANSITIONS.items() if after is PaymentState.RELEASED} == {
         Event.CONFIRM_ABSENT
     }
@@ -135,8 +135,8 @@ def test_an_absent_payment_with_candidates_is_not_sent_again() -> None:
     assert seen.is_ambiguous
 
 
-def test_an_absent_payment_is_sent_again_only_after_two_walks_that_miss_it() -> None:
-    """Where a transaction that may be it was seen and has gone again, two more walks have to miss it."""
+def test_an_absent_payment_is_sent_again_only_after_two_listings_that_miss_it() -> None:
+    """If a candidate was seen and has gone again, two more listings have to miss it."""
     assert not may_send(record(PaymentState.ABSENT, walks=1), absent_suffices=True)
 
 

@@ -68,7 +68,7 @@ def test_every_table_has_our_prefix() -> None:
 
 
 def test_the_index_on_unidentified_payments_lists_their_states() -> None:
-    """What the database holds at most once is what the records call unidentified."""
+    """The states that the database allows once for a kind are the unidentified ones of the records."""
     indexes = {str(each.name): each for each in schema.payments.indexes}
     assert indexes["mobilemoney_payments_unidentified"].unique
     for dialect in ("sqlite", "postgresql"):
@@ -80,7 +80,7 @@ def test_the_index_on_unidentified_payments_lists_their_states() -> None:
 
 @on_asyncio
 async def test_a_newer_database_is_refused(store_url: str) -> None:
-    """A database of a newer release is left alone: the error names both versions, and what to do."""
+    """A database of a newer release is left alone: the error names both versions, and the remedy."""
     database = Database(store_url)
     await database.write(lambda each: each.execute(sa.text("UPDATE mobilemoney_schema SET version = 99")))
     database.close()
@@ -237,7 +237,7 @@ async def test_a_migration_that_fails_changes_nothing(store_url: str) -> None:
 
 @on_asyncio
 async def test_tables_without_a_version_are_refused(store_url: str) -> None:
-    """A database whose version is gone is not guessed at."""
+    """The version of a database is not guessed if it is missing."""
     database = Database(store_url)
     await database.write(lambda each: each.execute(sa.text("DELETE FROM mobilemoney_schema")))
     database.close()
@@ -320,7 +320,7 @@ Changes = dict[str, Any]
         {"key": "order-2", "state": "ABSENT"},
         {"key": "order-2", "amount": "5", "transaction_id": "tx-1"},
     ],
-    ids=["key", "twin", "sending twin", "absent twin", "transaction"],
+    ids=["key", "duplicate", "sending duplicate", "absent duplicate", "transaction"],
 )
 @on_asyncio
 async def test_the_database_itself_forbids(store_url: str, second: Changes) -> None:
@@ -346,7 +346,7 @@ async def test_the_database_itself_forbids(store_url: str, second: Changes) -> N
 )
 @on_asyncio
 async def test_the_database_allows(store_url: str, second: Changes) -> None:
-    """Other accounts, other kinds, and twins that are known for what they are do not stand in each other's way."""
+    """Other accounts, other kinds, and duplicates with known results do not block each other."""
     database = Database(store_url)
     await database.write(_insert)
     await database.write(lambda each: _insert(each, **second))

@@ -35,16 +35,16 @@ BACKENDS: list[Literal["asyncio", "trio"]] = ["asyncio", "trio"]
 PAYMENT, LOOKUP, POLL, BULK = Priority
 AHEAD = 1e9  # how far the store's clock is ahead of the loop's, seconds
 LAST_WORDS = 12  # requests of the process that is killed
-PATIENCE = 60.0  # for what is bound to happen, however busy the machine is, seconds
+PATIENCE = 60.0  # limit for an event that must happen, on any busy machine, seconds
 
 
 class Row:
     """The row of a database on paper.
 
     Attributes:
-        text: What is in it.
+        text: Its contents.
         asked: How often it was locked.
-        error: What the database says instead, if anything.
+        error: The database's error instead, if any.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Row:
 
 
 class OnPaper(SharedLimiter):
-    """What would be a process of its own.
+    """Stand-in for a process.
 
     Args:
         row: The row.
@@ -126,7 +126,7 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_waiter(
     strikes: dict[int, list[int]],
     latencies: tuple[float, ...],
 ) -> None:
-    """Whoever comes and leaves in three processes: both readings of the limit hold, and who stays is served."""
+    """Requests come and leave in three processes: both readings of the limit hold, and those that stay are served."""
 
     async def main() -> None:
         row = Row()
@@ -162,7 +162,7 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_waiter(
             held.append((who, now, now + length))
 
         held: list[tuple[int, float, float]] = []
-        with anyio.fail_after(12 + 1.5 * len(arrivals) + 40):  # nobody waits for ever
+        with anyio.fail_after(12 + 1.5 * len(arrivals) + 40):  # no request waits for ever
             async with anyio.create_task_group() as tasks:
                 start(tasks, arrive, arrivals)
                 start(tasks, hold, holds)
@@ -240,7 +240,7 @@ async def test_a_payment_does_not_wait_behind_lookups_of_its_own_process() -> No
 
 @pytest.mark.anyio
 async def test_a_hold_holds_the_whole_fleet() -> None:
-    """What the service said to one process the others know within a second, and nobody sends before it is over."""
+    """A hold for one process reaches the others within a second, and no process sends before its end."""
     row = Row()
     queues = [Queue(OnPaper(row, RateLimiter(600), latency=0.002)) for _ in range(3)]
     async with anyio.create_task_group() as tasks:
@@ -259,7 +259,7 @@ async def test_a_hold_holds_the_whole_fleet() -> None:
 
 @pytest.mark.anyio
 async def test_a_hold_that_comes_while_the_store_is_asked_holds() -> None:
-    """What the store gives without knowing of the hold is not used."""
+    """Slots that the store gave without knowing of the hold are not used."""
     queue = Queue(OnPaper(Row(), latency=0.1))
     async with anyio.create_task_group() as tasks:
         for _ in range(3):
@@ -272,7 +272,7 @@ async def test_a_hold_that_comes_while_the_store_is_asked_holds() -> None:
 
 @pytest.mark.anyio
 async def test_usage_and_capacity_are_those_of_the_fleet() -> None:
-    """What another process has used is seen after the next reservation: by the poller, and by who looks ahead."""
+    """The use by another process is seen after the next reservation: by the poller, and by prefetches."""
     row = Row()
     one, other = OnPaper(row), OnPaper(row)
     assert one.has_capacity()
@@ -291,7 +291,7 @@ async def test_usage_and_capacity_are_those_of_the_fleet() -> None:
     assert other.usage().granted == 0
 
 
-# -- who leaves, what fails --------------------------------------------------------------------------------------------
+# -- cancellations and failures ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.anyio
@@ -308,7 +308,7 @@ async def test_everybody_who_comes_at_once_is_served_by_one_transaction() -> Non
 
 @pytest.mark.anyio
 async def test_a_slot_of_one_who_left_goes_to_the_next() -> None:
-    """Whoever is cancelled while the store is asked, or in the moment of its turn, takes nothing along."""
+    """A request that is cancelled while the store is asked, or in the moment of its turn, loses no slot."""
     row = Row()
     queue = Queue(OnPaper(row, latency=0.02))
     scope = anyio.CancelScope()
@@ -329,11 +329,11 @@ async def test_a_slot_of_one_who_left_goes_to_the_next() -> None:
 
 @pytest.mark.anyio
 async def test_a_slot_that_is_over_is_not_used_and_not_lost() -> None:
-    """A loop that stood still does not send what was due long ago; the budget has it back."""
+    """A loop that was stopped does not use slots from long ago; the budget gets them back."""
     limiter = OnPaper(Row())
     for _ in range(10):
         await limiter.acquire()
-    with anyio.move_on_after(1.57):  # then what it waits for is reserved, for 1.6
+    with anyio.move_on_after(1.57):  # then its slot is reserved, for 1.6
         await limiter.acquire()
     assert limiter._slots.ready_at() < math.inf
     await anyio.sleep(0.5)
@@ -375,7 +375,7 @@ async def test_a_store_that_fails_fails_everybody_in_line_once() -> None:
 
 @pytest.mark.anyio
 async def test_a_hold_is_kept_through_a_failure_of_the_store() -> None:
-    """A hold that could not be told to the others holds here, and is told when that is possible."""
+    """A hold that could not be stored holds here, and is stored when that is possible."""
     row = Row()
     limiter, other = OnPaper(row), OnPaper(row)
     row.error = "away"
@@ -465,7 +465,7 @@ async def test_accounts_have_budgets_of_their_own(store_url: str) -> None:
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_a_server_that_crashes_forgets_no_request(postgres_server: Postgres) -> None:
-    """When PostgreSQL is back a second after a crash, what was sent just before counts, and no second burst follows."""
+    """When PostgreSQL is back a second after a crash, the requests just before count, and no second burst follows."""
     url = postgres_server.new_database()
     limit = RateLimiter(window=3600)
     with contextlib.closing(Database(url)) as one, contextlib.closing(Database(url)) as other:
@@ -518,7 +518,7 @@ async def test_time_outs_of_asyncio_leave_the_limiter_sound(store_url: str) -> N
 
 
 def worker(url: str, pipe: Connection) -> None:
-    """Saturate the limit in a process of its own, and tell when each request went, until told to stop."""
+    """Saturate the limit in a process of its own, and report the time of each request, until stopped."""
 
     async def main(database: Database) -> None:
         limiter = Recording(fast(), database, "merchant")
@@ -546,7 +546,7 @@ Told = list[list[tuple[float, float]]]  # by each process: the slots that it use
 
 
 def keeps_pace(told: Told, victim: int, *, seconds: float = 3.0) -> bool:
-    """Return whether the fleet did what it should in its last seconds.
+    """Return whether the fleet kept the pace in its last seconds.
 
     A busy machine may wake a process long after its slot: then its requests arrive in a heap, and none before.
     """
@@ -572,7 +572,7 @@ def keeps_pace(told: Told, victim: int, *, seconds: float = 3.0) -> bool:
 
 
 def gather(processes: list[tuple[Any, Connection]], victim: int) -> tuple[Told, bool]:
-    """Return what each process tells until its end, and whether they kept the pace, after which they are stopped.
+    """Return the reports of each process, and whether they kept the pace, after which they are stopped.
 
     The victim is killed after its twelfth request.
     """

@@ -71,7 +71,7 @@ class Service:
 
     Attributes:
         logins: The passwords of all logins, oldest first.
-        faults: What the next logins raise.
+        faults: The errors of the next logins.
         delay: How long a login takes, seconds.
     """
 
@@ -146,7 +146,7 @@ def virtual_workers(sqlite_file_url: str) -> Iterator[Workers]:
 
 
 async def together(*workers: Worker) -> list[str | type[MobileMoneyError]]:
-    """Let workers get a token side by side, and return what they got."""
+    """Let workers get a token side by side, and return the tokens."""
     got: list[str | type[MobileMoneyError]] = []
 
     async def one(worker: Worker) -> None:
@@ -166,7 +166,7 @@ def refused() -> MobileMoneyError:
 
 
 def rows(url: str) -> list[Any]:
-    """Return what lies in the database."""
+    """Return the contents of the database."""
     engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
     with engine.connect() as connection:
         return list(connection.execute(sa.text("SELECT * FROM mobilemoney_logins")).mappings())
@@ -217,7 +217,7 @@ async def test_a_holder_that_dies_delays_the_others_by_seconds(virtual_workers: 
 
 @pytest.mark.anyio
 async def test_a_slow_login_keeps_its_lease(virtual_workers: Workers) -> None:
-    """A login that takes longer than a lease is not made by a second process meanwhile."""
+    """A login that takes longer than a lease is not made by a second process too."""
     service = Service(delay=60)
     assert await together(*[virtual_workers(service) for _ in range(3)]) == ["token-1"] * 3
     assert len(service.logins) == 1
@@ -225,7 +225,7 @@ async def test_a_slow_login_keeps_its_lease(virtual_workers: Workers) -> None:
 
 @pytest.mark.anyio
 async def test_a_cancelled_leader_leaves_the_login_to_the_next(virtual_workers: Workers) -> None:
-    """When the call that logs in is cancelled, in this process or another somebody else does at once."""
+    """When the call that logs in is cancelled, another call does at once, in this process or another."""
     service = Service(delay=60)
     leader, other = virtual_workers(service), virtual_workers(service)
     got: list[str] = []
@@ -278,7 +278,7 @@ async def test_a_task_of_asyncio_that_is_cancelled_in_the_database_delays_its_pr
 
 @pytest.mark.anyio
 async def test_an_unexpected_error_of_a_login_comes_out_as_itself(virtual_workers: Workers) -> None:
-    """A bug in a transport of one's own is not wrapped in a group, and blocks nobody."""
+    """A bug in a caller's own transport is not wrapped in a group, and blocks no other call."""
     service = Service()
     worker = virtual_workers(service)
 
@@ -292,7 +292,7 @@ async def test_an_unexpected_error_of_a_login_comes_out_as_itself(virtual_worker
 
 @pytest.mark.anyio
 async def test_accounts_and_credentials_keep_to_themselves(virtual_workers: Workers) -> None:
-    """A token belongs to one account and one e-mail and password; a new password does not use what the old one got."""
+    """A token belongs to one account and one e-mail and password; a new password does not use the old one's token."""
     service = Service()
     assert await virtual_workers(service).token() == "token-1"
     assert await virtual_workers(service, account="another").token() == "token-2"
@@ -305,7 +305,7 @@ async def test_accounts_and_credentials_keep_to_themselves(virtual_workers: Work
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_a_login_object_may_serve_two_stores(store_url: str, tmp_path: Path) -> None:
-    """What one store knows of a login does not leak into another, nor into the `LoginAuth` itself."""
+    """The state of a login in one store does not leak into another, nor into the `LoginAuth` itself."""
     service, auth = Service(), LoginAuth(EMAIL, PASSWORD)
     databases = Database(store_url), Database(f"sqlite:///{tmp_path / 'other.db'}")
     sources = [SharedLogin(auth, database, "merchant") for database in databases]
@@ -322,7 +322,7 @@ async def test_a_login_object_may_serve_two_stores(store_url: str, tmp_path: Pat
 
 @pytest.mark.anyio
 async def test_one_process_renews_ahead_of_the_end_while_the_others_go_on(virtual_workers: Workers) -> None:
-    """Shortly before a token ends one process fetches the next, and nobody else waits for it."""
+    """Shortly before a token ends one process fetches the next, and no other call waits for it."""
     service = Service()
     first, *others = [virtual_workers(service) for _ in range(4)]
     assert await together(first, *others) == ["token-1"] * 4
@@ -381,7 +381,7 @@ async def test_a_day_of_four_processes_costs_two_dozen_logins(virtual_workers: W
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_a_refused_token_costs_one_login_for_all(workers: Workers) -> None:
-    """Every process that finds the token refused gets the same new one, and nobody throws a newer one away."""
+    """Every process that finds the token refused gets the same new one, and none discards a newer one."""
     service = Service(delay=0.1)
     all_of_them = [workers(service) for _ in range(3)]
     assert await together(*all_of_them) == ["token-1"] * 3
@@ -397,7 +397,7 @@ async def test_a_refused_token_costs_one_login_for_all(workers: Workers) -> None
 
 @pytest.mark.anyio
 async def test_tokens_that_are_refused_at_once_begin_a_pause_for_all(virtual_workers: Workers) -> None:
-    """When the service refuses one new token after the other, the processes together do not log in again and again."""
+    """If the service refuses one new token after the other, the processes together do not log in again and again."""
     service = Service()
     one, other = virtual_workers(service), virtual_workers(service)
     for number in (1, 2):
@@ -416,7 +416,7 @@ async def test_tokens_that_are_refused_at_once_begin_a_pause_for_all(virtual_wor
 async def test_a_token_refused_while_the_row_is_read_does_not_come_back(
     virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call whose token was refused a moment ago is not given the same one again."""
+    """After a refusal a call does not get the same token again."""
     service = Service()
     worker = virtual_workers(service)
     assert await worker.token() == "token-1"
@@ -475,7 +475,7 @@ async def test_the_refusal_of_another_process_says_all_that_its_own_would(virtua
 
 @pytest.mark.anyio
 async def test_new_credentials_do_not_inherit_a_pause(virtual_workers: Workers) -> None:
-    """Who deploys the right password is not held up by what the wrong one met."""
+    """The right password is not delayed by the failures of a wrong one."""
     service = Service(refused())
     assert await virtual_workers(service, password="wrong").fails() is InvalidCredentials
     assert await virtual_workers(service).token() == "token-2"
@@ -594,7 +594,7 @@ async def test_a_refusal_that_cannot_be_stored_holds_back_its_own_process(
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_a_database_that_cannot_be_reached_is_a_store_error() -> None:
-    """Who has no token yet is told that the store failed, and no login is made."""
+    """Without a token the call raises the failure of the store, and no login is made."""
     service = Service()
     worker = Worker("sqlite:////nonexistent/folder/payments.db", service)
     assert await worker.fails() is StoreError
@@ -733,7 +733,7 @@ async def test_four_processes_log_in_once_also_after_a_fifth_was_killed_while_it
 @pytest.mark.anyio
 @pytest.mark.parametrize("key", [KEY, KEY.encode(), Secret(KEY)])
 async def test_under_a_key_nothing_in_the_database_is_a_secret(virtual_workers: Workers, key: Any) -> None:
-    """Whoever reads the database or a backup finds neither the token nor the password, nor what they could guess by."""
+    """A reader of the database or a backup finds neither the token nor the password, nor a way to guess it."""
     await virtual_workers(Service(), key=key).token()
     said = repr(rows(virtual_workers.url))
     assert "token-1" not in said
@@ -773,7 +773,7 @@ async def test_a_wrong_key_finds_no_token_and_says_so(workers: Workers, caplog: 
 async def test_a_row_that_was_tampered_with_is_no_token(
     virtual_workers: Workers, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was not sealed with the key is not used: the process logs in anew and logs a warning."""
+    """A token encrypted with another key is not used: the process logs in again and logs a warning."""
     service = Service()
     await virtual_workers(service, key=KEY).token()
     change_rows(virtual_workers.url, "token = :text", text=text)
@@ -811,7 +811,7 @@ def test_a_key_that_is_none_is_refused(key: Any) -> None:
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who gives a key and lacks `cryptography` is told what to install; who gives none does not need it."""
+    """With a key but without `cryptography` the error names the extra; without a key it is not needed."""
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(InvalidRequest, match=r'pip install "mobilemoney-async\[store\]"'):
         TokenCipher("merchant", KEY)
@@ -833,7 +833,7 @@ def test_nothing_secret_shows_itself(tmp_path: Path) -> None:
     "text", ["", "[]", "{}", '{"type": "Any"}', '{"type": "APIError", "args": 1}', '{"type": "X"}']
 )
 def test_a_failure_that_cannot_be_read_is_still_one(text: str) -> None:
-    """What a newer release wrote about a login does not crash an older one."""
+    """A login error of a newer release does not crash an older one."""
     error = load_login_error(text)
     assert type(error) is MobileMoneyError
     assert str(load_login_error(dump_login_error(refused()))) == str(refused())

@@ -1,8 +1,8 @@
 """The store against a model that knows the truth: orders, faults, crashes, clocks and people, in any order.
 
-The model is a service of its own, which is told each order's key in an extra field that its list does not show. What
-the store may count on holds here too: nobody else pays for the same merchant, the merchant's clock does not jump, the
-service has processed and listed a request within the grace period, and a person tells the truth.
+The model is a service of its own, which gets each order's key in an extra field that its list does not show. The
+assumptions of the store hold here too: no other system pays for the same merchant, the merchant's clock does not jump,
+the service has processed and listed a request within the grace period, and confirmations are true.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TIMEOUT = 5.0
 _LATEST = 60.0
 _LAG = 20.0
 
-# Three kinds of payments, and identical twins of each.
+# Three kinds of payments, and duplicates of each.
 _KINDS = {
     "a": ("collection", "+255681234501", "1000"),
     "b": ("disbursement", "+255681234501", "1000"),
@@ -68,7 +68,7 @@ PLANS = [
     "rate limit",
 ]
 
-# Of a request whose sender dies: where it is then, and whether the service gets it all the same.
+# Of a request that outlives its sender: its place then, and whether the service still gets it.
 FATES = [("hang before", False), ("hang before", True), ("hang after", True), ("process late", False)]
 
 
@@ -84,7 +84,7 @@ class Made:
 
 
 class Service(httpx.AsyncBaseTransport):
-    """The service: what it was asked to do, what it did, and what it shows."""
+    """Service with its requests, its transactions, and the list that it shows."""
 
     def __init__(self) -> None:
         self.transactions: list[Made] = []
@@ -105,7 +105,7 @@ class Service(httpx.AsyncBaseTransport):
         return NOON + timedelta(seconds=anyio.current_time())
 
     def settle(self) -> None:
-        """Process what was delayed."""
+        """Process the delayed requests."""
         for due_at, key in [*self.late]:
             if due_at <= anyio.current_time():
                 self.late.remove((due_at, key))
@@ -189,11 +189,11 @@ class Service(httpx.AsyncBaseTransport):
     def _check(self, key: str) -> None:
         """See that this request may be sent."""
         if key in self.may_exist:
-            self.wrong.append(f"{key} was sent again without a person's word")
+            self.wrong.append(f"{key} was sent again without a confirmation")
         known = self.look()
         for other, kind in KINDS.items():
             if other != key and kind == KINDS[key] and other in self.may_exist and not known.get(other):
-                self.wrong.append(f"{key} was sent while its twin {other} was not identified")
+                self.wrong.append(f"{key} was sent while its duplicate {other} was not identified")
 
     def _list(self, request: httpx.Request) -> httpx.Response:
         params = request.url.params
@@ -289,7 +289,7 @@ class Shop(RuleBasedStateMachine):
         return Process(store, Outage(account_store(store).database), client)
 
     def rows(self) -> dict[str, tuple[str, str | None]]:
-        """Return the state and the transaction of each key, as somebody else sees them."""
+        """Return the state and the transaction of each key, through another connection."""
         with self.engine.connect() as connection:
             found = connection.execute(sa.text("SELECT key, state, transaction_id FROM mobilemoney_payments"))
             return {row[0]: (row[1], row[2]) for row in found}
@@ -355,7 +355,7 @@ class Shop(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 6.0, 30.0, 130.0]))
     def time_passes(self, seconds: float) -> None:
-        """Let time pass for everybody."""
+        """Let time pass for all processes."""
 
         async def work() -> None:
             await anyio.sleep(seconds)
@@ -382,7 +382,7 @@ class Shop(RuleBasedStateMachine):
             self.time_passes(0.5)
 
     @rule(who=processes, number=st.integers(0, 11))
-    def a_person_speaks(self, who: int, number: int) -> None:
+    def someone_confirms(self, who: int, number: int) -> None:
         """Say that a payment is absent, which is true: it does not exist, and cannot come to exist."""
         unresolved = [key for key, (state, _) in self.rows().items() if state in {"UNKNOWN", "ABSENT"}]
         spoken_of = [key for key in unresolved if not self.is_possible(key)] or ["c3"]
@@ -458,12 +458,12 @@ class Shop(RuleBasedStateMachine):
 
     @invariant()
     def nothing_went_wrong(self) -> None:
-        """No key was paid or sent twice, no twin was sent too early, no caller was told a falsehood."""
+        """No key was paid or sent twice, no duplicate was sent too early, no caller got a wrong answer."""
         assert not self.service.wrong
 
     @invariant()
     def each_payment_has_its_own_transaction(self) -> None:
-        """What a record has claimed is what the service made for its key, and it is never lost again."""
+        """A record's transaction is the one that the service made for its key, and it is never lost again."""
         rows = self.rows()
         for key, (state, transaction_id) in rows.items():
             if transaction_id is not None:

@@ -1,4 +1,4 @@
-"""Hosts whose clocks differ by minutes: with PostgreSQL its clock decides, so no payment is given up too early."""
+"""Hosts with clocks minutes apart: with PostgreSQL its clock decides, so no payment is given up too early."""
 
 import time
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ moments = st.floats(0, 2e9)
 
 
 class Host:
-    """A host whose clock shows something else than ours.
+    """Host with a clock that differs from ours.
 
     Attributes:
         ahead: By so many seconds.
@@ -32,7 +32,7 @@ class Host:
         self.ahead = ahead
 
     def time(self) -> float:
-        """Return what its clock shows."""
+        """Return the time of its clock."""
         return time.time() + self.ahead
 
     def store(self, url: str) -> SQLStore:
@@ -43,7 +43,7 @@ class Host:
 
 
 class Silent(httpx.AsyncBaseTransport):
-    """A service that takes payments and never says so, and whose list shows none of them.
+    """Service that takes payments without an answer, and lists none of them.
 
     Attributes:
         taken: Set once a payment has come.
@@ -65,7 +65,7 @@ class Silent(httpx.AsyncBaseTransport):
 
 
 def client(service: Silent, store: SQLStore) -> AsyncClient:
-    """Return the client of a process whose clock is its host's, put right by the store."""
+    """Return the client of a process with its host's clock, corrected by the store."""
     limiter = RateLimiter(per_minute=60_000, burst=1000)
     return AsyncClient("https://service.invalid/v1", auth="token", store=store, transport=service, rate_limiter=limiter)
 
@@ -74,7 +74,7 @@ def client(service: Silent, store: SQLStore) -> AsyncClient:
 @real
 @on_asyncio
 async def test_a_request_is_not_given_up_by_a_host_whose_clock_is_ahead(postgres_url: str) -> None:
-    """What one host is sending is on its way for all of them, whatever their clocks show."""
+    """A payment that one host is sending is on its way for all of them, whatever their clocks show."""
     service = Silent(drops=False)
     behind, ahead = Host(-240).store(postgres_url), Host(+240).store(postgres_url)
     async with client(service, behind) as sender, client(service, ahead) as other, anyio.create_task_group() as tasks:
@@ -100,7 +100,7 @@ async def test_a_request_is_not_given_up_by_a_host_whose_clock_is_ahead(postgres
 @real
 @on_asyncio
 async def test_the_grace_period_is_as_long_on_every_host(postgres_url: str) -> None:
-    """A host whose clock is minutes ahead does not call a payment absent that was sent a moment ago."""
+    """A host with a clock minutes ahead does not call a payment absent that was sent a moment ago."""
     service = Silent(drops=True)
     behind, ahead = Host(-240).store(postgres_url), Host(+240).store(postgres_url)
     async with client(service, behind) as sender, client(service, ahead) as other:
@@ -118,7 +118,7 @@ async def test_the_grace_period_is_as_long_on_every_host(postgres_url: str) -> N
 @real
 @on_asyncio
 async def test_the_clock_of_a_host_that_was_set_is_put_right(postgres_url: str) -> None:
-    """Each look at the database's clock corrects the host's, also one that was set meanwhile."""
+    """Each reading of the database's clock corrects the host's, also one that was set in between."""
     host = Host(0)
     database = Database(postgres_url)
     clock = database.wall_clock = WallClock(host.time)
@@ -131,7 +131,7 @@ async def test_the_clock_of_a_host_that_was_set_is_put_right(postgres_url: str) 
 
 @given(moments, moments, st.floats(0, 3600), st.floats(0, 1))
 def test_a_look_bounds_the_difference(host: float, shown: float, took: float, part: float) -> None:
-    """After any look the clock shows what the database can have shown, at some moment of the look."""
+    """After any reading the clock shows a time that the database can have had during the reading."""
     clock = WallClock(lambda: host + took)
     clock.seen(shown, after=host, before=host + took)
     assert shown - 1e-3 <= clock.utcnow().timestamp() <= shown + took + 1e-3

@@ -1,4 +1,4 @@
-"""The service as the fleet's tests need it: it answers lookups and pages, and notes who asked what, and when."""
+"""Service for the tests of the fleet: it answers lookups and pages, and notes each request with its sender and time."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -30,8 +30,8 @@ class Till:
 
     Attributes:
         statuses: Of each payment, oldest first.
-        asked: Who asked for what: the token and an id or a page.
-        cut_off: Who cannot reach the service.
+        asked: The requests: the token and an id or a page.
+        cut_off: The clients that cannot reach the service.
     """
 
     statuses: dict[str, str] = attrs.field(factory=dict)
@@ -48,7 +48,7 @@ class Till:
 
     @property
     def askers(self) -> Counter[str]:
-        """How often each asked."""
+        """Number of requests of each client."""
         return Counter(who for who, _ in self.asked)
 
     def answer(self, target: str, who: str) -> tuple[dict[str, Any], int]:
@@ -77,7 +77,7 @@ class Till:
         return Response.json(*self.answer(request.target, who))
 
     def client(self, name: str) -> AsyncClient:
-        """Return a client whose requests are noted under a name."""
+        """Return a client with its requests noted under a name."""
         return AsyncClient("https://pay.example/v1", auth=name, transport=_Wire(self), rate_limiter=wide())
 
 
