@@ -1,19 +1,19 @@
-"""`mobilemoney doctor`: checks of the configuration, and advice. One call of the profile, one connection, no money.
+"""`mobilemoney doctor`: checks of the configuration, and advice. It sends one request, and moves no money.
 
-The checks yield findings; `judge_…` turns a measurement into findings without I/O. A check that depends on a failed one
-is reported as skipped.
+The checks yield findings; `judge_…` turns a measurement into findings without I/O.
 """
 
 from __future__ import annotations
 
 import enum
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -21,8 +21,6 @@ import anyio
 import attrs
 import httpx
 import typer
-from anyio.abc import ByteStream
-from anyio.streams.tls import TLSAttribute, TLSStream
 
 from mobilemoney_async import errors
 from mobilemoney_async.calls.retry import RetryPolicy
@@ -44,8 +42,7 @@ _STEADY, _ALLOWED, _ABSURD = timedelta(seconds=2), timedelta(seconds=60), timede
 _ADVICE: dict[type, str] = {
     errors.InvalidCredentials: "check e-mail and password; the service limits attempts, so do not guess",
     errors.TokenExpired: "the token has expired: mobilemoney login, or get a new one",
-    errors.AuthenticationError: "the service does not accept the token: is it one of this service, complete, and not "
-    "expired or revoked?",
+    errors.AuthenticationError: "is the token one of this service, complete, and not expired or revoked?",
     errors.ServerError: "the service has a fault: try again later",
     errors.UnexpectedResponse: "another program answers at this address: check the base URL and any proxy",
     errors.TransportError: "it can be reached, but gave no answer in time: try again, or with a longer --timeout",
@@ -70,22 +67,26 @@ class Finding:
     """Finding of one check.
 
     Attributes:
-        check: The check's name.
-        level: Its result.
+        level: The check's result.
+        check: Its name.
         text: The observation.
         advice: The next step, or None.
     """
 
-    check: str
     level: Level
+    check: str
     text: str
     advice: str | None = None
+
+
+_ok, _warning = partial(Finding, Level.OK), partial(Finding, Level.WARNING)
+_problem, _skipped = partial(Finding, Level.PROBLEM), partial(Finding, Level.SKIPPED)
 
 
 @with_service()
 def doctor(
     *,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=300, help="For each step.")] = 10.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=300, help="For the request.")] = 10.0,
     as_json: AsJSON = False,
     service: Service,
 ) -> None:
@@ -109,22 +110,21 @@ def doctor(
     levels = {finding.level for finding in findings}
     worst = next((level for level in (Level.PROBLEM, Level.WARNING) if level in levels), Level.OK)
     if as_json:
-        found = [attrs.asdict(each, value_serializer=_level_as_text) for each in findings]
         print_json(
             {
                 "profile": settings.profile,
                 "base_url": settings.base_url,
                 "is_production": settings.is_production,
                 "worst": worst.value,
-                "findings": [{name: value for name, value in each.items() if value is not None} for each in found],
+                "findings": [
+                    {"check": each.check, "level": each.level.value, "text": each.text}
+                    | ({} if each.advice is None else {"advice": each.advice})
+                    for each in findings
+                ],
             }
         )
     if worst is Level.PROBLEM:
         raise typer.Exit(ExitCode.ERROR)
-
-
-def _level_as_text(finding: object, field: object, value: object) -> object:
-    return value.value if isinstance(value, Level) else value
 
 
 def _print(finding: Finding) -> None:
@@ -142,26 +142,23 @@ async def check(settings: Settings, timeout: float) -> AsyncIterator[Finding]:
 
     Args:
         settings: The checked configuration.
-        timeout: Of each step, seconds, more than 0.
+        timeout: Of the request, seconds, more than 0.
     """
     source = settings.sources["base_url"]
     where = f"of {settings.config}" if source.startswith("profile ") else f"its URL is from {source}"
-    text = "the built-in sandbox" if settings.is_built_in else f"profile {settings.profile}, {where}"
-    yield Finding("configuration", Level.OK, text)
+    yield _ok(
+        "configuration", "the built-in sandbox" if settings.is_built_in else f"profile {settings.profile}, {where}"
+    )
     for file in settings.secret_files:
         if os.name == "posix" and file.exists() and file.stat().st_mode & 0o077:
-            yield Finding("secrets", Level.WARNING, f"other users can read {file}", f"chmod 600 {file}, if you can")
+            yield _warning("secrets", f"other users can read {file}", f"chmod 600 {file}, if you can")
     try:
         AsyncClient(settings.base_url, auth="-")
     except InvalidRequest as exc:
-        yield Finding("url", Level.PROBLEM, f"{settings.base_url} must be {_accepted(exc)}", "fix the base URL")
+        yield _problem("url", f"{settings.base_url} must be {_accepted(exc)}", "fix the base URL")
     else:
         yield judge_url(settings.base_url, is_production=settings.is_production)
-        reached = True
-        async for finding in _check_connection(settings.base_url, timeout):
-            reached = reached and finding.level is not Level.PROBLEM
-            yield finding
-        async for finding in _check_call(settings, timeout, reached=reached):
+        for finding in _judge_exchange(await _exchange(settings, timeout), settings):
             yield finding
     async for finding in _check_store(settings):
         yield finding
@@ -176,115 +173,132 @@ def judge_url(base_url: str, *, is_production: bool) -> Finding:
     parts = urlsplit(base_url)
     if parts.path.rstrip("/").rpartition("/")[2] != "v1":
         text = f"{base_url} does not end with the version prefix /v1"
-        return Finding("url", Level.WARNING, text, "add /v1 if this is the service's own address")
-    money = "real money" if is_production else "no real money"
-    return Finding("url", Level.OK, f"{base_url} ({parts.scheme}; {money})")
+        return _warning("url", text, "add /v1 if this is the service's own address")
+    return _ok("url", f"{base_url} ({parts.scheme}; {'real money' if is_production else 'no real money'})")
 
 
-async def _check_connection(base_url: str, timeout: float) -> AsyncIterator[Finding]:
+@attrs.define
+class _Exchange:
+    """One request of the doctor and its result: of the profile, or without credentials of the base URL alone."""
+
+    began_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))
+    ended_at: datetime | None = None
+    connection: list[Finding] = attrs.field(factory=list)
+    date: str = ""
+    missing: InvalidRequest | None = None
+    failure: Exception | None = None
+
+
+async def _exchange(settings: Settings, timeout: float) -> _Exchange:
+    exchange = _Exchange()
+
+    async def note_answer(response: httpx.Response) -> None:
+        exchange.connection = list(_judge_stream(response.extensions["network_stream"], settings.base_url))
+        exchange.date = response.headers.get("Date", "")
+
+    async with httpx.AsyncClient(event_hooks={"response": [note_answer]}, timeout=timeout) as http_client:
+        call: Any = partial(http_client.head, settings.base_url)
+        try:
+            # Without the store, which has its own check, and with one attempt: a failure is reported, not repeated.
+            options = {"retry": RetryPolicy(max_attempts=1), "timeout": timeout, "http_client": http_client}
+            call = open_client(settings, store=None, **options).users.profile
+        except InvalidRequest as exc:
+            exchange.missing = exc
+        try:
+            await call()
+        except (MobileMoneyError, httpx.HTTPError) as exc:
+            exchange.failure = exc
+            exchange.connection = exchange.connection or [judge_unreached(exc, settings.base_url)]
+    exchange.ended_at = datetime.now(UTC)
+    return exchange
+
+
+def _judge_exchange(exchange: _Exchange, settings: Settings) -> Iterator[Finding]:
+    yield from exchange.connection
+    is_reached = all(finding.level is not Level.PROBLEM for finding in exchange.connection)
+    shared = "shared by all processes of the store" if settings.store else "in each process by itself"
+    yield _ok("rate limit", f"at most {REQUESTS_PER_MINUTE:g} requests a minute and {BURST} at once, {shared}")
+    began_at, ended_at = exchange.began_at, exchange.ended_at or exchange.began_at
+    if (shown := read_date(exchange.date)) is not None:
+        # The service read its clock at some time during the request: the difference is uncertain by that much.
+        yield judge_clock(ClockSample(shown=shown, began_at=began_at, ended_at=ended_at).skew)
+    elif is_reached and settings.is_sandbox:
+        yield _skipped("clock", "a sandbox on this machine has this machine's clock")
+    elif exchange.failure is None:
+        yield judge_clock(None)
+    if exchange.missing is not None:
+        yield _problem("credentials", *_accepted(exchange.missing).split(": ", 1))
+    elif not is_reached:
+        yield _skipped("credentials", f"{_user(settings)}: not tried, the service was not reached")
+    else:
+        yield from judge_call(exchange.failure, _user(settings), (ended_at - began_at).total_seconds())
+
+
+def _address(base_url: str) -> tuple[str, int]:
     parts = urlsplit(base_url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    proxy = _proxy(parts.scheme, host)
-    if proxy is not None and not is_loopback(base_url):
-        yield Finding("connection", Level.OK, f"goes through the proxy {proxy} of the environment; not checked further")
-        return
-    try:
-        with anyio.fail_after(timeout):
-            found = await anyio.getaddrinfo(host, port)
-    except (OSError, UnicodeError) as exc:
-        text = f"{host} is not found: {getattr(exc, 'strerror', None) or type(exc).__name__}"
-        yield Finding("dns", Level.PROBLEM, text, "check the host's name, and this machine's network and DNS")
-        return
-    addresses = sorted({str(each[4][0]) for each in found})
-    if addresses != [host]:
-        yield Finding("dns", Level.OK, f"{host} is {', '.join(addresses[:3])}")
-    try:
-        with anyio.fail_after(timeout):
-            stream = await anyio.connect_tcp(host, port)
-    except OSError as exc:
-        advice = "check port, firewall and proxy"
-        if is_loopback(base_url):
-            advice = f"start it: mobilemoney sandbox{'' if port == _SANDBOX_PORT else f' --port {port}'}"
-        yield Finding("connection", Level.PROBLEM, f"{host}:{port} does not answer: {_reason(exc)}", advice)
-        return
-    yield Finding("connection", Level.OK, f"{host}:{port} answers")
-    async with stream:
-        if parts.scheme == "https":
-            yield await _check_tls(stream, host, timeout)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-async def _check_tls(stream: ByteStream, host: str, timeout: float) -> Finding:
-    try:
-        with anyio.fail_after(timeout):
-            # The same trusted certificates as the client's.
-            secured = await TLSStream.wrap(stream, hostname=host, ssl_context=httpx.create_ssl_context())
-    except ssl.SSLCertVerificationError as exc:
-        text = f"the certificate is not trusted: {exc.verify_message}"
+def _judge_stream(stream: Any, base_url: str) -> Iterator[Finding]:
+    """Judge the connection of an answer, which httpcore describes."""
+    host, port = _address(base_url)
+    proxies = {} if is_loopback(base_url) or proxy_bypass(host) else getproxies()
+    if proxy := proxies.get(urlsplit(base_url).scheme) or proxies.get("all"):
+        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        yield _ok("connection", f"{host}:{port} answers, through the proxy {address.hostname}:{address.port or 80}")
+    else:
+        ip = stream.get_extra_info("server_addr")[0]
+        if ip != host:
+            yield _ok("dns", f"{host} is {ip}")
+        yield _ok("connection", f"{host}:{port} answers")
+    tls = stream.get_extra_info("ssl_object")
+    if tls is not None:
+        end = (tls.getpeercert() or {}).get("notAfter")
+        expires_at = None if end is None else datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
+        yield judge_certificate(expires_at, tls.version(), datetime.now(UTC))
+
+
+def judge_unreached(failure: Exception, base_url: str) -> Finding:
+    """Judge a request without an answer: by the errors of the network that caused its failure."""
+    host, port = _address(base_url)
+    causes: list[BaseException] = [failure]
+    while (cause := _cause(causes[-1])) is not None:
+        causes.append(cause)
+    if not any(isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError) for cause in causes):
+        return _ok("connection", f"{host}:{port} answers")
+    last = causes[-1]
+    if isinstance(last, socket.gaierror | UnicodeError):
+        text = f"{host} is not found: {getattr(last, 'strerror', None) or type(last).__name__}"
+        return _problem("dns", text, "check the host's name, and this machine's network and DNS")
+    if isinstance(last, ssl.SSLCertVerificationError):
+        text = f"the certificate is not trusted: {last.verify_message}"
         advice = "is this the service's own address? if a proxy of yours inspects traffic, SSL_CERT_FILE names its CA"
-        return Finding("tls", Level.PROBLEM, text, advice)
-    except (OSError, anyio.BrokenResourceError, anyio.EndOfStream) as exc:
-        return Finding("tls", Level.PROBLEM, f"no secure connection: {_reason(exc)}", "is this a port for https?")
-    certificate = secured.extra(TLSAttribute.peer_certificate)  # noqa: S610 (no Django)
-    version = secured.extra(TLSAttribute.tls_version)  # noqa: S610
-    expires = certificate.get("notAfter") if certificate else None
-    expires_at = None
-    if isinstance(expires, str):
-        expires_at = datetime.fromtimestamp(ssl.cert_time_to_seconds(expires), UTC)
-    with suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream), anyio.move_on_after(1):
-        await secured.aclose()
-    return judge_certificate(expires_at, version, datetime.now(UTC))
+        return _problem("tls", text, advice)
+    if isinstance(last, ssl.SSLError | anyio.BrokenResourceError | anyio.EndOfStream):
+        text = f"no secure connection: {getattr(last, 'reason', None) or type(last).__name__}"
+        return _problem("tls", text, "is this a port for https?")
+    advice = "check port, firewall and proxy"
+    if is_loopback(base_url):
+        advice = f"start it: mobilemoney sandbox{'' if port == _SANDBOX_PORT else f' --port {port}'}"
+    reason = os.strerror(last.errno) if isinstance(last, OSError) and last.errno else "no answer in time"
+    return _problem("connection", f"{host}:{port} does not answer: {reason}", advice)
+
+
+def _cause(exc: BaseException) -> BaseException | None:
+    if isinstance(exc, BaseExceptionGroup):
+        return exc.exceptions[0]
+    return exc.__cause__ or exc.__context__
 
 
 def judge_certificate(expires_at: datetime | None, version: str, now: datetime) -> Finding:
     """Judge the days that a trusted certificate is still valid, if it names its end, over this version of TLS."""
     if expires_at is None:
-        return Finding("tls", Level.OK, f"{version}, the certificate is trusted")
+        return _ok("tls", f"{version}, the certificate is trusted")
     days = (expires_at - now).days
     text = f"{version}, the certificate is trusted and valid until {expires_at:%Y-%m-%d}: {days} days"
     if days >= _CERTIFICATE_DAYS:
-        return Finding("tls", Level.OK, text)
-    return Finding("tls", Level.WARNING, text, "the service must renew it: ask before payments fail on that day")
-
-
-async def _check_call(settings: Settings, timeout: float, *, reached: bool) -> AsyncIterator[Finding]:
-    shared = "shared by all processes of the store" if settings.store else "in each process by itself"
-    limit = f"at most {REQUESTS_PER_MINUTE:g} requests a minute and {BURST} at once, {shared}"
-    yield Finding("rate limit", Level.OK, limit)
-    dates: list[str | None] = []
-
-    async def note_date(response: httpx.Response) -> None:
-        dates.append(response.headers.get("Date"))
-
-    async with httpx.AsyncClient(event_hooks={"response": [note_date]}) as http_client:
-        try:
-            # Without the store, which has its own check, and with one attempt: failures are not repeated but reported.
-            options = {"retry": RetryPolicy(max_attempts=1), "timeout": timeout, "http_client": http_client}
-            client = open_client(settings, store=None, **options)
-        except InvalidRequest as exc:
-            yield Finding("credentials", Level.PROBLEM, *_accepted(exc).split(": ", 1))
-            return
-        user = _user(settings)
-        if not reached:
-            yield Finding("credentials", Level.SKIPPED, f"{user}: not tried, the service was not reached")
-            return
-        failure = None
-        began_at, began = datetime.now(UTC), anyio.current_time()
-        async with client:
-            try:
-                await client.users.profile()
-            except MobileMoneyError as exc:
-                failure = exc
-        ended_at, took = datetime.now(UTC), anyio.current_time() - began
-    shown = read_date(dates[-1]) if dates and dates[-1] is not None else None
-    if shown is not None:
-        # The service read its clock at some time during the request: the difference is uncertain by that much.
-        yield judge_clock(ClockSample(shown=shown, began_at=began_at, ended_at=ended_at).skew)
-    elif settings.is_sandbox:
-        yield Finding("clock", Level.SKIPPED, "a sandbox on this machine has this machine's clock")
-    elif failure is None:
-        yield judge_clock(None)
-    for finding in judge_call(failure, user, took):
-        yield finding
+        return _ok("tls", text)
+    return _warning("tls", text, "the service must renew it: ask before payments fail on that day")
 
 
 def judge_clock(skew: Skew | None) -> Finding:
@@ -292,21 +306,20 @@ def judge_clock(skew: Skew | None) -> Finding:
     if skew is None:
         advice = "keep this machine's clock set by NTP: reconcile allows for a difference of a minute at most, unless "
         text = "the service's answer shows no time (it has no Date header)"
-        return Finding("clock", Level.WARNING, text, f"{advice}payments of yours show the service's clock")
+        return _warning("clock", text, f"{advice}payments of yours show the service's clock")
     apart = max(skew.low, -skew.high, timedelta(0))
     if apart <= _STEADY:
-        return Finding("clock", Level.OK, "this machine's clock agrees with the service's")
+        return _ok("clock", "this machine's clock agrees with the service's")
     side = "behind" if skew.low > timedelta(0) else "ahead of"
     text = f"this machine's clock is {apart.total_seconds():.0f} s {side} the service's"
     if apart <= _ALLOWED:
-        return Finding("clock", Level.OK, f"{text}: reconcile allows for that")
-    advice = "set this machine's clock by NTP: reconcile allows for a steady difference, but not for one that changes "
-    if apart <= _ABSURD:
-        return Finding("clock", Level.WARNING, text, f"{advice}while a payment is unknown")
-    return Finding("clock", Level.PROBLEM, text, f"{advice}while a payment is unknown, and dates of list are wrong")
+        return _ok("clock", f"{text}: reconcile allows for that")
+    level = Level.WARNING if apart <= _ABSURD else Level.PROBLEM
+    advice = "set it by NTP: reconcile allows for a steady difference, but not for one that changes while a payment is "
+    return Finding(level, "clock", text, f"{advice}unknown; the dates of list are wrong too")
 
 
-def judge_call(failure: MobileMoneyError | None, user: str, took: float) -> list[Finding]:
+def judge_call(failure: Exception | None, user: str, took: float) -> list[Finding]:
     """Judge credentials and rate limit by a call of the profile.
 
     Args:
@@ -314,81 +327,70 @@ def judge_call(failure: MobileMoneyError | None, user: str, took: float) -> list
         user: The credentials that were used, without secrets.
         took: The call's duration, seconds.
     """
-    passed = Finding("rate limit", Level.OK, f"one request was answered, in {took:.1f} s")
+    passed = _ok("rate limit", f"one request was answered, in {took:.1f} s")
     if failure is None:
-        return [Finding("credentials", Level.OK, f"{user}: accepted"), passed]
+        return [_ok("credentials", f"{user}: accepted"), passed]
     if isinstance(failure, errors.PermissionDenied):
         text = f"{user}: known to the service, but may not read the profile: {failure}"
         advice = "fine if it may do what you need; else ask the issuer of the credentials"
-        return [Finding("credentials", Level.WARNING, text, advice), passed]
+        return [_warning("credentials", text, advice), passed]
     if isinstance(failure, errors.RateLimitExceeded):
         wait = "" if failure.retry_after is None else f", for {failure.retry_after:g} s more"
         text = f"the service rejects requests of this merchant{wait}"
         advice = "another program uses up the merchant's 60 requests a minute: let all your processes share one store"
-        return [
-            Finding("credentials", Level.SKIPPED, f"{user}: not tried, because of the rate limit"),
-            Finding("rate limit", Level.PROBLEM, text, advice),
-        ]
+        not_tried = _skipped("credentials", f"{user}: not tried, because of the rate limit")
+        return [not_tried, _problem("rate limit", text, advice)]
     advice = next(_ADVICE[cls] for cls in type(failure).__mro__ if cls in _ADVICE)
-    return [
-        Finding("credentials", Level.PROBLEM, f"{user}: {failure}", advice),
-        Finding("rate limit", Level.SKIPPED, "no request was answered"),
-    ]
+    return [_problem("credentials", f"{user}: {failure}", advice), _skipped("rate limit", "no request was answered")]
 
 
 async def _check_store(settings: Settings) -> AsyncIterator[Finding]:
-    if settings.store is None:
-        level, advice = Level.OK, None
-        if settings.is_production:
-            level, advice = (
-                Level.WARNING,
-                "with a store no payment is sent twice, and unknown ones are resolved: --store",
-            )
-        yield Finding("store", level, "none: payments are not recorded", advice)
-        return
-    try:
-        store = open_store(settings.store, settings.account, key=settings.store_key)
-    except InvalidRequest as exc:
-        yield Finding("store", Level.PROBLEM, f"{exc.argument} must be {_accepted(exc)}")
-        return
-    file = missing_file(settings.store)
-    if file is not None and not os.access(folder := Path(file).parent, os.W_OK):
-        yield Finding("store", Level.PROBLEM, f"{file} cannot be made", f"make its folder, writable: {folder}")
-        return
-    try:
-        health = await examine(store, datetime.now(UTC))
-    except MobileMoneyError as exc:
-        yield Finding("store", Level.PROBLEM, str(exc), "check the URL, and that this user may use the database")
-        return
-    for finding in judge_store(health, has_key=settings.store_key is not None):
-        yield finding
+    if settings.store is None and settings.is_production:
+        advice = "with a store no payment is sent twice, and unknown ones are resolved: see --store"
+        yield _warning("store", "none: payments are not recorded", advice)
+    elif settings.store is None:
+        yield _ok("store", "none: payments are not recorded")
+    else:
+        file = missing_file(settings.store)
+        if file is not None and not os.access(folder := Path(file).parent, os.W_OK):
+            yield _problem("store", f"{file} cannot be made", f"make its folder, writable: {folder}")
+            return
+        try:
+            store = open_store(settings.store, settings.account, key=settings.store_key)
+            health = await examine(store, datetime.now(UTC))
+        except InvalidRequest as exc:
+            yield _problem("store", f"{exc.argument} must be {_accepted(exc)}")
+        except MobileMoneyError as exc:
+            yield _problem("store", str(exc), "check the URL, and that this user may use the database")
+        else:
+            for finding in judge_store(health, has_key=settings.store_key is not None):
+                yield finding
 
 
 def judge_store(health: StoreHealth, *, has_key: bool) -> Iterator[Finding]:
     """Judge the health of a store."""
     version, known = health.version, health.known_version
     if version is None:
-        yield Finding("store", Level.OK, "it is empty: its first use makes the tables")
+        yield _ok("store", "it is empty: its first use makes the tables")
         return
-    tables = f"tables of version {version}"
     if version > known:
-        text = f"{tables} are newer than this release, which knows up to {known}"
-        yield Finding("store", Level.PROBLEM, text, "update mobilemoney-async")
+        text = f"its tables are of version {version}, this release knows up to {known}"
+        yield _problem("store", text, "update mobilemoney-async")
         return
     if health.cannot_write is not None:
         advice = "give this user the right to write it (for SQLite: the file and its folder)"
-        yield Finding("store", Level.PROBLEM, f"it cannot be written: {health.cannot_write}", advice)
+        yield _problem("store", f"it cannot be written: {health.cannot_write}", advice)
     else:
         update = f" become {known} on the next use" if version < known else ""
-        yield Finding("store", Level.OK, f"it opens and can be written; {tables}{update}")
+        yield _ok("store", f"it opens and can be written; tables of version {version}{update}")
     if health.unresolved:
-        text = f"{health.unresolved} with an unknown result"
-        yield Finding("payments", Level.WARNING, text, "run mobilemoney payments reconcile")
+        text = f"payments with an unknown result: {health.unresolved}"
+        yield _warning("payments", text, "run mobilemoney payments reconcile")
     else:
-        yield Finding("payments", Level.OK, "none is unresolved")
+        yield _ok("payments", "none is unresolved")
     if health.clear_tokens:
         advice = "log in again with the key" if has_key else "set MOBILEMONEY_STORE_KEY, the same for all processes"
-        yield Finding("store key", Level.WARNING, "it holds a login token in clear text", advice)
+        yield _warning("store key", "it holds a login token in clear text", advice)
 
 
 def _user(settings: Settings) -> str:
@@ -400,23 +402,3 @@ def _user(settings: Settings) -> str:
     if settings.email is not None:
         return f"e-mail and password from {settings.sources['email']}"
     return "the sandbox's token"
-
-
-def _proxy(scheme: str, host: str) -> str | None:
-    """Return host and port of the client's proxy, without its password."""
-    proxies = getproxies()
-    url = proxies.get(scheme) or proxies.get("all")
-    if not url or proxy_bypass(host):
-        return None
-    found = urlsplit(url if "://" in url else f"http://{url}")
-    return f"{found.hostname}:{found.port}" if found.port else found.hostname
-
-
-def _reason(exc: BaseException) -> str:
-    if isinstance(exc, TimeoutError):
-        return "no answer in time"
-    cause = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
-    if isinstance(cause, ssl.SSLError):
-        return str(cause.reason or type(cause).__name__)
-    errno = cause.errno if isinstance(cause, OSError) else None
-    return os.strerror(errno) if errno else type(cause).__name__
