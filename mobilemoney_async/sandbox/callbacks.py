@@ -42,7 +42,7 @@ LATE_BY = 30.0
 
 
 class CallbackMode(enum.StrEnum):
-    """Times at which a status change is reported."""
+    """Mode in which status changes are reported: when, and how often."""
 
     ONCE = "once"
     TWICE = "twice"
@@ -201,7 +201,7 @@ class CallbackSender:
 
     @property
     def mode(self) -> CallbackMode:
-        """Times at which status changes are reported."""
+        """The mode in which status changes are reported."""
         return self._queue.mode
 
     @property

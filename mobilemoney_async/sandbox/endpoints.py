@@ -21,7 +21,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 @attrs.frozen
 class Route:
-    """One endpoint.
+    """Endpoint of the service.
 
     Args:
         name: Its name in scripts and in the request log.

@@ -76,7 +76,7 @@ class MagicNumber:
 
 
 def find(phone_number: str, kind: Kind) -> MagicNumber | None:
-    """Return the row that steers this payment, None if the number is an ordinary one."""
+    """Return the row that decides this payment, None if the number is an ordinary one."""
     row = MAGIC_NUMBERS.get(phone_number)
     return row if row is not None and row.steers(kind) else None
 

@@ -40,7 +40,7 @@ class Rule:
         return self._endpoint == "*" or fnmatch.fnmatchcase(endpoint or "", self._endpoint)
 
     def strikes(self, method: str, endpoint: str | None, dice: random.Random) -> bool:
-        """Decide whether it strikes this request, and count it if so; dice are thrown only for a match."""
+        """Decide whether it strikes this request, and count it if so; random numbers are drawn only for a match."""
         if not self.fits(method, endpoint):
             return False
         if self._probability < 1 and dice.random() >= self._probability:
@@ -109,5 +109,5 @@ def _pattern(on: str | None) -> tuple[str, str]:
     known = any(method in ("*", route.method) and fnmatch.fnmatchcase(route.name, endpoint) for route in ROUTES)
     if words or not known:
         names = ", ".join(sorted({route.name for route in ROUTES}))
-        raise ValueError(f"no request can match on={on!r}; use a method, an endpoint or both, of: {names}")
+        raise ValueError(f"no request can match on={on!r}; give a method, an endpoint or both, of: {names}")
     return method, endpoint

@@ -66,7 +66,7 @@ def phone_number(number: str, *, masked: bool) -> str:
 
 
 def mask(number: str) -> str:
-    """Return no more of a phone number, or of a text in its place, than its country and its last three digits."""
+    """Return the country and the last three digits of a phone number; nothing of a shorter text."""
     if len(number) <= _SHOWN_AT_END + 4:
         return "•••"
     return f"{number[:4]} ••• ••• {number[-_SHOWN_AT_END:]}"
