@@ -190,13 +190,21 @@ class _Exchange:
 
 
 async def _exchange(settings: Settings, timeout: float) -> _Exchange:
+    """Send the request; fields of the result that the request did not get to keep their defaults."""
     exchange = _Exchange()
 
     async def note_answer(response: httpx.Response) -> None:
         exchange.connection = list(_judge_stream(response.extensions["network_stream"], settings.base_url))
         exchange.date = response.headers.get("Date", "")
 
-    async with httpx.AsyncClient(event_hooks={"response": [note_answer]}, timeout=timeout) as http_client:
+    try:
+        http_client = httpx.AsyncClient(event_hooks={"response": [note_answer]}, timeout=timeout)
+    except OSError as exc:
+        text = f"the trusted certificates cannot be read: {exc.strerror or exc}"
+        exchange.connection = [_problem("tls", text, "check SSL_CERT_FILE and SSL_CERT_DIR")]
+        exchange.failure = exc
+        return exchange
+    async with http_client:
         call: Any = partial(http_client.head, settings.base_url)
         try:
             # Without the store, which has its own check, and with one attempt: a failure is reported, not repeated.
@@ -204,6 +212,7 @@ async def _exchange(settings: Settings, timeout: float) -> _Exchange:
             call = open_client(settings, store=None, **options).users.profile
         except InvalidRequest as exc:
             exchange.missing = exc
+        exchange.began_at = datetime.now(UTC)
         try:
             await call()
         except (MobileMoneyError, httpx.HTTPError) as exc:
@@ -234,23 +243,25 @@ def _judge_exchange(exchange: _Exchange, settings: Settings) -> Iterator[Finding
         yield from judge_call(exchange.failure, _user(settings), (ended_at - began_at).total_seconds())
 
 
-def _address(base_url: str) -> tuple[str, int]:
+def _route(base_url: str) -> tuple[str, int, str]:
+    """Return host and port of a URL, and a remark about the proxy in between, without its password."""
     parts = urlsplit(base_url)
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    proxies = {} if is_loopback(base_url) or proxy_bypass(host) else getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy:
+        return host, port, ""
+    address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return host, port, f", through the proxy {address.hostname}:{address.port or 80}"
 
 
 def _judge_stream(stream: Any, base_url: str) -> Iterator[Finding]:
     """Judge the connection of an answer, which httpcore describes."""
-    host, port = _address(base_url)
-    proxies = {} if is_loopback(base_url) or proxy_bypass(host) else getproxies()
-    if proxy := proxies.get(urlsplit(base_url).scheme) or proxies.get("all"):
-        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        yield _ok("connection", f"{host}:{port} answers, through the proxy {address.hostname}:{address.port or 80}")
-    else:
-        ip = stream.get_extra_info("server_addr")[0]
-        if ip != host:
-            yield _ok("dns", f"{host} is {ip}")
-        yield _ok("connection", f"{host}:{port} answers")
+    host, port, proxy = _route(base_url)
+    ip = stream.get_extra_info("server_addr")[0]
+    if not proxy and ip != host:
+        yield _ok("dns", f"{host} is {ip}")
+    yield _ok("connection", f"{host}:{port} answers{proxy}")
     tls = stream.get_extra_info("ssl_object")
     if tls is not None:
         end = (tls.getpeercert() or {}).get("notAfter")
@@ -260,12 +271,12 @@ def _judge_stream(stream: Any, base_url: str) -> Iterator[Finding]:
 
 def judge_unreached(failure: Exception, base_url: str) -> Finding:
     """Judge a request without an answer: by the errors of the network that caused its failure."""
-    host, port = _address(base_url)
+    host, port, proxy = _route(base_url)
     causes: list[BaseException] = [failure]
     while (cause := _cause(causes[-1])) is not None:
         causes.append(cause)
     if not any(isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError) for cause in causes):
-        return _ok("connection", f"{host}:{port} answers")
+        return _ok("connection", f"{host}:{port} answers{proxy}")
     last = causes[-1]
     if isinstance(last, socket.gaierror | UnicodeError):
         text = f"{host} is not found: {getattr(last, 'strerror', None) or type(last).__name__}"
@@ -281,7 +292,7 @@ def judge_unreached(failure: Exception, base_url: str) -> Finding:
     if is_loopback(base_url):
         advice = f"start it: mobilemoney sandbox{'' if port == _SANDBOX_PORT else f' --port {port}'}"
     reason = os.strerror(last.errno) if isinstance(last, OSError) and last.errno else "no answer in time"
-    return _problem("connection", f"{host}:{port} does not answer: {reason}", advice)
+    return _problem("connection", f"{host}:{port} does not answer{proxy}: {reason}", advice)
 
 
 def _cause(exc: BaseException) -> BaseException | None:
@@ -401,4 +412,4 @@ def _user(settings: Settings) -> str:
         return f"login kept until {kept.expires_at:%H:%M:%S} UTC"
     if settings.email is not None:
         return f"e-mail and password from {settings.sources['email']}"
-    return "the sandbox's token"
+    return "the sandbox's token" if settings.is_sandbox else "none are known"

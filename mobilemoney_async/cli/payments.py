@@ -332,13 +332,13 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     """Print a table of payments."""
     table = new_table()
     # Long keys and ids are folded, never cut, since users copy them.
-    table.add_column("key", overflow="fold", min_width=8)
+    table.add_column("key", overflow="fold", min_width=5)
     table.add_column("type", no_wrap=True)
     table.add_column("TZS", no_wrap=True, justify="right")
     table.add_column("phone", no_wrap=True)
-    table.add_column("state", overflow="fold", min_width=12)
-    table.add_column("sent, UTC", overflow="fold", min_width=10)
-    table.add_column("transaction", overflow="fold", min_width=11)
+    table.add_column("state", overflow="fold", min_width=7)
+    table.add_column("sent, UTC", overflow="fold", min_width=5)
+    table.add_column("transaction", overflow="fold", min_width=6)
     for record in records:
         table.add_row(
             literal(record.key),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _LIMIT = 100
 _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
-CSV_COLUMNS: tuple[str, ...] = (
+_CSV_FIELDS = (
     "id",
     "reference",
     "external_id",
@@ -56,13 +56,14 @@ CSV_COLUMNS: tuple[str, ...] = (
     "created_at",
     "completed_at",
     "failed_at",
-    "merchant_fee",
-    "customer_fee",
-    "total_fee",
-    "net_amount",
-    "settled_at",
-    "settlement_batch",
+    "fees.merchant_fee",
+    "fees.customer_fee",
+    "fees.total_fee",
+    "settlement.net_amount",
+    "settlement.settled_at",
+    "settlement.settlement_batch",
 )
+CSV_COLUMNS: tuple[str, ...] = tuple(field.rpartition(".")[2] for field in _CSV_FIELDS)
 """The header of the CSV: the contract's fields, with a column for each field of fees and settlement."""
 
 # The first character of a spreadsheet's formula, in Latin and in full width.
@@ -253,7 +254,7 @@ def _read_status(text: str | None) -> str | None:
     status = TransactionStatus(text.strip().upper())
     if not status.is_known:
         # The service may have added it. Without the warning, a typing error would look like an empty list.
-        say("list", f"{status} is not a state of the contract, and is sent as it is: {', '.join(TransactionStatus)}")
+        say("list", f"{status} is not a state of the contract ({', '.join(TransactionStatus)}); it is sent as it is")
     return str(status)
 
 
@@ -297,11 +298,11 @@ def short_table() -> Table:
     """Return a table with the columns of `short_row`."""
     table = new_table()
     # Long ids are folded, never cut, since users copy them. The whole table fits into 80 columns.
-    table.add_column("transaction", overflow="fold", min_width=10)
+    table.add_column("transaction", overflow="fold", min_width=8)
     table.add_column("type", no_wrap=True)
     table.add_column("TZS", no_wrap=True, justify="right")
     table.add_column("phone", no_wrap=True)
-    table.add_column("state", overflow="fold", min_width=12)
+    table.add_column("state", overflow="fold", min_width=7)
     return table
 
 
@@ -319,7 +320,7 @@ def short_row(transaction: Transaction, *, unmasked: bool) -> list[RenderableTyp
 def print_transactions(transactions: Sequence[Transaction], *, unmasked: bool) -> None:
     """Print a table of transactions."""
     table = short_table()
-    table.add_column("created, UTC", overflow="fold", min_width=10)
+    table.add_column("created, UTC", overflow="fold", min_width=8)
     for transaction in transactions:
         table.add_row(*short_row(transaction, unmasked=unmasked), moment(transaction.created_at))
     show(table)
@@ -353,41 +354,25 @@ def print_transaction(transaction: Transaction, *, unmasked: bool) -> None:
 
 def csv_cells(transaction: Transaction, *, unmasked: bool) -> list[str]:
     """Return the cells of one line: plain digits, times in ISO 8601, unknown fields empty, no cell a formula."""
-    fees, settlement = transaction.fees, transaction.settlement
-    return [
-        _text(transaction.id),
-        _text(transaction.reference),
-        _text(transaction.external_id),
-        _text(str(transaction.type)),
-        _amount(transaction.amount),
-        _text(transaction.currency),
-        _text(phone(transaction.phone_number, unmasked=unmasked)),
-        _text(str(transaction.network)),
-        _text(str(transaction.status)),
-        _text(transaction.failure_reason),
-        *map(_at, (transaction.created_at, transaction.completed_at, transaction.failed_at)),
-        *(("", "", "") if fees is None else map(_amount, (fees.merchant_fee, fees.customer_fee, fees.total_fee))),
-        *(
-            ("", "", "")
-            if settlement is None
-            else (_amount(settlement.net_amount), _at(settlement.settled_at), _text(settlement.settlement_batch))
-        ),
-    ]
+    transaction = attrs.evolve(transaction, phone_number=phone(transaction.phone_number, unmasked=unmasked))
+    cells = []
+    for field in _CSV_FIELDS:
+        value: object = transaction
+        for name in field.split("."):
+            value = getattr(value, name, None)
+        cells.append(_cell(value))
+    return cells
 
 
 def _print_row(cells: Iterable[str]) -> None:
     csv.writer(sys.stdout, lineterminator="\n").writerow(cells)
 
 
-def _text(text: str | None) -> str:
+def _cell(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
     # Line breaks and other unprintable characters are escaped: a transaction stays on its line.
-    text = visible(text or "")
+    text = "" if value is None else visible(str(value))
     return f"'{text}" if text.lstrip().startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
-
-
-def _amount(amount: Decimal) -> str:
-    return f"{amount:f}"
-
-
-def _at(at: datetime | None) -> str:
-    return "" if at is None else at.isoformat()
