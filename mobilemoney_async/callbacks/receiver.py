@@ -1,10 +1,10 @@
-"""Callbacks: what they name is worth a look, what they say is not believed (contract, section 6).
+"""Receiver of callbacks, which makes them hints for a poller (contract, section 6).
 
 The contract documents neither the payload of a callback nor its signature, event names or repetitions. So a callback
-may only *name* a payment, anywhere in its body and under any field. Its state and amount are always fetched.
+may only *name* a payment, anywhere in its body and under any field. State and amount of the payment are always fetched.
 
-Invariants: nothing that arrives raises. What one body can cost is bounded by constants, and only a payment that is
-followed already, or that the merchant's own `find` vouches for, leads to a request to the service.
+Invariants: nothing that arrives raises. Constants bound the cost of one body, and only a payment that the poller
+follows already, or that the merchant's own `find` returns, leads to a request to the service.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import anyio
 import attrs
@@ -30,7 +30,7 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 _KNOWN_NAMES = 30_000
 _EARLY_NAMES = 2_000
-# Seconds for which the names in a callback are remembered that nobody knows yet: longer than a create takes.
+# Seconds for which the unknown names of a callback are remembered: longer than a create takes.
 _EARLY_FOR = 60.0
 _KEPT_TEXT = 2_000
 _KEPT_HEADERS = 32
@@ -44,13 +44,16 @@ _HIDDEN_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
 Headers: TypeAlias = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
 """Headers as frameworks have them: a mapping, or pairs, of text or bytes."""
 Verify: TypeAlias = Callable[[bytes, Mapping[str, str]], bool | Awaitable[bool]]
-"""Tells from the raw body and the headers, whose names are in lower case, whether the service sent it."""
+"""Function of the raw body and the headers, names in lower case; returns True if the service sent them."""
 Find: TypeAlias = Callable[[Sequence[str]], Awaitable[Iterable[str]]]
-"""Returns the transaction ids of those of the merchant's open payments that go by one of these names."""
+"""Async function that returns the transaction ids of the merchant's open payments among some names."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class CallbackStatus(str, enum.Enum):
-    """What became of a callback."""
+    """Result of reading a callback."""
 
     ACCEPTED = "accepted"
     """It was read."""
@@ -59,7 +62,7 @@ class CallbackStatus(str, enum.Enum):
     TOO_LARGE = "too_large"
     """It has more than `MAX_BODY` bytes, and was not read."""
     NOT_VERIFIED = "not_verified"
-    """`verify` did not vouch for it."""
+    """`verify` did not return True."""
 
     def __str__(self) -> str:
         return self.value
@@ -67,13 +70,13 @@ class CallbackStatus(str, enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class CallbackResult:
-    """What a receiver made of a callback.
+    """Result of one callback.
 
     Attributes:
-        status: What became of it.
-        candidates: How many texts of it may be the name of a payment.
-        transaction_ids: Of the payments that it names, as far as the receiver knows their names or the poller follows
-            them.
+        status: Whether it was read, or why not.
+        candidates: The number of its texts that may be the name of a payment.
+        transaction_ids: Of the payments that it names: those whose names the receiver knows, or that the poller
+            follows.
         is_duplicate: Whether the same body came before and is still kept.
     """
 
@@ -90,13 +93,13 @@ class CallbackResult:
 
 @attrs.frozen(kw_only=True)
 class KeptCallback:
-    """A callback as it came, for a person who wants to learn the format.
+    """Callback as it came, kept so that you can learn the format.
 
     Attributes:
         body: The beginning of the body, redacted: tokens, codes, phone numbers and long numbers do not show.
         headers: The headers, redacted the same way, by lower-case name.
         size: Of the whole body, bytes.
-        times: How often the same body came.
+        times: The number of times that the same body came.
     """
 
     body: str
@@ -106,19 +109,33 @@ class KeptCallback:
 
 
 class Following(Protocol):
-    """What a receiver needs of a poller."""
+    """Poller, as far as a receiver needs it."""
 
     def track(self, payment: Acknowledgement | str, *, timeout: float | None = None) -> None:
         """Follow a payment."""
         ...
 
     def hint(self, transaction_id: str) -> bool:
-        """Take note that a payment may have changed; return whether it is followed."""
+        """Note that a payment may have changed; return whether it is followed."""
         ...
 
 
+class _Latest(OrderedDict[K, V]):
+    """Mapping of the keys set last, at most `size` of them."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._size:
+            self.popitem(last=False)
+
+
 class CallbackReceiver:
-    """Turns callbacks into hints for a poller. Knows no web framework.
+    """Receiver that turns callbacks into hints for a poller, under any web framework.
 
     Hand the payments that you create to `track` rather than to the poller's own, so that a callback is understood
     under any of their names: transaction id, the service's reference, your idempotency key, or others that you give.
@@ -126,14 +143,14 @@ class CallbackReceiver:
 
     Args:
         poller: Follows the payments; see `AsyncClient.poller`.
-        verify: Tells from the raw body and the headers (lower-case names) whether the service sent it; sync or async.
-            An exception of it counts as no.
+        verify: Returns True if the service sent this raw body with these headers (lower-case names); sync or async. An
+            exception of it counts as no.
         secret: Has to come with every callback as its `token`: part of the address that only you and the service know.
             At least 16 characters.
         find: Returns the transaction ids of your open payments among some names; for callbacks of payments that
             another process follows. Asked for bodies that name nothing known here, 5 times at once and once a second
-            at most. What it returns is tracked, so it must leave out what is final.
-        keep: How many different bodies to keep, redacted, at least 0.
+            at most. The ids are tracked, so it must leave out final payments.
+        keep: Number of different bodies to keep, redacted, at least 0.
 
     Raises:
         InvalidRequest: An argument is not what it accepts.
@@ -148,14 +165,16 @@ class CallbackReceiver:
         find: Find | None = None,
         keep: int = 100,
     ) -> None:
+        for argument, function in (("verify", verify), ("find", find)):
+            if function is not None and not callable(function):
+                raise refuse(argument, "a function or None", function)
         self._poller = poller
-        self._verify = _check_callable("verify", verify)
-        self._find = _check_callable("find", find)
+        self._verify = verify
+        self._find = find
         self._secret = _check_secret(secret)
-        self._keep = require_integer("keep", keep, 0)
-        self._kept: OrderedDict[bytes, KeptCallback] = OrderedDict()
-        self._known: OrderedDict[str, str] = OrderedDict()
-        self._early: OrderedDict[str, float] = OrderedDict()
+        self._kept = _Latest[bytes, KeptCallback](require_integer("keep", keep, 0))
+        self._known = _Latest[str, str](_KNOWN_NAMES)  # name -> transaction id
+        self._early = _Latest[str, float](_EARLY_NAMES)  # unknown name -> end of its time
         self._finds = _FINDS
         self._found_at = 0.0
 
@@ -175,16 +194,13 @@ class CallbackReceiver:
         self._poller.track(payment, timeout=timeout)
         if isinstance(payment, Acknowledgement):
             transaction_id = payment.transaction_id
-            all_names = [transaction_id, payment.reference, payment.idempotency_key, *names]
+            names = (payment.reference, payment.idempotency_key or "", *names)
         else:
             transaction_id = payment
-            all_names = [transaction_id, *names]
         now, is_early = anyio.current_time(), False
-        for name in filter(None, all_names):
+        for name in filter(None, (transaction_id, *names)):
             self._known[name] = transaction_id
-            self._known.move_to_end(name)
             is_early |= self._early.pop(name, 0.0) > now
-        _shrink(self._known, _KNOWN_NAMES)
         if is_early:
             self._hint(transaction_id)
 
@@ -194,7 +210,7 @@ class CallbackReceiver:
         A cancelled call has done all of its work or a part of it; the same callback may come again.
 
         Args:
-            body: The raw body. More than `MAX_BODY` bytes are not looked at.
+            body: The raw body. One of more than `MAX_BODY` bytes is not read.
             headers: Of the request. Of a name that comes several times the last counts.
             token: The secret part of the address that it came by.
         """
@@ -208,13 +224,10 @@ class CallbackReceiver:
             return CallbackResult(status=CallbackStatus.NOT_VERIFIED)
         is_duplicate = self._keep_body(body, fields)
         names = candidates(body)
-        named = self._hint_at(names)
-        if not named:
-            named = await self._look_up(names)
         return CallbackResult(
             status=CallbackStatus.ACCEPTED,
             candidates=len(names),
-            transaction_ids=tuple(named),
+            transaction_ids=tuple(self._hint_at(names) or await self._look_up(names)),
             is_duplicate=is_duplicate,
         )
 
@@ -230,27 +243,22 @@ class CallbackReceiver:
         if self._verify is None:
             return True
         try:
-            said = self._verify(body, headers)
-            return (await said if inspect.isawaitable(said) else said) is True
+            answer = self._verify(body, headers)
+            return (await answer if inspect.isawaitable(answer) else answer) is True
         except Exception as exc:  # noqa: BLE001 (a caller's code may raise anything, and its text may quote the body)
             logger.warning("verifying a callback failed: %s", type(exc).__name__)
             return False
 
     def _hint_at(self, names: Sequence[str]) -> list[str]:
-        """Hint at what the names name, and return it; remember the names that are not known yet."""
+        """Hint at the payments of these names, and return their ids; remember the unknown names."""
         named: dict[str, None] = {}
         until = anyio.current_time() + _EARLY_FOR
         for name in names:
-            transaction_id = self._known.get(name)
-            is_followed = self._hint(name if transaction_id is None else transaction_id)
-            if transaction_id is not None:
+            transaction_id = self._known.get(name, name)
+            if self._hint(transaction_id) or name in self._known:  # or it was handed to the poller itself
                 named[transaction_id] = None
-            elif is_followed:  # it was handed to the poller itself
-                named[name] = None
             else:
                 self._early[name] = until
-                self._early.move_to_end(name)
-        _shrink(self._early, _EARLY_NAMES)
         return list(named)
 
     def _hint(self, transaction_id: str) -> bool:
@@ -258,10 +266,11 @@ class CallbackReceiver:
             return self._poller.hint(transaction_id)
         except InvalidRequest as exc:
             # No id, or a poller that is closed: the service need not know.
-            logger.debug("a callback came to nothing: %s", exc)
+            logger.debug("a callback gave no hint: %s", exc)
             return False
 
     async def _look_up(self, names: Sequence[str]) -> list[str]:
+        """Ask `find` for the payments of these names, track and hint at them, and return their ids."""
         now = anyio.current_time()
         self._finds, self._found_at = min(_FINDS, self._finds + now - self._found_at), now
         if self._find is None or not names or self._finds < 1:
@@ -273,14 +282,12 @@ class CallbackReceiver:
                 self.track(transaction_id)
                 self._hint(transaction_id)
         except Exception as exc:  # noqa: BLE001 (as above)
-            logger.warning("looking up what a callback names failed: %s", type(exc).__name__)
+            logger.warning("looking up the names in a callback failed: %s", type(exc).__name__)
             return []
         return found
 
     def _keep_body(self, body: bytes, headers: Mapping[str, str]) -> bool:
         """Keep a body; return whether it is there already."""
-        if not self._keep:
-            return False
         digest = hashlib.sha256(body).digest()
         old = self._kept.get(digest)
         if old is not None:
@@ -292,7 +299,6 @@ class CallbackReceiver:
         }
         text = body[: 2 * _KEPT_TEXT].decode(errors="replace")
         self._kept[digest] = KeptCallback(body=_shown(text, _KEPT_TEXT), headers=shown, size=len(body))
-        _shrink(self._kept, self._keep)
         return False
 
 
@@ -301,13 +307,8 @@ def _shown(text: str, limit: int) -> str:
     return redact(_LONG_RUN.sub("[redacted]", text), limit)
 
 
-def _shrink(mapping: OrderedDict[Any, Any], size: int) -> None:
-    while len(mapping) > size:
-        mapping.popitem(last=False)
-
-
 def _plain_headers(headers: Headers) -> dict[str, str]:
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
     return {_plain(name).lower(): _plain(value) for name, value in pairs}
 
 
@@ -315,16 +316,10 @@ def _plain(text: str | bytes) -> str:
     return text.decode("latin-1") if isinstance(text, bytes) else text
 
 
-def _check_callable(argument: str, value: Any) -> Any:
-    if value is not None and not callable(value):
-        raise refuse(argument, "a function or None", value)
-    return value
-
-
 def _check_secret(secret: object) -> Secret | None:
     if secret is None:
         return None
-    value = secret if isinstance(secret, Secret) else Secret(secret) if isinstance(secret, str) else None
-    if value is None or len(value.reveal()) < _SECRET_LENGTH:
+    value = Secret(secret) if isinstance(secret, str) else secret
+    if not isinstance(value, Secret) or len(value.reveal()) < _SECRET_LENGTH:
         raise refuse("secret", f"a str or Secret of at least {_SECRET_LENGTH} characters")
     return value
