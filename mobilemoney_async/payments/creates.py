@@ -38,7 +38,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal, JournalEntry, duplicate_suspected
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.records import (
-    Event,
+    PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
@@ -59,15 +59,15 @@ _SAVE_PAUSES = (0.1, 0.5, 1.0)
 # Transactions named in an error, of those that a payment may be.
 _MOST_NAMED = 3
 
-_EVENTS: Mapping[CallOutcome, Event] = {
-    "not_sent": Event.FAIL_UNSENT,
-    "refused": Event.REFUSE,
-    "unknown": Event.LOSE,
+_EVENTS: Mapping[CallOutcome, PaymentEvent] = {
+    "not_sent": PaymentEvent.FAIL_UNSENT,
+    "refused": PaymentEvent.REFUSE,
+    "unknown": PaymentEvent.LOSE,
 }
 
 
 class _TakenError(Exception):
-    """Another process has the key, or has just changed its record: look again."""
+    """Loss of the key to another process, which has just changed its record: look again."""
 
 
 @attrs.define(eq=False)
@@ -123,7 +123,7 @@ class _Attempts:
             StoreError: It could not be recorded, which will be tried again, or contradicts the record.
         """
         try:
-            await self._save(Event.ACKNOWLEDGE, None, answer)
+            await self._save(PaymentEvent.ACKNOWLEDGE, None, answer)
         except StoreError as exc:
             exc.outcome = "unknown"  # "not_sent" meant the entry; the payment was sent
             raise
@@ -136,7 +136,7 @@ class _Attempts:
         except StoreError as exc:
             logger.error("the result of payment %r is not recorded yet: %s", self.request.key, exc)  # noqa: TRY400
 
-    async def _save(self, event: Event, detail: str | None, acknowledgement: Acknowledgement | None) -> None:
+    async def _save(self, event: PaymentEvent, detail: str | None, acknowledgement: Acknowledgement | None) -> None:
         entry = JournalEntry(
             key=self.request.key,
             attempt=self.attempt,

@@ -33,7 +33,7 @@ from mobilemoney_async.database.serialization import (
 )
 from mobilemoney_async.errors import DuplicateSuspected, IdempotencyConflict, StoreError
 from mobilemoney_async.payments.records import (
-    Event,
+    PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
@@ -86,12 +86,12 @@ class JournalEntry:
         source: Its source.
         at: Its time.
         detail: For the history.
-        acknowledgement: With `Event.ACKNOWLEDGE` and `Event.ADOPT`.
+        acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
     """
 
     key: str
     attempt: int | None
-    event: Event
+    event: PaymentEvent
     source: Source
     at: datetime
     detail: str | None = None
@@ -195,7 +195,9 @@ class Journal:
             if duplicate is not None:
                 raise duplicate_suspected(duplicate)
             return None
-        self.note(payment_id, at=sent_at, what=Event.SEND.value, source=Source.ANSWER, detail=f"attempt {attempt}")
+        self.note(
+            payment_id, at=sent_at, what=PaymentEvent.SEND.value, source=Source.ANSWER, detail=f"attempt {attempt}"
+        )
         return attempt
 
     def apply(self, entry: JournalEntry) -> PaymentRecord | Contradiction:
@@ -218,7 +220,7 @@ class Journal:
             subject = "it" if acknowledged is None else f"transaction {acknowledged.transaction_id}"
             problem = f"belongs to another payment ({owner})" if owner else f"is {record.state} already"
             return self._contradict(row.id, entry, f"{entry.event.value}: {subject} {problem}")
-        if target is record.state and entry.event is not Event.LOSE:
+        if target is record.state and entry.event is not PaymentEvent.LOSE:
             return record
         changed = self.update(row.id, _values(record, entry, target))
         if target is not record.state:
@@ -236,7 +238,9 @@ class Journal:
         if row is None:
             return None
         status = str(transaction.status)
-        entry = JournalEntry(key=row.key, attempt=row.attempt, event=Event.FINISH, source=source, at=at, detail=status)
+        entry = JournalEntry(
+            key=row.key, attempt=row.attempt, event=PaymentEvent.FINISH, source=source, at=at, detail=status
+        )
         if row.state == PaymentState.FINAL:
             if row.status == status:
                 return None
@@ -245,7 +249,7 @@ class Journal:
         if transaction.is_final:
             values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump_transaction(transaction)}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
-            self.note(row.id, at=at, what=Event.FINISH.value, source=source, detail=status)
+            self.note(row.id, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
         elif row.status == status:
             return None
         self.update(row.id, values)
@@ -347,7 +351,7 @@ def _values(record: PaymentRecord, entry: JournalEntry, target: PaymentState) ->
     """Return the columns that an event changes."""
     acknowledged = entry.acknowledgement
     values: dict[str, Any] = {"state": target, "changed_at": entry.at}
-    if record.ended_at is None or entry.event in {Event.ACKNOWLEDGE, Event.LOSE}:
+    if record.ended_at is None or entry.event in {PaymentEvent.ACKNOWLEDGE, PaymentEvent.LOSE}:
         values["ended_at"] = entry.at
     if acknowledged is not None:
         values |= {
@@ -356,11 +360,11 @@ def _values(record: PaymentRecord, entry: JournalEntry, target: PaymentState) ->
             "status": str(acknowledged.status_code),
             "acknowledgement": dump_acknowledgement(acknowledged),
             "candidates": None,
-            "is_adopted": entry.event is Event.ADOPT,
+            "is_adopted": entry.event is PaymentEvent.ADOPT,
         }
-    if entry.event in {Event.REFUSE, Event.FAIL_UNSENT, Event.LOSE}:
+    if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.LOSE}:
         values["error"] = _cut(entry.detail)
-    if entry.event is Event.LOSE:
+    if entry.event is PaymentEvent.LOSE:
         values |= {"walks": 0, "walked_at": None}  # a listing that began before the request ended proves nothing
     return values
 

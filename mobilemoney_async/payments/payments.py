@@ -16,7 +16,7 @@ from mobilemoney_async.payments.reconciler import Reconciler, query_for
 from mobilemoney_async.payments.reconciliation import adopt
 from mobilemoney_async.payments.records import (
     UNIDENTIFIED,
-    Event,
+    PaymentEvent,
     PaymentRecord,
     PaymentState,
     Source,
@@ -160,7 +160,7 @@ class PaymentBook:
                 JournalEntry(
                     key=key,
                     attempt=record.attempt,
-                    event=Event.CONFIRM_ABSENT,
+                    event=PaymentEvent.CONFIRM_ABSENT,
                     source=Source.PERSON,
                     at=now,
                     detail=note,
@@ -270,9 +270,9 @@ def _lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord
     if record is None:
         raise StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if is_stale(record, now):
-        lost = JournalEntry(key=key, attempt=record.attempt, event=Event.LOSE, source=Source.PERSON, at=now)
+        lost = JournalEntry(key=key, attempt=record.attempt, event=PaymentEvent.LOSE, source=Source.PERSON, at=now)
         journal.apply(lost)
-    elif move(record.state, Event.CONFIRM_ABSENT) is None:
+    elif move(record.state, PaymentEvent.CONFIRM_ABSENT) is None:
         state = "on its way" if record.state is PaymentState.SENDING else str(record.state)
         raise StoreError(f"payment {key!r} is {state}, not unknown or absent", outcome="not_sent")
     return record

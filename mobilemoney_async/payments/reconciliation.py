@@ -24,12 +24,14 @@ from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import history, payments
 from mobilemoney_async.payments.journal import WAS_RELEASED, Contradiction, Journal, JournalEntry, to_record
 from mobilemoney_async.payments.matching import PaymentQuery, Skew, Verdict
-from mobilemoney_async.payments.records import LISTINGS, Event, PaymentRecord, PaymentState, Source
+from mobilemoney_async.payments.records import LISTINGS, PaymentEvent, PaymentRecord, PaymentState, Source
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # After one of these the result of an attempt is known, more or less: a late loss takes an absence back.
-_SETTLING = frozenset(each.value for each in (Event.ACKNOWLEDGE, Event.ADOPT, Event.REFUSE, Event.FAIL_UNSENT))
+_SETTLING = frozenset(
+    each.value for each in (PaymentEvent.ACKNOWLEDGE, PaymentEvent.ADOPT, PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT)
+)
 
 
 @attrs.define(kw_only=True)
@@ -93,7 +95,7 @@ def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_a
                 JournalEntry(
                     key=row.key,
                     attempt=row.attempt,
-                    event=Event.LOSE,
+                    event=PaymentEvent.LOSE,
                     source=Source.RECONCILE,
                     at=now if row.stale_at is None else min(now, row.stale_at),
                     detail="the process that sent it did not record the result",
@@ -165,7 +167,7 @@ def adopt(
         JournalEntry(
             key=record.key,
             attempt=record.attempt,
-            event=Event.ADOPT,
+            event=PaymentEvent.ADOPT,
             source=source,
             at=at,
             detail=note,
@@ -204,7 +206,7 @@ def find_rival(
         .order_by(history.c.payment_id, history.c.id)
     )
     # With an unknown clock the windows are wider by more than the grace period.
-    settling = _SETTLING if skew is None else _SETTLING | {Event.MISS.value}
+    settling = _SETTLING if skew is None else _SETTLING | {PaymentEvent.MISS.value}
     for attempt in _attempts(journal.connection.execute(statement).all(), settling):
         start, end = attrs.evolve(query, sent_at=attempt.sent_at, ended_at=attempt.ended_at).window(skew)
         if not attempt.is_settled and start <= transaction.created_at <= end:
@@ -217,7 +219,7 @@ def _attempts(entries: Iterable[Any], settling: Container[str]) -> Sequence[Earl
     found: list[EarlierAttempt] = []
     for entry in entries:
         last = found[-1] if found and found[-1].payment_id == entry.payment_id else None
-        if entry.what == Event.SEND.value:
+        if entry.what == PaymentEvent.SEND.value:
             found.append(
                 EarlierAttempt(
                     payment_id=entry.payment_id,
@@ -229,7 +231,7 @@ def _attempts(entries: Iterable[Any], settling: Container[str]) -> Sequence[Earl
             )
         elif last is not None and entry.what in settling:
             last.is_settled = True
-        elif last is not None and entry.what == Event.LOSE.value:
+        elif last is not None and entry.what == PaymentEvent.LOSE.value:
             last.ended_at, last.is_settled = entry.at, False
     return found
 
@@ -267,7 +269,7 @@ def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, at:
         JournalEntry(
             key=updated.key,
             attempt=updated.attempt,
-            event=Event.MISS,
+            event=PaymentEvent.MISS,
             source=Source.RECONCILE,
             at=at,
             detail="two full listings have not shown it",

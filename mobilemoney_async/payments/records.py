@@ -55,7 +55,7 @@ class PaymentState(str, enum.Enum):
         return next((each for each in cls if isinstance(value, str) and each.value == value.upper()), None)
 
 
-class Event(enum.Enum):
+class PaymentEvent(enum.Enum):
     """Event of a payment; the value is its name in the history."""
 
     SEND = "sent"
@@ -90,8 +90,8 @@ REUSABLE: frozenset[PaymentState] = frozenset({PaymentState.NOT_SENT, PaymentSta
 LISTINGS = 2
 """Full listings after the grace period that must miss a payment before it is absent."""
 
-_S, _E = PaymentState, Event
-TRANSITIONS: Mapping[tuple[PaymentState, Event], PaymentState] = {
+_S, _E = PaymentState, PaymentEvent
+TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     **{(state, _E.SEND): _S.SENDING for state in REUSABLE},
     (_S.SENDING, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.SENDING, _E.REFUSE): _S.REFUSED,
@@ -231,7 +231,7 @@ class PaymentRecord:
         return self.state is PaymentState.FINAL
 
 
-def move(state: PaymentState, event: Event) -> PaymentState | None:
+def move(state: PaymentState, event: PaymentEvent) -> PaymentState | None:
     """Return the state after an event, or None where the event contradicts the state."""
     return TRANSITIONS.get((state, event))
 

@@ -30,7 +30,7 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.queries import pending_ids
-from mobilemoney_async.payments.records import Event, PaymentRequest, PaymentState, Source
+from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, PaymentState, Source
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.sharing import Followed, Glance, Learned, News, Told
 from mobilemoney_async.sharing.poller import StoreFleet
@@ -542,7 +542,7 @@ async def record(url: str, key: str, number: str) -> None:
         change = JournalEntry(
             key=key,
             attempt=1,
-            event=Event.ACKNOWLEDGE,
+            event=PaymentEvent.ACKNOWLEDGE,
             source=Source.ANSWER,
             at=now,
             acknowledgement=acknowledgement,

@@ -15,7 +15,7 @@ from mobilemoney_async.payments.records import (
     REUSABLE,
     TRANSITIONS,
     UNIDENTIFIED,
-    Event,
+    PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
@@ -26,35 +26,38 @@ from mobilemoney_async.payments.records import (
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 # A row for each state; an event that is not in a row contradicts it.
-TABLE: dict[PaymentState, dict[Event, PaymentState]] = {
+TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
     PaymentState.SENDING: {
-        Event.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
-        Event.REFUSE: PaymentState.REFUSED,
-        Event.FAIL_UNSENT: PaymentState.NOT_SENT,
-        Event.LOSE: PaymentState.UNKNOWN,
+        PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
+        PaymentEvent.REFUSE: PaymentState.REFUSED,
+        PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
+        PaymentEvent.LOSE: PaymentState.UNKNOWN,
     },
     PaymentState.UNKNOWN: {
-        Event.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
-        Event.REFUSE: PaymentState.REFUSED,
-        Event.FAIL_UNSENT: PaymentState.NOT_SENT,
-        Event.LOSE: PaymentState.UNKNOWN,
-        Event.ADOPT: PaymentState.ACKNOWLEDGED,
-        Event.MISS: PaymentState.ABSENT,
-        Event.CONFIRM_ABSENT: PaymentState.RELEASED,
+        PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
+        PaymentEvent.REFUSE: PaymentState.REFUSED,
+        PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
+        PaymentEvent.LOSE: PaymentState.UNKNOWN,
+        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
+        PaymentEvent.MISS: PaymentState.ABSENT,
+        PaymentEvent.CONFIRM_ABSENT: PaymentState.RELEASED,
     },
     PaymentState.ABSENT: {
-        Event.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
-        Event.REFUSE: PaymentState.REFUSED,
-        Event.FAIL_UNSENT: PaymentState.NOT_SENT,
-        Event.LOSE: PaymentState.UNKNOWN,
-        Event.ADOPT: PaymentState.ACKNOWLEDGED,
-        Event.CONFIRM_ABSENT: PaymentState.RELEASED,
-        Event.SEND: PaymentState.SENDING,
+        PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
+        PaymentEvent.REFUSE: PaymentState.REFUSED,
+        PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
+        PaymentEvent.LOSE: PaymentState.UNKNOWN,
+        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
+        PaymentEvent.CONFIRM_ABSENT: PaymentState.RELEASED,
+        PaymentEvent.SEND: PaymentState.SENDING,
     },
-    PaymentState.NOT_SENT: {Event.SEND: PaymentState.SENDING, Event.FAIL_UNSENT: PaymentState.NOT_SENT},
-    PaymentState.REFUSED: {Event.SEND: PaymentState.SENDING, Event.REFUSE: PaymentState.REFUSED},
-    PaymentState.RELEASED: {Event.SEND: PaymentState.SENDING, Event.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED},
-    PaymentState.ACKNOWLEDGED: {Event.FINISH: PaymentState.FINAL},
+    PaymentState.NOT_SENT: {PaymentEvent.SEND: PaymentState.SENDING, PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT},
+    PaymentState.REFUSED: {PaymentEvent.SEND: PaymentState.SENDING, PaymentEvent.REFUSE: PaymentState.REFUSED},
+    PaymentState.RELEASED: {
+        PaymentEvent.SEND: PaymentState.SENDING,
+        PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
+    },
+    PaymentState.ACKNOWLEDGED: {PaymentEvent.FINISH: PaymentState.FINAL},
     PaymentState.FINAL: {},
 }
 
@@ -77,8 +80,8 @@ def record(state: PaymentState, **changes: Any) -> PaymentRecord:
     return attrs.evolve(made, **changes)
 
 
-@pytest.mark.parametrize(("state", "event"), [*product(PaymentState, Event)])
-def test_every_state_and_event(state: PaymentState, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), [*product(PaymentState, PaymentEvent)])
+def test_every_state_and_event(state: PaymentState, event: PaymentEvent) -> None:
     """A payment moves as the table says, and any event that is not in it is a contradiction."""
     assert move(state, event) is TABLE[state].get(event)
 
@@ -106,14 +109,14 @@ def test_every_state_is_one_of_three_kinds() -> None:
 
 def test_money_is_sent_only_where_it_certainly_does_not_exist() -> None:
     """The event that sends is open to reusable keys, and to absent ones, which `may_send` guards."""
-    senders = {state for (state, event) in TRANSITIONS if event is Event.SEND}
+    senders = {state for (state, event) in TRANSITIONS if event is PaymentEvent.SEND}
     assert senders == REUSABLE | {PaymentState.ABSENT}
 
 
 def test_nothing_is_released_without_a_confirmation() -> None:
     """Only a confirmation makes a payment released."""
     assert {event for (_, event), after in TRANSITIONS.items() if after is PaymentState.RELEASED} == {
-        Event.CONFIRM_ABSENT
+        PaymentEvent.CONFIRM_ABSENT
     }
 
 
