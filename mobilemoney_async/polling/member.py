@@ -21,11 +21,10 @@ import anyio.abc
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
-from mobilemoney_async.polling.asking import Ending
 from mobilemoney_async.polling.followers import Followers
-from mobilemoney_async.polling.hints import HintAllowance
 from mobilemoney_async.polling.own import Own, OwnPayment
-from mobilemoney_async.polling.plan import Plan
+from mobilemoney_async.polling.pacing import HintThrottle
+from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.sharing import Fleet, Followed, Learned, News, Told
 from mobilemoney_async.values import refuse
 
@@ -60,10 +59,10 @@ class Member:
     def __init__(
         self,
         fleet: Fleet,
-        plan: Plan,
+        plan: Planner,
         *,
         utcnow: Callable[[], datetime],
-        hand_out: Callable[[list[Ending]], None],
+        hand_out: Callable[[list[News]], None],
         wake: Callable[[], None],
     ) -> None:
         self._fleet = fleet
@@ -73,7 +72,7 @@ class Member:
         self._wake = wake
         self._own = Own()
         self._told = Told()
-        self._hints = HintAllowance()
+        self._hints = HintThrottle()
         self._stirred = anyio.Event()
         self._is_listening = False
         self._has_failed = False
@@ -126,7 +125,7 @@ class Member:
         """Return when the next payment is to be given up, infinite for never."""
         return self._own.first_deadline()
 
-    def give_up(self, now: float) -> list[Ending]:
+    def give_up(self, now: float) -> list[News]:
         """End the following of what is past its deadline."""
         endings = self._own.give_up(now)
         for each in endings:
@@ -146,7 +145,7 @@ class Member:
         """Note that a request failed: if all do for long, another process may fare better."""
         self._faulty_since = min(self._faulty_since, now)
 
-    def settle(self, endings: Iterable[Ending], rows: Iterable[Transaction]) -> None:
+    def settle(self, endings: Iterable[News], rows: Iterable[Transaction]) -> None:
         """Take what came of a request that was answered.
 
         Args:
@@ -333,7 +332,7 @@ class Member:
                 self._plan.forget(news.transaction_id)
                 if self._own.remove(news.transaction_id):
                     endings.append(
-                        Ending(
+                        News(
                             transaction_id=news.transaction_id,
                             transaction=news.transaction,
                             error=news.error,

@@ -10,7 +10,7 @@ import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import WaitTimeout
-from mobilemoney_async.polling.asking import Ending
+from mobilemoney_async.polling.sharing import News
 
 
 @attrs.define(eq=False)
@@ -75,7 +75,7 @@ class Own:
             heapq.heappop(self._deadlines)
         return math.inf
 
-    def give_up(self, now: float) -> list[Ending]:
+    def give_up(self, now: float) -> list[News]:
         """End the following of what is past its deadline."""
         endings = []
         while self.first_deadline() <= now:
@@ -87,5 +87,5 @@ class Own:
                 transaction_id=transaction_id,
                 transaction=own.transaction,
             )
-            endings.append(Ending(transaction_id=transaction_id, error=error))
+            endings.append(News(transaction_id=transaction_id, error=error))
         return endings

@@ -31,14 +31,14 @@ from mobilemoney_async.errors import (
     TransactionNotFound,
     UnexpectedResponse,
 )
-from mobilemoney_async.polling.asking import Asked, ById, Ending, Page
 from mobilemoney_async.polling.granted import granted
 from mobilemoney_async.polling.member import Member
 from mobilemoney_async.polling.outcomes import Outcome, Outcomes
-from mobilemoney_async.polling.pace import Pace
-from mobilemoney_async.polling.plan import Plan
+from mobilemoney_async.polling.pacing import Pacer
+from mobilemoney_async.polling.planner import InFlight, Planner
 from mobilemoney_async.polling.readable import PageReader
-from mobilemoney_async.polling.sharing import Fleet
+from mobilemoney_async.polling.scoring import Lookup, Page
+from mobilemoney_async.polling.sharing import Fleet, News
 from mobilemoney_async.polling.stats import PollerStats
 from mobilemoney_async.polling.tally import Tally
 from mobilemoney_async.polling.waiting import Waiting
@@ -84,7 +84,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         resume: bool = False,
     ) -> None:
         self._timeout = None if timeout is None else require_seconds("timeout", timeout)
-        self._pace = Pace(require_seconds("min_interval", min_interval, allow_zero=True))
+        self._pace = Pacer(require_seconds("min_interval", min_interval, allow_zero=True))
         pauses = Schedule() if schedule is None else schedule
         if not isinstance(pauses, Schedule):
             raise refuse("schedule", "a Schedule", schedule)
@@ -92,7 +92,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         once = attrs.evolve(pipeline.options, deadline=None, retry=attrs.evolve(pipeline.options.retry, max_attempts=1))
         self._pipeline = attrs.evolve(pipeline, options=once)
         self._list = attrs.evolve(LIST_TRANSACTIONS, read=PageReader())
-        self._plan = Plan(pauses)
+        self._plan = Planner(pauses)
         if not isinstance(resume, bool):
             raise refuse("resume", "a bool", resume)
         if resume and fleet is None:
@@ -105,7 +105,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             else Member(fleet, self._plan, utcnow=pipeline.utcnow, hand_out=self._hand_out, wake=self._wake)
         )
         # What this poller follows: what it asks about, unless one process asks for all.
-        self._followed: Plan | Member = self._plan if self._member is None else self._member
+        self._followed: Planner | Member = self._plan if self._member is None else self._member
         self._outcomes = Outcomes(lambda: not self._followed)
         self._waiting = Waiting()
         self._changed = anyio.Event()
@@ -299,9 +299,7 @@ class Poller(anyio.AsyncContextManagerMixin):
     def _ready_at(self) -> float:
         if not self._plan or not self._may_ask():
             return math.inf
-        queue_at = self._pace.queue_at(
-            anyio.current_time(), self._pipeline.limiter.usage(), is_urgent=self._plan.is_urgent
-        )
+        queue_at = self._pace.queue_at(anyio.current_time(), self._pipeline.limiter.usage())
         return max(self._plan.ready_at(), queue_at)
 
     def _may_ask(self) -> bool:
@@ -329,7 +327,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             if request is not None:
                 self._on_the_way += 1
                 self._tally.asked(request, now - queued_at)
-                group.start_soon(self._ask, self._plan.ask(request, now))
+                group.start_soon(self._ask, self._plan.send(request, now))
 
     async def _take_place(self) -> bool:
         """Wait for a place under the limit; return False, after a pause, where the store that keeps it fails."""
@@ -353,7 +351,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             self._hand_out(given_up)
             await self._sleep_until(self._followed.give_up_at())
 
-    async def _ask(self, asked: Asked) -> None:
+    async def _ask(self, asked: InFlight) -> None:
         rows: Sequence[Transaction] = ()
         try:
             endings, rows = await self._answer(asked)
@@ -361,7 +359,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         except InvalidRequest:
             raise  # the client was closed
         except Exception as exc:  # noqa: BLE001 (a caller's own token source may raise anything)
-            if isinstance(exc, TransactionNotFound | InvalidTransactionId) and isinstance(asked.request, ById):
+            if isinstance(exc, TransactionNotFound | InvalidTransactionId) and isinstance(asked.request, Lookup):
                 endings = self._plan.refuse(asked, exc, anyio.current_time())
             else:
                 self._fail(asked, exc)
@@ -374,7 +372,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         else:
             self._member.settle(endings, rows)
 
-    def _fail(self, asked: Asked, exc: Exception) -> None:
+    def _fail(self, asked: InFlight, exc: Exception) -> None:
         what = exc if isinstance(exc, MobileMoneyError) else type(exc).__name__
         logger.warning("following payments goes on after: %s", what)
         self._fault = exc.with_traceback(None)
@@ -384,24 +382,22 @@ class Poller(anyio.AsyncContextManagerMixin):
         if self._member is not None:
             self._member.failed(now)
 
-    async def _answer(self, asked: Asked) -> tuple[list[Ending], Sequence[Transaction]]:
+    async def _answer(self, asked: InFlight) -> tuple[list[News], Sequence[Transaction]]:
         pipeline = attrs.evolve(self._pipeline, limiter=granted(self._pipeline.limiter))
         self._tally.sent(asked.request)
         match asked.request:
-            case Page(number, status):
-                query: dict[str, int | str] = {"page": number, "limit": PAGE_SIZE_MAX}
-                if status is not None:
-                    query["status"] = str(status)
+            case Page(number):
+                query = {"page": number, "limit": PAGE_SIZE_MAX}
                 page = await pipeline.call(self._list, query=query, lane=Priority.POLL)
                 endings = self._plan.take_page(asked, page, anyio.current_time())
                 return endings, page.transactions
-            case ById(transaction_id):
+            case Lookup(transaction_id):
                 identifiers = {"transaction_id": transaction_id}
                 found = await pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=Priority.POLL)
                 row = found.transaction
                 return self._plan.take_transaction(asked, row, anyio.current_time()), [row]
 
-    def _hand_out(self, endings: list[Ending]) -> None:
+    def _hand_out(self, endings: list[News]) -> None:
         for ending in endings:
             outcome = Outcome(transaction_id=ending.transaction_id, transaction=ending.transaction, error=ending.error)
             self._tally.ended(ending)

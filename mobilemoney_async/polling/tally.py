@@ -14,7 +14,8 @@ from mobilemoney_async.events import (
     PollerClosed,
     emit,
 )
-from mobilemoney_async.polling.asking import Ending, Page, Request
+from mobilemoney_async.polling.scoring import Page, Request
+from mobilemoney_async.polling.sharing import News
 from mobilemoney_async.polling.stats import PollerStats
 
 # Of how many endings the lag is averaged.
@@ -58,7 +59,7 @@ class Tally:
         """Count a request that failed for a reason that says nothing about a payment."""
         self._faults += 1
 
-    def ended(self, ending: Ending) -> None:
+    def ended(self, ending: News) -> None:
         """Count a payment that is followed no longer."""
         if ending.error is None:
             self._final += 1

@@ -8,10 +8,10 @@ import pytest
 
 from mobilemoney_async import Schedule, Transaction, WaitTimeout
 from mobilemoney_async.contract.codec import reader
-from mobilemoney_async.polling.asking import ById, Page
 from mobilemoney_async.polling.followers import Followers
 from mobilemoney_async.polling.own import Own
-from mobilemoney_async.polling.plan import Plan
+from mobilemoney_async.polling.planner import Planner
+from mobilemoney_async.polling.scoring import Lookup, Page
 from mobilemoney_async.polling.sharing import Followed, News
 from tests.contract import samples
 
@@ -93,34 +93,34 @@ def test_one_s_own_payments_are_given_up_in_time() -> None:
 @pytest.mark.parametrize(("age", "due"), [(0.0, 1.0), (0.9, 0.1), (2.0, 0.0), (4.0, 0.0), (60.0, 14.887)])
 def test_the_schedule_goes_on_where_another_process_followed(age: float, due: float) -> None:
     """A payment of a certain age has the looks and pauses of its age; looks of the last seconds are made up for."""
-    plan = Plan(Schedule())
-    plan.track("x", 1000.0, is_new=True, deadline=math.inf, tracked_at=1000.0 - age)
-    assert max(0.0, plan.ready_at() - 1000.0) == pytest.approx(due, abs=0.001)
+    planner = Planner(Schedule())
+    planner.track("x", 1000.0, is_new=True, deadline=math.inf, tracked_at=1000.0 - age)
+    assert max(0.0, planner.ready_at() - 1000.0) == pytest.approx(due, abs=0.001)
 
 
 def test_an_id_that_somebody_has_just_tracked_is_due_at_once() -> None:
     """The time that it took to hear of it does not put off its first look."""
-    plan = Plan(Schedule())
-    plan.track("x", 1000.0, is_new=False, deadline=math.inf, tracked_at=999.99)
-    assert plan.ready_at() <= 1000
+    planner = Planner(Schedule())
+    planner.track("x", 1000.0, is_new=False, deadline=math.inf, tracked_at=999.99)
+    assert planner.ready_at() <= 1000
 
 
 def test_an_old_payment_does_not_take_long_to_take_over() -> None:
     """Also after a year of constant pauses."""
-    plan = Plan(Schedule(first=20, factor=1, cap=20))
-    plan.track("x", 4e7, is_new=False, deadline=math.inf, tracked_at=0.0)
-    assert 4e7 <= plan.ready_at() <= 4e7 + 20
+    planner = Planner(Schedule(first=20, factor=1, cap=20))
+    planner.track("x", 4e7, is_new=False, deadline=math.inf, tracked_at=0.0)
+    assert 4e7 <= planner.ready_at() <= 4e7 + 20
 
 
 def test_what_is_forgotten_is_asked_about_no_more() -> None:
     """Also while a request for it is on its way, whose answer then means nothing."""
-    plan = Plan(Schedule())
-    plan.track("x", 0.0, is_new=False, deadline=math.inf)
-    assert plan.choose(0.0) == Page(1)
-    asked = plan.ask(ById("x"), 0.0)
-    plan.forget("x")
-    plan.forget("x")
-    assert len(plan) == 0
-    assert plan.choose(1.0) is None
-    assert plan.take_transaction(asked, row(), 1.0) == []
-    assert plan.track("x", 2.0, is_new=False, deadline=math.inf)
+    planner = Planner(Schedule())
+    planner.track("x", 0.0, is_new=False, deadline=math.inf)
+    assert planner.choose(0.0) == Page(1)
+    asked = planner.send(Lookup("x"), 0.0)
+    planner.forget("x")
+    planner.forget("x")
+    assert len(planner) == 0
+    assert planner.choose(1.0) is None
+    assert planner.take_transaction(asked, row(), 1.0) == []
+    assert planner.track("x", 2.0, is_new=False, deadline=math.inf)

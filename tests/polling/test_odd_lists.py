@@ -1,4 +1,4 @@
-"""What the plan makes of lists that are behind, miscounted, out of order, or can be read only in part."""
+"""The planner with lists that are behind, miscounted, out of order, or readable only in part."""
 
 import itertools
 import math
@@ -10,13 +10,13 @@ import attrs
 import msgspec
 import pytest
 
-from mobilemoney_async import Schedule, TransactionStatus
+from mobilemoney_async import Schedule
 from mobilemoney_async.contract.codec import DecodeError
 from mobilemoney_async.contract.models import PageAnswer
-from mobilemoney_async.polling.asking import ById, Page
-from mobilemoney_async.polling.listing import Listing
-from mobilemoney_async.polling.plan import Plan
+from mobilemoney_async.polling.list_model import ListModel
+from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.readable import PageReader
+from mobilemoney_async.polling.scoring import Lookup, Page
 from mobilemoney_async.testing import page_answer, transaction_record
 from tests.support.paper import LATENCY, Drive, ListOrder, Paper, PaperService, drive
 
@@ -38,8 +38,8 @@ class Miscounted(PaperService):
 
     count: str = "none"
 
-    def page(self, number: int, now: float, status: TransactionStatus | None = None) -> PageAnswer:
-        answer = super().page(number, now, status)
+    def page(self, number: int, now: float) -> PageAnswer:
+        answer = super().page(number, now)
         pagination = attrs.evolve(
             answer.pagination,
             total_count=0 if self.count == "none" else len(answer.transactions),
@@ -55,7 +55,7 @@ def test_a_wrong_count_does_not_end_the_sweep(count: str) -> None:
     for number in range(2000):
         service.add(Paper(id=f"txn-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
     wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
-    done = drive(Plan(ADVISED), service, until=200.0, track=wanted, is_new=False)
+    done = drive(Planner(ADVISED), service, until=200.0, track=wanted, is_new=False)
     assert len(done.endings) == 1000
     assert len(done.asked) <= 22
 
@@ -67,7 +67,7 @@ def test_a_wrong_count_does_not_hide_the_second_page(count: str) -> None:
     for number in range(600):
         age = 120.0 if number % 8 == 0 else 15.0
         service.add(Paper(id=f"txn-{number}", created_at=number / 0.9, ends_at=number / 0.9 + age))
-    done = drive(Plan(ADVISED), service, until=660.0, interval=10.0)
+    done = drive(Planner(ADVISED), service, until=660.0, interval=10.0)
     assert statistics.mean(lags(done, service, since=150.0)) < 12
     assert len(done.lookups()) < 5
 
@@ -82,7 +82,7 @@ def test_every_page_is_swept_in_either_order(order: ListOrder) -> None:
     for number in range(2000):
         service.add(Paper(id=f"txn-{number}", created_at=-4000.0 + number, ends_at=-1000.0))
     wanted = {f"txn-{number}": 0.0 for number in range(0, 2000, 2)}
-    done = drive(Plan(ADVISED), service, until=200.0, track=wanted, is_new=False)
+    done = drive(Planner(ADVISED), service, until=200.0, track=wanted, is_new=False)
     assert len(done.endings) == 1000
     assert len(done.asked) <= 21
 
@@ -95,10 +95,10 @@ def test_a_few_rows_out_of_order_do_not_turn_the_list_round() -> None:
     answer = service.page(1, 1000.0)
     rows = (answer.transactions[-1], *answer.transactions[:-1])
     shuffled = tuple(sorted(rows, key=lambda row: row.reference[::-1]))
-    listing, seen = Listing(), []
+    model, seen = ListModel(), []
     for shown in (rows, tuple(reversed(rows)), shuffled):
-        listing.observe(1, attrs.evolve(answer, transactions=shown), 1000.0)
-        seen.append(listing.newest_first)
+        model.observe(1, attrs.evolve(answer, transactions=shown), 1000.0)
+        seen.append(model.newest_first)
     assert seen == [True, False, False], "no order is no news of one"
 
 
@@ -111,7 +111,7 @@ def test_a_list_that_never_shows_an_ending_is_found_out_among_few() -> None:
     for number in range(80):
         age = 120.0 if number % 8 == 0 else 15.0
         service.add(Paper(id=f"txn-{number}", created_at=10.0 * number, ends_at=10.0 * number + age))
-    done = drive(Plan(ADVISED), service, until=1200.0)
+    done = drive(Planner(ADVISED), service, until=1200.0)
     assert len(done.endings) == 80
     assert statistics.mean(lags(done, service, since=240.0)) < 30
 
@@ -122,7 +122,7 @@ def test_a_list_that_lags_is_used_where_lookups_are_too_few() -> None:
     for number in range(450):
         age = 120.0 if number % 8 == 0 else 15.0
         service.add(Paper(id=f"txn-{number}", created_at=number / 0.75, ends_at=number / 0.75 + age))
-    done = drive(Plan(ADVISED), service, until=900.0, interval=4.0)
+    done = drive(Planner(ADVISED), service, until=900.0, interval=4.0)
     assert len(done.endings) == 450
     assert statistics.mean(lags(done, service, since=240.0)) < 75
 
@@ -132,21 +132,21 @@ def test_a_list_that_lags_is_used_where_lookups_are_too_few() -> None:
 
 def test_after_an_outage_of_everything_the_list_is_asked_again_at_once() -> None:
     """Its long pause is for a list that fails alone: the first lookup that is answered ends it."""
-    plan = Plan(ADVISED)
+    planner = Planner(ADVISED)
     service = PaperService()
     for number in range(30):
         service.add(Paper(id=f"txn-{number}", created_at=0.0, ends_at=600.0))
-        plan.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
+        planner.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
     now, kinds = 1.0, set()
     while now < 600:
-        now = max(now + 1, plan.ready_at())
-        request = plan.choose(now)
+        now = max(now + 1, planner.ready_at())
+        request = planner.choose(now)
         assert request is not None
         kinds.add(type(request))
         now += 30  # each request hangs until its time-out
-        plan.fail(plan.ask(request, now - 30), now, is_unreadable=False)
-    assert kinds == {Page, ById}
-    done = drive(plan, service, until=now + 60, track={}, start=now)
+        planner.fail(planner.send(request, now - 30), now, is_unreadable=False)
+    assert kinds == {Page, Lookup}
+    done = drive(planner, service, until=now + 60, track={}, start=now)
     assert len(done.endings) == 30
     assert max(at for at, _ in done.endings.values()) < now + 40
 
@@ -154,29 +154,29 @@ def test_after_an_outage_of_everything_the_list_is_asked_again_at_once() -> None
 @pytest.mark.parametrize("is_unreadable", [True, False])
 def test_one_payment_whose_lookups_fail_does_not_hold_up_the_others(is_unreadable: bool) -> None:
     """They are seen all the same; and where it can not be read, it is asked for less and less."""
-    plan = Plan(ADVISED)
+    planner = Planner(ADVISED)
     service = PaperService()
     service.add(Paper(id="good", created_at=-1000.0))
     for name in ("good", "odd"):
-        plan.track(name, 0.0, is_new=False, deadline=math.inf)
+        planner.track(name, 0.0, is_new=False, deadline=math.inf)
     now, tried, seen = 0.0, [], []
     while now < 4000:
-        now = max(now + 1, plan.ready_at())
-        request = plan.choose(now)
+        now = max(now + 1, planner.ready_at())
+        request = planner.choose(now)
         assert request is not None
-        asked = plan.ask(request, now)
-        if request == ById("odd"):
+        asked = planner.send(request, now)
+        if request == Lookup("odd"):
             tried.append(now)
-            plan.fail(asked, now + LATENCY, is_unreadable=is_unreadable)
-            assert plan.ready_at() <= now + 31, "the other waits for its own looks only"
+            planner.fail(asked, now + LATENCY, is_unreadable=is_unreadable)
+            assert planner.ready_at() <= now + 31, "the other waits for its own looks only"
             continue
         seen.append(now)
-        if isinstance(request, ById):
+        if isinstance(request, Lookup):
             row = service.get(request.transaction_id, now)
-            plan.take_transaction(asked, row, now + LATENCY)
+            planner.take_transaction(asked, row, now + LATENCY)
         else:
-            page = service.page(request.number, now, request.status)
-            plan.take_page(asked, page, now + LATENCY)
+            page = service.page(request.number, now)
+            planner.take_page(asked, page, now + LATENCY)
     assert max(after - before for before, after in itertools.pairwise(seen)) < 130
     if is_unreadable:
         assert tried[-1] - tried[-2] >= 590

@@ -7,6 +7,8 @@ The service is the sandbox: it enforces the strictest reading of the limit, paym
 
 from __future__ import annotations
 
+import heapq
+import math
 import random
 import statistics
 from collections.abc import Awaitable, Callable
@@ -19,19 +21,16 @@ import attrs
 from mobilemoney_async import Acknowledgement, AsyncClient
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.behaviour import Choices
-from mobilemoney_async.sandbox.endpoints import Call
 from mobilemoney_async.sandbox.magic import ORDINARY, find
-from mobilemoney_async.sandbox.messages import Reply
-from mobilemoney_async.sandbox.states import Kind
+from mobilemoney_async.sandbox.states import Kind, Payment
 
 TIMEOUT_SHARE = 0.12
 CUSTOMER = "+255681234501"
 ABSENT_CUSTOMER = "+255780000408"
 LATENCY = 0.05
+CALLBACK_DELAY = 0.3
 
 Order = Literal["newest-first", "oldest-first"]
-
-Filters = Literal["honoured", "ignored", "empty"]
 
 Track = Callable[[Acknowledgement], None]
 """Begins to follow a payment."""
@@ -41,6 +40,12 @@ Ended = Callable[[str], None]
 
 Trade = Callable[[Track], Awaitable[None]]
 """Creates payments for ever, and hands each to be followed."""
+
+Hint = Callable[[str], object]
+"""Takes the id of a payment that has ended, as a callback names it."""
+
+Callbacks = Callable[[Hint], Awaitable[None]]
+"""Sends callbacks for ever."""
 
 Follow = Callable[[AsyncClient, Ended, Trade], Awaitable[None]]
 """Follows payments: opens what it needs, then awaits the third argument."""
@@ -77,7 +82,6 @@ class Shop:
         seed: For everything that is left to chance.
         evenly: Whether the creates come at equal distances, or at random.
         choices: What the contract leaves open.
-        filters: What becomes of the list's filter by status: it is honoured, ignored, or lets nothing through.
     """
 
     def __init__(
@@ -89,7 +93,6 @@ class Shop:
         seed: int = 1,
         evenly: bool = True,
         choices: Choices | None = None,
-        filters: Filters = "honoured",
     ) -> None:
         self.wanted = wanted
         self.strangers = strangers
@@ -97,8 +100,6 @@ class Shop:
         self.dice = random.Random(seed)
         self.sandbox = Sandbox(seed=seed, choices=choices or Choices(latency=LATENCY, list_order=order))
         self.seen: list[tuple[float, float]] = []  # when, and how late
-        self.filtered = 0  # requests with a filter by status
-        self._spoil(filters)
 
     async def run(self, follow: Follow, *, minutes: float, settle: float = 4.0) -> Figures:
         """Run the day and return the figures of what came after the first minutes.
@@ -115,22 +116,23 @@ class Shop:
             assert anyio.current_time() >= began + 60 * minutes
         return self._figures(60 * settle, 60 * minutes)
 
-    def _spoil(self, filters: Filters) -> None:
-        """Put the filter by status in front of the list out of order, and count its use."""
-        handlers = dict(self.sandbox._engine._handlers)
-        show = handlers["transactions"]
+    async def send_callbacks(self, hint: Hint) -> None:
+        """Hint at each payment 0.3 s after its end, for ever: every callback arrives."""
+        book, clock = self.sandbox._engine.book, self.sandbox._clock
+        ended: list[tuple[float, str]] = []
 
-        def spoilt(call: Call) -> Reply:
-            status = call.query.get("status")
-            if status is None:
-                return show(call)
-            self.filtered += 1
-            rest = {name: value for name, value in call.query.items() if name != "status"}
-            query = {"honoured": call.query, "ignored": rest, "empty": {**rest, "status": "NONE"}}[filters]
-            return show(attrs.evolve(call, query=query))
+        def note(payment: Payment) -> None:
+            if payment.ended_at is not None:
+                heapq.heappush(ended, (payment.ended_at + CALLBACK_DELAY, payment.id))
 
-        handlers["transactions"] = spoilt
-        self.sandbox._engine._handlers = handlers
+        book.watch(note)
+        while True:
+            now = clock.seconds()
+            book.settle(now)
+            while ended and ended[0][0] <= now + 1e-6:
+                hint(heapq.heappop(ended)[1])
+            due_at = min(book.next_due() or math.inf, ended[0][0] if ended else math.inf, now + 1)
+            await anyio.sleep(max(1e-3, due_at - now))
 
     def _figures(self, since: float, until: float) -> Figures:
         lags = [lag for at, lag in self.seen if since <= at <= until]

@@ -1,9 +1,9 @@
-"""When payments end: learned from those that did, and used to guess which ones have by now. Pure.
+"""Chance of a payment to end, by its age: learned from the payments that did (their hazard rate). Pure.
 
-Ages are sorted into bins that grow by a constant factor, since a second matters early and a minute matters late. For
-each bin two sums are kept: how many payments ended in it, and for how many seconds payments were in it. Their quotient
-is the chance to end per second. Before anything is learned, the advised pauses speak: they grow with the age, as if
-the chance to end fell with it.
+Ages are sorted into bins that grow by a constant factor, since a second matters early and a minute matters late. Each
+bin has two sums: the payments that ended in it, and the seconds that payments were open in it. Their quotient is the
+chance to end per second. Before anything is learned, the advised pauses stand in: they grow with the age, as if the
+chance to end fell with it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import math
 _FACTOR = 1.1
 _LOG_FACTOR = math.log(_FACTOR)
 _BINS = 140
-# Bins count from here, seconds: what happens earlier is one bin.
+# Bins count from here, seconds: everything earlier is one bin.
 _SHIFT = 1.0
 # The prior counts like so many payments per bin.
 _PRIOR_WEIGHT = 0.5
 _PRIOR_SHIFT = 5.0
-# What was learned long ago fades: half of the weight is in the latest seven hundred endings.
+# Old endings fade: half of the weight is in the latest seven hundred.
 _FADE = 0.999
-# From so many endings on it is known roughly when they are unlikely.
+# So many endings show roughly when endings are unlikely.
 _ENOUGH = 10
 
 
@@ -31,16 +31,16 @@ def _bin(age: float) -> int:
 _EDGES = [_FACTOR**number - _SHIFT for number in range(_BINS + 1)]
 
 
-class Hazard:
-    """The chance of a payment to end, by its age."""
+class Estimator:
+    """Learned chance to end, by age in seconds."""
 
-    __slots__ = ("_cumulative", "_ended", "_endings", "_lived", "_stale")
+    __slots__ = ("_cumulative", "_ended", "_endings", "_is_stale", "_open")
 
     def __init__(self) -> None:
         self._ended = [0.0] * _BINS
-        self._lived = [0.0] * _BINS
+        self._open = [0.0] * _BINS
         self._cumulative = [0.0] * (_BINS + 1)
-        self._stale = True
+        self._is_stale = True
         self._endings = 0
 
     @property
@@ -48,27 +48,27 @@ class Hazard:
         """Whether enough endings have been seen to know when they are unlikely."""
         return self._endings >= _ENOUGH
 
-    def lived(self, start: float, end: float) -> None:
-        """Learn that a payment was open from one age to another, seconds."""
+    def saw_open(self, start: float, end: float) -> None:
+        """Learn that a payment was open from one age to another."""
         if end <= start:
             return
         first, last = _bin(start), _bin(end)
         if first == last:
-            self._lived[first] += end - start
+            self._open[first] += end - start
         else:
             for number in range(first, last + 1):
-                self._lived[number] += min(end, _EDGES[number + 1]) - max(start, _EDGES[number])
-        self._stale = True
+                self._open[number] += min(end, _EDGES[number + 1]) - max(start, _EDGES[number])
+        self._is_stale = True
 
-    def ended(self, start: float, end: float) -> None:
-        """Learn that a payment that was open at one age had ended at another, seconds.
+    def saw_end(self, start: float, end: float) -> None:
+        """Learn that a payment that was open at one age had ended at another.
 
-        Where in between is not known, so it counts for each bin as much as what was learned before makes it likely.
-        That sharpens by itself: where endings agree on a moment, the others follow.
+        The moment in between is unknown, so the ending counts for each bin by the chance learned so far. That sharpens
+        by itself: where endings agree on a moment, the others follow.
         """
         self._endings += 1
         self._ended = [count * _FADE for count in self._ended]
-        self._lived = [seconds * _FADE for seconds in self._lived]
+        self._open = [seconds * _FADE for seconds in self._open]
         left = 1.0
         total = self.chance(start, end)
         age = start
@@ -77,16 +77,16 @@ class Hazard:
             share = self.chance(start, after) / total if total > 0 else 1.0
             ended = left - (1 - share) if number < _bin(end) else left
             self._ended[number] += ended
-            self._lived[number] += (left - ended / 2) * max(0.0, after - age)
+            self._open[number] += (left - ended / 2) * max(0.0, after - age)
             left -= ended
             age = after
-        self._stale = True
+        self._is_stale = True
 
     def chance(self, start: float, end: float) -> float:
-        """Return how likely a payment that was open at one age has ended at another, 0 to 1."""
+        """Return the chance that a payment that was open at one age has ended at another, 0 to 1."""
         if end <= start:
             return 0.0
-        if self._stale:
+        if self._is_stale:
             self._sum_up()
         return -math.expm1(self._up_to(start) - self._up_to(end))
 
@@ -101,7 +101,7 @@ class Hazard:
         for number in range(_BINS):
             low, high = _EDGES[number], _EDGES[number + 1]
             prior_seconds = _PRIOR_WEIGHT * ((low + high) / 2 + _PRIOR_SHIFT)
-            rate = (self._ended[number] + _PRIOR_WEIGHT) / (self._lived[number] + prior_seconds)
+            rate = (self._ended[number] + _PRIOR_WEIGHT) / (self._open[number] + prior_seconds)
             total += rate * (high - low)
             self._cumulative[number + 1] = total
-        self._stale = False
+        self._is_stale = False

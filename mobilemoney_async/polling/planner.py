@@ -1,0 +1,449 @@
+"""Planner of the poller's requests. Pure: time is an argument, and requests are returned, not made.
+
+One page of the list shows a hundred payments for the price of one lookup. So of all requests that show a payment which
+is due, the planner chooses the heaviest (`scoring.py`).
+
+Politeness: each payment has the advised schedule of its own (contract, section 6; `LookupSchedule`). A request is made
+only if it is expected to show a payment that is due; it answers all others that it shows as well.
+
+Invariants:
+- Nothing pending, no request.
+- A state is believed only from a row with the payment's own id, and ends the tracking only where the contract calls it
+  final. Absence from a page proves nothing: it only makes the payment one that is looked up by its id.
+- Every payment is requested in the end: the longer it has not been seen, the more it weighs, without a bound.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from mobilemoney_async.contract.limits import UNSEEN_GRACE, Schedule
+from mobilemoney_async.contract.models import PageAnswer, Transaction
+from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound, WaitTimeout
+from mobilemoney_async.polling.estimator import Estimator
+from mobilemoney_async.polling.list_model import NOISE, ListFreshness, ListModel, ServerClock
+from mobilemoney_async.polling.pacing import Backoff, HintThrottle, LookupSchedule
+from mobilemoney_async.polling.scoring import IdSweep, Lookup, Page, Request, Scorer
+from mobilemoney_async.polling.sharing import News
+from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
+
+# A new payment that was tracked elsewhere has a place at the end of the list for so long, seconds.
+_AT_THE_END = 30.0
+# An id is that of a new payment if the payment was at most so old when it was tracked, seconds. After so many in a row
+# the next id is taken for one.
+_NEW = 2.0
+_IN_A_ROW = 5
+# Rows by which a payment may be off its expected place: where others add rows, and where creates that are in flight
+# are counted twice or not at all.
+_BLUR = 8.0
+_OVERLAP = 2.0
+# Before anything is learned.
+_UNTAUGHT = Estimator()
+
+
+@attrs.define(eq=False)
+class InFlight:
+    """A request in flight.
+
+    Attributes:
+        request: The request.
+        at: The time it was sent, monotonic seconds.
+        expected: The payments that the answer should show.
+        before: Due time and looks, before the request, of those payments that it costs a look.
+    """
+
+    request: Request
+    at: float
+    expected: list[TrackedPayment]
+    before: dict[TrackedPayment, tuple[float, int]]
+
+
+class Planner:
+    """Choice of the next request, and the results of its answer. All times are monotonic seconds.
+
+    Args:
+        schedule: The pauses between two looks at one payment.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._payments = TrackedPayments()
+        self._schedule = LookupSchedule(schedule, self._payments)
+        self._list = ListModel()
+        self._freshness = ListFreshness()
+        self._estimator = Estimator()
+        self._sweep = IdSweep(self._list)
+        self._clock = ServerClock()
+        self._hints = HintThrottle()
+        self._backoff = Backoff(longest=30.0)
+        self._list_backoff = Backoff(longest=300.0)
+        self._scorer = Scorer(
+            payments=self._payments,
+            schedule=self._schedule,
+            model=self._list,
+            freshness=self._freshness,
+            estimator=self._estimator,
+            sweep=self._sweep,
+        )
+        self._new_ids = 0  # in a row
+        self._pages_in_flight = 0
+        self._lookups_fail = False
+        self._worth_from: float | None = None  # None when it has to be computed again
+
+    def __len__(self) -> int:
+        return len(self._payments)
+
+    def __contains__(self, transaction_id: object) -> bool:
+        return isinstance(transaction_id, str) and self._payments.get(transaction_id) is not None
+
+    # Tracking
+
+    def track(
+        self, transaction_id: str, now: float, *, is_new: bool, deadline: float, tracked_at: float | None = None
+    ) -> bool:
+        """Track a payment; return False if it is tracked already.
+
+        Args:
+            transaction_id: Its id.
+            now: Now.
+            is_new: Whether it was certainly created just now. Then its first look is due after the schedule's first
+                pause, otherwise at once.
+            deadline: When to give it up, infinite for never.
+            tracked_at: Start of the tracking by another process, whose work goes on here: the payment has the pauses
+                of its age.
+        """
+        if transaction_id in self:
+            return False
+        self._worth_from = None
+        began = now if tracked_at is None else min(tracked_at, now)
+        is_likely_new = is_new or self._new_ids >= _IN_A_ROW
+        looks, due = self._schedule.first(began, now, is_new=is_likely_new)
+        payment = TrackedPayment(transaction_id, tracked_at=began, due=due, deadline=deadline, is_new=is_new)
+        payment.looks = looks
+        self._payments.add(payment)
+        if is_likely_new and self._list.is_known and now - began <= _AT_THE_END:
+            self._payments.put(payment, self._list.add_own(now))
+        else:
+            self._sweep.add(payment)
+        return True
+
+    def forget(self, transaction_id: str) -> None:
+        """Stop tracking a payment, if it is tracked."""
+        payment = self._payments.get(transaction_id)
+        if payment is not None:
+            self._end(payment)
+
+    def hint(self, transaction_id: str, now: float) -> bool:
+        """Note that a payment may have changed; return whether that brings the next request forward.
+
+        Hints may be forged: unknown ids are ignored, and so are hints beyond five at once and one a second.
+        """
+        payment = self._payments.get(transaction_id)
+        if payment is None or payment.is_hinted or not self._hints.take(now):
+            return False
+        self._worth_from = None
+        payment.is_hinted = payment.was_hinted = True
+        self._payments.set_due(payment, min(payment.due, now))
+        return True
+
+    def give_up(self, now: float) -> list[News]:
+        """Stop tracking the payments that are past their deadline."""
+        return [
+            self._end(payment, error=timed_out(payment.id, payment.tracked_at, payment.transaction, now))
+            for payment in self._payments.past_deadline(now)
+        ]
+
+    def give_up_at(self) -> float:
+        """Return the time at which the next payment is given up, infinite for never."""
+        return self._payments.first_deadline()
+
+    # Requests
+
+    def ready_at(self) -> float:
+        """Return the time from which there is a request to make, infinite for none until an answer comes."""
+        if self._pages_in_flight and not self._list.is_known:
+            return math.inf
+        first = max(self._payments.first_due(), self._backoff.until)
+        if first == math.inf or self._list_backoff.until > first:
+            return first
+        if self._worth_from is None:
+            self._worth_from = self._scorer.worth_from(first)
+        return self._worth_from
+
+    def choose(self, now: float) -> Request | None:
+        """Return the request to make now, or None if there is none."""
+        if self.ready_at() > now:
+            return None
+        use_list = self._list_backoff.until <= now
+        if use_list and not self._list.is_known:
+            return Page(1)
+        return self._scorer.best(now, use_list=use_list)
+
+    def send(self, request: Request, now: float) -> InFlight:
+        """Note that a request goes out now."""
+        self._worth_from = None
+        if isinstance(request, Page):
+            expected = self._payments.between(*self._list.places(request.number, now))
+            self._pages_in_flight += 1
+            self._sweep.sent(request, now)
+        else:
+            payment = self._payments.get(request.transaction_id)
+            expected = [] if payment is None else [payment]
+        before = {}
+        for payment in self._scorer.looks(expected, now):
+            before[payment] = payment.due, payment.looks
+            self._count_look(payment, now, by_id=isinstance(request, Lookup))
+        return InFlight(request, now, expected, before)
+
+    # Answers
+
+    def take_page(self, sent: InFlight, answer: PageAnswer, now: float) -> list[News]:
+        """Learn from a page.
+
+        Args:
+            sent: The request.
+            answer: The service's answer.
+            now: Now.
+
+        Returns:
+            The final states that it shows.
+        """
+        self._worth_from = None
+        assert isinstance(sent.request, Page)
+        self._pages_in_flight -= 1
+        self._backoff.clear()
+        self._list_backoff.clear()
+        self._clock.saw(answer.transactions, now)
+        was_newest_first = self._list.newest_first
+        places = self._list.observe(sent.request.number, answer, now)
+        rows: dict[TrackedPayment, tuple[Transaction, float]] = {}
+        for row, place in zip(answer.transactions, places, strict=True):
+            payment = self._payments.get(row.id)
+            if payment is not None:
+                rows.setdefault(payment, (row, place))
+        found = sum(self._sweep.remove(payment) for payment in rows)
+        endings = self._take_rows(sent, rows, now)
+        self._learn_missing(sent, rows, now)
+        self._take_misses(sent, rows)
+        turned = self._list.newest_first != was_newest_first
+        self._sweep.took(sent.request, now, found=found, rows=len(places), turned=turned)
+        return endings
+
+    def take_transaction(self, sent: InFlight, row: Transaction, now: float) -> list[News]:
+        """Learn from a lookup, as from a page. A row with another id than the requested one is not believed."""
+        self._worth_from = None
+        assert isinstance(sent.request, Lookup)
+        if row.id != sent.request.transaction_id:
+            self.fail(sent, now, is_unreadable=True)
+            return []
+        self._lookup_answered()
+        self._clock.saw([row], now)
+        payment = self._payments.get(row.id)
+        if payment is None:
+            return []
+        if self._scorer.is_telling(payment, sent.at):
+            self._freshness.checked(is_late=row.is_final and self._was_late(payment, row, sent.at))
+        ending = self._saw(payment, row, sent.at, now)
+        return [] if ending is None else [ending]
+
+    def fail(self, sent: InFlight, now: float, *, is_unreadable: bool) -> None:
+        """Note that a request failed for a reason that says nothing about its payments.
+
+        Args:
+            sent: The request.
+            now: Now.
+            is_unreadable: Whether there was an answer, outside the contract: the next may be the same.
+        """
+        self._worth_from = None
+        if isinstance(sent.request, Lookup):
+            self._fail_lookup(sent, sent.request, now, is_unreadable=is_unreadable)
+            return
+        self._backoff.extend(now, sent.at)
+        self._list_backoff.extend(now, sent.at)
+        self._pages_in_flight -= 1
+        self._sweep.failed(sent.request)
+        for payment, (due, looks) in sent.before.items():
+            self._schedule.take_back(payment, due, looks)
+            if is_unreadable and payment in self._payments:
+                self._payments.put(payment, None)
+
+    def refuse(self, sent: InFlight, error: MobileMoneyError, now: float) -> list[News]:
+        """Note that the service does not know a payment, or calls its id malformed; as `take_page`."""
+        self._worth_from = None
+        assert isinstance(sent.request, Lookup)
+        self._lookup_answered()
+        payment = self._payments.get(sent.request.transaction_id)
+        # A payment that the service has shown exists, whatever it says now.
+        if payment is None or payment.is_seen:
+            return []
+        self._sweep.remove(payment)
+        is_early = now - payment.tracked_at < UNSEEN_GRACE
+        if isinstance(error, InvalidTransactionId) or (isinstance(error, TransactionNotFound) and not is_early):
+            return [self._end(payment, error=error)]
+        return []
+
+    # Inside
+
+    def _take_rows(
+        self, sent: InFlight, rows: dict[TrackedPayment, tuple[Transaction, float]], now: float
+    ) -> list[News]:
+        endings = []
+        expected, expected_ends = set(sent.expected), 0.0
+        at = sent.at - self._freshness.delay(sent.at)
+        for payment, (row, place) in rows.items():
+            payment.misses = 0
+            if payment not in expected and self._schedule.is_soon(payment, sent.at):
+                self._count_look(payment, sent.at, by_id=False)
+            expected_ends += _UNTAUGHT.chance(payment.seen_at - payment.created_at, sent.at - payment.created_at)
+            ending = self._saw(payment, row, at, now, paged_at=sent.at)
+            if ending is not None:
+                endings.append(ending)
+            else:
+                payment.open_at = sent.at
+                self._payments.put(payment, place)
+        self._freshness.saw_page(sent.at, ended=len(endings), expected=expected_ends)
+        return endings
+
+    def _learn_missing(self, sent: InFlight, rows: dict[TrackedPayment, tuple[Transaction, float]], now: float) -> None:
+        """Learn the time for which new payments are missing from the list, from its newest page."""
+        assert isinstance(sent.request, Page)
+        if sent.request.number != self._list.head(0, now):
+            return
+        new = [payment for payment in sent.expected if payment.is_new]
+        shown = min((sent.at - payment.created_at for payment in new if payment in rows), default=math.inf)
+        if shown == math.inf and self._list.has_strangers:
+            return  # they may be on the next page already
+        ages = [sent.at - payment.created_at for payment in new if payment not in rows and not payment.is_listed]
+        self._freshness.saw_new(shown=shown, missing=max((age for age in ages if age < shown), default=0.0))
+
+    def _take_misses(self, sent: InFlight, rows: dict[TrackedPayment, tuple[Transaction, float]]) -> None:
+        """Take back the looks of the payments that a page did not show; a payment that surely moved loses its place."""
+        assert isinstance(sent.request, Page)
+        low, high = self._list.places(sent.request.number, sent.at)
+        blur = _BLUR if self._list.has_strangers else _OVERLAP
+        for payment in sent.expected:
+            if payment in rows or payment not in self._payments or payment.place is None:
+                continue
+            if payment in sent.before:
+                self._schedule.take_back(payment, *sent.before[payment])
+            if not payment.is_listed and sent.at - payment.created_at <= self._freshness.missing:
+                continue
+            payment.misses += 1
+            # Near the edge it may be on the next page, but not time and again.
+            if low + blur < payment.place <= high - blur or payment.misses > 1:
+                self._payments.put(payment, None)
+                if not (payment.is_new or payment.is_seen):
+                    self._sweep_ids()
+
+    def _sweep_ids(self) -> None:
+        """Look everywhere for the ids that were taken for new: one of them is not at the end of the list."""
+        self._new_ids = 0
+        for payment in self._payments:
+            if not (payment.is_new or payment.is_seen):
+                self._payments.put(payment, None)
+                self._sweep.add(payment)
+
+    def _fail_lookup(self, sent: InFlight, request: Lookup, now: float, *, is_unreadable: bool) -> None:
+        """Note that a lookup failed. Its look is used up: what always fails must not be requested again and again."""
+        payment = self._payments.get(request.transaction_id)
+        if payment is not None:
+            payment.failures += 1
+            if is_unreadable and payment.failures > 1 and not self._backoff.is_on:
+                # It is this payment that cannot be read: others can.
+                self._schedule.put_off(payment, now)
+                return
+        self._backoff.extend(now, sent.at)
+        self._lookups_fail = True
+
+    def _lookup_answered(self) -> None:
+        self._backoff.clear()
+        if self._lookups_fail:  # the outage was not the list's alone
+            self._lookups_fail = False
+            self._list_backoff.clear()
+
+    def _count_look(self, payment: TrackedPayment, now: float, *, by_id: bool) -> None:
+        self._schedule.count(payment, now, saves=self._scorer.saves_looks and not by_id)
+        payment.is_hinted = False
+
+    def _saw(
+        self, payment: TrackedPayment, row: Transaction, at: float, now: float, *, paged_at: float = math.inf
+    ) -> News | None:
+        """Learn from a row.
+
+        Args:
+            payment: Its payment.
+            row: The row.
+            at: The earliest time at which its state was true.
+            now: Now.
+            paged_at: When its page was requested, infinite for a lookup.
+        """
+        payment.failures = 0
+        if not payment.is_new:
+            age = self._clock.age(row, now)
+            payment.created_at = now - age
+            if not payment.is_seen:
+                payment.seen_at = payment.created_at
+                self._new_ids = self._new_ids + 1 if payment.tracked_at - payment.created_at <= _NEW else 0
+                self._schedule.slow_down(payment, now, age)
+        if row.is_final:
+            self._scorer.saw_ending(is_hinted=payment.was_hinted)
+            return self._end(payment, transaction=row, lag=self._learn_end(payment, row, paged_at, now))
+        self._estimator.saw_open(payment.seen_at - payment.created_at, at - payment.created_at)
+        payment.is_seen = True
+        payment.was_hinted = payment.is_hinted
+        payment.seen_at = max(payment.seen_at, at)
+        if payment.deadline < math.inf:
+            payment.transaction = row
+        return None
+
+    def _learn_end(self, payment: TrackedPayment, row: Transaction, paged_at: float, now: float) -> float | None:
+        """Learn from a final row; return the time since the end, an estimate, or None."""
+        if not payment.is_seen and payment.tracked_at - payment.created_at > _NEW:
+            return None  # it may have ended long before it was tracked
+        earliest, latest = payment.seen_at - payment.created_at, now - payment.created_at
+        age = _age_at_end(row)
+        if age is None:
+            self._estimator.saw_end(earliest, latest)
+            return (latest - earliest) / 2
+        if payment.is_listed:
+            ended = payment.created_at + age
+            self._freshness.saw_end(payment.open_at - ended, paged_at - ended)
+        age = min(latest, max(earliest, age))
+        self._estimator.saw_open(earliest, age)
+        self._estimator.saw_end(age, age)
+        return latest - age
+
+    def _was_late(self, payment: TrackedPayment, row: Transaction, now: float) -> bool:
+        """Return whether a payment had ended when a page last showed it open."""
+        age = _age_at_end(row)
+        return now - payment.open_at < NOISE if age is None else payment.open_at - payment.created_at - age > NOISE
+
+    def _end(
+        self,
+        payment: TrackedPayment,
+        *,
+        transaction: Transaction | None = None,
+        error: MobileMoneyError | None = None,
+        lag: float | None = None,
+    ) -> News:
+        self._worth_from = None
+        self._sweep.remove(payment)
+        self._payments.remove(payment)
+        return News(transaction_id=payment.id, transaction=transaction, error=error, lag=lag)
+
+
+def timed_out(transaction_id: str, tracked_at: float, transaction: Transaction | None, now: float) -> WaitTimeout:
+    """Return the error of a payment that is given up at its deadline."""
+    state = "not seen" if transaction is None else str(transaction.status)
+    return WaitTimeout(
+        f"not final after {round(now - tracked_at, 1):g} s: {state}",
+        transaction_id=transaction_id,
+        transaction=transaction,
+    )
+
+
+def _age_at_end(row: Transaction) -> float | None:
+    """Return the age of a payment at its end, seconds, if the row has both times."""
+    ended_at = row.completed_at or row.failed_at
+    return None if ended_at is None else (ended_at - row.created_at).total_seconds()

@@ -1,0 +1,243 @@
+"""Scoring of the requests that could be made now. Pure.
+
+A request's score is the waiting that it is expected to end: for each payment that it shows, the chance that it has
+ended since it was last seen open, times the time since then. The heaviest candidate wins: a page on which a payment
+that has long been due has its place, the newest page, one lookup, or the next page of a sweep for bare ids.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TypeAlias
+
+import attrs
+
+from mobilemoney_async.polling.estimator import Estimator
+from mobilemoney_async.polling.list_model import ListFreshness, ListModel
+from mobilemoney_async.polling.pacing import LookupSchedule
+from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
+from mobilemoney_async.resources.page_choice import PageSweep
+
+# Payments, and pages of theirs, that take part in a decision: they bound its cost.
+_CANDIDATES = 24
+_CANDIDATE_PAGES = 6
+# Whatever is learned about old payments, one in so many seconds may end: none of them weighs nothing.
+_LONGEST_LIFE = 14_400.0
+# A hinted payment weighs as if it had certainly ended so long ago, seconds.
+_HINT = 60.0
+# Endings over which the share is averaged that hints announce.
+_HINTS = 20
+# Share of its weight at which a payment on a page is looked up: a page may show another as well.
+_LOOKUP = 0.8
+# A look is saved up until a request is expected to end so much waiting, seconds.
+_WORTH = 0.3
+# Of more payments than these, some are always worth a look.
+_FEW = 20
+# While looks are saved, a request costs a look only of payments that weigh this share of the heaviest.
+_SHARE = 0.95
+# Precision of the time until which looks are saved, seconds.
+_PRECISION = 0.05
+# The least age of a payment that is looked up to check the list, seconds.
+_TELLING = 12.0
+
+
+@attrs.frozen
+class Page:
+    """Request for a page of the list, by its number from 1."""
+
+    number: int
+
+
+@attrs.frozen
+class Lookup:
+    """Request for one payment by its id."""
+
+    transaction_id: str
+
+
+Request: TypeAlias = Page | Lookup
+
+
+class IdSweep:
+    """Sweep through the list for bare ids: they can be on any page, as after a restart.
+
+    It goes on as long as pages show more of them than lookups would. The others are looked up.
+    """
+
+    def __init__(self, model: ListModel) -> None:
+        self._list = model
+        self._wanted: dict[str, TrackedPayment] = {}
+        self._sweep = PageSweep()
+        self._in_flight: Page | None = None
+
+    def __contains__(self, payment: TrackedPayment) -> bool:
+        return payment.id in self._wanted
+
+    def add(self, payment: TrackedPayment) -> None:
+        """Look for a payment."""
+        self._wanted[payment.id] = payment
+
+    def remove(self, payment: TrackedPayment) -> bool:
+        """Stop looking for a payment; return whether it was looked for."""
+        return self._wanted.pop(payment.id, None) is not None
+
+    def next(self, now: float) -> tuple[Page, float] | None:
+        """Return the next page, and the wanted payments that it is expected to show; None if there is none."""
+        if self._in_flight is not None or not self._wanted:
+            return None
+        worth = self._sweep.worth(len(self._wanted), self._list.pages(now) if self._list.is_known else None)
+        return (Page(self._list.head(self._sweep.depth, now)), worth) if worth else None
+
+    def sent(self, page: Page, now: float) -> None:
+        """Note that a page is requested, which may be the next."""
+        following = self.next(now)
+        if following is not None and following[0] == page:
+            self._in_flight = page
+
+    def took(self, page: Page, now: float, *, found: int, rows: int, turned: bool) -> None:
+        """Note a page.
+
+        Args:
+            page: The request.
+            now: Now.
+            found: Wanted payments that it showed; they have been removed.
+            rows: Rows that it showed in all.
+            turned: Whether it showed the list to be in another order than expected.
+        """
+        if page != self._in_flight:
+            return
+        self._in_flight = None
+        if turned and not self._sweep.depth:
+            return  # it was the other end of the list: the sweep has yet to begin
+        self._sweep.took(len(self._wanted) + found, found, rows)
+        if self.next(now) is None:
+            self._wanted.clear()
+            self._sweep = PageSweep()
+
+    def failed(self, page: Page) -> None:
+        """Note that a page was not shown."""
+        if page == self._in_flight:
+            self._in_flight = None
+
+
+@attrs.define(kw_only=True)
+class Scorer:
+    """Weights of payments, and the candidate that ends the most waiting."""
+
+    payments: TrackedPayments
+    schedule: LookupSchedule
+    model: ListModel
+    freshness: ListFreshness
+    estimator: Estimator
+    sweep: IdSweep
+    _hinted_share: float = attrs.field(init=False, default=0.0)
+
+    def saw_ending(self, *, is_hinted: bool) -> None:
+        """Learn the share of endings that hints announce."""
+        self._hinted_share += (is_hinted - self._hinted_share) / _HINTS
+
+    @property
+    def saves_looks(self) -> bool:
+        """Whether looks that are allowed may be put off: only once it is known when they are worth it.
+
+        Of many payments some always are: then the limit is scarce, not the schedule.
+        """
+        return len(self.payments) <= _FEW and self.estimator.is_learned
+
+    def best(self, now: float, *, use_list: bool) -> Request:
+        """Return the heaviest candidate; some payment must be due."""
+        due = self.payments.longest_due(now, _CANDIDATES)
+        if use_list and self.freshness.is_doubtful:
+            telling = [payment for payment in due if self.is_telling(payment, now)]
+            if telling:
+                return Lookup(min(telling, key=lambda payment: payment.created_at).id)
+        # Halved with each failure: a payment whose lookups always fail must not keep the others from theirs.
+        weights = {payment: self._weight(payment, now) * 0.5**payment.failures for payment in due}
+        heaviest = max(due, key=weights.__getitem__)
+        is_shown = heaviest.place is not None and not self.freshness.delay(now)
+        scores: dict[Request, float] = {Lookup(heaviest.id): weights[heaviest] * (_LOOKUP if is_shown else 1.0)}
+        if use_list:
+            for page in self._pages(due, now):
+                scores[page] = self._score(page, now)
+            sweep = self.sweep.next(now)
+            if sweep is not None:
+                page, found = sweep
+                wanted = max((weights[payment] for payment in due if payment in self.sweep), default=0.0)
+                scores[page] = scores.get(page, 0.0) + found * wanted
+        return max(scores, key=scores.__getitem__)
+
+    def looks(self, shown: list[TrackedPayment], now: float) -> list[TrackedPayment]:
+        """Return those of the payments that a request shows which it costs a look."""
+        if self.freshness.is_doubtful:
+            return [payment for payment in shown if payment.due <= now]  # the others keep theirs for a check
+        soon = [payment for payment in shown if self.schedule.is_soon(payment, now)]
+        if not soon or not self.saves_looks:
+            return soon
+        weights = [self._weight(payment, now) for payment in soon]
+        least = _SHARE * max(weights)
+        return [payment for payment, weight in zip(soon, weights, strict=True) if weight >= least]
+
+    def worth_from(self, first: float) -> float:
+        """Return the time from which a page is worth its request, at the earliest `first`, when a payment falls due."""
+        if not self.saves_looks or not self.model.is_known:
+            return first
+        low, high = first, max(first, min(map(self._last_moment, self.payments)))
+        if high <= low or self._most(low) >= _WORTH:
+            return low
+        while high - low > _PRECISION:
+            middle = (low + high) / 2
+            if self._most(middle) >= _WORTH:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def is_telling(self, payment: TrackedPayment, at: float) -> bool:
+        """Return whether a lookup of a payment shows if the list is up to date: a young one is open in any list.
+
+        It is at least half as old as the oldest: in a list without endings those have ended.
+        """
+        first = (each for each in itertools.islice(self.payments, _CANDIDATES) if each.is_listed)
+        oldest = max((at - each.created_at for each in first), default=0.0)
+        return payment.is_listed and at - payment.created_at >= max(_TELLING, oldest / 2)
+
+    def _last_moment(self, payment: TrackedPayment) -> float:
+        if payment.place is None or payment.is_hinted:
+            return payment.due
+        return self.schedule.last_moment(payment)
+
+    def _most(self, at: float) -> float:
+        due = self.payments.longest_due(at, _CANDIDATES)
+        return max((self._score(page, at) for page in self._pages(due, at)), default=0.0)
+
+    def _pages(self, due: list[TrackedPayment], now: float) -> list[Page]:
+        """Return the pages of the payments that have been due for longest, and the newest page."""
+        numbers: dict[int, None] = {}
+        for payment in due:
+            if payment.place is not None and len(numbers) < _CANDIDATE_PAGES:
+                numbers[self.model.page_of(payment.place, now)] = None
+        if numbers:
+            numbers[self.model.head(0, now)] = None
+        return [Page(number) for number in numbers]
+
+    def _score(self, page: Page, now: float) -> float:
+        payments = self.payments.between(*self.model.places(page.number, now))
+        if not any(payment.due <= now for payment in payments):
+            return 0.0
+        shown = now - self.freshness.delay(now)
+        youngest = now - self.freshness.missing
+        return sum(self._weight(each, shown) for each in payments if each.is_listed or each.created_at < youngest)
+
+    def _weight(self, payment: TrackedPayment, at: float) -> float:
+        """Return the time that a payment's ending is expected to have been waiting, as the service showed it then."""
+        unseen = at - payment.seen_at
+        if unseen <= 0:
+            return 0.0
+        if payment.is_hinted:
+            return unseen + _HINT
+        age = payment.seen_at - payment.created_at
+        chance = self.estimator.chance
+        # The mean chance over the time since it was seen, by Simpson's rule; none at the beginning.
+        mean = (4 * chance(age, age + unseen / 2) + chance(age, age + unseen)) / 6
+        # Where callbacks arrive, a payment without a hint has hardly ended.
+        return max(mean * (1 - self._hinted_share), min(1.0, unseen / _LONGEST_LIFE)) * unseen

@@ -1,0 +1,212 @@
+"""The tracked payments, found by id, by place in the list and by due time. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+
+from mobilemoney_async.contract.models import Transaction
+
+# Rows of the list in one slot of the index by place.
+_SLOT = 100
+_NEVER = -math.inf
+
+
+class TrackedPayment:
+    """One tracked payment. Times are monotonic seconds.
+
+    Attributes:
+        id: Its transaction id.
+        tracked_at: Start of the tracking.
+        created_at: Its creation, as far as it is known.
+        seen_at: The latest time at which it is known to have been open.
+        due: The time from which the advised schedule allows the next look.
+        looks: Looks of the schedule that it has had.
+        place: Its row in the list, counted from the oldest; None where that is unknown.
+        open_at: When the latest page was requested that showed it open, minus infinity before the first. The page may
+            have been out of date.
+        misses: Pages in a row that should have shown it and did not.
+        failures: Lookups of it in a row that failed.
+        is_seen: Whether the service has ever shown it, on a page or by id.
+        is_new: Whether it was tracked by its acknowledgement, so that its creation is known.
+        is_hinted: Whether a hint about it waits for a request.
+        was_hinted: Whether a hint came since it was last seen open.
+        deadline: When the tracking is given up, infinite for never.
+        transaction: Its latest state. Kept only for a payment with a deadline: it is the largest part.
+    """
+
+    __slots__ = (
+        "created_at",
+        "deadline",
+        "due",
+        "failures",
+        "id",
+        "is_hinted",
+        "is_new",
+        "is_seen",
+        "looks",
+        "misses",
+        "open_at",
+        "place",
+        "seen_at",
+        "tracked_at",
+        "transaction",
+        "was_hinted",
+    )
+
+    def __init__(self, transaction_id: str, *, tracked_at: float, due: float, deadline: float, is_new: bool) -> None:
+        self.id: str = transaction_id
+        self.tracked_at: float = tracked_at
+        self.created_at: float = tracked_at
+        self.seen_at: float = tracked_at
+        self.due: float = due
+        self.looks: int = 0
+        self.place: float | None = None
+        self.open_at: float = _NEVER
+        self.misses: int = 0
+        self.failures: int = 0
+        self.is_seen: bool = False
+        self.is_new: bool = is_new
+        self.is_hinted: bool = False
+        self.was_hinted: bool = False
+        self.deadline: float = deadline
+        self.transaction: Transaction | None = None
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether a page has ever shown it open."""
+        return self.open_at > _NEVER
+
+
+class _Timers:
+    """Heap of payments by one of their times. An entry that is out of date is dropped when it comes up."""
+
+    __slots__ = ("_attribute", "_heap", "_ticket")
+
+    def __init__(self, attribute: str) -> None:
+        self._attribute = attribute
+        self._heap: list[tuple[float, int, TrackedPayment]] = []
+        self._ticket = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def set(self, payment: TrackedPayment, at: float) -> None:
+        setattr(payment, self._attribute, at)
+        if at < math.inf:
+            heapq.heappush(self._heap, (at, next(self._ticket), payment))
+
+    def first(self) -> float:
+        """Return the earliest time, infinite if there is none."""
+        while self._heap and not self._is_valid(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
+    def take(self, now: float, limit: int) -> list[TrackedPayment]:
+        """Remove and return payments whose time has come, at most `limit`."""
+        taken: list[TrackedPayment] = []
+        while len(taken) < limit and self.first() <= now:
+            taken.append(heapq.heappop(self._heap)[2])
+        return taken
+
+    def tidy(self, valid: int) -> None:
+        """Drop outdated entries once they outnumber the valid ones."""
+        if len(self._heap) > 2 * valid + 1000:
+            self._heap = [entry for entry in self._heap if self._is_valid(entry)]
+            heapq.heapify(self._heap)
+
+    def _is_valid(self, entry: tuple[float, int, TrackedPayment]) -> bool:
+        return bool(getattr(entry[2], self._attribute) == entry[0])
+
+
+class TrackedPayments:
+    """All tracked payments. Every change costs the logarithm of their number at most."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, TrackedPayment] = {}
+        self._slots: dict[int, dict[str, TrackedPayment]] = {}
+        self._top = 0
+        self._due = _Timers("due")
+        self._deadlines = _Timers("deadline")
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[TrackedPayment]:
+        return iter(self._by_id.values())
+
+    def __contains__(self, payment: TrackedPayment) -> bool:
+        return self._by_id.get(payment.id) is payment
+
+    @property
+    def timers(self) -> int:
+        """Entries of the heaps, outdated ones included: bounded by the number of payments."""
+        return len(self._due) + len(self._deadlines)
+
+    def get(self, transaction_id: str) -> TrackedPayment | None:
+        """Return a payment, or None if it is not tracked."""
+        return self._by_id.get(transaction_id)
+
+    def add(self, payment: TrackedPayment) -> None:
+        """Add a payment."""
+        self._by_id[payment.id] = payment
+        self._due.set(payment, payment.due)
+        self._deadlines.set(payment, payment.deadline)
+
+    def remove(self, payment: TrackedPayment) -> None:
+        """Remove a payment."""
+        del self._by_id[payment.id]
+        self.put(payment, None)
+        payment.due = payment.deadline = math.nan  # equal to nothing: its timers are out of date
+        self._due.tidy(len(self))
+        self._deadlines.tidy(len(self))
+
+    def set_due(self, payment: TrackedPayment, at: float) -> None:
+        """Set the time of a payment's next look."""
+        if payment.due != at:
+            self._due.set(payment, at)
+
+    def first_due(self) -> float:
+        """Return the time at which the first payment falls due, infinite if there is none."""
+        return self._due.first()
+
+    def longest_due(self, now: float, limit: int) -> list[TrackedPayment]:
+        """Return the payments that have been due for longest, at most `limit`."""
+        due = list(dict.fromkeys(self._due.take(now, limit)))
+        for payment in due:
+            self._due.set(payment, payment.due)
+        return due
+
+    def first_deadline(self) -> float:
+        """Return the time at which the first payment is given up, infinite for never."""
+        return self._deadlines.first()
+
+    def past_deadline(self, now: float) -> list[TrackedPayment]:
+        """Return the payments to give up now; the caller removes them."""
+        return self._deadlines.take(now, len(self))
+
+    def put(self, payment: TrackedPayment, place: float | None) -> None:
+        """Set a payment's place in the list; None for unknown."""
+        before, payment.place = payment.place, place
+        if before is not None:
+            slot = self._slots[int(before // _SLOT)]
+            del slot[payment.id]
+            if not slot:
+                del self._slots[int(before // _SLOT)]
+        if place is not None:
+            number = int(place // _SLOT)
+            self._top = max(self._top, number)
+            self._slots.setdefault(number, {})[payment.id] = payment
+
+    def between(self, low: float, high: float) -> list[TrackedPayment]:
+        """Return the payments with places above `low` and up to `high`, which are a page apart."""
+        first = max(0, int(low // _SLOT))
+        last = self._top if high == math.inf else min(self._top, int(high // _SLOT))
+        return [
+            payment
+            for number in range(first, last + 1)
+            for payment in self._slots.get(number, {}).values()
+            if payment.place is not None and low < payment.place <= high
+        ]
