@@ -32,7 +32,7 @@ _EDGES = [_FACTOR**number - _SHIFT for number in range(_BINS + 1)]
 
 
 class Estimator:
-    """Learned chance to end, by age in seconds."""
+    """Incoming chance to end, by age in seconds."""
 
     __slots__ = ("_cumulative", "_ended", "_endings", "_is_stale", "_open")
 

@@ -25,7 +25,7 @@ from mobilemoney_async.polling.followers import Followers
 from mobilemoney_async.polling.own import Own, OwnPayment
 from mobilemoney_async.polling.pacing import HintThrottle
 from mobilemoney_async.polling.planner import Planner
-from mobilemoney_async.polling.sharing import Fleet, Followed, Learned, News, Told
+from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing
 from mobilemoney_async.values import refuse
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -71,14 +71,14 @@ class Member:
         self._hand_out = hand_out
         self._wake = wake
         self._own = Own()
-        self._told = Told()
+        self._told = Outgoing()
         self._hints = HintThrottle()
         self._stirred = anyio.Event()
         self._is_listening = False
         self._has_failed = False
         self._pause = _PAUSES[0]
         self._has_joined = False
-        self._turn_at = self._glance_at = math.inf
+        self._turn_at = self._peek_at = math.inf
         self._turned_at = self._not_before = -math.inf
         self._say_again_at = math.inf
         # As the holder.
@@ -177,11 +177,11 @@ class Member:
             now = anyio.current_time()
             if self._turn_at <= now:
                 await self._take_turn()
-            elif self._glance_at <= now:
-                await self._glance()
+            elif self._peek_at <= now:
+                await self._peek()
             else:
                 stirred = self._stirred
-                with anyio.CancelScope(deadline=min(self._turn_at, self._glance_at)):
+                with anyio.CancelScope(deadline=min(self._turn_at, self._peek_at)):
                     await stirred.wait()
 
     async def listen(self) -> None:
@@ -236,9 +236,9 @@ class Member:
             self._say_again_at = now + _HOLD / 2
             for own in self._own:
                 self._say(own, now)
-        told, self._told = self._told, Told()
+        told, self._told = self._told, Outgoing()
         # What comes to be said from here on is for the next turn.
-        self._turn_at = self._glance_at = math.inf
+        self._turn_at = self._peek_at = math.inf
         try:
             learned = await self._fleet.turn(
                 told,
@@ -264,18 +264,18 @@ class Member:
         self._absorb(learned, now)
         self._schedule(learned.lease_ends_at)
 
-    async def _glance(self) -> None:
-        self._glance_at = math.inf
+    async def _peek(self) -> None:
+        self._peek_at = math.inf
         try:
-            glance = await self._fleet.glance()
+            peek = await self._fleet.peek()
         except Exception as exc:  # noqa: BLE001 (whatever it is, it must not end the poller)
             self._failed(exc)
             return
         self._works()
-        if glance.has_news or (self._epoch is None and glance.lease_ends_at is None):
+        if peek.has_news or (self._epoch is None and peek.lease_ends_at is None):
             self._stir(anyio.current_time())
         else:
-            self._schedule(glance.lease_ends_at)
+            self._schedule(peek.lease_ends_at)
 
     def _wants_lease(self, now: float) -> bool:
         if self._is_unwell(now):
@@ -305,14 +305,14 @@ class Member:
         poll = self._fleet.listening_poll if self._is_listening else self._fleet.poll
         if self._epoch is not None:
             self._stir(self._turned_at + self._fleet.ttl / 4)
-            self._glance_at = now + poll if self._followers or self._own else math.inf
+            self._peek_at = now + poll if self._followers or self._own else math.inf
         elif self._own:
             self._stir(self._say_again_at)
-            self._glance_at = min(now + poll, math.inf if lease_ends_at is None else max(now, lease_ends_at))
+            self._peek_at = min(now + poll, math.inf if lease_ends_at is None else max(now, lease_ends_at))
         else:
-            self._glance_at = math.inf
+            self._peek_at = math.inf
 
-    def _absorb(self, learned: Learned, began: float) -> None:
+    def _absorb(self, learned: Incoming, began: float) -> None:
         """Take in what was learned in a turn that began then."""
         if not learned.holds:
             self._held_until = -math.inf

@@ -1,4 +1,4 @@
-"""What the pollers of one merchant's processes tell each other, and the interface of the place where they do.
+"""Messages between the pollers of one merchant's processes, and the interface of the store that carries them.
 
 The poller knows no store and the store no poller: both know these values.
 """
@@ -17,16 +17,16 @@ from mobilemoney_async.errors import MobileMoneyError
 
 @attrs.frozen(kw_only=True)
 class Followed:
-    """That one poller follows one payment.
+    """Statement of one poller that it tracks one payment.
 
     Attributes:
-        transaction_id: Which payment.
-        follower: Which poller.
+        transaction_id: The payment.
+        follower: The poller.
         is_new: Whether the payment was created when it was tracked.
-        tracked_at: Since when.
-        until: When it is followed no longer, unless the poller says so again. In the past: it is not any more.
-        has_deadline: Whether the poller will want to know the payment as last seen.
-        is_hinted: Whether somebody said that it may have changed.
+        tracked_at: Start of the tracking.
+        until: The end of the statement, unless the poller repeats it. In the past: the poller tracks it no longer.
+        has_deadline: Whether the poller needs the payment's latest state, for a `WaitTimeout`.
+        is_hinted: Whether a hint came for it.
     """
 
     transaction_id: str
@@ -40,13 +40,13 @@ class Followed:
 
 @attrs.frozen(kw_only=True)
 class News:
-    """What the service said of a payment.
+    """Status of a payment as the service gave it, or the end of its tracking.
 
     Attributes:
-        transaction_id: Which payment.
-        transaction: As the service showed it, final or not; None where it does not know it.
-        error: What the service said instead, which ends the following.
-        lag: How late a final state is, an estimate in seconds, or None.
+        transaction_id: The payment.
+        transaction: Its state, final or not; None if the service does not know it.
+        error: The error that ends the tracking, or None.
+        lag: Time from the final state to its being seen, an estimate in seconds; None if unknown.
     """
 
     transaction_id: str
@@ -56,19 +56,19 @@ class News:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the payment is followed no longer."""
+        """Whether the tracking ends."""
         return self.error is not None or (self.transaction is not None and self.transaction.is_final)
 
 
 @attrs.define(kw_only=True, eq=False)
-class Told:
-    """What one poller has to say in one turn.
+class Outgoing:
+    """Messages of one poller to the others, for one turn.
 
     Attributes:
-        tracked: What it follows, as said for the first time or again, by transaction id.
-        withdrawn: What it follows no longer.
-        hinted: What may have changed, of what it follows.
-        news: What the service said to it.
+        tracked: Payments that it tracks, stated for the first time or again, by transaction id.
+        withdrawn: Payments that it tracks no longer.
+        hinted: Payments that have got a hint, of those that it tracks.
+        news: Answers of the service.
     """
 
     tracked: dict[str, Followed] = attrs.field(factory=dict)
@@ -79,29 +79,30 @@ class Told:
     def __bool__(self) -> bool:
         return bool(self.tracked or self.withdrawn or self.hinted or self.news)
 
-    def and_then(self, later: Told) -> Told:
-        """Return what there is to say where this was said in vain, and more has come to be said since."""
-        told = Told(
+    def and_then(self, later: Outgoing) -> Outgoing:
+        """Return the messages to send after a failed turn, together with those added since."""
+        merged = Outgoing(
             tracked={**self.tracked, **later.tracked},
             withdrawn=(self.withdrawn - later.tracked.keys()) | later.withdrawn,
             hinted=self.hinted | later.hinted,
             news=self.news + later.news,
         )
         for transaction_id in later.withdrawn:
-            told.tracked.pop(transaction_id, None)
-        return told
+            merged.tracked.pop(transaction_id, None)
+        return merged
 
 
 @attrs.frozen(kw_only=True)
-class Learned:
-    """What one poller learns in one turn.
+class Incoming:
+    """Messages of the others to one poller, from one turn.
 
     Attributes:
-        holds: Whether it is the one that asks the service, for `Fleet.ttl` seconds from the beginning of the turn.
+        holds: Whether it holds the lease, for `Fleet.ttl` seconds from the beginning of the turn: only the holder
+            sends requests to the service.
         epoch: How often the lease has changed hands.
-        lease_ends_at: When another poller's lease runs out, on this event loop's clock; None where nobody has it.
-        news: Of the payments that it wants to know of.
-        followed: What has changed in what all of them follow; everything, where it has just begun to ask.
+        lease_ends_at: The end of another poller's lease, on this event loop's clock; None if no other holds it.
+        news: Of the payments that it tracks.
+        followed: Changes in the payments that all pollers track; all of them for a new holder.
     """
 
     holds: bool
@@ -112,12 +113,12 @@ class Learned:
 
 
 @attrs.frozen(kw_only=True)
-class Glance:
-    """What can be seen without taking a turn.
+class Peek:
+    """State of the store without a turn.
 
     Attributes:
         has_news: Whether there is anything that this poller has not read.
-        lease_ends_at: As in `Learned`.
+        lease_ends_at: As in `Incoming`.
     """
 
     has_news: bool
@@ -125,17 +126,17 @@ class Glance:
 
 
 class Fleet(Protocol):
-    """One poller's seat among those that share a store. At most one of them holds the lease, and asks the service.
+    """Connection of one poller to the others that share a store. At most one holds the lease, and sends requests.
 
-    Every method raises `StoreError` where the store fails; nothing was changed then, or everything, and the same may be
-    said again.
+    Every method raises `StoreError` if the store fails. Then either nothing was changed or everything, and the same
+    messages may be sent again.
 
     Attributes:
-        follower: Names this poller.
-        ttl: For how long a lease is given, seconds.
-        poll: How often to look whether there is news, seconds.
+        follower: Name of this poller.
+        ttl: Length of a lease, seconds.
+        poll: Interval between two peeks, seconds.
         listening_poll: The same while `listen` works.
-        linger: For how long the lease is kept when nobody follows anything, seconds.
+        linger: Time for which the lease is kept while no payment is tracked, seconds.
     """
 
     follower: str
@@ -144,29 +145,29 @@ class Fleet(Protocol):
     listening_poll: float
     linger: float
 
-    async def turn(self, told: Told, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Learned:
-        """Say and learn everything there is, in one transaction.
+    async def turn(self, told: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
+        """Exchange all messages, in one transaction.
 
         Args:
-            told: What to say.
+            told: The messages to send.
             wants_lease: Whether to take the lease if it is free, and to keep it. A lease that is not wanted any more is
-                kept nevertheless while there is something in `Learned.followed`.
-            wanted: The payments whose news to return. Looked at from another thread.
-            reads_on: Whether to return the news since the last turn, beside what is known already of `Told.tracked`.
-                It is of use if any payment was said to be followed before.
+                kept nevertheless while there is something in `Incoming.followed`.
+            wanted: The payments whose news to return. Read from another thread.
+            reads_on: Whether to return the news since the last turn, beside the known news of `Outgoing.tracked`.
+                Needed if any payment was stated as tracked before.
         """
 
-    async def glance(self) -> Glance:
-        """Look whether a turn is worth taking."""
+    async def peek(self) -> Peek:
+        """Check whether a turn is worth taking."""
 
     async def listen(self) -> bool:
-        """Wait until another poller may have said something; return False where that cannot be heard.
+        """Wait until another poller may have sent a message; return False if the store cannot notify.
 
         It returns at once when it has just begun to listen.
         """
 
     async def leave(self, news: Sequence[News]) -> None:
-        """Say the last news, follow nothing any more, and give the lease back."""
+        """Send the last news, stop tracking every payment, and give the lease back."""
 
     async def unfinished(self) -> list[str]:
         """Return the transaction ids of the store's payments that are not final, oldest first."""

@@ -21,7 +21,7 @@ from mobilemoney_async.database.serialization import dump_error, dump_transactio
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.records import Source
-from mobilemoney_async.polling.sharing import Followed, News, Told
+from mobilemoney_async.polling.sharing import Followed, News, Outgoing
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -148,7 +148,7 @@ def read_news(
 
 
 def write_followed(
-    journal: Journal, row: LeaseRow, told: Told, *, follower: str, at: datetime, ahead: timedelta
+    journal: Journal, row: LeaseRow, told: Outgoing, *, follower: str, at: datetime, ahead: timedelta
 ) -> list[News]:
     """Write the payments that a poller follows, and those that it no longer follows.
 

@@ -18,7 +18,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import pending_ids
-from mobilemoney_async.polling.sharing import Followed, Glance, Learned, News, Told
+from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
 from mobilemoney_async.sharing import followed as tables
 from mobilemoney_async.sharing.followed import LeaseRow
 from mobilemoney_async.values import refuse
@@ -46,7 +46,7 @@ class _Turn:
         is_tidy: Whether old rows need not be deleted yet.
     """
 
-    told: Told
+    told: Outgoing
     wants_lease: bool
     wanted: Container[str] | None
     at: datetime
@@ -107,7 +107,7 @@ class StoreFleet:
         self._clock_offset = 0.0
         self._tidied_at = -_TIDY
 
-    async def turn(self, told: Told, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Learned:
+    async def turn(self, told: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
         """Send and receive all messages, in one transaction; see `Fleet.turn`."""
         now = anyio.current_time()
         turn = _Turn(
@@ -132,7 +132,7 @@ class StoreFleet:
         self._followed = read.followed
         if not turn.is_tidy and holds:
             self._tidied_at = now
-        return Learned(
+        return Incoming(
             holds=holds,
             epoch=read.lease.epoch,
             lease_ends_at=None if holds or read.ends_at is None else read.ends_at + self._clock_offset,
@@ -140,14 +140,14 @@ class StoreFleet:
             followed=read.changes,
         )
 
-    async def glance(self) -> Glance:
-        """Look whether a turn is worth taking; see `Fleet.glance`."""
+    async def peek(self) -> Peek:
+        """Look whether a turn is worth taking; see `Fleet.peek`."""
         row = await self.database.read(lambda connection: tables.look(Journal(connection, self._account)))
         if row is None:
-            return Glance(has_news=False, lease_ends_at=None)
+            return Peek(has_news=False, lease_ends_at=None)
         has_news = row.told != self._told or (self._epoch is not None and row.followed != self._followed)
         ends_at = row.lease.ends_at(anyio.current_time() - self._clock_offset)
-        return Glance(has_news=has_news, lease_ends_at=None if ends_at is None else ends_at + self._clock_offset)
+        return Peek(has_news=has_news, lease_ends_at=None if ends_at is None else ends_at + self._clock_offset)
 
     async def listen(self) -> bool:
         """Wait for a message of another poller; see `Fleet.listen`."""

@@ -32,7 +32,7 @@ from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, PaymentState, Source
 from mobilemoney_async.polling.poller import Poller
-from mobilemoney_async.polling.sharing import Followed, Glance, Learned, News, Told
+from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
 from mobilemoney_async.sharing.poller import StoreFleet
 from tests.contract import samples
 from tests.payments.till import LEASE, TTL, Till, make_fleet, make_poller, process, utcnow
@@ -86,15 +86,15 @@ class Watched(StoreFleet):
     def __init__(self, url: str) -> None:
         super().__init__(Database(url), "default", utcnow=utcnow, ttl=LEASE, poll=0.05, linger=0.2)
         self.listening_poll = TTL / 2
-        self.turns: list[Told] = []
-        self.glances = 0
+        self.turns: list[Outgoing] = []
+        self.peeks = 0
         self.held: bool = False
 
     def _check(self) -> None:
         if self.is_away or self.is_dead:
             raise StoreError("the store failed: away", outcome="not_sent")
 
-    async def turn(self, told: Told, **options: Any) -> Learned:
+    async def turn(self, told: Outgoing, **options: Any) -> Incoming:
         if self.is_dead:
             await anyio.sleep_forever()
         self._check()
@@ -103,10 +103,10 @@ class Watched(StoreFleet):
         self.held = learned.holds
         return learned
 
-    async def glance(self) -> Glance:
+    async def peek(self) -> Peek:
         self._check()
-        self.glances += 1
-        return await super().glance()
+        self.peeks += 1
+        return await super().peek()
 
     async def leave(self, news: Sequence[News]) -> None:
         self._check()
@@ -459,9 +459,9 @@ async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
         till.end("x")
         assert (await a.wait("x")).succeeded
         await until(lambda: not one.held)
-        before = len(one.turns), one.glances, len(two.turns), two.glances
+        before = len(one.turns), one.peeks, len(two.turns), two.peeks
         await anyio.sleep(0.5)
-        assert (len(one.turns), one.glances, len(two.turns), two.glances) == before
+        assert (len(one.turns), one.peeks, len(two.turns), two.peeks) == before
         till.end("y")
         with anyio.fail_after(3):
             assert (await b.wait("y")).succeeded
@@ -604,8 +604,8 @@ class Seats:
         self.two.database.close()
 
 
-def turn(seat: StoreFleet, *wanted: str, wants: bool = True, **told: Any) -> Awaitable[Learned]:
-    return seat.turn(Told(**told), wants_lease=wants, wanted=wanted, reads_on=True)
+def turn(seat: StoreFleet, *wanted: str, wants: bool = True, **told: Any) -> Awaitable[Incoming]:
+    return seat.turn(Outgoing(**told), wants_lease=wants, wanted=wanted, reads_on=True)
 
 
 def following(seat: StoreFleet, number: str, seconds: float = 60) -> dict[str, Followed]:
