@@ -104,6 +104,7 @@ async def test_the_table_with_creates_at_random(wanted: float, confirmed: float,
     assert not any(day.rejections for day in days)
 
 
+@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
 async def test_a_list_that_is_oldest_first() -> None:
     """The order of the list costs little."""
     found = await figures(30, order="oldest-first")
@@ -121,6 +122,7 @@ async def test_six_hundred_strangers_a_minute(order: Order) -> None:
     assert found.rejections == 0
 
 
+@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
 async def test_a_list_that_lags_by_a_minute() -> None:
     """What the list does not show yet is looked up."""
     found = await figures(20, choices=Choices(latency=0.05, list_lag=60.0))
