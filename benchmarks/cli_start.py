@@ -1,4 +1,4 @@
-"""Start of `mobilemoney --help`, CPU time of fresh processes, beside the libraries that it needs."""
+"""CPU time of `mobilemoney --help` in fresh processes, beside the import of its libraries."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def run() -> list[Row]:
         )
     against = f"python -c 'import typer, rich', {1000 * figures.cost('bare'):.0f} ms"
 
-    def row(name: str, case: str, limit: float | None = None) -> Row:
+    def row(name: str, command: str, limit: float | None = None) -> Row:
         ratio = figures.ratio(name, "bare")
-        text = f"{case}: {1000 * figures.cost(name):.0f} ms"
+        text = f"{command}: {1000 * figures.cost(name):.0f} ms"
         if limit is None:
             return Row(text, against, "", f"{ratio:.2f}x")
         return Row(text, against, f"at most {limit:g}x", *at_most(ratio, limit))

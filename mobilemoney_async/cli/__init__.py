@@ -17,8 +17,7 @@ def main() -> None:
         SystemExit: Always, with the command's exit code; 2 where the extra is missing.
     """
     _open_streams()
-    # Looked for rather than imported: what has to be found missing here, before anything is done, is loaded when it is
-    # needed, and a list of commands needs no tables.
+    # A missing extra is reported before any work. It is not imported here: the list of commands needs no rich tables.
     if any(importlib.util.find_spec(name) is None for name in _EXTRA):
         print('mobilemoney: the command line needs an extra: pip install "mobilemoney-async[cli]"', file=sys.stderr)
         raise SystemExit(2)
@@ -28,10 +27,10 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Let nothing that is printed raise: a payment that was sent must not end in a traceback in place of its id.
+    """Make output safe: after a payment was sent, printing its id must not end in a traceback.
 
-    A stream that the caller has closed leads nowhere. A character that the encoding does not know is a question mark on
-    a terminal, where columns keep their places, and escaped in a file or a pipe, where nothing may get lost.
+    A closed stream is replaced by an empty one. A character that the encoding lacks becomes a question mark on a
+    terminal, which keeps the columns, and is escaped in files and pipes, which lose nothing.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)

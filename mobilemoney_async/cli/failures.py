@@ -113,13 +113,19 @@ def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, Exit
     advice, exit_code = next(_ADVICE[cls] for cls in type(exc).__mro__ if cls in _ADVICE)
     if isinstance(exc, errors.StoreError) and not advice and "failed" in text:
         advice = _FIND_CAUSE
-    if settings is not None and advice == _LOG_IN:
-        advice = advice.replace("mobilemoney login", settings.login_command)
-    if settings is not None and isinstance(exc, errors.TransportError):
-        text = f"{settings.base_url}: {text}"
-        if settings.is_built_in and exc.outcome == "not_sent":
-            advice = "no sandbox runs there: start one with mobilemoney sandbox, or name a service (--profile)"
+    if settings is not None:
+        text, advice = _name_service(exc, settings, text, advice)
     return f"{text}; {advice}" if advice else text, exit_code
+
+
+def _name_service(exc: Exception, settings: Settings, text: str, advice: str) -> tuple[str, str]:
+    if advice == _LOG_IN:
+        return text, advice.replace("mobilemoney login", settings.login_command)
+    if not isinstance(exc, errors.TransportError):
+        return text, advice
+    if settings.is_built_in and exc.outcome == "not_sent":
+        advice = "no sandbox runs there: start one with mobilemoney sandbox, or name a service (--profile)"
+    return f"{settings.base_url}: {text}", advice
 
 
 def _explain_file(exc: OSError) -> tuple[str, ExitCode]:
