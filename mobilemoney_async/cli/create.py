@@ -19,18 +19,10 @@ import anyio
 import attrs
 import typer
 
+from mobilemoney_async import errors
+from mobilemoney_async.cli import following
 from mobilemoney_async.cli.clients import open_client
 from mobilemoney_async.cli.failures import ExitCode, Refused, explain, run, say
-from mobilemoney_async.cli.following import (
-    Refusals,
-    StatusChange,
-    Watchlist,
-    exit_code,
-    follow,
-    print_change,
-    printing_warnings,
-    still_open,
-)
 from mobilemoney_async.cli.options import (
     Service,
     Unmasked,
@@ -48,13 +40,7 @@ from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.errors import (
-    DuplicateSuspected,
-    IdempotencyConflict,
-    MobileMoneyError,
-    OutcomeUnknown,
-    StoreError,
-)
+from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event
 from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.polling.poller import Poller
@@ -181,7 +167,7 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
         async with open_client(settings, on_event=payment.note_event) as client:
             if not is_key_given:
                 payment.print_key()
-            with printing_warnings(command):
+            with following.printing_warnings(command):
                 await payment.send(client)
                 if wait:
                     await payment.follow(client, timeout)
@@ -189,7 +175,7 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
     run(command, work, open_work=payment.still_open, settings=settings)
     if not wait or payment.watchlist is None:
         return
-    code = exit_code(payment.watchlist)
+    code = following.exit_code(payment.watchlist)
     if code is ExitCode.NOT_FINAL:
         say(command, f"not final after {timeout:g} s")
         for line in payment.still_open():
@@ -237,13 +223,13 @@ class Payment:
     """
 
     def __init__(self, request: PaymentRequest, settings: Settings, service: Service) -> None:
-        self.watchlist: Watchlist | None = None
+        self.watchlist: following.Watchlist | None = None
         self._request = request
         self._settings = settings
         self._service = service
-        self._refusals = Refusals()
+        self._refusals = following.Refusals()
         self._answer: Acknowledgement | None = None
-        self._changes: list[StatusChange] = []
+        self._changes: list[following.StatusChange] = []
         # After an interrupted create: the result as far as this process knows it, and as the store knows it.
         self._may_have_arrived = False
         self._was_attempted = False
@@ -282,7 +268,7 @@ class Payment:
                 self._answer = await creates.create(
                     phone_number=request.phone_number, amount=request.amount, idempotency_key=request.key
                 )
-        except OutcomeUnknown as exc:
+        except errors.OutcomeUnknown as exc:
             raise Refused("; ".join([str(exc), *self._how_to_find_out()]), ExitCode.UNRESOLVED) from exc
         except MobileMoneyError as exc:
             raise self._refusal(exc) from exc
@@ -312,7 +298,7 @@ class Payment:
 
         try:
             with waiting(f"{self._line(str(answer.status_code))}; Ctrl-C ends the watching"):
-                await follow(client, self.watchlist, begin, refusals=self._refusals, timeout=timeout)
+                await following.follow(client, self.watchlist, begin, refusals=self._refusals, timeout=timeout)
         except MobileMoneyError as exc:
             text, _ = explain(exc, self._settings)
             raise Refused("; ".join([text, *self.still_open()]), ExitCode.NOT_FINAL) from exc
@@ -320,7 +306,7 @@ class Payment:
             # After the moving line has left the terminal.
             for change in self._changes:
                 with _ignoring_closed_pipe():
-                    print_change(change, as_json=self._request.as_json, unmasked=self._request.unmasked)
+                    following.print_change(change, as_json=self._request.as_json, unmasked=self._request.unmasked)
         if self.watchlist.unknown:
             raise Refused(
                 "the service has accepted the payment and does not show it: it is unknown whether it exists; do not "
@@ -331,7 +317,7 @@ class Payment:
     def still_open(self) -> list[str]:
         """Return lines about the open payment after an interrupt, and the next step."""
         if self.watchlist is not None:
-            return still_open(self.watchlist, self._service.flags)
+            return following.still_open(self.watchlist, self._service.flags)
         record = self._record
         if record is not None and record.transaction_id is not None:
             again = command_line("watch", record.transaction_id, *self._service.flags)
@@ -345,7 +331,7 @@ class Payment:
         return ["nothing was sent"]
 
     def _acknowledge(self, answer: Acknowledgement) -> None:
-        self.watchlist = Watchlist([answer.transaction_id], self._changes.append)
+        self.watchlist = following.Watchlist([answer.transaction_id], self._changes.append)
         if self._request.as_json:
             self._print_event(
                 "acknowledged",
@@ -359,14 +345,14 @@ class Payment:
 
     def _refusal(self, exc: MobileMoneyError) -> Refused:
         text, code = explain(exc, self._settings)
-        if isinstance(exc, DuplicateSuspected):
+        if isinstance(exc, errors.DuplicateSuspected):
             reconcile = command_line("payments", "reconcile", *self._service.flags)
             show = command_line("payments", "show", exc.other_key, *self._service.store_flags)
             text = f"{exc}; resolve the other payment first: {reconcile}, or look at it: {show}"
-        elif isinstance(exc, IdempotencyConflict):
+        elif isinstance(exc, errors.IdempotencyConflict):
             show = command_line("payments", "show", self._request.key or "", *self._service.store_flags)
             text = f"{exc}; look at that payment: {show}; another payment needs another key"
-        elif not isinstance(exc, StoreError):  # whose text says itself what was sent
+        elif not isinstance(exc, errors.StoreError):  # a text of the store says itself what was sent
             text = {"not_sent": "nothing was sent: ", "refused": "no money moved: "}.get(exc.outcome, "") + text
         return Refused(text, code)
 
@@ -398,7 +384,7 @@ class Payment:
             try:
                 self._record = await client.payments.get(self._request.key)
                 self._is_store_away = False
-            except StoreError as exc:
+            except errors.StoreError as exc:
                 say(self._request.command, f"the store cannot show the payment's state: {exc}")
 
     def _print_event(self, event: str, **fields: object) -> None:

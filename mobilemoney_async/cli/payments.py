@@ -13,21 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import attrs
 import typer
 
+from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.clients import missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_service, require_yes, with_service
-from mobilemoney_async.cli.output import (
-    literal,
-    moment,
-    money,
-    new_table,
-    phone,
-    plain,
-    print_json,
-    show,
-    show_facts,
-)
 from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentRecord, PaymentState, is_stale
 from mobilemoney_async.values import Secret
@@ -117,7 +107,7 @@ def list_payments(
     records = _run(lambda book: book.list(wanted, limit=most, newest_first=True), store)
     shown = (records[:limit] if limit else records)[::-1]
     if as_json:
-        print_json([plain(record, unmasked=unmasked) for record in shown])
+        output.print_json([output.plain(record, unmasked=unmasked) for record in shown])
     elif shown:
         print_payments(shown, unmasked=unmasked)
     else:
@@ -133,7 +123,7 @@ def show_payment(*, key: Key, as_json: AsJSON = False, unmasked: Unmasked = Fals
     """Show one payment with its history and the next step. Needs no service."""
     record = _find_record(key, _find_store(service))
     if as_json:
-        print_json(plain(record, unmasked=unmasked))
+        output.print_json(output.plain(record, unmasked=unmasked))
     else:
         print_payment(record, unmasked=unmasked)
 
@@ -163,7 +153,7 @@ def reconcile(
 
     looked_up, left = run("payments", work, settings=settings)
     if as_json:
-        print_json([plain(record, unmasked=unmasked) for record in looked_up])
+        output.print_json([output.plain(record, unmasked=unmasked) for record in looked_up])
     else:
         print_reconciled(looked_up, left, unmasked=unmasked)
     _exit_for(left, exit_code=exit_code)
@@ -190,7 +180,7 @@ def confirm_absent(
         print_payment(before, unmasked=unmasked)
         if not before.is_unresolved:
             raise Refused(f"payment {key!r} is {before.state}, not unknown or absent: nothing was changed")
-        show(
+        output.show(
             "If you confirm that it does not exist, its key may be used again, and money is then sent again. "
             "If it exists after all, the payment is made twice."
         )
@@ -289,13 +279,9 @@ def _find_record(key: str, choice: _StoreChoice) -> PaymentRecord:
 
 
 def _exit_for(records: Sequence[PaymentRecord], *, exit_code: bool) -> None:
-    now = _utcnow()
+    now = datetime.now(UTC)
     if exit_code and any(needs_attention(record, now) for record in records):
         raise typer.Exit(ExitCode.UNRESOLVED)
-
-
-def _utcnow() -> datetime:
-    return datetime.now(UTC)
 
 
 _ADVICE = {
@@ -330,7 +316,7 @@ def needs_attention(record: PaymentRecord, now: datetime) -> bool:
 
 def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     """Print a table of payments."""
-    table = new_table()
+    table = output.new_table()
     # Long keys and ids are folded, never cut, since users copy them.
     table.add_column("key", overflow="fold", min_width=5)
     table.add_column("type", no_wrap=True)
@@ -341,15 +327,15 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     table.add_column("transaction", overflow="fold", min_width=6)
     for record in records:
         table.add_row(
-            literal(record.key),
-            literal(str(record.type)),
+            output.literal(record.key),
+            output.literal(str(record.type)),
             f"{record.amount:,f}",
-            phone(record.phone_number, unmasked=unmasked),
-            literal(_state(record)),
-            moment(record.sent_at),
-            literal(record.transaction_id or ""),
+            output.phone(record.phone_number, unmasked=unmasked),
+            output.literal(_state(record)),
+            output.moment(record.sent_at),
+            output.literal(record.transaction_id or ""),
         )
-    show(table)
+    output.show(table)
 
 
 def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
@@ -358,59 +344,59 @@ def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
     facts = {
         "key": record.key,
         "type": str(record.type),
-        "amount": money(record.amount),
-        "phone number": phone(record.phone_number, unmasked=unmasked),
+        "amount": output.money(record.amount),
+        "phone number": output.phone(record.phone_number, unmasked=unmasked),
         "state": _state(record),
         "attempts": str(record.attempt),
-        "first recorded": moment(record.created_at),
-        "last sent": moment(record.sent_at),
-        "request ended": moment(record.ended_at),
+        "first recorded": output.moment(record.created_at),
+        "last sent": output.moment(record.sent_at),
+        "request ended": output.moment(record.ended_at),
         "transaction": f"{record.transaction_id or ''}{', found in the list' if record.is_adopted else ''}",
         "reference": record.reference,
         "candidates": " ".join(record.candidates),
         "full listings without it": str(record.walks or ""),
         "failure": failure,
         "error": record.error,
-        "what to do": advice(record, _utcnow()),
+        "what to do": advice(record, datetime.now(UTC)),
     }
-    show_facts({name: value for name, value in facts.items() if value})
+    output.show_facts({name: value for name, value in facts.items() if value})
     if record.history:
-        events = new_table()
+        events = output.new_table()
         for name in ("at, UTC", "what", "source", "detail"):
             events.add_column(name, overflow="fold")
         for entry in record.history:
-            events.add_row(moment(entry.at), entry.what, entry.source, literal(entry.detail or ""))
-        show("", events)
+            events.add_row(output.moment(entry.at), entry.what, entry.source, output.literal(entry.detail or ""))
+        output.show("", events)
 
 
 def print_reconciled(looked_up: Sequence[PaymentRecord], left: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     """Print the results of a reconciliation, and the number of payments that are left."""
-    now = _utcnow()
+    now = datetime.now(UTC)
     if not looked_up:
-        show("No payment has an unknown result.")
+        output.show("No payment has an unknown result.")
     else:
-        table = new_table()
+        table = output.new_table()
         table.add_column("key", overflow="fold", min_width=8)
         table.add_column("payment", overflow="fold")
         table.add_column("result", overflow="fold")
         table.add_column("what to do", ratio=1)
         for record in looked_up:
-            number = phone(record.phone_number, unmasked=unmasked)
+            number = output.phone(record.phone_number, unmasked=unmasked)
             found = record.transaction_id or " ".join(record.candidates)
             table.add_row(
-                literal(record.key),
-                literal(f"{record.type} of {money(record.amount)}, {number}"),
-                literal(f"{_state(record)} {found}".rstrip()),
-                literal(advice(record, now)),
+                output.literal(record.key),
+                output.literal(f"{record.type} of {output.money(record.amount)}, {number}"),
+                output.literal(f"{_state(record)} {found}".rstrip()),
+                output.literal(advice(record, now)),
             )
-        show(table)
+        output.show(table)
     resolved = sum(not record.is_unresolved for record in looked_up)
     waiting = sum(needs_attention(record, now) for record in left)
-    show(f"{resolved} resolved, {waiting} still unresolved, {len(left) - waiting} being sent.")
+    output.show(f"{resolved} resolved, {waiting} still unresolved, {len(left) - waiting} being sent.")
 
 
 def _print_decision(record: PaymentRecord) -> None:
-    typer.echo(f"{record.key}: {record.state}. {advice(record, _utcnow())}")
+    typer.echo(f"{record.key}: {record.state}. {advice(record, datetime.now(UTC))}")
 
 
 def _state(record: PaymentRecord) -> str:
