@@ -148,6 +148,7 @@ class Watchlist:
             await self._ended.wait()
 
     def _record(self, transaction_id: str, kind: ChangeKind, **seen: Any) -> None:
+        # No await in here: several tasks record, and none may see a change half done.
         if transaction_id not in self._open:
             return  # a final state does not change
         change = StatusChange(transaction_id=transaction_id, kind=kind, at=datetime.now(UTC), **seen)
