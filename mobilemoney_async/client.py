@@ -100,7 +100,7 @@ class AsyncClient:
             threads too.
 
     Raises:
-        InvalidRequest: An argument is not what it accepts.
+        InvalidRequest: An argument is invalid.
     """
 
     collections: Collections
@@ -207,7 +207,7 @@ class AsyncClient:
             extra_headers: Sent with every request, on top of those given before.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts.
+            InvalidRequest: An argument is invalid.
         """
         changes: dict[str, Any] = {}
         if not isinstance(timeout, _Unset):
@@ -260,7 +260,7 @@ class AsyncClient:
             The JSON object of the answer; its fractional numbers are `Decimal`.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts; nothing was sent.
+            InvalidRequest: An argument is invalid; nothing was sent.
             OutcomeUnknown: With the effect ``money``, as for a create.
             MobileMoneyError: The call failed; see `mobilemoney_async.errors`.
         """
@@ -303,7 +303,7 @@ class AsyncClient:
                 is in the store already is not told again: ``client.payments`` has it.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts, or there is no store to resume from.
+            InvalidRequest: An argument is invalid, or there is no store to resume from.
         """
         # Here, since it takes a tenth of the import, and most programs that only pay never follow.
         from mobilemoney_async.polling.poller import Poller

@@ -153,7 +153,7 @@ class CallbackReceiver:
         keep: Number of different bodies to keep, redacted, at least 0.
 
     Raises:
-        InvalidRequest: An argument is not what it accepts.
+        InvalidRequest: An argument is invalid.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class CallbackReceiver:
             timeout: As for the poller's `track`, seconds.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts, or the poller is not open.
+            InvalidRequest: An argument is invalid, or the poller is not open.
         """
         for name in names:
             require_text("names", name)

@@ -1,4 +1,4 @@
-"""The rate limit as arithmetic: what every reading of "60 a minute, bursts of 10" allows (contract, section 8).
+"""Rate limit as arithmetic, under every reading of "60 a minute, bursts of 10" (contract, section 8). Pure.
 
 Two readings are kept at once, and a request is granted only where both allow it:
 
@@ -28,13 +28,13 @@ _ROUNDING = 1e-6
 
 
 class Usage(NamedTuple):
-    """How much of the limit has been used of late.
+    """Recent use of the limit.
 
     Attributes:
         granted: Requests in the window that ends now.
         limit: Requests that may be made in any window.
         window: Its length, seconds.
-        history: How long ago the first of those requests was, seconds; 0 where there was none.
+        history: The time since the first of those requests, seconds; 0 where there was none.
     """
 
     granted: int
@@ -46,8 +46,8 @@ class Usage(NamedTuple):
 def patience(per_minute: float) -> dict[Priority, float]:
     """Return for each lane the seconds without a turn after which it is served before any other.
 
-    A turn comes one interval after it fell due at the latest. On a very slow limiter a tenth of the turns is what the
-    lower lanes may take.
+    A turn comes one interval after it fell due at the latest. On a very slow limiter the lower lanes may take a tenth
+    of the turns.
     """
     interval = 60 / per_minute
     seconds = max(POLLING_INTERVAL, 10 * interval) - interval
@@ -60,13 +60,13 @@ def patience(per_minute: float) -> dict[Priority, float]:
 
 
 class Past(NamedTuple):
-    """What a bucket remembers, in a form that can be kept elsewhere.
+    """State of a bucket, in a form that can be stored.
 
     Attributes:
         grants: The last requests, oldest first.
-        made_up: For the last of them, when the service's bucket has made up for each.
+        made_up: For the last of them, the times at which the service's bucket has made up for each.
         held_until: The end of the last hold, or minus infinity.
-        taken: How many of the grants came after the bucket was last emptied, at most as many as a burst.
+        taken: The number of grants since the bucket was last emptied, at most a burst.
     """
 
     grants: Sequence[float]
@@ -76,13 +76,13 @@ class Past(NamedTuple):
 
 
 class Places(Protocol):
-    """Where a limiter has its places from: a bucket of its own, or what it reserved in one that others use too."""
+    """Source of a limiter's places: its own bucket, or reservations in a bucket that other processes use too."""
 
     def ready_at(self) -> float:
-        """Return from when on the next request may go; a time in the past means now."""
+        """Return the time from which the next request may go; a time in the past means now."""
 
     def take(self, now: float) -> None:
-        """Count a request that goes now; `ready_at` must have said that it may."""
+        """Count a request that goes now; `ready_at` must allow it."""
 
     def undo(self) -> None:
         """Take back the last `take`, for a request that did not go."""
@@ -91,11 +91,11 @@ class Places(Protocol):
         """Grant nothing before a time."""
 
     def usage(self, now: float) -> Usage:
-        """Return how much of the limit has been used."""
+        """Return the recent use of the limit."""
 
 
 class Bucket:
-    """When the next request may go. Times are monotonic seconds."""
+    """Token bucket and sliding window in one. Times are monotonic seconds."""
 
     __slots__ = ("_grants", "_held_until", "_jitter", "_made_up", "_seconds_per_token", "_taken", "_window")
 
@@ -110,7 +110,7 @@ class Bucket:
         self._taken = 0  # since it was last emptied
 
     def ready_at(self) -> float:
-        """Return from when on the next request may go; a time in the past means now."""
+        """Return the time from which the next request may go; a time in the past means now."""
         ready = self._held_until
         if len(self._made_up) == self._made_up.maxlen:
             ready = max(ready, self._made_up[0] + self._jitter)
@@ -123,7 +123,7 @@ class Bucket:
         return self._grants[-1] if self._grants else float("-inf")
 
     def usage(self, now: float) -> Usage:
-        """Return how much of the limit has been used."""
+        """Return the recent use of the limit."""
         window = self._window + self._jitter
         recent = [at for at in self._grants if at > now - window]
         return Usage(
@@ -134,7 +134,7 @@ class Bucket:
         )
 
     def take(self, now: float) -> None:
-        """Count a request that goes now; `ready_at` must have said that it may."""
+        """Count a request that goes now; `ready_at` must allow it."""
         made_up = now if not self._made_up or now > self._made_up[-1] else self._made_up[-1]
         self._made_up.append(made_up + self._seconds_per_token)
         self._grants.append(now)
@@ -143,7 +143,7 @@ class Bucket:
     def undo(self) -> None:
         """Take back the last `take`, for a request that did not go.
 
-        What the last take pushed out of the queues is not needed back: it held already when the take was allowed.
+        The entries that the last take pushed out of the queues are not needed back: their bounds were met already.
         """
         self._grants.pop()
         if self._taken:
@@ -153,8 +153,8 @@ class Bucket:
     def give_back(self, at: float) -> None:
         """Take back a `take` that others have followed, for a request that did not go; a time unknown changes nothing.
 
-        The next take must not be for an earlier time than the last one was: it is what the queues have forgotten that
-        makes this sound, as for `undo`.
+        The next take must not be for an earlier time than the last one was: the bounds of the entries that the queues
+        have dropped were met then, as for `undo`.
         """
         later: list[float] = []
         while self._grants and self._grants[-1] > at:
@@ -172,7 +172,7 @@ class Bucket:
         self._grants.extend(reversed(later))
 
     def hold(self, until: float) -> None:
-        """Grant nothing before a time, and take the service's bucket to be empty then: it has just said so."""
+        """Grant nothing before a time, and take the service's bucket to be empty then, as its answer says."""
         if until <= self._held_until:
             return
         self._held_until = until
@@ -184,7 +184,7 @@ class Bucket:
         self._made_up.extend(max(pair) for pair in zip(emptied, known, strict=True))
 
     def dump(self) -> Past:
-        """Return what a bucket of the same limit needs to go on from here."""
+        """Return the state from which a bucket of the same limit can go on."""
         return Past(
             grants=tuple(self._grants),
             made_up=tuple(self._made_up),
@@ -193,7 +193,7 @@ class Bucket:
         )
 
     def load(self, past: Past) -> None:
-        """Go on from where a bucket of the same limit was."""
+        """Go on from the state of a bucket of the same limit."""
         self._grants.clear()
         self._grants.extend(past.grants)
         self._made_up.clear()

@@ -1,4 +1,4 @@
-"""What a client's calls tell those who listen to its events. Imported where somebody does."""
+"""Events of a client's calls. Imported only where the client has a handler for them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mobilemoney_async.events import (
 
 
 class Instrumentation:
-    """Makes the events of one client's calls.
+    """Source of the events of one client's calls.
 
     Args:
-        on_event: Is told.
+        on_event: The handler.
     """
 
     def __init__(self, on_event: Handler) -> None:
         self._on_event = on_event
 
     def waited(self, lane: Priority, seconds: float) -> None:
-        """Tell that a request has its place under the limit after so long, if it had to wait at all."""
+        """Report the time a request waited for the rate limit, seconds, unless it had not to wait."""
         if seconds > 0:
             emit(self._on_event, LimiterWaited(lane=lane.name, waited=seconds))
 
@@ -41,7 +41,7 @@ class Instrumentation:
         error: BaseException | None,
         duration: float,
     ) -> None:
-        """Tell how an attempt ended: with an answer, an error, or the caller's cancellation."""
+        """Report the end of an attempt: an answer, an error, or the caller's cancellation."""
         known = error.outcome if isinstance(error, MobileMoneyError) else "cancelled"
         ended = AttemptEnded(
             method=endpoint.method,
@@ -55,18 +55,18 @@ class Instrumentation:
         emit(self._on_event, ended)
 
     def retry_scheduled(self, endpoint: Endpoint[object], attempt: int, error: MobileMoneyError, delay: float) -> None:
-        """Tell that another attempt follows one that failed, after so many seconds at least."""
+        """Report that another attempt follows a failed one, after a delay of seconds at least."""
         again = RetryScheduled(
             method=endpoint.method, path=endpoint.shown, attempt=attempt, delay=delay, error=type(error).__name__
         )
         emit(self._on_event, again)
 
     def payment_unknown(self, idempotency_key: str, sent_at: datetime, error: MobileMoneyError) -> None:
-        """Tell that nobody knows what became of a payment."""
+        """Report a payment with an unknown result."""
         unknown = PaymentUnknown(idempotency_key=idempotency_key, sent_at=sent_at, error=type(error).__name__)
         emit(self._on_event, unknown)
 
     def token_renewed(self, error: BaseException | None, duration: float) -> None:
-        """Tell that a login was made, and whether it failed or was cancelled."""
+        """Report a login, and whether it failed or was cancelled."""
         name = None if error is None else type(error).__name__
         emit(self._on_event, TokenRenewed(error=name, duration=duration))

@@ -1,12 +1,12 @@
-"""Waiting for one's turn under the rate limit, by lane.
+"""Rate limiter: lanes of waiting requests over a bucket.
 
-Who owns what: the bucket (or what a store stands in for it) says when the next request may go; the lanes hold who
-waits. There is no background task: exactly one waiter, the *timekeeper*, sleeps until the next grant and hands it to
-whoever is first in line. When it is its own turn, or it is cancelled, the last in line takes over, so that a queue of
-thousands runs on one timer.
+The bucket (or a store's reservations in its place) owns the times of the next places, the lanes own the waiting
+requests. There is no background task: exactly one waiter, the *timekeeper*, sleeps until the next place and grants it
+to the first in line. When its own turn comes, or it is cancelled, the last in line becomes the timekeeper, so that a
+queue of thousands runs on one timer.
 
-Invariant: while anybody waits, there is exactly one timekeeper, and nobody else hands out grants: a place that comes
-back goes to the bucket, since the service may have said "hold" in the meantime.
+Invariant: while requests wait, there is exactly one timekeeper, and only it grants places: a place that is given back
+goes to the bucket, since the service may have asked for a hold in between.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mobilemoney_async.values import refuse, require_integer, require_seconds
 if TYPE_CHECKING:
     from anyio.abc import AsyncBackend
 
-# Below what clocks and floats can tell apart: a timer may ring this much early.
+# Seconds, below the resolution of clocks and floats: a timer may ring this much early.
 _TICK = 1e-9
 
 
@@ -40,11 +40,11 @@ class Limiter(Protocol):
         ...
 
     def usage(self) -> Usage:
-        """Return the part of the limit that was used of late, by all processes. Call it inside the event loop."""
+        """Return the recent use of the limit, by all processes. Call it inside the event loop."""
         ...
 
     def hold(self, seconds: float) -> None:
-        """Grant nothing for a while, because the service said so.
+        """Grant nothing for a while, as the service asked.
 
         Args:
             seconds: From now on, at least 0. A shorter hold does not end a longer one.
@@ -68,19 +68,19 @@ class Limiter(Protocol):
 
 
 class _Waiter:
-    """Somebody in line."""
+    """Request in line."""
 
     __slots__ = ("error", "granted", "since", "woken")
 
     def __init__(self, since: float, woken: anyio.Event) -> None:
         self.since = since
-        self.woken = woken  # has a grant or an error, or is to keep the time
+        self.woken = woken  # it has a grant or an error, or becomes the timekeeper
         self.granted = False
         self.error: Exception | None = None  # then it is in line no longer
 
 
 class _Lane:
-    """First come, first served; and after `patience` seconds without a turn, served before any other lane."""
+    """Line of requests of one priority: after `patience` seconds without a turn, it is served before any other."""
 
     __slots__ = ("last_turn", "patience", "waiters")
 
@@ -118,10 +118,10 @@ class LaneQueue:
         length: The number of requests in line, in all lanes.
 
     Args:
-        places: Says when the next request may go, and counts it.
+        places: The source of places.
         per_minute: Requests a minute, from which follows how long a lane goes without a turn.
-        pause: Lets time pass, as the timekeeper: is given the time now and the time of the next place, and returns at
-            that time or before it.
+        pause: Awaited by the timekeeper with the time now and the time of the next place; returns at that time or
+            before it.
     """
 
     __slots__ = ("_alarm", "_backend", "_lanes", "_number", "_pause", "_places", "_timekeeper", "length")
@@ -217,6 +217,7 @@ class LaneQueue:
                 else:
                     await waiter.woken.wait()
         except BaseException:
+            # Cancelled, or failed: no await from here to the end, so that no other task sees a place half returned.
             if waiter.granted:
                 self._give_back()
             elif waiter.error is None:
@@ -230,7 +231,8 @@ class LaneQueue:
     async def _keep_time(self, me: _Waiter) -> None:
         """Hand out grants as they fall due, until one is this waiter's own."""
         while not me.granted:
-            # Without a deadline: a scope that ends by itself, thousands of times, costs more than the sleep.
+            # Other tasks cancel this scope, by `look_again` and `_give_back`, to have the time of the next place read
+            # again. It has no deadline: a scope that ends by itself, thousands of times, costs more than the sleep.
             with anyio.CancelScope() as self._alarm:
                 now = self.now()
                 while not me.granted:
@@ -239,6 +241,7 @@ class LaneQueue:
                         await self._pause(now, ready_at)
                         now = self.now()
                         continue
+                    # No await between taking the place and granting it: nothing can be cancelled in between.
                     granted_at = max(now, ready_at)
                     self._places.take(granted_at)
                     self._grant_to_next(granted_at)
@@ -255,7 +258,7 @@ class LaneQueue:
         waiter.woken.set()
 
     def _give_back(self) -> None:
-        """Take back a grant, whose owner was cancelled before it could use it, and let the timekeeper look again."""
+        """Take back the place of a request that was cancelled before it could use it; the timekeeper looks again."""
         self._places.undo()
         assert self._alarm is not None  # there was a timekeeper: it gave the grant
         self._alarm.cancel()
@@ -269,10 +272,10 @@ class LaneQueue:
 
 
 class RateLimiter:
-    """Paces the requests of one merchant so that no reading of the service's limit rejects them.
+    """Rate limiter of one merchant's requests, so that no reading of the service's limit rejects them.
 
-    Grants only what a token bucket of `burst` refilled at the rate *and* a sliding window both allow (contract,
-    section 8). One limiter may serve any number of clients of the same merchant on one event loop.
+    Grants a place only where a token bucket of `burst` refilled at the rate *and* a sliding window both allow it
+    (contract, section 8). One limiter may serve any number of clients of the same merchant on one event loop.
 
     Lanes are served in the order of `Priority`, first come first served inside a lane. No lane starves: a lookup or
     a poll gets a turn about every 10 s (the contract's recommended polling rate) under saturating payments, bulk
@@ -282,14 +285,14 @@ class RateLimiter:
         per_minute: As given.
         burst: As given.
         window: As given.
-        jitter: As given, or what was chosen.
+        jitter: As given, or the default.
 
     Args:
         per_minute: Requests a minute, more than 0.
         burst: Requests that may go at once, at least 1.
         window: Length of the sliding window, seconds, more than 0. At most ``per_minute * window / 60`` requests go
             in any such time. A sandbox that runs at twenty times the speed has a window of 3 s.
-        jitter: How much longer one request may take to the service than another, seconds. Kept as a distance
+        jitter: The most by which one request may take longer to the service than another, seconds. Kept as a distance
             between requests, so that requests which catch up with each other are not rejected. By default 5 % of the
             time in which the bucket fills, at most 0.5.
 
@@ -325,11 +328,11 @@ class RateLimiter:
         return not self._queue.length and self._bucket.ready_at() <= anyio.current_time()
 
     def usage(self) -> Usage:
-        """Return how much of the limit has been used of late, by everybody. Call it inside the event loop."""
+        """Return the recent use of the limit, by all its clients. Call it inside the event loop."""
         return self._bucket.usage(anyio.current_time())
 
     def hold(self, seconds: float) -> None:
-        """Grant nothing for a while, because the service said so; afterwards go on at the steady rate, without a burst.
+        """Grant nothing for a while, as the service asked; afterwards go on at the steady rate, without a burst.
 
         Args:
             seconds: From now on, at least 0. A shorter hold does not end a longer one.
@@ -347,7 +350,7 @@ class RateLimiter:
 
         Args:
             priority: The lane.
-            ahead: Whether to go to the head of the lane: for what those who wait there depend on.
+            ahead: Whether to go to the head of the lane: for a request that those in line depend on.
         """
         now = self._queue.now()
         if not self._queue.take_free(now):

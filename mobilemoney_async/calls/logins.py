@@ -1,7 +1,7 @@
-"""What is known of a login: its token, when to renew it, and until when no other is made. Pure.
+"""State machine of logins: the token, its renewal, and the pauses after failures. Pure.
 
-Times are seconds of any one clock, which the caller names by what it passes: the event loop's, or a store's that many
-processes share.
+Times are seconds of one clock, which the caller chooses: the event loop's, or that of a store which many processes
+share.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LONGEST_LIFE = 1e9
 
 @attrs.frozen
 class Pause:
-    """A time in which no login is made: calls that need one fail at once, with the error that began it.
+    """Time in which no login is made: calls that need one fail at once, with the error that began it.
 
     Attributes:
         error: That error.
         until: When it ends.
-        length: How long it is, seconds.
+        length: Its length, seconds.
     """
 
     error: MobileMoneyError
@@ -43,21 +43,21 @@ class Pause:
 
 @attrs.frozen
 class LoginState:
-    """The one state machine of logins. Each transition returns the next state.
+    """State of the logins of one account. Each transition returns the next state.
 
     Attributes:
         token: The newest token, unless it was refused.
-        renew_at: From when on another is asked for.
-        expires_at: When the token ends.
+        renew_at: From this time on it is renewed.
+        expires_at: The end of the token.
         pause: The latest one.
-        refused_anew_at: When a token that had just been fetched was last refused.
+        fresh_refused_at: The last time that a token was refused which had just been fetched.
     """
 
     token: Secret | None = None
     renew_at: float = NEVER
     expires_at: float = NEVER
     pause: Pause | None = None
-    refused_anew_at: float = NEVER
+    fresh_refused_at: float = NEVER
 
     def fresh(self, now: float) -> Secret | None:
         """Return the token, if it need not be renewed yet."""
@@ -76,8 +76,8 @@ class LoginState:
 
         Args:
             token: The new token.
-            lifetime: What the service says of it, seconds; if it is not more than 0, the contract's 3600 s hold.
-            began: When the login was sent: the service began to count somewhere after that.
+            lifetime: Its lifetime by the service's answer, seconds; if that is not more than 0, the contract's 3600 s.
+            began: The time at which the login was sent: the service began to count after that.
             now: Now.
         """
         lifetime = min(lifetime, _LONGEST_LIFE) if lifetime > 0 else TOKEN_LIFETIME
@@ -106,10 +106,10 @@ class LoginState:
         state = attrs.evolve(self, token=None)
         if not replacement:
             return state
-        # A new token refused at once, twice in a row: logging in again and again would not mend that.
-        if now - self.refused_anew_at < _RENEW_AHEAD:
+        # A new token refused at once, twice in a row: more logins would not help.
+        if now - self.fresh_refused_at < _RENEW_AHEAD:
             state = state.failed(InvalidToken("new tokens are refused at once", status_code=401), now)
-        return attrs.evolve(state, refused_anew_at=now)
+        return attrs.evolve(state, fresh_refused_at=now)
 
     def renewed_from(self, when: float) -> LoginState:
         """Return the state with another time from which on the token is renewed, at the latest at its end."""
@@ -119,7 +119,7 @@ class LoginState:
         """Return the state as another clock counts, which is ahead by so many seconds."""
         pause = None if self.pause is None else attrs.evolve(self.pause, until=self.pause.until + by)
         return LoginState(
-            self.token, self.renew_at + by, self.expires_at + by, pause, refused_anew_at=self.refused_anew_at + by
+            self.token, self.renew_at + by, self.expires_at + by, pause, fresh_refused_at=self.fresh_refused_at + by
         )
 
 

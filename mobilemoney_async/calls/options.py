@@ -92,14 +92,14 @@ def check_path(path: str) -> str:
 
 
 def check_retry(retry: RetryPolicy) -> RetryPolicy:
-    """Return a retry policy, or refuse what is none."""
+    """Return a retry policy, or refuse any other object."""
     if not isinstance(retry, RetryPolicy):
         raise refuse("retry", "a RetryPolicy", retry)
     return retry
 
 
 def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers that hide their values, or refuse what cannot be sent or is ours to set."""
+    """Return headers that hide their values, or refuse those that cannot be sent or that the client sets itself."""
     if not isinstance(headers, Mapping):
         raise refuse("extra_headers", "a mapping of str to str", headers)
     for name, value in headers.items():
@@ -132,7 +132,7 @@ def check_params(params: Mapping[str, str | int] | None) -> dict[str, str | int]
 
 
 def check_json(json: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a body, or refuse what is no mapping."""
+    """Return the fields of a body, or refuse it."""
     if not isinstance(json, Mapping):
         raise refuse("json", "a mapping", json)
     return dict(json)

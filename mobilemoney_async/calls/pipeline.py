@@ -1,7 +1,7 @@
-"""One call: limiter, token, send, read, decide; again where the retry table allows it.
+"""Pipeline of one call: limiter, token, send, read, decide; again where the retry table allows it.
 
-Invariant: a MONEY request that may have reached the service is never sent a second time. Whatever ends such a call
-without a usable answer, the deadline included, ends it as `OutcomeUnknown`.
+Invariant: a MONEY request that may have reached the service is never sent a second time. If such a call ends without a
+usable answer, by the deadline too, it ends as `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 T = TypeVar("T")
 
 FRESH = 0.5
-"""For how long a place under the limit may lie unused, seconds: what the limiter's default jitter absorbs."""
+"""Time for which a place under the limit may lie unused, seconds: the limiter's default jitter absorbs it."""
 
 _ONCE = RetryPolicy(max_attempts=1)
 
 
 class Journal(Protocol):
-    """Keeps a record of one call that moves money, on disk before the socket is touched."""
+    """Record of one call that moves money, on disk before the socket is touched."""
 
     async def sending(self, lives: float) -> float:
-        """Record that an attempt is about to be sent; whatever it raises ends the call, which was then not sent.
+        """Record that an attempt is about to be sent; an error of it ends the call, which was then not sent.
 
         Args:
             lives: The longest that the attempt may take, seconds.
 
         Returns:
-            How many seconds may pass before it is sent.
+            The seconds that may pass before it is sent.
         """
         ...
 
@@ -84,7 +84,7 @@ class AnswerFacts:
 
 @attrs.define(eq=False, repr=False)
 class _Call:
-    """One call as it goes on: what to send, and how far it has come."""
+    """Call under way: its request, and its progress."""
 
     endpoint: Endpoint[Any]
     target: str
@@ -106,16 +106,16 @@ class _Call:
 
 @attrs.define(eq=False, repr=False)
 class Pipeline:
-    """Makes calls with one client's parts.
+    """Pipeline that makes the calls of one client.
 
     Attributes:
         wire: Sends and receives.
-        limiter: Paces.
-        tokens: Gives the bearer token.
-        options: Patience and headers.
+        limiter: Paces the requests.
+        tokens: The source of the bearer token.
+        options: Time-outs, retries and headers.
         utcnow: The wall clock, as aware UTC.
-        random: A random number from 0 to 1.
-        on_event: Is told what happens.
+        random: Returns a random number from 0 to 1.
+        on_event: The handler of the client's events.
     """
 
     wire: Wire
@@ -129,7 +129,7 @@ class Pipeline:
 
     def __attrs_post_init__(self) -> None:
         if self.on_event is not None:
-            # Here, since the events take a tenth of the import, and few programs listen.
+            # Here: the events take a tenth of the import, and few programs handle them.
             from mobilemoney_async.calls.instrumentation import Instrumentation
 
             self._instrumentation = Instrumentation(self.on_event)
@@ -155,11 +155,11 @@ class Pipeline:
             body: The JSON body.
             lane: Instead of the endpoint's own.
             idempotency_key: Of a create, for its errors.
-            journal: Of a create, told of each attempt.
+            journal: Of a create: records each attempt.
             facts: Filled in with the last answer, also where the call then fails.
 
         Raises:
-            MobileMoneyError: As the retry table of `calls.retry` says. If the call is cancelled, a request that was
+            MobileMoneyError: By the retry table of `calls.retry`. If the call is cancelled, a request that was
                 on its way may have been processed.
         """
         self.wire.check_open()
@@ -209,13 +209,13 @@ class Pipeline:
                 renewed=renewed,
                 chance=self.random(),
             )
-            self._heed(call, error, decision, renewed=renewed)
+            self._take_note(call, error, decision, renewed=renewed)
             match decision.action:
                 case Action.HOLD_AND_RETRY if error.outcome == "not_sent":
                     # It was the login that was rejected, and a login comes before the limiter.
                     await anyio.sleep(decision.hold)
                 case Action.HOLD_AND_RETRY:
-                    call.ahead = True  # it has had its turn, which those behind it have not
+                    call.ahead = True  # its turn had come before that of the calls behind it
                 case Action.RETRY:
                     await anyio.sleep(decision.pause)
                 case Action.RENEW_AND_REPLAY:
@@ -226,8 +226,8 @@ class Pipeline:
                 case _:
                     raise self._final(call, error, renewed=renewed)
 
-    def _heed(self, call: _Call, error: MobileMoneyError, decision: Decision, *, renewed: bool) -> None:
-        """Pass on what a failed attempt says of the token and of the limit, whatever becomes of this call."""
+    def _take_note(self, call: _Call, error: MobileMoneyError, decision: Decision, *, renewed: bool) -> None:
+        """Report a refused token to its source and a rejection to the limiter, whether or not this call goes on."""
         if call.token is not None and isinstance(error, InvalidToken | TokenExpired):
             self.tokens.rejected(call.token, replacement=renewed)
         if decision.hold:
@@ -236,7 +236,7 @@ class Pipeline:
             self._instrumentation.retry_scheduled(call.endpoint, call.attempts, error, decision.hold or decision.pause)
 
     async def _prepare(self, call: _Call) -> None:
-        """Wait for everything that an attempt needs, so that nothing has been sent while it waits."""
+        """Wait for token and limiter, before anything is sent."""
         call.flight = None
         if call.endpoint.bearer:
             # Before the limiter: a place must be used when it is granted, not after a login.
@@ -263,15 +263,16 @@ class Pipeline:
         asked_at, written_at = anyio.current_time(), self.utcnow()
         patience = await journal.sending(self.options.timeout)
         try:
-            # By both clocks: the monotonic one stands still while the machine sleeps.
+            # By both clocks: the monotonic one stops while the machine sleeps.
             took = max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())
             if took > patience:
-                # Another process may take it for lost by now, and must not be proved wrong.
+                # Another process may have recorded the attempt as lost by now, so it must not be sent any more.
                 raise StoreError(f"the store took more than {patience:g} s", outcome="not_sent")
             answer = await self._exchange(call)
         except BaseException as exc:
             error = exc if isinstance(exc, MobileMoneyError) else None
             lost: CallOutcome = "unknown" if call.flight is not None and call.flight.may_have_arrived else "not_sent"
+            # Shielded, here and below: cancelled or not, the record learns the result of the attempt.
             with anyio.CancelScope(shield=True):
                 await journal.failed(lost if error is None else error.outcome, error)
             raise
@@ -306,10 +307,10 @@ class Pipeline:
             error = exc
             raise
         finally:
-            self._tell(call, status, error, anyio.current_time() - started)
+            self._report(call, status, error, anyio.current_time() - started)
 
-    def _tell(self, call: _Call, status: int | None, error: BaseException | None, took: float) -> None:
-        """Log an attempt, and hand it on as an event."""
+    def _report(self, call: _Call, status: int | None, error: BaseException | None, took: float) -> None:
+        """Log an attempt, and report it as an event."""
         if logger.isEnabledFor(logging.DEBUG):
             method, path = call.endpoint.method, call.endpoint.shown
             shown = "no answer" if status is None else status
@@ -337,14 +338,14 @@ class Pipeline:
 
     def _final(self, call: _Call, error: MobileMoneyError, *, renewed: bool) -> MobileMoneyError:
         if renewed and isinstance(error, TokenExpired):
-            # A token that was fetched a moment ago has not run out; it is not accepted.
+            # A token that was fetched a moment ago has not expired: it is not accepted.
             invalid = InvalidToken(error.message, status_code=error.status_code, code=error.code)
             invalid.__cause__ = error
             return invalid
         return self._unknown(call, error)
 
     def _unknown(self, call: _Call, error: MobileMoneyError) -> MobileMoneyError:
-        """Return the error to raise: for money that may have been sent, that nobody knows."""
+        """Return the error to raise: `OutcomeUnknown` for money that may have been sent."""
         if call.endpoint.effect is not Effect.MONEY or error.outcome != "unknown":
             return error
         assert call.sent_at is not None
@@ -361,14 +362,14 @@ class Pipeline:
         try:
             return require_bearer("auth", await self.tokens.token(self._login))
         except MobileMoneyError as exc:
-            # Whatever became of the login, the call that needed it was not sent.
+            # Sent or not, that was the login: the call that needed it was not sent.
             exc.outcome = "not_sent"
             raise
 
     async def _login(self, email: str, password: Secret) -> LoginResult:
         content = encode("password", {"email": email, "password": password})
-        # Ahead of the payments in its lane: they wait for the token, granted or not. One attempt: the calls that wait
-        # for it try again, each by its own policy, and the two must not multiply.
+        # Ahead of the payments in its lane: they need the token too. One attempt: the calls that wait for it try again,
+        # each by its own policy, and the two must not multiply.
         call = _Call(LOGIN, LOGIN.path, content, LOGIN.lane, ahead=True, retry=_ONCE)
         asked_at, error = anyio.current_time(), None
         try:

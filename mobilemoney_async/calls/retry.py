@@ -1,4 +1,4 @@
-"""What may be sent again. Pure: time and randomness arrive as arguments.
+"""Retry table: which failed call may be sent again. Pure: time and randomness are arguments.
 
 Invariant: a MONEY call is repeated only after a failure that proves it was not processed. No setting changes that.
 """
@@ -24,7 +24,7 @@ from mobilemoney_async.values import require_factor, require_integer, require_se
 
 
 class Failure(enum.Enum):
-    """Where a call failed, which is all that decides whether it may be repeated."""
+    """Point at which a call failed, which alone decides whether it may be sent again."""
 
     NOT_SENT = "provably not sent"
     RATE_LIMITED = "rejected before processing, for the rate"
@@ -34,7 +34,7 @@ class Failure(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What to do about it."""
+    """Next step after a failed attempt."""
 
     RETRY = enum.auto()
     HOLD_AND_RETRY = enum.auto()
@@ -63,17 +63,17 @@ ACTIONS: dict[tuple[Failure, Effect], Action] = {
 
 
 def classify(error: MobileMoneyError, *, bearer: bool) -> Failure:
-    """Return where a call failed.
+    """Return the point at which a call failed.
 
     Args:
-        error: What the attempt raised.
+        error: The attempt's error.
         bearer: Whether the call carries the token: without one, a token error is a refusal like any other.
     """
     match error:
         case RateLimitExceeded():
             return Failure.RATE_LIMITED
         case TransportError() | UnexpectedResponse() | ServerError():
-            # Of a call whose login gave no usable answer, too, nothing was sent.
+            # If it was the login that gave no usable answer, the call itself was not sent.
             return Failure.NOT_SENT if error.outcome == "not_sent" else Failure.NO_ANSWER
         case InvalidToken() | TokenExpired() if bearer and error.outcome != "not_sent":
             return Failure.TOKEN
@@ -95,7 +95,7 @@ def _check_factor(instance: object, attribute: attrs.Attribute[float], value: fl
 
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
-    """How often and how patiently a call is repeated. Whether it may be is not a setting.
+    """Number of attempts of a call, and the pauses between them. Whether a call may be sent again is not a setting.
 
     Args:
         max_attempts: Attempts in all, at least 1. The one replay after a token renewal is not counted.
@@ -130,12 +130,12 @@ class RetryPolicy:
 
 
 class Decision(NamedTuple):
-    """What to do about a failed attempt.
+    """Decision about a failed attempt.
 
     Attributes:
-        action: What.
-        pause: After how long, seconds.
-        hold: For how long the whole limiter grants nothing, seconds, whatever becomes of this call.
+        action: The next step.
+        pause: Before it, seconds.
+        hold: Time in which the whole limiter grants nothing, seconds, whether or not this call goes on.
     """
 
     action: Action
@@ -153,14 +153,14 @@ def decide(
     renewed: bool,
     chance: float,
 ) -> Decision:
-    """Return what to do about a failed attempt.
+    """Return the next step after a failed attempt.
 
     Args:
-        error: What the attempt raised.
-        effect: What the endpoint does.
+        error: The attempt's error.
+        effect: The endpoint's.
         bearer: Whether it carries the token.
-        policy: The caller's patience.
-        attempt: How many attempts the policy has been charged for, this one included.
+        policy: The caller's.
+        attempt: The number of attempts that count against the policy, this one included.
         renewed: Whether this call has renewed its token already.
         chance: A random number from 0 to 1, for the jitter.
     """

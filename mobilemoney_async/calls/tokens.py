@@ -1,8 +1,8 @@
-"""Where the bearer token comes from, and when a new one is asked for (contract, section 5).
+"""Sources of the bearer token, and its renewal (contract, section 5).
 
 The contract shows no refresh endpoint: a login token is renewed by logging in again, and login attempts are limited.
-So a login is made once for everybody who waits for it, ahead of the token's end, and after a failure not again until
-a growing pause has passed.
+So one login serves all calls that wait for it, is made ahead of the token's end, and after a failure not again until a
+growing pause has passed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 Login: TypeAlias = Callable[[str, Secret], Awaitable[LoginResult]]
-"""Logs in with e-mail and password, through the calling client's limiter and connections."""
+"""Function that logs in with e-mail and password, through the calling client's limiter and connections."""
 
 
 class TokenSource(Protocol):
-    """Gives the client its bearer token. Write your own where tokens come from a vault or a sidecar.
+    """Source of the client's bearer token. Write your own where tokens come from a vault or a sidecar.
 
     An exception of `token` leaves the call that needed it, which was then not sent.
     """
@@ -43,7 +43,7 @@ class TokenSource(Protocol):
         ...
 
     def rejected(self, token: Secret, *, replacement: bool) -> None:
-        """Take note that the service refused a token. A later `token` that returns it again ends the call.
+        """Note that the service refused a token. A later `token` that returns it again ends the call.
 
         Args:
             token: The refused token, which need not be the newest any more.
@@ -58,7 +58,7 @@ def _to_bearer(value: str | Secret) -> Secret:
 
 @attrs.frozen
 class TokenAuth:
-    """An issued token, which cannot be renewed.
+    """Issued token, which cannot be renewed.
 
     Args:
         value: The token, as ``str`` or `Secret`.
@@ -78,7 +78,7 @@ class TokenAuth:
 
 
 class LoginAuth:
-    """Logs in with e-mail and password, and again ahead of the token's end.
+    """Login with e-mail and password, repeated ahead of the token's end.
 
     Any number of calls share one login. A refused login is not repeated before a pause has passed, 10 s at first and
     doubled each time up to 15 minutes, in which calls fail at once with the same error. After a login without a
@@ -98,7 +98,7 @@ class LoginAuth:
         self._password = password if isinstance(password, Secret) else Secret(require_text("password", password))
         if not self._password:
             raise refuse("password", "a str that is not empty")
-        # Here, since only who logs in pays for importing it.
+        # Here: only programs that log in pay for importing it.
         from mobilemoney_async.calls.logins import LoginState
 
         self._lock = anyio.Lock()
@@ -118,6 +118,8 @@ class LoginAuth:
         token = state.fresh(now) or (state.valid(now) if self._lock.locked() else None)
         if token is not None:
             return token
+        # One task at a time renews. A task that is cancelled while it logs in keeps nothing, and the next one in line
+        # logs in itself. While the lock is held, the others go on with the old token as long as it is valid.
         async with self._lock:
             return await self._renew(login)
 
@@ -126,7 +128,7 @@ class LoginAuth:
         if (token := self._state.fresh(now)) is not None:
             return token
         if (refusal := self._state.refusal(now)) is not None:
-            # Those who waited for a login that failed come here too: its failure is shared, not repeated.
+            # Calls that waited for a login that failed come here too: its failure is shared, not repeated.
             raise refusal
         try:
             token, lifetime = await self.log_in(login)
@@ -151,13 +153,13 @@ class LoginAuth:
         return self._email, self._password
 
     async def log_in(self, login: Login) -> tuple[Secret, float]:
-        """Log in, whatever is known of earlier logins, and keep nothing: for who keeps tokens elsewhere.
+        """Log in regardless of earlier logins, and keep nothing: for a caller that keeps tokens elsewhere.
 
         Args:
             login: Makes the call.
 
         Returns:
-            The token, and how long it lives by what the service says, seconds.
+            The token, and its lifetime by the service's answer, seconds.
 
         Raises:
             MobileMoneyError: The login failed.

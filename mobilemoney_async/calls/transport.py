@@ -1,9 +1,8 @@
-"""The wire: the only file that imports httpx.
+"""Wire: sends one request through httpx, and maps every failure to one of our errors.
 
-It sends one request and maps whatever goes wrong to our errors. Whether a request was *provably not sent* is decided
-here, in one table, and is vetoed by what was seen on the way: once a transport other than httpx's own pool has begun
-to read the body, the service may have it. On transports of our own making the converse holds too: what never began to
-be read was not sent.
+Whether a request was *provably not sent* is decided here, by one table of exceptions and one veto: once a transport
+other than httpx's own pool has begun to read the body, the service may have it. On transports of our own making the
+converse holds too: a body that was never read was not sent.
 
 Invariant: nothing but a `TransportError` leaves `Wire.send`, cancellation aside.
 """
@@ -28,8 +27,8 @@ from mobilemoney_async.values import refuse
 _BODY_LIMIT = 16 * 1024 * 1024
 _CLOSE_TIMEOUT = 5.0
 
-# By name, so that one table serves httpx, httpcore, and httpx2 and aiohttp without importing them. What does not
-# stand here may have been sent.
+# By name, so that one table serves httpx, httpcore, httpx2 and aiohttp without importing them. After any other error
+# the request may have been sent.
 _NOT_SENT = frozenset(
     {
         # httpx, httpx2, httpcore, httpcore2
@@ -53,22 +52,22 @@ _LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
 _TIMEOUTS = frozenset({"TimeoutException", "TimeoutError", "ServerTimeoutError"})
 
 HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp"]
-"""What `AsyncClient` takes for its transport."""
+"""Type of `AsyncClient`'s argument ``transport``."""
 HTTPClient: TypeAlias = httpx.AsyncClient
-"""What `AsyncClient` takes for a caller's client; httpx2's has the same interface."""
+"""Type of `AsyncClient`'s argument ``http_client``; httpx2's client has the same interface."""
 
 _in_our_call: ContextVar[bool] = ContextVar("mobilemoney_async_in_our_call", default=False)
 
 
 class Flight:
-    """What is known of one request on its way.
+    """Progress of one request.
 
     Attributes:
         begun: Whether the transport has begun to read the body, after which the service may have it.
         proves_unsent: Whether `begun` being False proves that nothing was sent.
-        is_direct: Whether httpx's own pool sends it. Its connection errors say all: no layer in between may have sent
-            the request before, as a retrying transport of a caller's may, and one that mocks the pool in a test reads
-            the body of what it then does not send.
+        is_direct: Whether httpx's own pool sends it, so that its connection errors decide alone. A caller's transport
+            may have sent the request before, and retried; a mock of the pool in a test reads the body of a request
+            that it then does not send.
     """
 
     __slots__ = ("begun", "is_direct", "proves_unsent")
@@ -80,14 +79,14 @@ class Flight:
 
     @property
     def may_have_arrived(self) -> bool:
-        """Whether the service may have the request."""
+        """True if the service may have the request."""
         return self.begun or not self.proves_unsent
 
 
 class _Body(httpx.AsyncByteStream):
-    """A request body that notes when it begins to be read.
+    """Request body that notes when it begins to be read.
 
-    No generator: a write that fails would leave it in the middle, of which trio complains.
+    No generator: a write that fails would leave it unfinished, of which trio complains.
     """
 
     def __init__(self, content: bytes, flight: Flight) -> None:
@@ -107,7 +106,7 @@ class _Body(httpx.AsyncByteStream):
 
 
 class _Sender(Protocol):
-    """How a request reaches the service: through a transport, or through a caller's client."""
+    """Way of a request to the service: a transport, or a caller's client."""
 
     def prepare(self) -> None: ...
 
@@ -119,7 +118,7 @@ class _Sender(Protocol):
 
 
 class _TransportSender:
-    """Sends through an httpx transport, below httpx's client: no redirects, cookies, netrc or INFO line.
+    """Sender through an httpx transport, below httpx's client: no redirects, cookies, netrc or INFO line.
 
     Args:
         transport: A caller's, never closed by us, or None for a pool of our own.
@@ -163,7 +162,7 @@ class _TransportSender:
         return _answer(response, await _read_body(response))
 
     def _open(self) -> httpx.AsyncBaseTransport:
-        """Return our pool, made anew where the event loop is another one: connections belong to their loop."""
+        """Return our pool, a new one in another event loop: connections belong to their loop."""
         loop = anyio.lowlevel.current_token().native_token
         if self._transport is None or self._loop is not loop:
             self._transport = make_pool(self._base_url, aiohttp=self._aiohttp)
@@ -179,7 +178,7 @@ class _TransportSender:
 
 
 class _ClientSender:
-    """Sends through a caller's own client, httpx's or httpx2's, which stays the caller's to close."""
+    """Sender through a caller's client, httpx's or httpx2's, which the caller closes."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
@@ -204,7 +203,7 @@ class _ClientSender:
 
 
 class Wire:
-    """Sends one request at a time and returns what came back, whatever it is.
+    """Wire to the service: sends one request and returns its answer, of any kind.
 
     Args:
         base_url: The service, with its version prefix; https, or http on loopback only (contract, section 5).
@@ -212,7 +211,7 @@ class Wire:
         http_client: A caller's client. Not together with `transport`.
 
     Raises:
-        InvalidRequest: An argument is not what it accepts.
+        InvalidRequest: An argument is invalid.
 
     Attributes:
         base_url: Where the requests go.
@@ -251,13 +250,13 @@ class Wire:
             raise InvalidRequest("the client is closed", argument="client")
 
     def prepare(self) -> None:
-        """Do what the first request would begin with: imports and certificates take tenths of a second.
+        """Open the pool ahead of the first request: imports and certificates take tenths of a second.
 
         A place under the limit must be used when it is granted. A request that leaves late arrives beside those that
         were granted after it, and the service counts when they arrive.
         """
         if not self._closed:
-            with suppress(Exception):  # the request fails by the same, and says so
+            with suppress(Exception):  # the request will fail by the same error
                 self._sender.prepare()
 
     async def send(
@@ -278,7 +277,7 @@ class Wire:
             headers: The headers, without those that frame the body.
             content: The body.
             timeout: For each phase of the request, seconds.
-            flight: Told how far the request got.
+            flight: Filled in with the progress of the request.
 
         Raises:
             TransportError: No whole answer came back.
@@ -307,7 +306,7 @@ def _map_error(exc: Exception, flight: Flight) -> TransportError:
     if flight.is_direct or not flight.begun:
         not_sent = not_sent or all(map(_is_not_sent, chain))
     kind = RequestTimeout if {cls.__name__ for cls in origin.__mro__} & _TIMEOUTS else ConnectionFailed
-    # The texts of other libraries may hold URLs; the chained exception keeps them for whoever looks.
+    # The texts of other libraries may hold URLs; the chained exception keeps them for debugging.
     text = f"{origin.__name__}: {'not sent' if not_sent else 'sent, no answer'}"
     return kind(text, outcome="not_sent" if not_sent else "unknown")
 
@@ -315,7 +314,7 @@ def _map_error(exc: Exception, flight: Flight) -> TransportError:
 def _library_errors(exc: BaseException) -> list[BaseException]:
     """Return an exception and its causes, as far as they are an HTTP library's.
 
-    httpx-aiohttp turns every broken connection into a ConnectTimeout, so its cause must say the same: a lost answer
+    httpx-aiohttp turns every broken connection into a ConnectTimeout, so its cause must prove the same: a lost answer
     behind a harmless name would be money sent twice.
     """
     chain = [exc]
@@ -354,11 +353,11 @@ async def _read_body(response: httpx.Response) -> bytes:
             if size > _BODY_LIMIT:
                 raise ConnectionFailed("the answer is larger than any answer of the contract")
     except BaseException:
-        # What arrived may hold a token, which a traceback with locals would show.
+        # The part that arrived may hold a token, which a traceback with locals would show.
         chunks.clear()
         chunk = b""
-        # Cancelled or broken: give the connection back to the pool, also while we are being cancelled. Whatever goes
-        # wrong with that, the error to tell of is the first.
+        # Cancelled or broken: give the connection back to the pool, shielded from the cancellation. Errors of that are
+        # dropped: the first error is the one to report.
         with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
             await response.aclose()
         raise

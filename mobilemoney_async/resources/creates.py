@@ -68,7 +68,7 @@ class _Creates:
             The acknowledgement, with the new transaction's id.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts; nothing was sent.
+            InvalidRequest: An argument is invalid; nothing was sent.
             OutcomeUnknown: The request may have reached the service and has no usable answer. Not a failure: look
                 before you pay again.
             APIError: The service refused; no money moved. See its subclasses.

@@ -131,7 +131,7 @@ class Transactions:
             limit: Transactions on a page, 1 to 100.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts; nothing was sent.
+            InvalidRequest: An argument is invalid; nothing was sent.
             MobileMoneyError: The call failed; see `mobilemoney_async.errors`.
         """
         filters = _check_filters(status=status, type=type, from_date=from_date, to_date=to_date, limit=limit)
@@ -160,7 +160,7 @@ class Transactions:
             max_items: Stop after so many, at least 0.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts; nothing was sent.
+            InvalidRequest: An argument is invalid; nothing was sent.
         """
         filters = _check_filters(status=status, type=type, from_date=from_date, to_date=to_date, limit=limit)
         if max_items is not None:
@@ -189,7 +189,7 @@ class Transactions:
             The transaction in its final state, whichever that is: look at ``succeeded``.
 
         Raises:
-            InvalidRequest: An argument is not what it accepts; nothing was sent.
+            InvalidRequest: An argument is invalid; nothing was sent.
             WaitTimeout: Not final in time; it may still become so. Carries the transaction as last seen.
             TransactionNotFound: Still not found after two minutes.
             APIError: The service refused otherwise.

@@ -163,7 +163,7 @@ class LoginTable:
             renew_at=_time(found.renew_from),
             expires_at=_time(found.good_until),
             pause=pause,
-            refused_anew_at=_time(found.refused_anew),
+            fresh_refused_at=_time(found.refused_anew),
         )
         row = LoginRow(state, Lease(holder=found.holder, until=found.held_until or 0.0))
         row = row.believed(written=found.written, expires_at=found.expires_at, now=now, wall=wall)
@@ -187,7 +187,7 @@ class LoginTable:
             "failure": None if pause is None else dump_login_error(pause.error),
             "paused_until": None if pause is None else pause.until,
             "pause_length": None if pause is None else pause.length,
-            "refused_anew": _number(state.refused_anew_at),
+            "refused_anew": _number(state.fresh_refused_at),
             "holder": row.lease.holder,
             "held_until": row.lease.until,
             "written": now,
