@@ -161,7 +161,7 @@ _HOMES = {
     "User": "contract.models",
     "WaitTimeout": "errors",
 }
-"""Where each name is defined: what type checkers read in the imports above."""
+"""Module of each name. Type checkers read the imports above in its place."""
 _MODULES = frozenset(home.partition(".")[0] for home in _HOMES.values())
 
 if not _typing.TYPE_CHECKING:  # type checkers would take any name for one of ours

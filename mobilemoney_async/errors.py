@@ -1,12 +1,12 @@
 """Every error of the library, in one tree.
 
     MobileMoneyError              .outcome: "not_sent" | "refused" | "unknown"; .idempotency_key
-    ├─ InvalidRequest (ValueError)         you erred: refused here, before anything was sent
-    ├─ TransportError                      the wire failed
+    ├─ InvalidRequest (ValueError)         a wrong argument: refused before anything was sent
+    ├─ TransportError                      no connection, or a broken one
     │   ├─ ConnectionFailed
     │   └─ RequestTimeout
-    ├─ UnexpectedResponse                  the service answered outside its contract
-    ├─ APIError                            the service said no
+    ├─ UnexpectedResponse                  an answer outside the contract
+    ├─ APIError                            a refusal of the service
     │   ├─ AuthenticationError
     │   │   ├─ InvalidCredentials
     │   │   ├─ InvalidToken
@@ -16,9 +16,9 @@
     │   ├─ InvalidTransactionId
     │   ├─ RateLimitExceeded
     │   └─ ServerError
-    ├─ OutcomeUnknown                      nobody knows: a create that may or may not have happened
-    ├─ WaitTimeout (TimeoutError)          the payment is still not final
-    └─ StoreError                          the store of payments failed, or says no
+    ├─ OutcomeUnknown                      a create with an unknown result
+    ├─ WaitTimeout (TimeoutError)          a payment that is not final in time
+    └─ StoreError                          a failure or a refusal of the store
         ├─ IdempotencyConflict
         └─ DuplicateSuspected
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 CallOutcome: TypeAlias = Literal["not_sent", "refused", "unknown"]
-"""What an error says of the request: never left this machine, was refused by the service, or nobody knows."""
+"""Result of the request behind an error: it never left this machine, was refused by the service, or is unknown."""
 
 _E = TypeVar("_E", bound="MobileMoneyError")
 
@@ -46,11 +46,11 @@ def _revive(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:
 
 
 class MobileMoneyError(Exception):
-    """The base of every error that this library raises.
+    """Base of every error that this library raises.
 
     Attributes:
-        outcome: What became of the request: ``"not_sent"`` (provably never reached the service), ``"refused"`` (the
-            service said no) or ``"unknown"``. Of a create that is ``"not_sent"`` or ``"refused"``, no money moved.
+        outcome: The result of the request: ``"not_sent"`` (it provably never reached the service), ``"refused"`` (by
+            the service) or ``"unknown"``. After a create that is ``"not_sent"`` or ``"refused"``, no money moved.
         idempotency_key: The key of the create that failed, or None for every other call.
     """
 
@@ -70,7 +70,7 @@ class MobileMoneyError(Exception):
 
 
 class InvalidRequest(MobileMoneyError, ValueError):
-    """An argument was refused here, before anything was sent.
+    """Wrong argument, refused before anything was sent.
 
     Attributes:
         argument: The name of the argument.
@@ -84,7 +84,7 @@ class InvalidRequest(MobileMoneyError, ValueError):
 
 
 class TransportError(MobileMoneyError):
-    """The request or its answer was lost on the way.
+    """Failure to send the request or to receive its answer.
 
     ``outcome`` is ``"not_sent"`` where that is proven, else ``"unknown"``. A create with an unknown outcome raises
     `OutcomeUnknown` instead, with this error as its ``__cause__``.
@@ -92,20 +92,20 @@ class TransportError(MobileMoneyError):
 
 
 class ConnectionFailed(TransportError):
-    """No connection, or one that broke: DNS, refused, TLS, reset, closed without an answer."""
+    """Failed or broken connection: DNS, refused, TLS, reset, closed without an answer."""
 
 
 class RequestTimeout(TransportError):
-    """The attempt's ``timeout`` or the call's ``deadline`` passed."""
+    """End of the attempt's ``timeout`` or of the call's ``deadline``."""
 
 
 class UnexpectedResponse(MobileMoneyError):
-    """The service, or something in front of it, answered outside the contract.
+    """Answer outside the contract, of the service or of a proxy in front of it.
 
     Attributes:
         status_code: The HTTP status.
         content_type: The content type, or None where there was none.
-        path: Where in the JSON it broke, such as ``$.transaction.amount``, or None where it was not JSON at all.
+        path: The place in the JSON that does not fit, such as ``$.transaction.amount``; None where it was no JSON.
         excerpt: The beginning of the body, redacted.
     """
 
@@ -126,7 +126,7 @@ class UnexpectedResponse(MobileMoneyError):
 
 
 class APIError(MobileMoneyError):
-    """The service refused the request (contract, section 7).
+    """Refusal of the service (contract, section 7).
 
     An error code that the contract does not list raises this class itself.
 
@@ -151,7 +151,7 @@ class APIError(MobileMoneyError):
 
 
 class AuthenticationError(APIError):
-    """The service did not accept who we are."""
+    """Refused login or token."""
 
 
 class InvalidCredentials(AuthenticationError):
@@ -159,27 +159,27 @@ class InvalidCredentials(AuthenticationError):
 
 
 class InvalidToken(AuthenticationError):
-    """The token is malformed, expired or revoked (``invalid_token``), also after a renewal."""
+    """Malformed, expired or revoked token (``invalid_token``), also after a renewal."""
 
 
 class TokenExpired(AuthenticationError):
-    """The token has expired (``token_expired``) and cannot be renewed."""
+    """Expired token (``token_expired``) that cannot be renewed."""
 
 
 class PermissionDenied(APIError):
-    """The user lacks the required permission (``insufficient_permissions``)."""
+    """Missing permission of the user (``insufficient_permissions``)."""
 
 
 class TransactionNotFound(APIError):
-    """No transaction matches the lookup (``TRANSACTION_NOT_FOUND``)."""
+    """Lookup that matches no transaction (``TRANSACTION_NOT_FOUND``)."""
 
 
 class InvalidTransactionId(APIError):
-    """The transaction id is malformed (``INVALID_TRANSACTION_ID``)."""
+    """Malformed transaction id (``INVALID_TRANSACTION_ID``)."""
 
 
 class RateLimitExceeded(APIError):
-    """The request limit is exceeded (``RATE_LIMIT_EXCEEDED``; contract, section 8)."""
+    """Exceeded request limit (``RATE_LIMIT_EXCEEDED``; contract, section 8)."""
 
 
 class ServerError(APIError):
@@ -208,11 +208,11 @@ class ServerError(APIError):
 
 
 class OutcomeUnknown(MobileMoneyError):
-    """A create may have reached the service and has no usable answer: the payment may or may not exist.
+    """Create with an unknown result: it may have reached the service, so the payment may or may not exist.
 
-    This is not a failure. Do not create the payment again before somebody has looked: the transaction list shows
-    whether it exists. With a store the same key may be used again, which looks first, and ``client.payments.reconcile``
-    looks for all. The ``__cause__`` says what went wrong.
+    This is not a failure. Do not create the payment again before you have looked: the transaction list shows whether it
+    exists. With a store the same key may be used again, which looks first, and ``client.payments.reconcile`` looks for
+    all. The ``__cause__`` is the error of the request.
 
     Attributes:
         idempotency_key: The key of the create.
@@ -227,7 +227,7 @@ class OutcomeUnknown(MobileMoneyError):
 
 
 class WaitTimeout(MobileMoneyError, TimeoutError):
-    """The payment was not final when the caller's patience ended. It may still become so.
+    """Payment that was not final when the caller's time-out ended. It may still become so.
 
     Attributes:
         transaction_id: The id of the payment.
@@ -241,20 +241,20 @@ class WaitTimeout(MobileMoneyError, TimeoutError):
 
 
 class StoreError(MobileMoneyError):
-    """The store of payments failed, cannot be reached, or found that two things it was told contradict each other.
+    """Failure of the store of payments: it cannot be used or reached, or found a contradiction.
 
-    ``outcome`` says what became of the request: ``"not_sent"`` where the store failed before it.
+    ``outcome`` is the result of the request: ``"not_sent"`` where the store failed before it.
     """
 
 
 class IdempotencyConflict(StoreError):
-    """The key was used for another payment: other type, phone number, amount or extra fields. Nothing was sent."""
+    """Key that was used for another payment: other type, phone number, amount or extra fields. Nothing was sent."""
 
     outcome: CallOutcome = "not_sent"
 
 
 class DuplicateSuspected(StoreError):
-    """A payment to the same phone number over the same amount is unresolved under another key. Nothing was sent.
+    """Unresolved payment of the same phone number and amount under another key. Nothing was sent.
 
     Attributes:
         other_key: The key of that payment.

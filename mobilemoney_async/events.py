@@ -1,7 +1,7 @@
-"""What a client tells while it works: ``AsyncClient(on_event=...)``. For metrics, traces and logs.
+"""Events of a client, for metrics, traces and logs: ``AsyncClient(on_event=...)``.
 
 Every event is a frozen value. None carries a secret, a phone number or a body; ids of transactions and idempotency keys
-are there, since they are what one looks for. Durations are seconds on the event loop's clock.
+are there, since one searches for them. Durations are seconds on the event loop's clock.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 @attrs.frozen(kw_only=True)
 class AttemptEnded:
-    """One request was made, or was about to be.
+    """End of an attempt: one request was made, or was about to be.
 
     Attributes:
         method: The HTTP method.
         path: The path's template, below the base URL: ``/payment-service/transaction/{transaction_id}``. Of
-            `AsyncClient.request`, whose path may hold anything, each part that is not a plain word is ``{…}``.
+            `AsyncClient.request` with a path of your own, each part that is not a plain word is ``{…}``.
         attempt: Its number within the call, from 1.
         status_code: The HTTP status, or None where no answer came.
         outcome: ``answered``; ``refused`` by the service; ``not_sent``, provably; ``unknown``: sent, without a usable
@@ -43,13 +43,13 @@ class AttemptEnded:
 
 @attrs.frozen(kw_only=True)
 class RetryScheduled:
-    """An attempt failed and another one follows.
+    """Failed attempt that another one follows.
 
     Attributes:
         method: The HTTP method.
         path: The path's template, as in `AttemptEnded`.
         attempt: The number of the attempt that failed.
-        delay: After how many seconds at least; 0 for at once, as after a renewed token.
+        delay: The shortest time before the next one, seconds; 0 for at once, as after a renewed token.
         error: The class of the error.
     """
 
@@ -62,7 +62,7 @@ class RetryScheduled:
 
 @attrs.frozen(kw_only=True)
 class LimiterWaited:
-    """A request had to wait for its place under the rate limit.
+    """Wait of a request for the rate limit.
 
     Attributes:
         lane: ``PAYMENT``, ``LOOKUP``, ``POLL`` or ``BULK``.
@@ -75,7 +75,7 @@ class LimiterWaited:
 
 @attrs.frozen(kw_only=True)
 class TokenRenewed:
-    """A login was made, by this client.
+    """Login of this client.
 
     Attributes:
         error: The class of the error where it failed, or was cancelled; None where there is a token.
@@ -88,12 +88,12 @@ class TokenRenewed:
 
 @attrs.frozen(kw_only=True)
 class PaymentUnknown:
-    """A call that moves money ended without anybody knowing whether it did: `OutcomeUnknown` is raised.
+    """Create with an unknown result: `OutcomeUnknown` is raised.
 
     Attributes:
         idempotency_key: Of the create.
         sent_at: When it was sent.
-        error: The class of what went wrong.
+        error: The class of the error.
     """
 
     idempotency_key: str
@@ -103,11 +103,11 @@ class PaymentUnknown:
 
 @attrs.frozen(kw_only=True)
 class PaymentFollowed:
-    """A poller follows a payment from now on.
+    """Payment that a poller follows from now on.
 
     Attributes:
-        transaction_id: Which.
-        pending: How many payments it follows, this one among them.
+        transaction_id: The payment's.
+        pending: The number of payments that it follows, this one among them.
     """
 
     transaction_id: str
@@ -116,12 +116,12 @@ class PaymentFollowed:
 
 @attrs.frozen(kw_only=True)
 class PollerAsked:
-    """A poller decided what to ask.
+    """Request of a poller.
 
     Attributes:
         kind: ``page`` of the list, or ``lookup`` by id.
-        pending: How many payments it follows; not those of other processes for which it asks too.
-        waited: How long it was in line for its place under the rate limit, seconds.
+        pending: The number of payments that it follows, without those of other processes for which it asks too.
+        waited: The time that the request waited for the rate limit, seconds.
     """
 
     kind: Literal["page", "lookup"]
@@ -131,14 +131,15 @@ class PollerAsked:
 
 @attrs.frozen(kw_only=True)
 class PaymentFinal:
-    """A poller saw a payment's final state.
+    """Final state of a payment, seen by a poller.
 
     Attributes:
-        transaction_id: Which.
+        transaction_id: The payment's.
         type: ``collection`` or ``disbursement``.
         status: The final state.
-        lag: How late it was seen, an estimate in seconds, or None.
-        pending: How many payments the poller still follows; those that the same answer showed as final are left out.
+        lag: The time from the final state to its being seen, an estimate in seconds, or None.
+        pending: The number of payments that the poller still follows, without those that the same answer showed as
+            final.
     """
 
     transaction_id: str
@@ -150,12 +151,12 @@ class PaymentFinal:
 
 @attrs.frozen(kw_only=True)
 class PaymentGivenUp:
-    """A poller follows a payment no longer, without having seen its final state. The payment may still succeed.
+    """Payment that the poller gave up on before it was final. It may still succeed.
 
     Attributes:
-        transaction_id: Which.
+        transaction_id: The payment's.
         error: The class of the error: ``WaitTimeout``, ``TransactionNotFound`` or ``InvalidTransactionId``.
-        pending: How many payments the poller still follows.
+        pending: The number of payments that the poller still follows.
     """
 
     transaction_id: str
@@ -165,10 +166,10 @@ class PaymentGivenUp:
 
 @attrs.frozen(kw_only=True)
 class PollerClosed:
-    """A poller was closed, and follows nothing any more.
+    """End of a poller, which follows nothing any more.
 
     Attributes:
-        pending: How many payments it followed until then.
+        pending: The number of payments that it followed until then.
     """
 
     pending: int
@@ -186,10 +187,10 @@ Event: TypeAlias = (
     | PaymentGivenUp
     | PollerClosed
 )
-"""Any of them."""
+"""Any event."""
 
 Handler: TypeAlias = Callable[[Event], object]
-"""Is called for each event, in the event loop, so it must be quick. What it raises is logged, and harms nothing."""
+"""Function of one event, called in the event loop, so it must be quick. Its errors are logged, and harm nothing."""
 
 
 def emit(handler: Handler | None, event: Event) -> None:
@@ -205,7 +206,7 @@ def emit(handler: Handler | None, event: Event) -> None:
 def both(first: Handler, second: Handler) -> Handler:
     """Return a handler that hands each event to two: ``AsyncClient(on_event=both(metrics, log))``.
 
-    What the first raises is logged, and keeps nothing from the second.
+    An error of the first is logged, and the second is called all the same.
     """
 
     def handler(event: Event) -> None:

@@ -1,6 +1,7 @@
 """Amounts, phone numbers, secrets and other arguments: normalise, or refuse with a clear error.
 
-Refusals name the argument and what it accepts, and never quote the value: it may be a secret or a phone number.
+Refusals name the argument and the values that it accepts. They never quote the value: it may be a secret or a phone
+number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _AMOUNT_DIGITS = 28
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
 _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
-# What errors are cleaned with. Texts, which `re` compiles when the first error comes and keeps.
+# Patterns that clean error texts. Uncompiled: `re` compiles them at the first error, and keeps them.
 _PHONE_LIKE = r"(?a)\+?[0-9][0-9 \-]{5,}[0-9]"
 _FIELD_TO_HIDE = (
     r"""(?i)(["']?[\w-]*(?:password|token|secret|otp|pin|authorization|bearer)[\w-]*["']?(?:\s*[:=]\s*|\s+(?=[0-9])))"""
@@ -30,7 +31,7 @@ _LONG_NUMBER = r"(?a)(?<![0-9+])[0-9]{6,}(?![0-9…])"
 
 
 class Secret:
-    """A text that does not show itself: not in ``repr``, ``str``, tracebacks with locals, or a pickle.
+    """Text that does not show itself: not in ``repr``, ``str``, tracebacks with locals, or a pickle.
 
     Compares equal to a secret or a ``str`` with the same text, in constant time.
     """
@@ -75,7 +76,7 @@ class Secret:
 
 
 class HiddenText(str):
-    """A text for the wire that does not show itself in a traceback with locals. Everything but ``repr`` is ``str``."""
+    """Text for the wire that does not show itself in a traceback with locals. All but its ``repr`` is a ``str``'s."""
 
     __slots__ = ()
 
@@ -151,7 +152,7 @@ def _compact(phone_number: str) -> str:
 
 
 def mask_phone_number(phone_number: str) -> str:
-    """Return a phone number for logs: ``+25568…001``. Short numbers show less, what is none shows nothing."""
+    """Return a phone number for logs: ``+25568…001``. Short numbers show less, other texts nothing."""
     if len(phone_number) < 8:
         return "…"
     head, tail = (6, 3) if len(phone_number) >= 12 else (3, 2)
@@ -159,10 +160,10 @@ def mask_phone_number(phone_number: str) -> str:
 
 
 def redact(text: str, limit: int = 200) -> str:
-    """Return the beginning of a text of unknown origin without what may be secret: tokens, codes, phone numbers.
+    """Return the beginning of a text of unknown origin without tokens, codes, phone numbers and the like.
 
     Args:
-        text: Anything a service or a proxy may have said.
+        text: Anything that a service or a proxy may answer.
         limit: The greatest length of the result, characters.
     """
     text = " ".join(text[: 8 * limit].split())

@@ -100,7 +100,7 @@ class RetryPolicy:
     Args:
         max_attempts: Attempts in all, at least 1. The one replay after a token renewal is not counted.
         first_delay: The pause after the first failed attempt, seconds.
-        factor: By how much each pause is longer than the one before, at least 1.
+        factor: The ratio of each pause to the one before, at least 1.
         max_delay: The longest pause, seconds. Each pause is shortened at random by up to half.
         max_retry_after: The longest ``retry_after`` of the service that is waited for, seconds; beyond it the call
             raises `RateLimitExceeded` at once.

@@ -1,1 +1,1 @@
-"""What the service says, as data and pure functions. No I/O, no clock, no randomness."""
+"""Contract of the service, as data and pure functions. No I/O, no clock, no randomness."""

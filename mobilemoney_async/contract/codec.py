@@ -1,7 +1,7 @@
-"""From bytes to values and back.
+"""Codec between bytes and values.
 
-msgspec decodes straight into the attrs classes. Only what it refuses is read a second time, through cattrs, which takes
-more timestamps and tells where in the body it broke. No scalar is coerced, no number passes through a float.
+msgspec decodes straight into the attrs classes. Bodies that it refuses go through the fallback decoder, which takes more
+timestamps and names the place that does not fit. No scalar is coerced, no number passes through a float.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JSONObject = dict[str, Any]
 
 
 class DecodeError(ValueError):
-    """A body is not what was expected. Says where, and never quotes the body."""
+    """Body that does not fit. Names the place, and never quotes the body."""
 
     def __init__(self, expected: str, path: str | None = None) -> None:
         super().__init__(expected if path is None else f"{expected} at {path}")
@@ -43,14 +43,14 @@ def _decode_by_fallback(body: bytes, cl: type[T]) -> T:
 def _make_custom(cl: type[Any], value: Any) -> Any:
     if cl is Secret and isinstance(value, str):
         return Secret(value)
-    raise ValueError("expected str")  # what msgspec takes for a refusal
+    raise ValueError("expected str")  # by which msgspec refuses the body
 
 
 def _read_fraction(digits: str) -> Decimal:
     try:
         return Decimal(digits)
     except InvalidOperation:
-        raise ValueError("expected a number with a smaller exponent") from None  # what msgspec takes for a refusal
+        raise ValueError("expected a number with a smaller exponent") from None  # as above
 
 
 _PLAIN = msgspec.json.Decoder(float_hook=_read_fraction)
@@ -98,10 +98,10 @@ def encode(argument: str, body: dict[str, Any]) -> Content:
 
     Args:
         argument: The argument that the body came from, for the error.
-        body: Plain JSON values and `Secret` ones. A float is refused: what we send may be money.
+        body: Plain JSON values and `Secret` ones. A float is refused: it may be money.
 
     Raises:
-        InvalidRequest: It holds something that JSON, or money, cannot.
+        InvalidRequest: It holds a float, or a value that JSON does not have.
     """
     _check_plain(argument, body)
     try:
@@ -117,7 +117,7 @@ def _reveal(value: Any) -> str:
 
 
 def _check_plain(argument: str, value: Any, depth: int = 0) -> None:
-    """Refuse what is not JSON, which msgspec would make so, and floats, also where it would find them."""
+    """Refuse floats, and values that JSON does not have, also those that msgspec would convert."""
     if isinstance(value, float):
         raise InvalidRequest(
             f"{argument} must not hold a float, since it may be money: send a str or an int", argument=argument

@@ -1,6 +1,6 @@
-"""Every endpoint of the contract, once (contract, section 4).
+"""Table of the contract's endpoints, each once (contract, section 4).
 
-The pipeline knows nothing about an endpoint but what stands here. What may be sent again follows from `Effect`.
+The pipeline knows an endpoint by its row alone. `Effect` decides which requests may be sent again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mobilemoney_async.values import require_identifier
 
 T_co = TypeVar("T_co", covariant=True)
 
-# A part of a path that names an endpoint rather than a person, a payment or a secret. The words of the contract are
+# A part of a path that names an endpoint, and no user, payment or secret. The words of the contract are
 # shorter, and tokens longer.
 _PLAIN = re.compile(r"[A-Za-z_-]{0,32}|v\d")
 
 
 class Effect(enum.Enum):
-    """What a call does to the world, and so whether it may be sent again."""
+    """Effect of a call: it reads, acts on a session, or moves money. It decides whether the call may be sent again."""
 
     READ = "read"
     SESSION = "session"
@@ -33,7 +33,7 @@ class Effect(enum.Enum):
 
 
 class Priority(enum.IntEnum):
-    """The lanes of the rate limiter, first served first."""
+    """Lanes of the rate limiter, first served first."""
 
     PAYMENT = 0
     LOOKUP = 1
@@ -43,17 +43,17 @@ class Priority(enum.IntEnum):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class Endpoint(Generic[T_co]):
-    """One row of the table.
+    """Row of the table.
 
     Attributes:
         method: The HTTP method.
         path: The path below the base URL, with ``{name}`` for each identifier in it.
         bearer: Whether the call carries the bearer token.
-        effect: What it does.
+        effect: Its effect.
         lane: Its lane in the rate limiter.
         read: From the body of a success to the answer; raises `DecodeError`.
         empty_is_success: Whether an empty body may be a success, where the contract shows no body at all.
-        shown: The path as events and logs show it: without what may be an id or a phone number.
+        shown: The path as events and logs show it: without parts that may be an id or a phone number.
     """
 
     method: str

@@ -1,7 +1,7 @@
-"""Reading an answer: any status and any bytes give a value or one of our errors (contract, section 7).
+"""Mapping of answers to values and errors: any status and any bytes give one of the two (contract, section 7).
 
-Errors are told apart by their body first and by the HTTP status second, since the contract leaves most statuses open.
-A body that says error is an error under HTTP 200 too.
+The body decides first and the HTTP status second, since the contract leaves most statuses open. An error in the body is
+an error under HTTP 200 too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CODE = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*", re.ASCII)
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What came back over the wire.
+    """Answer as it came over the wire.
 
     Attributes:
         status_code: The HTTP status.
@@ -65,10 +65,10 @@ class Answer:
 
 
 def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
-    """Return the value that an answer carries.
+    """Return the value that an answer holds.
 
     Raises:
-        MobileMoneyError: It carries none: `APIError` or a subclass where the service said no, `ServerError` for a
+        MobileMoneyError: It holds none: `APIError` or a subclass for a refusal of the service, `ServerError` for a
             5xx without a code of the contract, `UnexpectedResponse` for everything else.
     """
     if not 200 <= answer.status_code < 300:
@@ -79,7 +79,7 @@ def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
         value = endpoint.read(answer.body)
     except DecodeError as exc:
         raise _map_error(endpoint, answer, exc) from exc
-    if _says_error(value):
+    if _is_error(value):
         raise _map_error(endpoint, answer, None)
     return value
 
@@ -89,7 +89,7 @@ def _may_be_empty(endpoint: Endpoint[Any], answer: Answer) -> bool:
     return endpoint.empty_is_success or no_content
 
 
-def _says_error(value: Any) -> bool:
+def _is_error(value: Any) -> bool:
     if isinstance(value, dict):
         return value.get("status") == "error" or value.get("success") is False
     return getattr(value, "status", None) == "error" or getattr(value, "success", None) is False
@@ -104,7 +104,7 @@ def _map_error(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | No
     if not isinstance(body, dict):
         return _unreadable(endpoint, answer, broken)
     code = _text(body, "error_code") or _text(body, "error")
-    if not (_says_error(body) or (code and (status >= 400 or broken))):
+    if not (_is_error(body) or (code and (status >= 400 or broken))):
         return _unreadable(endpoint, answer, broken)
     kind = _BY_CODE.get(code or "")
     asked = _seconds(body.get("retry_after"))
@@ -119,7 +119,7 @@ def _map_error(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | No
 
 
 def _by_status(endpoint: Endpoint[Any], status: int, code: str | None) -> type[APIError]:
-    """Return the class of a refusal whose code the contract does not list."""
+    """Return the class of a refusal with a code that the contract does not list."""
     if status == 401:
         # The contract documents 401 for token errors; a login carries no token.
         return AuthenticationError if code or not endpoint.bearer else InvalidToken
@@ -134,12 +134,12 @@ def _unreadable(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | N
     if answer.status_code >= 500:
         return _server_error(answer, None, None)
     if answer.status_code == 401 and endpoint.bearer and endpoint.effect is Effect.READ:
-        # Nothing but the status says so: enough to renew the token for a read, not to send money a second time.
+        # The status alone is evidence enough to renew the token for a read, not to send money a second time.
         return InvalidToken("no answer of the contract", status_code=401)
     excerpt = _excerpt(answer.body)
-    what = "an empty body" if not answer.body.strip() else f"{broken}" if broken else "no answer of the contract"
+    problem = "an empty body" if not answer.body.strip() else f"{broken}" if broken else "no answer of the contract"
     return UnexpectedResponse(
-        f"HTTP {answer.status_code}, {answer.content_type or 'no content type'}: {what}"
+        f"HTTP {answer.status_code}, {answer.content_type or 'no content type'}: {problem}"
         + (f": {excerpt}" if excerpt else ""),
         status_code=answer.status_code,
         content_type=answer.content_type,
@@ -165,7 +165,7 @@ def _excerpt(body: bytes) -> str:
 
 
 def _shown(code: str | None) -> str | None:
-    """Return an error code as it is where it reads like one; anything else may hold what it should not."""
+    """Return an error code as it is, or redacted where it does not look like a code."""
     return code if code is None or _CODE.fullmatch(code) else redact(code, 64)
 
 
@@ -175,7 +175,7 @@ def _text(body: Mapping[str, Any], key: str) -> str | None:
 
 
 def _seconds(value: Any) -> float | None:
-    """Return a retry_after that makes sense, or None. The contract says integer; a header is text."""
+    """Return a plausible retry_after, or None. The contract has an integer; a header is text."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:

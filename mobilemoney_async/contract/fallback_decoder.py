@@ -1,7 +1,7 @@
-"""The second reading of an answer, of which msgspec has refused the first: the only cattrs configuration.
+"""Fallback decoder of answers that msgspec refuses: the only cattrs configuration.
 
-It takes every ISO 8601 timestamp, where msgspec takes RFC 3339 only, and it tells where in the body it broke. As
-strict as the first: no scalar is coerced, no number passes through a float. Imported when it is first needed.
+It takes every ISO 8601 timestamp, where msgspec takes RFC 3339 only, and it names the place in the body that does not
+fit. As strict as msgspec: no scalar is coerced, no number passes through a float. Imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _EXACT_AS_FLOAT = 2**53
 
 
 class Mismatch(ValueError):
-    """A value is not what the contract says.
+    """Value that does not fit the contract.
 
     Attributes:
-        expected: What was expected.
-        path: Where, such as ``$.transaction.amount``.
+        expected: The value in its place.
+        path: The place, such as ``$.transaction.amount``.
     """
 
     def __init__(self, expected: str, path: str) -> None:
@@ -48,7 +48,7 @@ def structure(plain: Any, cl: type[T]) -> T:
     except Exception as exc:  # noqa: BLE001 (any body must give a value or this error)
         # cattrs raises groups of errors; the first names the first place that broke.
         expected, _, path = cattrs.transform_error(exc, format_exception=_describe)[0].rpartition(" @ ")
-        raise Mismatch(expected, path) from None  # the group quotes what it read
+        raise Mismatch(expected, path) from None  # the group quotes the body
 
 
 def _describe(exc: BaseException, expected: type | None) -> str:
@@ -58,11 +58,11 @@ def _describe(exc: BaseException, expected: type | None) -> str:
 
 
 class _WrongValue(TypeError):
-    """A JSON value is of another type than the contract says."""
+    """JSON value of another type than the contract's."""
 
 
 class _WrongMoney(ValueError):
-    """A text is not a decimal or a timestamp."""
+    """Text that is no decimal or timestamp."""
 
 
 def _is_tuple(cl: Any) -> bool:

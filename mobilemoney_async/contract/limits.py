@@ -1,4 +1,4 @@
-"""The numbers of the contract: rates, page sizes, polling advice (sections 5, 6 and 8)."""
+"""Numbers of the contract: rates, page sizes, polling advice (sections 5, 6 and 8)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ POLLING_INTERVAL = 10.0
 """Seconds; the recommended polling rate is one request in this time."""
 PAGE_SIZE_MAX = 100
 TOKEN_LIFETIME = 3600
-"""Seconds; of a login token whose own lifetime makes no sense."""
+"""Seconds; of a login token with an implausible lifetime of its own."""
 
 UNSEEN_GRACE = 120.0
-"""Seconds for which a lookup's "not found" is doubted while waiting: how soon a new transaction can be looked up is
-not documented."""
+"""Seconds for which a lookup's "not found" is doubted while waiting: the contract does not say how soon a new
+transaction can be looked up."""
 
 
 def _more_than_zero(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
@@ -29,11 +29,11 @@ def _at_least_one(instance: object, attribute: attrs.Attribute[float], value: fl
 
 @attrs.frozen(kw_only=True)
 class Schedule:
-    """Growing pauses between two looks at one payment; the contract's advice by default (section 6).
+    """Schedule of growing pauses between two looks at one payment; the contract's advice by default (section 6).
 
     Args:
         first: The first pause, seconds, more than 0.
-        factor: By how much each pause is longer than the one before, at least 1.
+        factor: The ratio of each pause to the one before, at least 1.
         cap: The longest pause, seconds, more than 0.
 
     Raises:

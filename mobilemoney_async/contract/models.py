@@ -1,4 +1,4 @@
-"""What the service answers, as values (contract, section 2).
+"""Answers of the service as values (contract, section 2).
 
 Frozen, slotted, keyword-only. Money is `Decimal`, time is an aware UTC `datetime`. A field that the contract marks
 as present only sometimes is None where it is absent or null; a field that the contract does not know is ignored.
@@ -24,7 +24,7 @@ def _not_money() -> ValueError:
 
 
 def _in_utc(moment: datetime) -> datetime:
-    # The contract says UTC, so a timestamp without an offset is UTC too.
+    # The contract has UTC, so a timestamp without an offset is UTC too.
     try:
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except OverflowError:  # the first and the last day of the calendar
@@ -33,7 +33,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 @attrs.frozen(kw_only=True)
 class Fees:
-    """The fees of a successful collection (contract, section 2.1), in TZS."""
+    """Fees of a successful collection (contract, section 2.1), in TZS."""
 
     merchant_fee: Decimal
     customer_fee: Decimal
@@ -42,7 +42,7 @@ class Fees:
 
 @attrs.frozen(kw_only=True)
 class Settlement:
-    """How a successful collection was settled to the merchant (contract, section 2.1)."""
+    """Settlement of a successful collection to the merchant (contract, section 2.1)."""
 
     net_amount: Decimal
     settled_at: datetime
@@ -51,7 +51,7 @@ class Settlement:
 
 @attrs.frozen(kw_only=True)
 class Transaction:
-    """One collection or disbursement (contract, section 2.1).
+    """Collection or disbursement (contract, section 2.1).
 
     Attributes:
         id: The transaction's id; the acknowledgement calls the same value ``transaction_id``.
@@ -62,7 +62,7 @@ class Transaction:
         phone_number: The customer's or recipient's number.
         network: The mobile-money network.
         status: The state (section 3).
-        created_at: When the service took the request.
+        created_at: The time at which the service took the request.
         external_id: The merchant's reference, where one was given.
         merchant_id: The owning merchant.
         completed_at: Present on a successful transaction.
@@ -111,18 +111,18 @@ class Transaction:
 
     @property
     def is_final(self) -> bool:
-        """Whether the state no longer changes (section 3). An unknown state is never final."""
+        """True if the state no longer changes (section 3). An unknown state is never final."""
         return is_final(self.type, self.status)
 
     @property
     def succeeded(self) -> bool:
-        """Whether the payment went through."""
+        """True if the payment was made."""
         return self.status == TransactionStatus.SUCCESS
 
 
 @attrs.frozen(kw_only=True)
 class Acknowledgement:
-    """The answer to a create: the payment was accepted, not yet made (contract, section 2.2).
+    """Answer to a create: the payment was accepted, not yet made (contract, section 2.2).
 
     Attributes:
         transaction_id: The new transaction's id; the transaction itself calls it ``id``.
@@ -150,13 +150,13 @@ class Acknowledgement:
         if not self.amount.is_finite():
             raise _not_money()
         if not self.transaction_id.strip() or "\0" in self.transaction_id + self.reference:
-            # No id that could be looked up, or kept: whatever was created, this does not say what.
+            # No id that could be looked up, or kept: the answer does not identify the payment.
             raise ValueError("expected an id")
 
 
 @attrs.frozen(kw_only=True)
 class User:
-    """Who logged in (contract, section 2.3). The allowed values of `user_type` and `kyc_status` are not documented."""
+    """User that logged in (contract, section 2.3). The values of `user_type` and `kyc_status` are not documented."""
 
     id: int
     email: str
@@ -168,13 +168,13 @@ class User:
 
 @attrs.frozen(kw_only=True)
 class LoginResult:
-    """The answer to a login (contract, section 2.3).
+    """Answer to a login (contract, section 2.3).
 
     Attributes:
         access_token: The bearer token.
         token_type: ``Bearer``.
         expires_in: The token's lifetime, seconds.
-        user: Who logged in.
+        user: The user that logged in.
         success: True.
     """
 
@@ -187,7 +187,7 @@ class LoginResult:
 
 @attrs.frozen(kw_only=True)
 class Pagination:
-    """Where a page stands in the list (contract, section 2.4)."""
+    """Position of a page in the list (contract, section 2.4)."""
 
     current_page: int
     total_pages: int
@@ -197,7 +197,7 @@ class Pagination:
 
 @attrs.frozen(kw_only=True)
 class TransactionPage:
-    """One page of the transaction list (contract, section 4.4). Iterates over its transactions."""
+    """Page of the transaction list (contract, section 4.4). Iterates over its transactions."""
 
     transactions: tuple[Transaction, ...]
     pagination: Pagination
@@ -211,7 +211,7 @@ class TransactionPage:
 
 @attrs.frozen(kw_only=True)
 class TransactionAnswer:
-    """The body around one transaction (contract, section 4.3)."""
+    """Body around one transaction (contract, section 4.3)."""
 
     transaction: Transaction
     status: str = "success"
@@ -219,7 +219,7 @@ class TransactionAnswer:
 
 @attrs.frozen(kw_only=True)
 class PageAnswer:
-    """The body around one page (contract, section 4.4)."""
+    """Body around one page (contract, section 4.4)."""
 
     transactions: tuple[Transaction, ...]
     pagination: Pagination

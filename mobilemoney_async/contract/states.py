@@ -1,6 +1,6 @@
-"""The words of the contract that may grow, and which states are final (contract, section 3).
+"""Enums of the contract, to which values may be added, and its final states (contract, section 3).
 
-Invariant: a status is final only where the contract's table for that type of transaction says so. A value that the
+Invariant: a status is final only by the contract's table for that type of transaction. A value that the
 contract does not list keeps its text and is never taken for final.
 """
 
@@ -11,7 +11,7 @@ from typing import Self
 
 
 class OpenEnum(str, enum.Enum):
-    """A string enum that takes unknown values: they keep their text, compare equal to it, and pickle."""
+    """String enum that takes unknown values: they keep their text, compare equal to it, and pickle."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -29,12 +29,12 @@ class OpenEnum(str, enum.Enum):
 
     @property
     def is_known(self) -> bool:
-        """Whether the contract lists this value."""
+        """True if the contract lists this value."""
         return type(self).__members__.get(self.name) is self
 
 
 class TransactionStatus(OpenEnum):
-    """The state of a transaction."""
+    """State of a transaction."""
 
     PENDING = "PENDING"
     PROCESSING = "PROCESSING"
@@ -45,14 +45,14 @@ class TransactionStatus(OpenEnum):
 
 
 class TransactionType(OpenEnum):
-    """Whether money was asked for or sent."""
+    """Type of a transaction: money asked for or sent."""
 
     COLLECTION = "collection"
     DISBURSEMENT = "disbursement"
 
 
 class Network(OpenEnum):
-    """The mobile-money network."""
+    """Mobile-money network."""
 
     AIRTEL_MONEY = "airtel_money"
 
@@ -65,7 +65,7 @@ _FINAL: dict[str, frozenset[str]] = {
         {TransactionStatus.SUCCESS, TransactionStatus.FAILED, TransactionStatus.INSUFFICIENT_FUNDS}
     ),
 }
-# Of a type that the contract does not list, only what is final for both listed types is believed.
+# Of a type that the contract does not list, only the states that are final for both listed types are final.
 _FINAL_FOR_ANY_TYPE = frozenset.intersection(*_FINAL.values())
 
 
