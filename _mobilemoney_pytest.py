@@ -1,6 +1,6 @@
-"""The pytest plugin of `mobilemoney_async`: fixtures for a merchant's own tests (docs/testing.md).
+"""Pytest plugin of `mobilemoney_async`: fixtures for a merchant's own tests (docs/testing.md).
 
-It stands outside the package, since every run of pytest imports it wherever the library is installed, and importing the
+It is outside the package, since every run of pytest imports it wherever the library is installed, and importing the
 package takes about as long as importing pytest. The fixtures are plain functions, so they serve every runner of async
 tests: anyio's plugin on both loops, pytest-asyncio in both its modes, and tests that run a loop themselves.
 """

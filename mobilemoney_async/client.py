@@ -1,4 +1,4 @@
-"""The client: puts the parts together and owns the connection pool. It owns no background task."""
+"""Client: puts the parts together and owns the connection pool. It owns no background task."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _DEFAULT_HEADERS = {
 
 
 class _Unset:
-    """The default of an option whose None means something."""
+    """Default of an option for which None is a value."""
 
     def __repr__(self) -> str:
         return "<unset>"
@@ -67,7 +67,7 @@ _UNSET: Final = _Unset()
 
 
 class AsyncClient:
-    """The payments service, on asyncio and on trio.
+    """Client of the payments service, on asyncio and on trio.
 
     ``async with AsyncClient(base_url, auth=...) as client: ...``, or `aclose` at the end. One client serves a whole
     process; it may be used by any number of tasks of one event loop at once.
@@ -83,7 +83,8 @@ class AsyncClient:
         auth: An issued token, `TokenAuth`, `LoginAuth`, or your own `TokenSource`.
         rate_limiter: Paces the requests; by default one of this client's own at the contract's limit. Give the same
             one to all clients of one merchant in a process.
-        retry: How often and how patiently a call is repeated. What may be repeated is not a setting.
+        retry: The number of attempts of a call, and the pauses between them. Whether a call may be sent again is not a
+            setting.
         timeout: One attempt in all, seconds, more than 0.
         deadline: The whole call, login, waiting for the rate limit, attempts and pauses together, seconds, more than
             0; None sets no bound.
@@ -93,10 +94,10 @@ class AsyncClient:
         transport: An httpx transport of yours, never closed by us; or ``"aiohttp"``, for busy platforms on asyncio:
             httpx-aiohttp's pool, at a fraction of the CPU (extra ``aiohttp``).
         http_client: An httpx client of yours (or httpx2's), never closed by us. Not together with `transport`.
-        on_event: Is called with each event of `mobilemoney_async.events`, in the event loop. What it raises is logged,
-            and harms nothing.
+        on_event: Called with each event of `mobilemoney_async.events`, in the event loop. Its errors are logged, and
+            harm nothing.
         utcnow: The wall clock: returns an aware UTC datetime. By default the host's; with a store in PostgreSQL the
-            database's, so that hosts whose clocks differ agree on the time. With a store it is called in worker
+            database's, so that hosts with different clocks agree on the time. With a store it is called in worker
             threads too.
 
     Raises:
@@ -131,7 +132,7 @@ class AsyncClient:
         self._store = self._attached = store
         wire = Wire(base_url, transport, http_client)
         if store is not None:
-            # Here and below: only who has a store pays for importing what it needs.
+            # Here and below: only programs with a store pay for its imports.
             from mobilemoney_async.payments.store import SQLStore, account_store
             from mobilemoney_async.sharing.limiter import share_limiter
             from mobilemoney_async.sharing.login import share_tokens
@@ -176,7 +177,7 @@ class AsyncClient:
             options: Any other argument of `AsyncClient`; ``base_url``, ``auth`` and ``store`` win over the environment.
 
         Raises:
-            InvalidRequest: A variable is missing, contradicts another, or does not hold what it should.
+            InvalidRequest: A variable is missing, contradicts another, or is invalid.
         """
         if "auth" not in options:
             options["auth"] = auth_from_env()
@@ -201,7 +202,7 @@ class AsyncClient:
         Closing it closes nothing; closing this one closes both.
 
         Args:
-            timeout: As for `AsyncClient`; what is not given stays as it is.
+            timeout: As for `AsyncClient`; an option that you do not give stays as it is.
             deadline: As for `AsyncClient`.
             retry: As for `AsyncClient`.
             extra_headers: Sent with every request, on top of those given before.
@@ -226,7 +227,7 @@ class AsyncClient:
 
     @property
     def payments(self) -> Payments:
-        """What the store knows of payments.
+        """The payments in the store.
 
         Raises:
             InvalidRequest: The client has no store.
@@ -253,7 +254,7 @@ class AsyncClient:
                 plain words only: it may hold an id or a phone number.
             params: For the query string.
             json: The body: plain JSON values, without floats.
-            effect: What the call does, which decides what may be repeated: ``"read"``, ``"session"`` or ``"money"``.
+            effect: ``"read"``, ``"session"`` or ``"money"``, which decides whether the call may be sent again.
                 By default a GET reads and everything else moves money: it is never sent twice.
 
         Returns:
@@ -287,7 +288,7 @@ class AsyncClient:
         schedule: Schedule | None = None,
         resume: bool = False,
     ) -> Poller:
-        """Return a poller, which follows any number of payments at once on what is left of the rate limit.
+        """Return a poller, which follows any number of payments at once on the rest of the rate limit.
 
         ``async with client.poller() as poller: ...``
 
@@ -297,10 +298,10 @@ class AsyncClient:
         Args:
             timeout: How long to follow each payment, seconds, more than 0; None for as long as it takes.
             min_interval: The shortest time between two requests of the poller, seconds, at least 0. The contract
-                recommends 10 (section 8); the default is for merchants who want to know sooner.
+                recommends 10 (section 8); the default is for merchants that need results sooner.
             schedule: Other pauses between two looks at one payment than the advised ones (section 6).
-            resume: Whether to track every payment of the store that is not final, as after a restart. An ending that
-                is in the store already is not told again: ``client.payments`` has it.
+            resume: Whether to track every payment of the store that is not final, as after a restart. A final state
+                that is in the store already is not reported again: ``client.payments`` has it.
 
         Raises:
             InvalidRequest: An argument is invalid, or there is no store to resume from.
@@ -333,6 +334,7 @@ class AsyncClient:
         if store is not None and self._idempotent_creates is not None:
             from mobilemoney_async.payments.store import account_store
 
+            # Shielded: results that are not in the database yet get there, also when this is cancelled.
             with anyio.CancelScope(shield=True):
                 await self._idempotent_creates.aclose()
             account_store(store).detach()

@@ -75,8 +75,8 @@ class CallbackResult:
     Attributes:
         status: Whether it was read, or why not.
         candidates: The number of its texts that may be the name of a payment.
-        transaction_ids: Of the payments that it names: those whose names the receiver knows, or that the poller
-            follows.
+        transaction_ids: Of the payments that it names, as far as the receiver knows the names or the poller follows
+            them.
         is_duplicate: Whether the same body came before and is still kept.
     """
 
@@ -87,7 +87,7 @@ class CallbackResult:
 
     @property
     def accepted(self) -> bool:
-        """Whether it was read."""
+        """True if it was read."""
         return self.status is CallbackStatus.ACCEPTED
 
 

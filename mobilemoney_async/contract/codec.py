@@ -1,7 +1,7 @@
 """Codec between bytes and values.
 
-msgspec decodes straight into the attrs classes. Bodies that it refuses go through the fallback decoder, which takes more
-timestamps and names the place that does not fit. No scalar is coerced, no number passes through a float.
+msgspec decodes straight into the attrs classes. Bodies that it refuses go through the fallback decoder, which takes
+more timestamps and names the place that does not fit. No scalar is coerced, no number passes through a float.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""OpenTelemetry (extra `otel`): spans and metrics of what a client tells.
+"""OpenTelemetry (extra `otel`): spans and metrics of a client's events.
 
 ``AsyncClient(..., on_event=instrument(base_url=...))``. Needs OpenTelemetry's API only; without an SDK it does nothing.
 
 Events come when something has ended, in the task that waited for it. So each span is made then, with the time at which
-it began, as a child of the span that is current there. Nothing recorded is secret or a phone number. Ids and keys stand
+it began, as a child of the span that is current there. Nothing recorded is secret or a phone number. Ids and keys are
 on spans only: as attributes of metrics they would make a time series each.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from opentelemetry import metrics, trace
-from opentelemetry.metrics import Meter, MeterProvider
+from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, TracerProvider
 
 from mobilemoney_async._version import __version__
@@ -43,7 +43,7 @@ Attributes: TypeAlias = dict[str, str | int | float]
 _SCOPE: Final = "mobilemoney_async"
 # The paths of the contract. Any other was the caller's own, and may hold an id or a phone number.
 _TEMPLATES: Final = frozenset(row.path for row in vars(endpoints).values() if isinstance(row, endpoints.Endpoint))
-# What the conventions know; `client.request` takes any word, and any word would be a time series.
+# The methods of the conventions. `client.request` takes any word, and each other one would be a time series.
 _METHODS: Final = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -89,54 +89,46 @@ def _server(base_url: str) -> Attributes:
     return {"server.address": host, "server.port": port}
 
 
+def _histogram(meter: Meter, name: str, description: str, boundaries: Sequence[float]) -> Histogram:
+    return meter.create_histogram(
+        name, unit="s", description=description, explicit_bucket_boundaries_advisory=boundaries
+    )
+
+
+def _counter(meter: Meter, name: str, unit: str, description: str) -> Counter:
+    return meter.create_counter(name, unit=f"{{{unit}}}", description=description)
+
+
 class _Telemetry:
-    """Handles events. Its calls come from one event loop."""
+    """Handler that turns events into spans and metrics. Its calls come from one event loop."""
 
     def __init__(self, *, tracer: Tracer, meter: Meter, server: Mapping[str, str | int | float]) -> None:
         self._tracer = tracer
         self._server = server
-        self._duration = meter.create_histogram(
-            "http.client.request.duration",
-            unit="s",
-            description="Duration of HTTP client requests.",
-            explicit_bucket_boundaries_advisory=_ATTEMPT_SECONDS,
+        self._duration = _histogram(
+            meter, "http.client.request.duration", "Duration of HTTP client requests.", _ATTEMPT_SECONDS
         )
-        self._limiter_wait = meter.create_histogram(
-            "mobilemoney.limiter.wait",
-            unit="s",
-            description="How long requests waited for their place under the rate limit, of those that had to.",
-            explicit_bucket_boundaries_advisory=_WAIT_SECONDS,
+        self._limiter_wait = _histogram(
+            meter, "mobilemoney.limiter.wait", "Time that requests waited for the rate limit.", _WAIT_SECONDS
         )
-        self._retries = meter.create_counter(
-            "mobilemoney.retries", unit="{retry}", description="Attempts that failed and were followed by another."
+        self._lag = _histogram(
+            meter, "mobilemoney.poller.lag", "Time until a final state was seen, an estimate.", _LAG_SECONDS
         )
-        self._logins = meter.create_counter(
-            "mobilemoney.tokens.renewed", unit="{login}", description="Logins, those with an error.type failed."
-        )
-        self._unknown = meter.create_counter(
-            "mobilemoney.payments.unknown",
-            unit="{payment}",
-            description="Creates that ended without anybody knowing whether money moves.",
+        self._retries = _counter(meter, "mobilemoney.retries", "retry", "Failed attempts that another one followed.")
+        self._logins = _counter(meter, "mobilemoney.tokens.renewed", "login", "Logins; with an error.type: failed.")
+        self._unknown = _counter(
+            meter, "mobilemoney.payments.unknown", "payment", "Creates that ended with an unknown result."
         )
         self._pending = meter.create_gauge(
             "mobilemoney.poller.pending", unit="{payment}", description="Payments that the poller follows."
         )
-        self._lag = meter.create_histogram(
-            "mobilemoney.poller.lag",
-            unit="s",
-            description="How late final states were seen, an estimate.",
-            explicit_bucket_boundaries_advisory=_LAG_SECONDS,
-        )
-        self._asked = meter.create_counter(
-            "mobilemoney.poller.requests", unit="{request}", description="Requests of the poller."
-        )
-        self._final = meter.create_counter(
-            "mobilemoney.payments.final", unit="{payment}", description="Payments whose final state was seen."
-        )
-        self._given_up = meter.create_counter(
+        self._asked = _counter(meter, "mobilemoney.poller.requests", "request", "Requests of the poller.")
+        self._final = _counter(meter, "mobilemoney.payments.final", "payment", "Payments seen in their final state.")
+        self._given_up = _counter(
+            meter,
             "mobilemoney.payments.given_up",
-            unit="{payment}",
-            description="Payments that the poller gave up without having seen their final state.",
+            "payment",
+            "Payments that the poller gave up on.",
         )
 
     def __call__(self, event: Event) -> None:

@@ -1,1 +1,1 @@
-"""What a merchant does with the service."""
+"""Resources: collections, disbursements, transactions, users."""

@@ -22,12 +22,12 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 @attrs.frozen(kw_only=True)
 class Lookup:
-    """What became of one lookup: a transaction or an error.
+    """Result of one lookup: a transaction or an error.
 
     Attributes:
         transaction_id: The id that was looked up.
         transaction: The transaction, or None.
-        error: Why there is none, or None.
+        error: The reason why there is none, or None.
     """
 
     transaction_id: str
@@ -36,9 +36,9 @@ class Lookup:
 
 
 class BulkLookup:
-    """Looks up ids side by side and yields each `Lookup` as it arrives.
+    """Iterator that looks up ids side by side, and yields each `Lookup` as it arrives.
 
-    A reader that stops asking stops the lookups: what is on its way ends by itself, and nothing more is sent.
+    A reader that stops asking stops the lookups: requests on their way end by themselves, and nothing more is sent.
     """
 
     def __init__(self, ids: Iterable[str], get: Callable[[str], Awaitable[Transaction]]) -> None:
@@ -67,7 +67,7 @@ class BulkLookup:
         return arrived
 
     async def aclose(self) -> None:
-        """Send nothing more; what is on its way ends by itself."""
+        """Send nothing more; requests on their way end by themselves."""
         self._ids.clear()
         await anyio.lowlevel.checkpoint()
 
@@ -85,7 +85,7 @@ class BulkLookup:
 
 
 class SweptBulkLookup:
-    """Walks the pages for as long as that is worth it, and yields each wanted `Lookup` as it is found.
+    """Iterator that reads pages while they show more than lookups would, and looks up the ids that they do not show.
 
     State changes only once an answer has come, so that a cancelled reader may ask again.
 
@@ -122,7 +122,7 @@ class SweptBulkLookup:
             except InvalidRequest:
                 raise  # the client was closed
             except MobileMoneyError as exc:
-                logger.warning("looking many transactions up goes on by id after: %s", exc)
+                logger.warning("the bulk lookup goes on by id after: %s", exc)
                 self._rest = BulkLookup(self._wanted, self._get)
                 break
             self._take(answer)
@@ -133,7 +133,7 @@ class SweptBulkLookup:
         return await anext(self._rest)
 
     async def aclose(self) -> None:
-        """Send nothing more; what is on its way ends by itself."""
+        """Send nothing more; requests on their way end by themselves."""
         self._wanted.clear()
         self._found.clear()
         if self._rest is not None:

@@ -1,4 +1,4 @@
-"""Collections and disbursements: the two calls that move money (contract, sections 4.1 and 4.2)."""
+"""Creates of collections and disbursements: the two calls that move money (contract, sections 4.1 and 4.2)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_name
 
 
-class Desk(Protocol):
-    """Makes creates that are remembered."""
+class IdempotentCreates(Protocol):
+    """Creates that a store remembers by their keys."""
 
     async def create(
         self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], *, idempotency_key: str
@@ -30,9 +30,9 @@ class Desk(Protocol):
 class _Creates:
     _endpoint: Endpoint[Acknowledgement]
 
-    def __init__(self, pipeline: Pipeline, desk: Desk | None = None) -> None:
+    def __init__(self, pipeline: Pipeline, idempotent: IdempotentCreates | None = None) -> None:
         self._pipeline = pipeline
-        self._desk = desk
+        self._idempotent = idempotent
 
     async def create(
         self,
@@ -44,7 +44,7 @@ class _Creates:
     ) -> Acknowledgement:
         """Ask the service to move money (contract, sections 4.1 and 4.2).
 
-        The answer says that the request was accepted, not that the payment was made: follow it to its final state
+        The answer means that the request was accepted, not that the payment was made: follow it to its final state
         with ``client.transactions.wait(acknowledgement.transaction_id)``.
 
         The request is sent again only where it provably never reached the service, or was rejected before it was
@@ -53,7 +53,7 @@ class _Creates:
 
         With a store (``AsyncClient(store=...)``) the payment is recorded before it is sent and its id before this
         returns. The same key then gives the same payment, whatever happens in between: the same acknowledgement without
-        a request; or, where nobody knows what became of the first request, `OutcomeUnknown` after a look at the list.
+        a request; or, while the result of the first request is unknown, `OutcomeUnknown` after a look at the list.
 
         Args:
             phone_number: The customer's or recipient's number: ``+`` and 8 to 15 digits; spaces and hyphens are
@@ -88,10 +88,10 @@ class _Creates:
             }
             if extra is not None:
                 body.update(_check_extra(extra))
-            if self._desk is None:
+            if self._idempotent is None:
                 answer = await self._pipeline.call(self._endpoint, body=body, idempotency_key=key)
             else:
-                answer = await self._desk.create(self._endpoint, body, idempotency_key=key)
+                answer = await self._idempotent.create(self._endpoint, body, idempotency_key=key)
         except MobileMoneyError as exc:
             exc.idempotency_key = key
             raise
@@ -99,7 +99,7 @@ class _Creates:
 
 
 class Collections(_Creates):
-    """Payments asked from customers, who are prompted on their phones."""
+    """Payments asked from customers, by a prompt on the phone."""
 
     _endpoint = CREATE_COLLECTION
 

@@ -16,7 +16,7 @@ class FullListing:
     """Page numbers of one listing of all rows, each chosen from the pages before it.
 
     Rows that arrive push older ones to later pages, or are appended at the end; rows that leave a filter pull older
-    ones to earlier pages. So rows are told apart by id. The listing keeps account of the positions whose rows have
+    ones to earlier pages. So a row is known by its id. The listing keeps account of the positions whose rows have
     certainly been shown: all before `_covered`, and those of one page read beyond it. Where the list gets shorter by n
     rows, each row may have moved up by as many, so that the last n positions are uncertain again, and the listing goes
     back to the first uncertain one.
@@ -48,7 +48,7 @@ class FullListing:
         self._barren = 0 if fresh else self._barren + 1
         total = answer.pagination.total_count
         if self._total is None:
-            # Where there is a second page the first is full: so many rows the service gives, whatever we asked for.
+            # Where there is a second page the first is full: its length is the page size, whatever limit we asked for.
             self._size = max(1, len(answer.transactions))
         else:
             self._arrived += max(0, total - self._total)
@@ -90,7 +90,7 @@ class PageSweep:
     as many as the latest pages, or, since all of them are somewhere, the average of the pages that are left.
 
     Attributes:
-        depth: How many pages away from the newest rows the next page is.
+        depth: The number of pages between the newest rows and the next page.
     """
 
     __slots__ = ("_found", "_is_past_the_end", "depth")
@@ -101,11 +101,11 @@ class PageSweep:
         self._is_past_the_end = False
 
     def worth(self, wanted: int, pages: int | None) -> float:
-        """Return how many of the wanted the next page is expected to show; 0 where lookups are the better way.
+        """Return the number of wanted ids that the next page is expected to show; 0 where lookups are the better way.
 
         Args:
-            wanted: How many ids are still looked for.
-            pages: How many pages the list has, None where that is unknown.
+            wanted: The number of ids still looked for.
+            pages: The number of pages of the list, None where that is unknown.
         """
         if self._is_past_the_end or wanted <= 1:
             return 0.0
@@ -117,12 +117,12 @@ class PageSweep:
         return min(expected, float(wanted)) if expected > 1 else 0.0
 
     def took(self, wanted: int, found: int, rows: int) -> None:
-        """Note what the page showed.
+        """Note the ids that the page showed.
 
         Args:
-            wanted: How many were looked for.
-            found: How many of them it showed.
-            rows: How many rows it showed in all; none ends the search.
+            wanted: The number of ids looked for.
+            found: The number of them on the page.
+            rows: The number of all rows on the page; none ends the search.
         """
         expected = min(float(wanted), PAGE_SIZE_MAX) if self._found is None else self._found
         self._found = (expected + found) / 2

@@ -1,4 +1,4 @@
-"""Iterators over the transaction list (contract, section 4.4); `page_choice` says which page comes next."""
+"""Iterators over the transaction list (contract, section 4.4); `page_choice` chooses the pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Fetch = Callable[[int], Awaitable[TransactionPage]]
 
 
 class _Pages:
-    """The pages of one walk.
+    """Pages of one full listing.
 
     State changes only once a page has come, so that a cancelled one can be asked for again.
     """
@@ -46,7 +46,7 @@ class _Pages:
         try:
             return await self._next.result()
         except Exception:
-            self._next = None  # the next one who asks tries anew
+            self._next = None  # the next reader asks again
             raise
 
     def _take(self, answer: TransactionPage) -> list[Transaction]:
@@ -60,14 +60,14 @@ class _Pages:
         return rows
 
     def prefetch(self) -> None:
-        """Begin to fetch the next page, if there is one and the limiter has room for it."""
+        """Begin to fetch the next page, if there is one and the limiter has a free place for it."""
         page = self._listing.page
         if page is not None and self._next is None and self._has_room():
             self._next = Prefetch(lambda: self._fetch(page))
 
 
 class _PrefetchedPages:
-    """Pages, each with the next one on its way while the caller works."""
+    """Iterator over pages, each with the next one on its way while the caller works."""
 
     def __init__(self, pages: _Pages) -> None:
         self._pages = pages
@@ -82,7 +82,7 @@ class _PrefetchedPages:
 
 
 class _Items:
-    """Rows, one at a time. The next page is on its way once the caller has shown, by a second row, that it walks."""
+    """Iterator over rows. The next page is on its way once the caller has asked for a second row."""
 
     def __init__(self, pages: _Pages) -> None:
         self._pages = pages
@@ -105,17 +105,17 @@ class _Items:
 
 
 class TransactionPager:
-    """The transaction list as one walk: ``async for transaction in pager``.
+    """Full listing of the transactions: ``async for transaction in pager``.
 
-    Each transaction comes once, although rows arrive while the list is walked; in either order nothing is missed that
-    was there when the walk began and stays in the list, also where others leave it, because their state no longer fits
-    the `status` filter. Where some arrive and some leave between two pages, only the difference is known: a
-    transaction may then pass the walk unseen.
+    Each transaction comes once, although rows arrive while the list is read. In either order you get every transaction
+    that was there when the listing began and stays in the list, also where others leave it because their state no
+    longer fits the `status` filter. Where some arrive and some leave between two pages, only the difference is known: a
+    transaction may then be missed.
 
-    The next page is fetched while the caller works on this one, if the limiter has room. A page that failed or was
-    cancelled is asked for again by asking the same iterator again. Each ``async for`` is a new walk.
+    The next page is fetched while the caller works on this one, if the limiter has a free place. A page that failed or
+    was cancelled is asked for again by asking the same iterator again. Each ``async for`` is a new listing.
 
-    Raises, while it is walked: what `transactions.page` raises.
+    Iterating raises the errors of `transactions.page`.
     """
 
     def __init__(self, fetch: Fetch, *, max_items: int | None, has_room: Callable[[], bool]) -> None:
@@ -130,9 +130,9 @@ class TransactionPager:
         return _Items(self._start())
 
     def pages(self) -> AsyncIterator[TransactionPage]:
-        """Return the same walk a page at a time, each with only the transactions that are new to it, none empty."""
+        """Return the same listing a page at a time: each has only its new transactions, and none is empty."""
         return _PrefetchedPages(self._start())
 
     async def collect(self) -> list[Transaction]:
-        """Return all transactions of the walk as one list."""
+        """Return all transactions as one list."""
         return [row async for page in self._start() for row in page]

@@ -1,9 +1,9 @@
-"""Work that runs beside its reader, for iterators that have no block to put a task group around.
+"""Prefetch: tasks beside a reader, for iterators that have no block to put a task group around.
 
 A plain ``async for`` over an iterator gives it no scope to own tasks in, and a task group held open across ``yield``
 corrupts the scopes of both event loops. So such a task is bound to its work instead: it makes one call, which ends by
-itself (every call is bounded by its time-outs), hands in what came of it, and never raises. Nothing starts another
-one but a reader that asks.
+itself (every call is bounded by its time-outs), keeps the result, and never raises. Only a reader that asks starts
+another one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def start_task(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 class Prefetch(Generic[T]):
-    """One call that has begun before anybody asks for its result."""
+    """Call that has begun before its result is asked for."""
 
     def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
         self._call = call
@@ -45,13 +45,13 @@ class Prefetch(Generic[T]):
     async def _run(self) -> None:
         try:
             self._value.append(await self._call())
-        except Exception as exc:  # noqa: BLE001 (handed to the reader, who may never ask)
+        except Exception as exc:  # noqa: BLE001 (kept for the reader, which may never ask)
             self._error = exc
         finally:
             self._done.set()
 
     async def result(self) -> T:
-        """Return what the call returned, or raise what it raised. A cancelled reader may ask again."""
+        """Return the call's result, or raise its error. A cancelled reader may ask again."""
         await self._done.wait()
         if self._error is not None:
             raise self._error

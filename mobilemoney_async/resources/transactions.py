@@ -92,8 +92,8 @@ class Transactions:
         Args:
             ids: Transaction ids; all of them are checked before the first is sent.
             since: A day, as `from_date` of `page`, on or after which most of them were created. Pages of the history
-                since that day are then read first, as long as they show more than lookups would, and only what they
-                do not show is looked up: 600 transactions of today for some ten requests.
+                since that day are then read first, as long as they show more than lookups would, and only the rest
+                is looked up: 600 transactions of today for some ten requests.
 
         Raises:
             InvalidRequest: `ids` is a single str, an id is blank, ``.`` or ``..``, or `since` is no plain date;
@@ -125,7 +125,7 @@ class Transactions:
             page: From 1.
             status: Only transactions in this state; any text, since states may be added.
             type: Only collections or disbursements.
-            from_date: The first day, a ``date``; a ``datetime`` is refused rather than cut. Whose day is not
+            from_date: The first day, a ``date``; a ``datetime`` is refused rather than cut. The time zone is not
                 documented; timestamps are UTC.
             to_date: The last day.
             limit: Transactions on a page, 1 to 100.
@@ -147,7 +147,7 @@ class Transactions:
         limit: int = PAGE_SIZE_MAX,
         max_items: int | None = None,
     ) -> TransactionPager:
-        """Return the history as one walk over its pages (contract, section 4.4).
+        """Return the whole history, page after page (contract, section 4.4).
 
         ``async for transaction in client.transactions.list(): ...``
 

@@ -19,14 +19,14 @@ from mobilemoney_async.values import Secret, normalise_phone_number, require_tex
 
 
 class Users:
-    """The user behind the token.
+    """User of the token.
 
     Secret arguments are wrapped under their own names first, so that no traceback with locals shows them.
 
     The bodies of all answers but the login's are not documented: they are returned as the service gave them, an empty
     one as ``{}``. The calls of this class other than the profiles are not repeated once they may have been sent.
 
-    Every method raises `InvalidRequest` for an argument that is not what it accepts, with nothing sent; `APIError` or
+    Every method raises `InvalidRequest` for an invalid argument, with nothing sent; `APIError` or
     a subclass where the service refuses; `TransportError`, `UnexpectedResponse` or `ServerError` where it gives no
     usable answer. A call that is cancelled may have been processed.
     """
@@ -43,7 +43,7 @@ class Users:
         return await self._pipeline.call(USERS_PROFILE)
 
     async def login(self, email: str, password: str | Secret) -> LoginResult:
-        """Log in and return the result. The client's own token stays what it is; see `LoginAuth` for that.
+        """Log in and return the result. The client's own token is not replaced; see `LoginAuth` for that.
 
         Login attempts are limited by the service; the threshold is not documented.
 

@@ -1,8 +1,8 @@
 """Single answers of the service for unit tests: httpx responses, and respx routes that give them.
 
-Where a test needs one answer, and no service behind it. The bodies have the shapes of the contract (sections 2 and 7);
-the sandbox is the better companion of everything that takes more than one request. respx is the test's own: this module
-only calls the router that it is given.
+For a test that needs one answer, and no service behind it. The bodies have the shapes of the contract (sections 2 and
+7). Where a test takes more than one request, use the sandbox. respx is the test's own: this module only calls the
+router that it is given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PHONE_NUMBER: Final = "+255780000789"
 _AT: Final = "2026-01-02T12:00:00Z"
-# The contract shows 404 and the 401 of tokens (section 7); the others are what such an error has elsewhere.
+# The contract shows 404 and the 401 of tokens (section 7); the others are the usual ones.
 _STATUS: Final = {
     "TRANSACTION_NOT_FOUND": 404,
     "INVALID_TRANSACTION_ID": 400,
@@ -54,7 +54,7 @@ def acknowledgement_answer(
         fields: Other fields of the body, or other values.
 
     Raises:
-        InvalidRequest: The amount is none.
+        InvalidRequest: The amount is invalid.
     """
     body = {
         "status": "success",
@@ -78,7 +78,7 @@ def transaction_record(
     phone_number: str = _PHONE_NUMBER,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Return a transaction as the service shows it (section 2.1), with what its state brings along.
+    """Return a transaction as the service shows it (section 2.1), with the fields of its state.
 
     Args:
         transaction_id: Its id.
@@ -89,7 +89,7 @@ def transaction_record(
         fields: Other fields, or other values: ``failure_reason``, ``external_id``, ``created_at``.
 
     Raises:
-        InvalidRequest: The amount is none.
+        InvalidRequest: The amount is invalid.
     """
     units = normalise_amount(amount)
     record: dict[str, Any] = {
@@ -123,7 +123,7 @@ def transaction_answer(transaction_id: str = "tx-1", status: str = "SUCCESS", **
         fields: As for `transaction_record`.
 
     Raises:
-        InvalidRequest: The amount is none.
+        InvalidRequest: The amount is invalid.
     """
     record = transaction_record(transaction_id, status, **fields)
     return httpx.Response(200, json={"status": "success", "transaction": record})
@@ -135,7 +135,7 @@ def page_answer(*records: dict[str, Any], page: int = 1, total_pages: int = 1) -
     Args:
         records: The transactions on it, each from `transaction_record`.
         page: Its number, from 1.
-        total_pages: How many there are.
+        total_pages: The number of pages.
     """
     pagination = {
         "current_page": page,
@@ -170,7 +170,7 @@ def error_answer(code: str, *, status: int | None = None, retry_after: int | Non
 
     Args:
         code: Of the contract's table, or any other.
-        status: HTTP status. By default what the contract shows for the code, else what is usual.
+        status: HTTP status. By default that of the contract for the code, else the usual one.
         retry_after: Seconds, of `RATE_LIMIT_EXCEEDED`.
 
     Raises:
@@ -188,7 +188,7 @@ def error_answer(code: str, *, status: int | None = None, retry_after: int | Non
 
 
 class Routes:
-    """The service's endpoints on a router of respx, at any base URL.
+    """Routes of the service's endpoints on a router of respx, at any base URL.
 
     Each method adds a route that gives its answers one after the other, the last one for ever, and returns it: ask it
     for ``called``, ``call_count`` and ``calls``. An answer is a response, or an exception of httpx's to be raised.

@@ -8,16 +8,16 @@ With anyio's pytest plugin, override its fixture, and every test marked `anyio` 
 
 Without it, `run_virtual(main)` runs one async function.
 
-What holds in virtual time:
+Rules of virtual time:
 
-- Time stands still while any task can run, and jumps to the next timer when none can. So `anyio.current_time()` is
+- Time stops while any task can run, and jumps to the next timer when none can. So `anyio.current_time()` is
   exact, and a test may compare it.
 - Sockets stay real. Client and server in the *same* loop are exact: the clock does not jump over an answer that is on
   its way through loopback. Transfers of megabytes belong in real time: when they overrun the kernel's buffers it drops
   a segment, loopback or not, and sends it again 0.2 real seconds later.
 - Other threads and processes live in real time and the clock does not wait for them: a time-out around them fires at
   once. This includes name look-ups, so connect to `127.0.0.1` rather than to `localhost`. Run such tests in real time.
-- The threads of a store (`AsyncClient(store=...)`) are the exception: time stands still while one of them works, for as
+- The threads of a store (`AsyncClient(store=...)`) are the exception: time stops while one of them works, for as
   long as that takes. A database file in the test's own directory is a good companion of virtual time; other processes
   on the same database are not.
 - If nothing can run and no timer is set, the loop waits in earnest, as any other does.
@@ -50,11 +50,11 @@ _RESOLUTION: Final = time.get_clock_info("monotonic").resolution
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """A selector that moves a clock instead of blocking until the loop's next timer.
+    """Selector that moves a clock instead of blocking until the loop's next timer.
 
     Attributes:
         now: The virtual time in seconds. It starts at 0, as trio's mock clock does.
-        holds: How many are at work that the clock waits for.
+        holds: The number of threads at work for which the clock waits.
     """
 
     now: float
@@ -66,7 +66,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.holds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready; if nothing is and a timer is due in `timeout` seconds, jump there."""
+        """Return the ready files; if there are none and a timer is due in `timeout` seconds, jump there."""
         if timeout is None or timeout <= 0:
             return super().select(timeout)
         if self.holds:
@@ -78,14 +78,14 @@ class _JumpingSelector(selectors.DefaultSelector):
         if not ready:
             self.now += timeout
             if self.now + _RESOLUTION == self.now:
-                # asyncio fires what is due *before* time() + resolution. After some hundred days a float is too coarse
+                # asyncio fires timers due *before* time() + resolution. After some hundred days a float is too coarse
                 # for that sum, and a timer due exactly now would never fire.
                 self.now = math.nextafter(self.now, math.inf)
         return ready
 
 
 class VirtualClockEventLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop on a virtual clock.
+    """Event loop of asyncio on a virtual clock.
 
     Use it as a loop factory: `asyncio.Runner(loop_factory=VirtualClockEventLoop)`, or by `virtual_backend("asyncio")`.
     """
@@ -100,7 +100,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def _hold(self) -> Iterator[None]:
-        """Let the time stand still."""
+        """Stop the time."""
         self._clock.holds += 1
         try:
             yield
@@ -108,7 +108,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
             self._clock.holds -= 1
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Wait for the threads for as long as they take: they live in real time, where a virtual limit means nothing.
+        """Wait for the threads without a limit: they live in real time, where a virtual limit means nothing.
 
         Args:
             timeout: Ignored.
@@ -116,7 +116,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         await super().shutdown_default_executor()
 
 
-# Of clocks of trio, which is a final class: how many the clock waits for, and its threshold when nobody does.
+# By clock of trio, which is a final class: the number of threads it waits for, and its threshold without them.
 _held: "weakref.WeakKeyDictionary[MockClock, tuple[int, float]]" = weakref.WeakKeyDictionary()
 
 
@@ -135,8 +135,8 @@ def _mock_clock() -> "MockClock | None":
 
 
 @contextmanager
-def _time_stands_still() -> Iterator[bool]:
-    """Keep the clock of the running loop from jumping, if it is a virtual one; give whether it stands."""
+def _stopped_time() -> Iterator[bool]:
+    """Stop the clock of the running loop, if it is a virtual one; yield whether it is."""
     if (clock := _mock_clock()) is not None:
         holds, threshold = _held.get(clock, (0, clock.autojump_threshold))
         _held[clock] = holds + 1, threshold
@@ -161,7 +161,7 @@ def _time_stands_still() -> Iterator[bool]:
         yield True
 
 
-worker_threads.watch(_time_stands_still)
+worker_threads.watch(_stopped_time)
 
 
 def virtual_backend(backend: Literal["asyncio", "trio"]) -> tuple[str, dict[str, Any]]:
@@ -199,12 +199,12 @@ def run_virtual(
         backend: The event loop to use.
 
     Returns:
-        What `async_fn` returns.
+        The result of `async_fn`.
 
     Raises:
         ValueError: `backend` is neither "asyncio" nor "trio".
         ImportError: `backend` is "trio" and trio is not installed.
-        BaseException: Whatever `async_fn` raises.
+        BaseException: Any error of `async_fn`.
     """
     name, options = virtual_backend(backend)
     if name == "trio":
