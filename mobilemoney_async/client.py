@@ -13,7 +13,7 @@ import anyio
 import attrs
 
 from mobilemoney_async._version import __version__
-from mobilemoney_async.calls.limiter import Limiter
+from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.options import (
     auth_from_env,
     check_auth,
@@ -114,7 +114,7 @@ class AsyncClient:
         base_url: str,
         *,
         auth: str | Secret | TokenSource,
-        rate_limiter: Limiter | None = None,
+        rate_limiter: RateLimiter | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 (frozen)
         timeout: float = 30.0,
         deadline: float | None = None,
