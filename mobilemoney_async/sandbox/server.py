@@ -45,12 +45,21 @@ class _Connection:
         self._transport.abort()
 
 
+class _State(ServerState):
+    """uvicorn's connections and tasks, and whether the server has been closed."""
+
+    is_closed = False
+
+
 class _Protocol(H11Protocol):
     """uvicorn's protocol, with a `Connection` for the application."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state = {**self.app_state, CONNECTION: _Connection(transport)}
+        # A connection that was accepted just before the end arrives here after it.
+        if isinstance(self.server_state, _State) and self.server_state.is_closed:
+            transport.abort()
 
 
 @asynccontextmanager
@@ -82,7 +91,7 @@ async def serve(
         timeout_keep_alive=_KEEP_ALIVE,
     )
     config.load()
-    state = ServerState()
+    state = _State()
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(
         lambda: _Protocol(config=config, server_state=state, app_state={}, _loop=loop), host, port, reuse_address=True
@@ -95,6 +104,7 @@ async def serve(
     finally:
         worker.cancel()
         listener.close()
+        state.is_closed = True
         for connection in list(state.connections):
             assert isinstance(connection, _Protocol), "every connection was made above"
             connection.transport.abort()
