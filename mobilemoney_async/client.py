@@ -44,6 +44,7 @@ from mobilemoney_async.values import Secret, refuse, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
+    from mobilemoney_async.payments.account_store import AccountStore
     from mobilemoney_async.payments.creates import IdempotentCreates
     from mobilemoney_async.payments.payments import Payments
     from mobilemoney_async.payments.store import SQLStore
@@ -129,8 +130,9 @@ class AsyncClient:
         limiter = check_limiter(rate_limiter)
         check_handler(on_event)
         self._owns_wire = True
-        self._store = self._attached = store
         wire = Wire(base_url, transport, http_client)
+        self._store: AccountStore | None = None
+        self._is_attached = False
         if store is not None:
             # Here and below: only programs with a store pay for its imports.
             from mobilemoney_async.payments.store import SQLStore, account_store
@@ -139,10 +141,11 @@ class AsyncClient:
 
             if not isinstance(store, SQLStore):
                 raise refuse("store", "an SQLStore", store)
-            parts = account_store(store)
-            utcnow = parts.database.wall_clock.utcnow if utcnow is None else utcnow
-            limiter, tokens = share_limiter(parts, limiter), share_tokens(parts, tokens, utcnow)
-            parts.attach()
+            self._store = shared = account_store(store)
+            utcnow = shared.database.wall_clock.utcnow if utcnow is None else utcnow
+            limiter, tokens = share_limiter(shared, limiter), share_tokens(shared, tokens, utcnow)
+            shared.attach()
+            self._is_attached = True
         utcnow = _utcnow if utcnow is None else utcnow
         self._assemble(Pipeline(wire, limiter, tokens, options, utcnow, random.random, on_event))
 
@@ -154,11 +157,9 @@ class AsyncClient:
             from mobilemoney_async.payments.creates import IdempotentCreates
             from mobilemoney_async.payments.payments import Payments
             from mobilemoney_async.payments.reconciler import Reconciler
-            from mobilemoney_async.payments.store import account_store
 
-            parts = account_store(self._store)
-            reconciler = Reconciler(parts, pipeline)
-            self._idempotent_creates = IdempotentCreates(parts, pipeline, reconciler)
+            reconciler = Reconciler(self._store, pipeline)
+            self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler)
             self._payments = Payments(self._store, pipeline, reconciler)
         self.collections = Collections(pipeline, self._idempotent_creates)
         self.disbursements = Disbursements(pipeline, self._idempotent_creates)
@@ -221,7 +222,7 @@ class AsyncClient:
             changes["headers"] = merge_headers(self._pipeline.options.headers, check_headers(extra_headers))
         client = object.__new__(type(self))
         client._owns_wire = False
-        client._store, client._attached = self._store, None
+        client._store, client._is_attached = self._store, False
         client._assemble(attrs.evolve(self._pipeline, options=attrs.evolve(self._pipeline.options, **changes)))
         return client
 
@@ -311,10 +312,9 @@ class AsyncClient:
 
         fleet = None
         if self._store is not None:
-            from mobilemoney_async.payments.store import account_store
             from mobilemoney_async.sharing.poller import join_fleet
 
-            fleet = join_fleet(account_store(self._store), self._pipeline.utcnow)
+            fleet = join_fleet(self._store, self._pipeline.utcnow)
         return Poller(
             self._pipeline, timeout=timeout, min_interval=min_interval, schedule=schedule, fleet=fleet, resume=resume
         )
@@ -330,14 +330,12 @@ class AsyncClient:
         await anyio.lowlevel.checkpoint()
 
     async def _leave_store(self) -> None:
-        store, self._attached = self._attached, None
-        if store is not None and self._idempotent_creates is not None:
-            from mobilemoney_async.payments.store import account_store
-
-            # Shielded: results that are not in the database yet get there, also when this is cancelled.
+        is_attached, self._is_attached = self._is_attached, False
+        if is_attached and self._store is not None and self._idempotent_creates is not None:
+            # Shielded: results in the write-behind buffer are written, also when this is cancelled.
             with anyio.CancelScope(shield=True):
                 await self._idempotent_creates.aclose()
-            account_store(store).detach()
+            self._store.detach()
 
     async def __aenter__(self) -> Self:
         self._pipeline.wire.check_open()

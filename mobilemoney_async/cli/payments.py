@@ -261,9 +261,10 @@ def _run(work: Callable[[PaymentBook], Awaitable[T]], choice: _StoreChoice) -> T
     async def with_store() -> T:
         store = _open(choice)
         from mobilemoney_async.payments.payments import PaymentBook  # needs the extra, which opening a store checks
+        from mobilemoney_async.payments.store import account_store
 
         try:
-            return await work(PaymentBook(store))
+            return await work(PaymentBook(account_store(store)))
         finally:
             store.close()
 

@@ -154,7 +154,7 @@ class AccountStore:
         if not self._unwritten:
             return
         busy = self.locks.held(but=key)
-        for entry in [each for each in self._unwritten.values() if each.key not in busy]:
+        for entry in [each for each in list(self._unwritten.values()) if each.key not in busy]:  # a copy, as in `held`
             try:
                 await self.save(entry)
             except StoreError:

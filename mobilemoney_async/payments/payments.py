@@ -11,6 +11,7 @@ from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments import queries
+from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Contradiction, Journal, JournalEntry
 from mobilemoney_async.payments.reconciler import Reconciler, query_for
 from mobilemoney_async.payments.reconciliation import adopt
@@ -23,7 +24,6 @@ from mobilemoney_async.payments.records import (
     is_stale,
     move,
 )
-from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.values import (
     refuse,
     require_identifier,
@@ -46,9 +46,9 @@ class PaymentBook:
         utcnow: The wall clock: returns an aware UTC datetime. None for that which all processes of the store share.
     """
 
-    def __init__(self, store: SQLStore, utcnow: Callable[[], datetime] | None = None) -> None:
-        self._store = account_store(store)
-        self._utcnow = self._store.database.wall_clock.utcnow if utcnow is None else utcnow
+    def __init__(self, store: AccountStore, utcnow: Callable[[], datetime] | None = None) -> None:
+        self._store = store
+        self._utcnow = store.database.wall_clock.utcnow if utcnow is None else utcnow
 
     async def get(self, key: str) -> PaymentRecord | None:
         """Return the payment of an idempotency key with its history, or None if the key was never used.
@@ -192,7 +192,7 @@ class Payments(PaymentBook):
         reconciler: Looks for unknown payments.
     """
 
-    def __init__(self, store: SQLStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
+    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
         super().__init__(store, pipeline.utcnow)
         self._pipeline = pipeline
         self._reconciler = reconciler

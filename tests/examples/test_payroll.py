@@ -16,6 +16,7 @@ import pytest
 
 from mobilemoney_async import PaymentState, SQLStore
 from mobilemoney_async.payments.payments import PaymentBook
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.support.processes import environment
 from tests.support.scale import soak
@@ -69,7 +70,7 @@ class Payroll:
 
     async def confirm_absent(self, said: str) -> int:
         """Do what the report says about absent payments, as a person who has looked; return how many there were."""
-        book = PaymentBook(SQLStore(self.store_url), lambda: self.sandbox.now)
+        book = PaymentBook(account_store(SQLStore(self.store_url)), lambda: self.sandbox.now)
         absent = await book.list(PaymentState.ABSENT)
         claimed = {record.transaction_id for record in await book.list()}
         for record in absent:

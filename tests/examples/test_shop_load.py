@@ -22,6 +22,7 @@ import pytest
 
 from mobilemoney_async import PaymentState, SQLStore
 from mobilemoney_async.payments.payments import PaymentBook
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.support.processes import environment, module_command
 from tests.support.scale import soak
@@ -184,7 +185,7 @@ class Shop:
     async def records(self) -> dict[str, tuple[PaymentState, str | None]]:
         """Return the state and the transaction of each payment in the store."""
         store = SQLStore(self.store_url)
-        records = await PaymentBook(store, lambda: self.sandbox.now).list()
+        records = await PaymentBook(account_store(store), lambda: self.sandbox.now).list()
         store.close()
         return {record.key: (record.state, record.transaction_id) for record in records}
 

@@ -19,7 +19,6 @@ import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.support.fakes import NOON
 
@@ -155,9 +154,7 @@ async def leave(client: AsyncClient) -> None:
     """Make it as if the process had died while its payments were on their way."""
     lost = "state = 'SENDING', transaction_id = NULL, acknowledgement = NULL, ended_at = NULL"
     assert client._store is not None
-    await account_store(client._store).database.write(
-        lambda each: each.exec_driver_sql(f"UPDATE mobilemoney_payments SET {lost}")
-    )
+    await client._store.database.write(lambda each: each.exec_driver_sql(f"UPDATE mobilemoney_payments SET {lost}"))
 
 
 def rows(url: str, statement: str) -> list[Any]:

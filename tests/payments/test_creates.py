@@ -107,7 +107,7 @@ async def test_the_same_key_gives_the_same_acknowledgement(store_url: str) -> No
         assert await create(client) == first
         world.sandbox.approve(first.transaction_id)
         assert client._store is not None
-        await account_store(client._store).database.write(
+        await client._store.database.write(
             lambda each: each.exec_driver_sql("UPDATE mobilemoney_payments SET state = 'FINAL', status = 'SUCCESS'")
         )
         assert await create(client) == first
@@ -590,7 +590,7 @@ async def test_whatever_the_service_says_is_recorded(store_url: str, text: str) 
         assert world.states() == ["UNKNOWN"]
         store = client._store
         assert store is not None
-        assert not account_store(store).unwritten
+        assert not store.unwritten
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["nul", "long", "beyond", "quoted", "blank"])
@@ -623,7 +623,7 @@ async def test_an_id_that_no_database_can_hold_is_no_usable_answer(store_url: st
             assert world.ids() == [answer.transaction_id]
         store = client._store
         assert store is not None
-        assert not account_store(store).unwritten
+        assert not store.unwritten
 
 
 async def test_a_store_error_says_that_nothing_was_sent(sqlite_file_url: str) -> None:

@@ -120,7 +120,7 @@ async def test_cancelled_while_it_waits_for_the_limiter(
         assert world.sent == 0
         assert await client.payments.list() == []
         assert client._store is not None
-        assert not account_store(client._store).locks.held()
+        assert not client._store.locks.held()
     await resume(world)
 
 

@@ -148,7 +148,7 @@ async def test_the_external_id_that_the_service_shows_is_found(store_url: str) -
         shown = attrs.evolve(await client.transactions.get(made.transaction_id), external_id="shop/1")
         ended = attrs.evolve(shown, status=TransactionStatus.FAILED)
         assert client._store is not None
-        await account_store(client._store).database.write(
+        await client._store.database.write(
             lambda each: Journal(each, "default").record_seen(ended, source=Source.POLL, at=world.utcnow())
         )
         assert [each.external_id for each in await client.payments.find("shop/1")] == ["shop/1"]

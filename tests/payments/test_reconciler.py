@@ -23,7 +23,6 @@ from mobilemoney_async import (
     StoreError,
     UnexpectedResponse,
 )
-from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.magic import ORDINARY
 from mobilemoney_async.sandbox.states import Kind
@@ -752,7 +751,7 @@ async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(sto
         assert second in record.history[-1].detail
         assert second in str(error)
         assert client._store is not None
-        assert not account_store(client._store).unwritten
+        assert not client._store.unwritten
         assert (await create(client)).transaction_id == first
 
 

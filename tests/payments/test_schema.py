@@ -169,7 +169,7 @@ async def test_a_database_of_version_1_is_brought_forward(store_url: str) -> Non
         _insert(connection, **final, key="order-3", transaction_id="tx-3", **nameless)
         _insert(connection, key="order-4")
     store = SQLStore(store_url)
-    book = PaymentBook(store, lambda: NOON)
+    book = PaymentBook(account_store(store), lambda: NOON)
     for name in ("tx-1", "REF-1", "order/7", "order-1"):
         assert [each.key for each in await book.find(name)] == ["order-1"], name
     assert (await book.find("order-1"))[0].external_id == "order/7"

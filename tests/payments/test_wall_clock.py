@@ -88,7 +88,7 @@ async def test_a_request_is_not_given_up_by_a_host_whose_clock_is_ahead(postgres
         assert await other.payments.reconcile() == []
         with pytest.raises(StoreError, match="on its way"):
             await other.payments.confirm_absent("order-1", note="I cannot see it")
-        book = PaymentBook(Host(+240).store(postgres_url))  # as the command line has it
+        book = PaymentBook(account_store(Host(+240).store(postgres_url)))  # as the command line has it
         with pytest.raises(StoreError, match="on its way"):
             await book.confirm_absent("order-1", note="I cannot see it")
         (record,) = await other.payments.unresolved()

@@ -16,6 +16,7 @@ import pytest
 
 from mobilemoney_async import PaymentRecord, SQLStore
 from mobilemoney_async.payments.payments import PaymentBook
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox
 from tests.support.processes import environment
 
@@ -113,7 +114,7 @@ def remembered(store: str) -> list[PaymentRecord]:
     async def look() -> list[PaymentRecord]:
         opened = SQLStore(store)
         try:
-            return await PaymentBook(opened, lambda: datetime.now(UTC)).list()
+            return await PaymentBook(account_store(opened), lambda: datetime.now(UTC)).list()
         finally:
             opened.close()
 
