@@ -182,24 +182,24 @@ class Reconciler:
 
     async def _list_once(self, query: dict[str, str | int], *, most_pages: float = math.inf) -> _ListedRows | None:
         """Return a full listing, or None if the list is too long or shows fewer transactions than it counts."""
-        walk, rows, dates = FullListing(), list[Transaction](), list[ClockSample]()
+        pages, rows, dates = FullListing(), list[Transaction](), list[ClockSample]()
         began_at, fewest = self._pipeline.utcnow(), math.inf
-        while walk.page is not None:
+        while pages.page is not None:
             sent_at = self._pipeline.utcnow()
-            asked = {"limit": PAGE_SIZE_MAX, **query, "page": walk.page}
+            asked = {"limit": PAGE_SIZE_MAX, **query, "page": pages.page}
             facts = AnswerFacts()
             page = await self._pipeline.call(LIST_TRANSACTIONS, query=asked, lane=Priority.LOOKUP, facts=facts)
             dates += self._date(facts, sent_at)
             if page.pagination.total_pages > most_pages:
                 return None
             fewest = min(fewest, page.pagination.total_count)
-            rows += walk.take(TransactionPage(transactions=page.transactions, pagination=page.pagination))
+            rows += pages.take(TransactionPage(transactions=page.transactions, pagination=page.pagination))
         if len(rows) < fewest:
             return None
         return _ListedRows(rows=tuple(rows), dates=tuple(dates), began_at=began_at, ended_at=self._pipeline.utcnow())
 
     def _date(self, facts: AnswerFacts, sent_at: datetime) -> list[ClockSample]:
-        """Return what an answer's Date header says, if it has one."""
+        """Return the service's time by an answer's Date header, if it has one."""
         shown = None if facts.date is None else read_date(facts.date)
         if shown is None:
             return []

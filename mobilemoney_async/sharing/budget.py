@@ -1,14 +1,14 @@
-"""One rate budget for many processes, as arithmetic over a row of text that they share.
+"""Rate budget of many processes, as arithmetic over a row of text that they share. Pure.
 
-A process that has somebody waiting *reserves*: it takes times from the bucket at which it may send, *slots*, and leaves
-the bucket, a little further on, to the next. The bucket is that of `calls.bucket`, so that all slots together keep both
-readings of the limit. Slots are handed out in their order and for the near future only (`HORIZON`): that bounds the
-number of transactions, and what a process takes with it when it dies.
+A process with requests in line *reserves*: it takes *slots* from the bucket, times at which it may send, and leaves the
+bucket to the next process. The bucket is that of `calls.bucket`, so that all slots together keep both readings of the
+limit. Slots are handed out in order and for the near future only (`HORIZON`): that bounds the number of transactions,
+and the slots that are lost when a process dies.
 
-Whose turn it is: whoever asked in vain is on record, by lane and since when. A slot belongs to the first lane of any
+Turns: the row records each process that got too few slots, by lane and time. A slot belongs to the first lane of any
 process, by the rule of the limiter; in that lane to the process that has waited for longest since its last turn. A turn
-is the slots of a fifth of a second, or one. Every process is told when to ask again: shortly before its next turn is
-due. One that has not come by then (it died, or is slow) is passed over, and nobody waits for it a second time.
+is the slots of a fifth of a second, or one. Every process gets the time to ask again: shortly before its next turn is
+due. One that has not asked by then (it died, or is slow) is skipped, and forgotten.
 
 All times are seconds of the store's clock; kept as whole microseconds, to which slots are rounded up.
 """
@@ -27,16 +27,16 @@ from mobilemoney_async.calls.bucket import Bucket, Past, patience
 from mobilemoney_async.contract.endpoints import Priority
 
 HORIZON = 0.25
-"""Seconds. How far ahead slots are reserved."""
+"""The time ahead for which slots are reserved, seconds."""
 
 LEAD = 0.05
-"""Seconds. How long before its turn is due a process asks."""
+"""The time before its turn is due at which a process asks, seconds."""
 
 # Seconds after which a process that missed its turn is forgotten.
 _GRACE = 1.0
-# Seconds after the next slot by which everybody who waits has asked again: those before them may have left.
+# Seconds after the next slot by which each waiting process has asked again: those before it may have left.
 _LONGEST = 5.0
-# Seconds. The shortest pause between two times of asking.
+# The shortest pause between two requests of a process for slots, seconds.
 _SHORTEST = 0.005
 # Seconds by which the clocks of one host's processes may differ. Beyond that the store's clock was set back.
 _CLOCKS_DIFFER = 1.0
@@ -45,7 +45,7 @@ _MICRO = 1_000_000
 
 @attrs.frozen(kw_only=True)
 class Limit:
-    """What the budget is: the arguments of `Bucket`."""
+    """Limit of the budget: the arguments of `Bucket`."""
 
     per_minute: float
     burst: int
@@ -53,11 +53,11 @@ class Limit:
     jitter: float
 
     def bucket(self) -> Bucket:
-        """Return a full one."""
+        """Return a full bucket."""
         return Bucket(per_minute=self.per_minute, burst=self.burst, window=self.window, jitter=self.jitter)
 
     def is_stricter_than(self, other: Limit) -> bool:
-        """Return whether this limit rather than the other is kept while both are asked for."""
+        """Return whether this limit is kept while processes ask for both."""
         return self._order() < other._order()
 
     def _order(self) -> tuple[float, ...]:
@@ -66,11 +66,11 @@ class Limit:
 
 @attrs.frozen
 class InLine:
-    """Who waits in one lane of a process.
+    """Requests that wait in one lane of a process.
 
     Attributes:
-        number: How many, at least 1.
-        waited: For how long the first of them has, seconds.
+        number: Their number, at least 1.
+        waited: The time for which the first of them has waited, seconds.
     """
 
     number: int
@@ -78,15 +78,15 @@ class InLine:
 
 
 @attrs.frozen(kw_only=True)
-class Request:
-    """What one process asks for.
+class ReservationRequest:
+    """Request of one process for slots.
 
     Attributes:
-        process: Its name, unlike any other's.
-        limit: What it takes the limit to be.
-        waiting: Who waits, by lane.
-        delay: How long after the transaction looked at the clock its slots can be used, seconds.
-        hold: For how long from now nobody is to send, seconds.
+        process: Its unique name.
+        limit: The limit that it was given.
+        waiting: Its requests in line, by lane.
+        delay: The time from the transaction's reading of the clock until its slots can be used, seconds.
+        hold: The time from now for which no process may send, seconds.
         unused: Slots of its own that passed without a request.
     """
 
@@ -100,14 +100,14 @@ class Request:
 
 @attrs.frozen(kw_only=True)
 class Reservation:
-    """What it gets.
+    """Slots that one process got.
 
     Attributes:
-        slots: When it may send, one request each, in order.
-        ask_again_at: When to ask for more, for those who got none; None where everybody got one.
-        unserved: The lanes of those.
-        turns: When each lane had its last turn, before these slots.
-        bucket: What is used of the budget, these slots included.
+        slots: The times at which it may send, one request each, in order.
+        ask_again_at: When to ask for more; None if each request in line got a slot.
+        unserved: The lanes of those that got none.
+        turns: The time of each lane's last turn, before these slots.
+        bucket: The used part of the budget, these slots included.
     """
 
     slots: Sequence[float]
@@ -117,19 +117,19 @@ class Reservation:
     bucket: Bucket
 
 
-def reserve(row: str | None, request: Request, now: float) -> tuple[str, Reservation]:
-    """Reserve slots, for as many of those who wait as there are slots in the near future.
+def reserve(row: str | None, request: ReservationRequest, now: float) -> tuple[str, Reservation]:
+    """Reserve slots, for as many requests in line as there are slots in the near future.
 
-    Processes should agree on the limit. Where they do not, the stricter one is kept until nobody has asked with it for
+    Processes should agree on the limit. If they do not, the stricter one is kept until no process has asked with it for
     the length of its window.
 
     Args:
-        row: What the last reservation of anybody left, or None.
-        request: What is asked for.
-        now: The time of the store, looked at when the row was locked.
+        row: The row after the last reservation of any process, or None.
+        request: The request.
+        now: The time of the store, read while the row was locked.
 
     Returns:
-        What to leave to the next, and the slots.
+        The row to write, and the slots.
     """
     budget = _Budget.read(row, request.limit)
     reservation = budget.reserve(request, now)
@@ -138,12 +138,12 @@ def reserve(row: str | None, request: Request, now: float) -> tuple[str, Reserva
 
 @attrs.define
 class _Line:
-    """Those of one process who wait in one lane.
+    """Requests of one process in one lane.
 
     Attributes:
-        number: How many.
-        since: When the first of them came, or the process had its last turn in this lane, whichever was later.
-        taken: How many slots it has had of its present turn.
+        number: Their number.
+        since: When the first of them came, or the process had its last turn in this lane, the later of both.
+        taken: The slots that it has had of its present turn.
     """
 
     number: int
@@ -153,10 +153,10 @@ class _Line:
 
 @attrs.define
 class _Process:
-    """A process in which somebody waits.
+    """Process with requests in line.
 
     Attributes:
-        due_at: When its turn is due, as far as it was known when it asked.
+        due_at: When its turn is due, as estimated when it asked.
         lines: By lane, none empty.
     """
 
@@ -166,15 +166,15 @@ class _Process:
 
 @attrs.define
 class _Budget:
-    """The row, read.
+    """Contents of the row.
 
     Attributes:
-        limit: Which is kept.
-        confirmed_at: When somebody last asked with that limit.
-        at: The latest time that was seen.
-        bucket: What is used.
-        turns: When each lane had its last turn.
-        processes: In which somebody waits.
+        limit: The limit that is kept.
+        confirmed_at: When a process last asked with that limit.
+        at: The latest time of the store that was read.
+        bucket: The used part of the budget.
+        turns: The time of each lane's last turn.
+        processes: Those with requests in line.
     """
 
     limit: Limit
@@ -184,7 +184,7 @@ class _Budget:
     turns: dict[Priority, float] = attrs.field(factory=dict)
     processes: dict[str, _Process] = attrs.field(factory=dict)
 
-    def reserve(self, request: Request, now: float) -> Reservation:
+    def reserve(self, request: ReservationRequest, now: float) -> Reservation:
         now = self._follow_clock(now)
         self._agree(request.limit, now)
         if request.hold > 0:
@@ -207,7 +207,7 @@ class _Budget:
         )
 
     def _follow_clock(self, now: float) -> float:
-        """Return a time that is never before one seen: after a reboot, or when a clock was set back, move the past."""
+        """Return a time that never goes back: after a reboot, or if a clock was set back, the past moves along."""
         back = self.at - now
         if back <= 0:
             self.at = now
@@ -218,19 +218,20 @@ class _Budget:
     def _move(self, by: float) -> None:
         past = self.bucket.dump()
         self.bucket.load(
-            past._replace(
+            Past(
                 grants=[_round_up(each + by) for each in past.grants],
                 made_up=[each + by for each in past.made_up],
                 held_until=past.held_until + by,
+                taken=past.taken,
             )
         )
         self.at += by
         self.confirmed_at += by
         self.turns = {lane: at + by for lane, at in self.turns.items()}
-        self.processes.clear()  # they ask anew
+        self.processes.clear()  # they ask again
 
     def _agree(self, limit: Limit, now: float) -> None:
-        """Settle which limit is kept."""
+        """Choose the limit that is kept."""
         if limit != self.limit:
             if not (limit.is_stricter_than(self.limit) or now > self.confirmed_at + self.limit.window):
                 return
@@ -238,11 +239,11 @@ class _Budget:
             self.limit, self.bucket = limit, limit.bucket()
             for at in past.grants:
                 self.bucket.take(at)
-            # How much the service's bucket holds under the other limit is not known: at the worst, nothing.
+            # The contents of the service's bucket under the other limit are unknown: at the worst, nothing.
             self.bucket.hold(max(now, past.held_until))
         self.confirmed_at = now
 
-    def _enter(self, request: Request, now: float) -> _Process:
+    def _enter(self, request: ReservationRequest, now: float) -> _Process:
         before = self.processes.get(request.process)
         lines: dict[Priority, _Line] = {}
         for lane, waiting in request.waiting.items():
@@ -278,15 +279,15 @@ class _Budget:
         return slots
 
     def _turn(self) -> int:
-        """Return how many slots a turn is."""
+        """Return the number of slots in a turn."""
         return max(1, int((HORIZON - LEAD) * self.limit.per_minute / 60))
 
     def _next_slot(self, earliest: float) -> float:
-        """Return when the next slot is; never before one that was handed out."""
+        """Return the time of the next slot; never before one that was handed out."""
         return _round_up(max(earliest, self.bucket.ready_at(), self.bucket.last_at()))
 
     def _whose_turn(self, at: float) -> tuple[Priority, str]:
-        """Return the lane that a slot belongs to, and the process."""
+        """Return the lane and the process that a slot belongs to."""
         firsts: dict[Priority, tuple[float, str]] = {}
         for name, process in self.processes.items():
             for lane, line in process.lines.items():
@@ -296,7 +297,7 @@ class _Budget:
         return lane, firsts[lane][1]
 
     def _overdue_at(self, lane: Priority, since: float) -> float:
-        """Return from when on a lane goes before all others."""
+        """Return the time from which a lane goes before all others."""
         return max(since, self.turns.get(lane, -math.inf)) + patience(self.limit.per_minute)[lane]
 
     def _next_turn(self, name: str, own: _Process, now: float, lead: float) -> float:
@@ -309,11 +310,11 @@ class _Budget:
         ask_at = min(due_at - lead, slot + _LONGEST)
         _, first = self._whose_turn(slot)
         if first != name:
-            ask_at = max(ask_at, self.processes[first].due_at)  # the slot is ours if nobody has come by then
+            ask_at = max(ask_at, self.processes[first].due_at)  # the slot is ours if that one has not asked by then
         return max(ask_at, now + _SHORTEST)
 
     def _slots_before(self, name: str, own: _Process) -> int:
-        """Return how many slots others have before this process: a turn each at most, much may have changed then."""
+        """Return the number of slots before this process: at most a turn for each other, since much may change."""
         lane = min(own.lines)
         rank = (own.lines[lane].since, name)
         before = 0
@@ -381,7 +382,7 @@ class _Budget:
 
 
 def _micros(at: float) -> int:
-    """Return a time in microseconds, none earlier; what is on the grid stays there."""
+    """Return a time in microseconds, rounded up; a time on the grid stays there."""
     nearest = round(at * _MICRO)
     return nearest if nearest / _MICRO >= at else nearest + 1
 
@@ -391,7 +392,7 @@ def _round_up(at: float) -> float:
 
 
 def _steps(times: Sequence[float]) -> list[int]:
-    """Return times as the first and the distances: a third of the text."""
+    """Return times as the first and the distances, which takes a third of the text."""
     micros = [_micros(at) for at in times]
     return micros[:1] + [later - sooner for sooner, later in pairwise(micros)]
 

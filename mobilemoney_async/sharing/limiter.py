@@ -1,10 +1,13 @@
-"""The rate limiter of a process that shares its merchant's budget with others, through the store.
+"""Rate limiter of a process that shares its merchant's budget with others, through the store.
 
-Who owns what: the row in the database owns the budget, and `budget.reserve` changes it; `Reservations` holds what this
-process has reserved and not used; lanes and timekeeper are those of `RateLimiter`. Only the timekeeper asks the
-database, so a process has one reservation under way at most, and none while nobody waits.
+Owners of state: the row in the database owns the budget, and `budget.reserve` changes it; `Reservations` holds the
+reserved slots of this process that are not used yet; lanes and timekeeper are those of `LaneQueue`.
 
 Invariant: a slot is used by one request, within `_slack` of its time, or by none.
+
+Critical section: only the timekeeper asks the database, so a process has at most one transaction under way, and none
+while no request waits. During it other tasks may join and leave the queue, and call `hold`. Other processes wait for
+the row's lock, which is held from the first statement to the commit.
 """
 
 from __future__ import annotations
@@ -27,17 +30,22 @@ from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import budgets
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.sharing.budget import InLine, Limit, Request, Reservation, reserve
+from mobilemoney_async.sharing.budget import InLine, Limit, Reservation, ReservationRequest, reserve
 from mobilemoney_async.values import require_seconds
 
 _ASK_AT_ONCE = -math.inf
 
 
+def share_limiter(store: AccountStore, limiter: Limiter) -> Limiter:
+    """Return the limiter of all processes of a store. One that is shared already, or a caller's own, stays as it is."""
+    return SharedLimiter(limiter, store.database, store.account) if isinstance(limiter, RateLimiter) else limiter
+
+
 class Reservations:
-    """The places that were reserved, in place of a bucket. Times are those of the event loop, where not said otherwise.
+    """Reserved slots, in place of a bucket. Times are those of the event loop, unless stated otherwise.
 
     Args:
-        fleet: What all processes have used, at first.
+        fleet: The budget used by all processes, at first.
         slack: How late a slot may be used, seconds.
         clock: Returns the time.
     """
@@ -51,10 +59,10 @@ class Reservations:
         self._last = 0.0
         self.unused: list[float] = []  # of the store's clock
         self.held_until: float | None = None
-        """The end of a hold that the store does not know yet."""
+        """The end of a hold that is not in the store yet, or None."""
 
     def ready_at(self) -> float:
-        """Return the time of the next slot, or infinity. What is too old to be used is put aside."""
+        """Return the time of the next slot, or infinity. Slots that are too old to be used are set aside."""
         if self._slots:
             oldest = self._clock() - self._offset - self._slack
             while self._slots and self._slots[0] < oldest:
@@ -62,7 +70,7 @@ class Reservations:
         return self._slots[0] + self._offset if self._slots else math.inf
 
     def fleet_ready_at(self) -> float:
-        """Return when the next place of anybody is, as of the last reservation."""
+        """Return the time of the next place of any process, as of the last reservation."""
         if self.held_until is not None:
             return math.inf
         return max(self._fleet.ready_at(), self._fleet.last_at()) + self._offset
@@ -76,55 +84,48 @@ class Reservations:
         self._slots.appendleft(self._last)
 
     def hold(self, until: float) -> None:
-        """Drop what was reserved, and remember to tell the store."""
+        """Drop the reserved slots, and keep the hold for the store."""
         self._slots.clear()
         self.held_until = until if self.held_until is None else max(until, self.held_until)
 
     def usage(self, now: float) -> Usage:
-        """Return how much all processes have used, as of the last reservation."""
+        """Return the part of the limit that all processes have used, as of the last reservation."""
         return self._fleet.usage(now - self._offset)
 
     def put(self, reservation: Reservation, offset: float) -> None:
-        """Note a reservation; `offset` makes times of the store into times of the loop."""
+        """Add a reservation. Adding `offset` to a time of the store gives one of the loop."""
         self._offset = offset
         self._fleet = reservation.bucket
         self._slots.extend(reservation.slots)
 
 
-def share_limiter(store: AccountStore, limiter: Limiter) -> Limiter:
-    """Return the limiter of all processes of a store. A limiter that is shared, or the caller's own, stays."""
-    if not isinstance(limiter, RateLimiter):
-        return limiter
-    return SharedLimiter(limiter, store.database, store.account)
-
-
 class SharedLimiter:
-    """Paces the requests of one merchant from all processes that use one store, together under one limit.
+    """Rate limiter of one merchant for all processes that use one store, together under one limit.
 
-    What `RateLimiter` promises, it promises of all of them, as far as the following goes:
+    It makes the promises of `RateLimiter` for all of them, with these differences:
 
-    - A request costs a transaction, or a part of one: slots are reserved for all who wait, for a quarter of a second
-      ahead. For so long a payment may wait behind what another process has reserved for a lower lane.
+    - A request costs a transaction, or a part of one: slots are reserved for all requests in line, for a quarter of a
+      second ahead. For so long a payment may wait behind slots that another process has reserved for a lower lane.
     - Among processes that wait in one lane each gets its turn.
-    - A hold is told to the others with this process's next reservation, at once where somebody waits here; they learn
-      of it with theirs, and may send what they have reserved.
-    - What a process has reserved when it dies is not used: at most a quarter of a second of the limit.
+    - A hold reaches the store with this process's next reservation, at once if a request waits here; the others get it
+      with theirs, and may use the slots that they have reserved.
+    - Slots that a process has reserved when it dies are lost: at most a quarter of a second of the limit.
 
     Args:
-        limiter: The limit. Processes should agree on it. Where they do not, the stricter one is kept until nobody has
+        limiter: The limit. Processes should agree on it. If they do not, the stricter one is kept until no process has
             used it for the length of its window.
         database: The store's.
-        account: Whose budget it is.
+        account: The account that the budget belongs to.
 
-    `acquire` raises `StoreError` where the store cannot be reached: nothing was sent. So does every other `acquire` of
+    `acquire` raises `StoreError` if the store cannot be reached: nothing was sent. So does every other `acquire` of
     this process that is in line then; the next one asks the store again.
     """
 
     def __init__(self, limiter: RateLimiter, database: Database, account: str) -> None:
         self._database = database
         self._account = account
-        # A slot is a time that was fixed before, where a bucket counts the request when it really goes. How late it may
-        # be used comes on top of the jitter, which is about what happens on the way.
+        # A slot is a time fixed in advance, while a bucket counts the request when it is really sent. The permitted
+        # delay comes on top of the jitter, which covers the way to the service.
         self._slack = min(0.1, 0.05 * limiter.burst * 60 / limiter.per_minute)
         self._limit = Limit(
             per_minute=limiter.per_minute,
@@ -142,15 +143,15 @@ class SharedLimiter:
         self._delay = 0.0
 
     def has_capacity(self) -> bool:
-        """Return whether a request could go now without waiting, but for the store, as of the last reservation."""
+        """Return whether a request could go now, waiting for the store only, as of the last reservation."""
         return not self._queue.length and min(self._slots.ready_at(), self._slots.fleet_ready_at()) <= self._now()
 
     def usage(self) -> Usage:
-        """Return how much of the limit all processes have used of late, as of the last reservation."""
+        """Return the part of the limit that all processes have used of late, as of the last reservation."""
         return self._slots.usage(self._now())
 
     def hold(self, seconds: float) -> None:
-        """Grant nothing for a while, in any process; see the class for when the others learn of it.
+        """Grant nothing for a while, in any process; see the class for when it reaches the others.
 
         Args:
             seconds: From now on, at least 0. A shorter hold does not end a longer one.
@@ -166,7 +167,7 @@ class SharedLimiter:
 
         Args:
             priority: The lane.
-            ahead: Whether to go to the head of the lane: for what those who wait there depend on.
+            ahead: Whether to go to the head of the lane: for a request that those in line depend on.
 
         Raises:
             StoreError: The store failed, or cannot be reached; nothing was used up.
@@ -181,7 +182,7 @@ class SharedLimiter:
         return self._queue.now()
 
     def _look_again(self) -> None:
-        """Ask the store as soon as there is no slot left: what it was told last has changed."""
+        """Ask the store as soon as there is no slot left: the last request is outdated."""
         self._ask_at = _ASK_AT_ONCE
         self._is_outdated = True
         if self._queue.length and not self._is_asking and self._slots.ready_at() == math.inf:
@@ -193,7 +194,7 @@ class SharedLimiter:
         elif self._ask_at > now:
             await anyio.sleep(self._ask_at - now)
         else:
-            await checkpoint()  # whoever comes in the same moment is asked for too
+            await checkpoint()  # requests that come in the same moment are included
             self._is_asking = True
             try:
                 await self._ask()
@@ -202,16 +203,17 @@ class SharedLimiter:
                 raise
             finally:
                 self._is_asking = False
-            await checkpoint_if_cancelled()  # before a slot goes to one who left meanwhile
+            await checkpoint_if_cancelled()  # before a slot goes to a request that has left
 
     async def _ask(self) -> None:
         request = self._request(self._now())
         self._is_outdated = False
         held_until = self._slots.held_until
         reservation, seen_at, offset = await self._reserve(request)
-        # From here to the end nothing waits, so that no cancellation loses a slot.
+        # No await from here to the end: a cancellation cannot lose a slot.
         now = self._now()
         if self._slots.held_until != held_until:
+            # A hold came during the transaction: these slots are before its end.
             reservation = attrs.evolve(reservation, slots=())
         else:
             self._slots.held_until = None
@@ -219,14 +221,14 @@ class SharedLimiter:
         self._slots.put(reservation, offset)
         for priority, at in reservation.turns.items():
             self._queue.note_turn(priority, at + offset)
-        # Slots are to lie so far ahead that they are not over when they are here.
+        # Slots must be so far ahead that they are still to come when this process has them.
         self._delay = max(0.0, now - (seen_at + offset) - self._slack / 2, 0.9 * self._delay)
         self._on_record = reservation.unserved
         again = reservation.ask_again_at
         self._ask_at = _ASK_AT_ONCE if again is None or self._is_outdated else again + offset
 
-    async def _reserve(self, request: Request) -> tuple[Reservation, float, float]:
-        """Return what the store gives, its time then, and what to add to its times to get those of the loop."""
+    async def _reserve(self, request: ReservationRequest) -> tuple[Reservation, float, float]:
+        """Return the reservation, the store's time, and the seconds to add to that to get the loop's."""
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[Reservation, float]:
             row = _locked_row(connection, self._account)
@@ -238,9 +240,9 @@ class SharedLimiter:
         (reservation, seen_at), offset = await self._database.timed(work)
         return reservation, seen_at, offset
 
-    def _request(self, now: float) -> Request:
+    def _request(self, now: float) -> ReservationRequest:
         held_until = self._slots.held_until
-        return Request(
+        return ReservationRequest(
             process=f"{self._name}-{os.getpid()}",
             limit=self._limit,
             waiting={priority: InLine(line.length, now - line.since) for priority, line in self._queue.lines().items()},
@@ -250,7 +252,7 @@ class SharedLimiter:
         )
 
     def _fail(self, error: StoreError) -> None:
-        """Let everybody in line have the error, each its own: the next in line would ask in vain, as long as this."""
+        """End the wait of all requests in line with the error: the next one would wait for the store just as long."""
         self._on_record = frozenset()
         self._queue.fail(error)
 

@@ -12,7 +12,7 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.database.clock import LONGEST, Lease
+from mobilemoney_async.database.clock import LONGEST
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
@@ -55,12 +55,10 @@ class _Turn:
 
 @attrs.frozen(kw_only=True)
 class _Read:
-    """Result of one turn: the lease, the numbers of the latest messages, and the messages."""
+    """Result of one turn: the row of the lease, the end of the lease by the store's clock, and the messages."""
 
-    lease: Lease
+    row: LeaseRow
     ends_at: float | None
-    told: int
-    followed: int
     news: list[News]
     changes: list[Followed]
 
@@ -123,18 +121,18 @@ class StoreFleet:
 
         # A final state that the poller hands out afterwards must not be lost with the machine's power.
         is_final = any(each.is_ending for each in told.news)
-        # The fields change only after the commit. A turn that is cancelled here may be committed all the same: the
-        # next one sends the same messages again, which changes nothing.
+        # The fields change only after the commit. If this task is cancelled here, the turn may be committed all the
+        # same: the caller then sends the same messages again, as `Fleet` allows.
         read, self._clock_offset = await self.database.timed(work, durable=is_final)
-        holds = read.lease.holder == self.follower
-        self._epoch = read.lease.epoch if holds else None
-        self._told = read.told
-        self._followed = read.followed
+        lease = read.row.lease
+        holds = lease.holder == self.follower
+        self._epoch = lease.epoch if holds else None
+        self._told, self._followed = read.row.told, read.row.followed
         if not turn.is_tidy and holds:
             self._tidied_at = now
         return Incoming(
             holds=holds,
-            epoch=read.lease.epoch,
+            epoch=lease.epoch,
             lease_ends_at=None if holds or read.ends_at is None else read.ends_at + self._clock_offset,
             news=read.news,
             followed=read.changes,
@@ -210,14 +208,7 @@ class StoreFleet:
         if has_messages:
             kind = _NEWS if row.told != told_before else _FOLLOWED
             tables.notify(journal, self._channel, kind + self.follower)
-        return _Read(
-            lease=row.lease,
-            ends_at=row.lease.ends_at(now),
-            told=row.told,
-            followed=row.followed,
-            news=news,
-            changes=changes,
-        )
+        return _Read(row=row, ends_at=row.lease.ends_at(now), news=news, changes=changes)
 
     def _lead(self, journal: Journal, row: LeaseRow, turn: _Turn, ahead: timedelta) -> list[Followed]:
         """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async import Priority
-from mobilemoney_async.sharing.budget import HORIZON, InLine, Limit, Request, Reservation, reserve
+from mobilemoney_async.sharing.budget import HORIZON, InLine, Limit, Reservation, ReservationRequest, reserve
 from tests.calls.test_bucket import StrictService
 from tests.support.scale import examples
 
@@ -43,7 +43,7 @@ class Row:
         delay: float = 0.0,
     ) -> Reservation:
         """Ask for some in one lane."""
-        request = Request(
+        request = ReservationRequest(
             process=process,
             limit=limit,
             waiting={lane: InLine(number, waited)},
@@ -113,7 +113,7 @@ class Fleet:
 
     def _ask(self, member: Member, now: float) -> None:
         self.asked += 1
-        request = Request(
+        request = ReservationRequest(
             process=member.name,
             limit=self.limit,
             waiting={member.lane: InLine(member.number, now - member.waiting[0])},

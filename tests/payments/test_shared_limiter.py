@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from mobilemoney_async import Priority, RateLimiter, StoreError
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.sandbox.behaviour import RateLimit
-from mobilemoney_async.sharing.budget import Request, Reservation, reserve
+from mobilemoney_async.sharing.budget import Reservation, ReservationRequest, reserve
 from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
@@ -69,7 +69,7 @@ class OnPaper(SharedLimiter):
         self.row = row
         self.latency = latency
 
-    async def _reserve(self, request: Request) -> tuple[Reservation, float, float]:
+    async def _reserve(self, request: ReservationRequest) -> tuple[Reservation, float, float]:
         with anyio.CancelScope(shield=True):  # as a worker thread is
             await anyio.sleep(self.latency / 2)
             self.row.asked += 1
