@@ -145,11 +145,11 @@ class Fleet(Protocol):
     listening_poll: float
     linger: float
 
-    async def turn(self, told: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
+    async def turn(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
         """Exchange all messages, in one transaction.
 
         Args:
-            told: The messages to send.
+            outgoing: The messages to send.
             wants_lease: Whether to take the lease if it is free, and to keep it. A lease that is not wanted any more is
                 kept nevertheless while there is something in `Incoming.followed`.
             wanted: The payments whose news to return. Read from another thread.

@@ -148,14 +148,14 @@ def read_news(
 
 
 def write_followed(
-    journal: Journal, row: LeaseRow, told: Outgoing, *, follower: str, at: datetime, ahead: timedelta
+    journal: Journal, row: LeaseRow, outgoing: Outgoing, *, follower: str, at: datetime, ahead: timedelta
 ) -> list[News]:
     """Write the payments that a poller follows, and those that it no longer follows.
 
     Args:
         journal: Writing.
         row: The row that was locked.
-        told: The poller's message.
+        outgoing: The poller's message.
         follower: The poller.
         at: Now, by the clock of its host.
         ahead: How far the store's clock is ahead of that one.
@@ -163,15 +163,15 @@ def write_followed(
     Returns:
         The final states that are known already. These payments are not followed.
     """
-    known = _known_finals(journal, list(told.tracked))
-    unknown = {number: each for number, each in told.tracked.items() if number not in known}
-    if not (unknown or told.withdrawn or told.hinted):
+    known = _known_finals(journal, list(outgoing.tracked))
+    unknown = {number: each for number, each in outgoing.tracked.items() if number not in known}
+    if not (unknown or outgoing.withdrawn or outgoing.hinted):
         return list(known.values())
     row.followed += 1
     number, connection = row.followed, journal.connection
     own = (followed.c.account == journal.account, followed.c.follower == follower)
     changes: dict[str, Any] = {"number": number, "until": at - _LONG_AGO}
-    for ids in _chunks(told.withdrawn):
+    for ids in _chunks(outgoing.withdrawn):
         connection.execute(followed.update().where(*own, followed.c.transaction_id.in_(ids)).values(changes))
     for ids in _chunks(unknown):
         connection.execute(followed.delete().where(*own, followed.c.transaction_id.in_(ids)))
@@ -179,7 +179,7 @@ def write_followed(
         rows = [_followed_values(journal.account, each, number, ahead) for each in unknown.values()]
         connection.execute(followed.insert(), rows)
     changes = {"number": number, "hinted": number}
-    for ids in _chunks(told.hinted):
+    for ids in _chunks(outgoing.hinted):
         connection.execute(followed.update().where(*own, followed.c.transaction_id.in_(ids)).values(changes))
     return list(known.values())
 

@@ -39,14 +39,14 @@ class _Turn:
     """One turn of a poller, inside its transaction.
 
     Attributes:
-        told: The poller's message.
+        outgoing: The poller's message.
         wants_lease: Whether it wants the lease.
         wanted: The payments that it wants news of, or None for no news.
         at: Now, by the host's clock.
         is_tidy: Whether old rows need not be deleted yet.
     """
 
-    told: Outgoing
+    outgoing: Outgoing
     wants_lease: bool
     wanted: Container[str] | None
     at: datetime
@@ -105,11 +105,11 @@ class StoreFleet:
         self._clock_offset = 0.0
         self._tidied_at = -_TIDY
 
-    async def turn(self, told: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
+    async def turn(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
         """Send and receive all messages, in one transaction; see `Fleet.turn`."""
         now = anyio.current_time()
         turn = _Turn(
-            told=told,
+            outgoing=outgoing,
             wants_lease=wants_lease,
             wanted=wanted if reads_on else None,
             at=self._utcnow(),
@@ -120,7 +120,7 @@ class StoreFleet:
             return self._take_turn(Journal(connection, self._account), clock, turn)
 
         # A final state that the poller hands out afterwards must not be lost with the machine's power.
-        is_final = any(each.is_ending for each in told.news)
+        is_final = any(each.is_ending for each in outgoing.news)
         # The fields change only after the commit. If this task is cancelled here, the turn may be committed all the
         # same: the caller then sends the same messages again, as `Fleet` allows.
         read, self._clock_offset = await self.database.timed(work, durable=is_final)
@@ -196,11 +196,11 @@ class StoreFleet:
             row.lease = before.taken(self.follower, now, self.ttl)
         is_holder = row.lease.holder == self.follower
         # News first: payments that it ends are then not among the changes, or known.
-        tables.write_news(journal, row, turn.told.news, at=turn.at, is_holder=is_holder)
-        news = tables.write_followed(journal, row, turn.told, follower=self.follower, at=turn.at, ahead=ahead)
+        tables.write_news(journal, row, turn.outgoing.news, at=turn.at, is_holder=is_holder)
+        news = tables.write_followed(journal, row, turn.outgoing, follower=self.follower, at=turn.at, ahead=ahead)
         if turn.wanted is not None:
             after = told_before if self._told is None else self._told
-            news += tables.read_news(journal, after=after, wanted=turn.wanted, but_no_refusals_of=turn.told.tracked)
+            news += tables.read_news(journal, after=after, wanted=turn.wanted, but_no_refusals_of=turn.outgoing.tracked)
         changes = self._lead(journal, row, turn, ahead) if is_holder else []
         has_messages = (row.told, row.followed) != (told_before, followed_before)
         if has_messages or row.lease != before:

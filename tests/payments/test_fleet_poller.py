@@ -94,14 +94,14 @@ class Watched(StoreFleet):
         if self.is_away or self.is_dead:
             raise StoreError("the store failed: away", outcome="not_sent")
 
-    async def turn(self, told: Outgoing, **options: Any) -> Incoming:
+    async def turn(self, outgoing: Outgoing, **options: Any) -> Incoming:
         if self.is_dead:
             await anyio.sleep_forever()
         self._check()
-        self.turns.append(told)
-        learned = await super().turn(told, **options)
-        self.held = learned.holds
-        return learned
+        self.turns.append(outgoing)
+        incoming = await super().turn(outgoing, **options)
+        self.held = incoming.holds
+        return incoming
 
     async def peek(self) -> Peek:
         self._check()
