@@ -18,6 +18,13 @@ def postgres_server() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture
+def crashing_server() -> Iterator[Postgres]:
+    """A server of the test's own."""
+    with postgres() as server:
+        yield server
+
+
 def _postgres_url(request: pytest.FixtureRequest) -> str:
     server: Postgres = request.getfixturevalue("postgres_server")
     return server.new_database() if request.node.get_closest_marker("new_database") else server.shared_database()

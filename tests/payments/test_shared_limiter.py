@@ -464,16 +464,16 @@ async def test_accounts_have_budgets_of_their_own(store_url: str) -> None:
 @pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-async def test_a_server_that_crashes_forgets_no_request(postgres_server: Postgres) -> None:
+async def test_a_server_that_crashes_forgets_no_request(crashing_server: Postgres) -> None:
     """When PostgreSQL is back a second after a crash, the requests just before count, and no second burst follows."""
-    url = postgres_server.new_database()
+    url = crashing_server.new_database()
     limit = RateLimiter(window=3600)
     with contextlib.closing(Database(url)) as one, contextlib.closing(Database(url)) as other:
-        with postgres_server.writing_late(), anyio.fail_after(2 * PATIENCE):
+        with crashing_server.writing_late(), anyio.fail_after(2 * PATIENCE):
             limiter = SharedLimiter(limit, one, "merchant")
             for _ in range(5):
                 await limiter.acquire()
-            await anyio.to_thread.run_sync(postgres_server.crash)
+            await anyio.to_thread.run_sync(crashing_server.crash)
             limiter = SharedLimiter(limit, other, "merchant")
             await limiter.acquire()
     assert limiter.usage().granted == 6
