@@ -62,7 +62,7 @@ class ListModel:
 
     @property
     def has_strangers(self) -> bool:
-        """Whether others add rows, so that places are known only roughly."""
+        """True if others add rows, so that places are known only roughly."""
         return self._strangers > _FEW_STRANGERS
 
     def add_own(self, now: float) -> float:
@@ -148,7 +148,7 @@ def _is_newest_first(rows: Sequence[Transaction]) -> bool | None:
 
 
 class ListFreshness:
-    """How far pages lag behind lookups. A final state is believed wherever it is shown, an open one may be old.
+    """Delay of pages behind lookups. A final state is believed wherever it is shown, an open one may be old.
 
     Attributes:
         missing: The time for which a new payment is missing from the list, an estimate in seconds.
@@ -170,7 +170,7 @@ class ListFreshness:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether to look a payment up that pages show open: pages that should have shown an ending did not."""
+        """True if pages that should have shown an ending did not: a payment that they show open is then looked up."""
         return self._unshown >= (_TRUST if self._is_proven else _DOUBT)
 
     def saw_page(self, sent_at: float, *, ended: int, expected: float) -> None:

@@ -1,14 +1,14 @@
-"""What became of payments, handed to whoever reads.
+"""Outcomes of tracked payments: the stream for readers, the waiters of single payments, and the poller's metrics.
 
-Outcomes form a chain, each with a link to the next. A reader holds the link it has come to, and the chain the one that
-nobody has read beyond, so that what everybody has read is freed by itself, and what nobody has read yet waits for the
-next reader.
+Outcomes form a chain, each with a link to the next. A reader holds its latest link, and the chain holds the first link
+that is unread. So outcomes that all readers have are freed by themselves, and unread ones wait for the next reader.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from typing import Self
+from typing import Literal, Self
 
 import anyio
 import anyio.lowlevel
@@ -16,19 +16,33 @@ import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.events import (
+    Handler,
+    PaymentFinal,
+    PaymentFollowed,
+    PaymentGivenUp,
+    PollerAsked,
+    PollerClosed,
+    emit,
+)
+from mobilemoney_async.polling.scoring import Page, Request
+from mobilemoney_async.polling.sharing import News
+from mobilemoney_async.values import refuse
 
 UNREAD = 10_000
-"""How many outcomes wait for a reader at most, where nobody reads; beyond it the oldest are dropped."""
+"""Outcomes that wait for a reader, or for a late `wait`, at most; beyond that the oldest are dropped."""
+# Final states over which the lag is averaged.
+_LAGS = 50
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What became of one payment that was followed.
+    """Result of one tracked payment.
 
     Attributes:
-        transaction_id: Which.
-        transaction: In its final state, whichever that is: look at ``succeeded``. None where it was not reached.
-        error: Why it was not: `WaitTimeout` with the transaction as last seen, `TransactionNotFound` or
+        transaction_id: The payment.
+        transaction: In its final state, whichever that is: look at ``succeeded``. None if it was not reached.
+        error: The reason for that: `WaitTimeout` with the transaction as last seen, `TransactionNotFound` or
             `InvalidTransactionId`. Otherwise None.
     """
 
@@ -38,7 +52,7 @@ class Outcome:
 
 
 class _Link:
-    """One outcome, once it is there."""
+    """Place of one outcome, before and after it arrives."""
 
     __slots__ = ("next", "number", "outcome")
 
@@ -48,56 +62,60 @@ class _Link:
         self.next: _Link | None = None
 
 
-class Outcomes:
-    """All outcomes in their order, from the first that nobody has read.
+class OutcomeStream:
+    """All outcomes in their order, from the first unread one.
 
     Args:
-        is_idle: Whether nothing is pending.
+        is_idle: Returns whether nothing is pending.
     """
 
     def __init__(self, is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
-        self._end = self._frontier = _Link(0)
-        self._news = anyio.Event()
+        self._end = self._unread = _Link(0)
+        self._changed = anyio.Event()
         self._is_closed = False
 
     def add(self, outcome: Outcome) -> None:
-        """Hand on an outcome."""
+        """Add an outcome."""
         link = self._end
         link.outcome = outcome
         self._end = link.next = _Link(link.number + 1)
-        if self._end.number - self._frontier.number > UNREAD and self._frontier.next is not None:
-            self._frontier = self._frontier.next
-        self.wake()
+        if self._end.number - self._unread.number > UNREAD and self._unread.next is not None:
+            self._unread = self._unread.next
+        self._wake()
 
     def close(self) -> None:
-        """Let the readers end once they have read everything."""
+        """End the readers once they have read everything."""
         self._is_closed = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Let the readers look whether anything is left to wait for."""
-        self._news.set()
-        self._news = anyio.Event()
+        self._wake()
 
     def read(self, *, forever: bool) -> AsyncIterator[Outcome]:
-        """Return a reader, which begins with the first outcome that nobody has read."""
-        return _Reader(self, self._frontier, forever=forever)
+        """Return a reader, which begins with the first unread outcome."""
+        return _Reader(self, self._unread, forever=forever)
 
     async def after(self, link: _Link, *, forever: bool) -> _Link | None:
-        """Return the link after one whose outcome is there, waiting for it; None where there will be none."""
+        """Wait for the outcome of a link, and return the next link; None if there will be none.
+
+        A cancelled call changes nothing: the reader's position moves only after it returns.
+        """
         while link.next is None:
             if self._is_closed or (self._is_idle() and not forever):
                 return None
-            await self._news.wait()
-        if link.next.number > self._frontier.number:
-            self._frontier = link.next
+            # `add` may run before this task wakes, even several times: the loop looks again.
+            await self._changed.wait()
+        if link.next.number > self._unread.number:
+            self._unread = link.next
         return link.next
+
+    def _wake(self) -> None:
+        # Each event is set once: readers that wait hold the old one.
+        self._changed.set()
+        self._changed = anyio.Event()
 
 
 class _Reader:
-    def __init__(self, outcomes: Outcomes, link: _Link, *, forever: bool) -> None:
-        self._outcomes = outcomes
+    def __init__(self, stream: OutcomeStream, link: _Link, *, forever: bool) -> None:
+        self._stream = stream
         self._link = link
         self._forever = forever
 
@@ -106,9 +124,181 @@ class _Reader:
 
     async def __anext__(self) -> Outcome:
         await anyio.lowlevel.checkpoint()
-        after = await self._outcomes.after(self._link, forever=self._forever)
+        after = await self._stream.after(self._link, forever=self._forever)
         if after is None:
             raise StopAsyncIteration
         outcome, self._link = self._link.outcome, after
         assert outcome is not None
         return outcome
+
+
+class _Waiter:
+    """Tasks that wait for one payment."""
+
+    __slots__ = ("ended", "number", "outcome")
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.outcome: Outcome | None = None
+        self.number = 0
+
+
+class Waiters:
+    """Tasks that wait for single payments, and the latest 10,000 outcomes for later ones."""
+
+    def __init__(self) -> None:
+        self._latest: OrderedDict[str, Outcome] = OrderedDict()
+        self._waiters: dict[str, _Waiter] = {}
+
+    def latest(self, transaction_id: str) -> Outcome | None:
+        """Return the outcome of a payment, if it came lately."""
+        return self._latest.get(transaction_id)
+
+    def forget(self, transaction_id: str) -> None:
+        """Forget the outcome of a payment that is tracked again."""
+        self._latest.pop(transaction_id, None)
+
+    def end(self, outcome: Outcome) -> None:
+        """Give an outcome to the tasks that wait for it."""
+        self._latest[outcome.transaction_id] = outcome
+        if len(self._latest) > UNREAD:
+            self._latest.popitem(last=False)
+        waiter = self._waiters.pop(outcome.transaction_id, None)
+        if waiter is not None:
+            waiter.outcome = outcome
+            waiter.ended.set()
+
+    async def wait(self, transaction_id: str) -> Outcome:
+        """Wait until a payment ends.
+
+        Raises:
+            InvalidRequest: The poller was closed before.
+        """
+        waiter = self._waiters.setdefault(transaction_id, _Waiter())
+        waiter.number += 1
+        try:
+            await waiter.ended.wait()
+        finally:
+            # A cancelled task leaves the others waiting. The payment may have ended, and been tracked and waited for
+            # again, before this task runs: only an entry of its own is removed.
+            waiter.number -= 1
+            if not waiter.number and self._waiters.get(transaction_id) is waiter:
+                del self._waiters[transaction_id]
+        if waiter.outcome is None:
+            raise refuse("poller", "open until the payment has ended")
+        return waiter.outcome
+
+    def close(self) -> None:
+        """Release all waiting tasks."""
+        for waiter in self._waiters.values():
+            waiter.ended.set()
+
+
+@attrs.frozen(kw_only=True)
+class PollerStats:
+    """Metrics of a poller.
+
+    Attributes:
+        tracked: Payments ever tracked.
+        pending: Payments tracked now.
+        final: Payments seen in their final state.
+        unresolved: Payments that ended without one: given up, not found, malformed id.
+        pages: Pages requested.
+        lookups: Lookups by id.
+        faults: Requests among them that failed for a reason that says nothing about a payment.
+        mean_lag: The lag of the latest final states, an estimate in seconds; None before the first.
+        next_request_in: Seconds until there is a request to make, 0 for now, None for never, or if another process
+            makes the requests. The rate limit may make it later.
+    """
+
+    tracked: int
+    pending: int
+    final: int
+    unresolved: int
+    pages: int
+    lookups: int
+    faults: int
+    mean_lag: float | None
+    next_request_in: float | None
+
+    @property
+    def requests(self) -> int:
+        """Requests in all."""
+        return self.pages + self.lookups
+
+
+class Metrics:
+    """Counters of one poller, and its events.
+
+    Args:
+        on_event: Gets the events, if there is one.
+        pending: Returns the number of tracked payments.
+    """
+
+    def __init__(self, on_event: Handler | None, pending: Callable[[], int]) -> None:
+        self._on_event = on_event
+        self._pending = pending
+        self._tracked = self._final = self._unresolved = self._pages = self._lookups = self._faults = 0
+        self._lag: float | None = None
+
+    def tracked(self, transaction_id: str) -> None:
+        """Count a newly tracked payment."""
+        self._tracked += 1
+        if self._on_event is not None:
+            emit(self._on_event, PaymentFollowed(transaction_id=transaction_id, pending=self._pending()))
+
+    def chosen(self, request: Request, waited: float) -> None:
+        """Report the choice of a request, after so many seconds in line."""
+        if self._on_event is not None:
+            kind: Literal["page", "lookup"] = "page" if isinstance(request, Page) else "lookup"
+            emit(self._on_event, PollerAsked(kind=kind, pending=self._pending(), waited=waited))
+
+    def sent(self, request: Request) -> None:
+        """Count a request."""
+        if isinstance(request, Page):
+            self._pages += 1
+        else:
+            self._lookups += 1
+
+    def failed(self) -> None:
+        """Count a request that failed for a reason that says nothing about a payment."""
+        self._faults += 1
+
+    def ended(self, news: News) -> None:
+        """Count the end of one tracking."""
+        if news.error is None:
+            self._final += 1
+        else:
+            self._unresolved += 1
+        if news.lag is not None:
+            self._lag = news.lag if self._lag is None else self._lag + (news.lag - self._lag) / _LAGS
+        if self._on_event is None:
+            return
+        seen, pending = news.transaction, self._pending()
+        if news.error is not None:
+            error = type(news.error).__name__
+            emit(self._on_event, PaymentGivenUp(transaction_id=news.transaction_id, error=error, pending=pending))
+        elif seen is not None:
+            final = PaymentFinal(
+                transaction_id=seen.id, type=str(seen.type), status=str(seen.status), lag=news.lag, pending=pending
+            )
+            emit(self._on_event, final)
+
+    def closed(self) -> None:
+        """Report the end of the poller."""
+        if self._on_event is not None:
+            emit(self._on_event, PollerClosed(pending=self._pending()))
+
+    def stats(self, *, next_request_in: float | None) -> PollerStats:
+        """Return the counters."""
+        return PollerStats(
+            tracked=self._tracked,
+            pending=self._pending(),
+            final=self._final,
+            unresolved=self._unresolved,
+            pages=self._pages,
+            lookups=self._lookups,
+            faults=self._faults,
+            mean_lag=self._lag,
+            next_request_in=next_request_in,
+        )

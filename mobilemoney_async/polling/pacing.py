@@ -13,7 +13,7 @@ from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 _SOON = 0.25
 # Looks that a payment can save up. The rest are lost: no payment is left alone for long, or requested in bunches.
 _SAVED = 5
-# Longest pause of a payment whose lookups cannot be read while others can, seconds.
+# Longest pause of a payment with unreadable lookups while others can be read, seconds.
 _LONGEST_UNREADABLE = 600.0
 # Looks due within so many seconds before this process took over were not made by the process before, seconds.
 _TAKEN_OVER = 5.0
@@ -66,9 +66,9 @@ class LookupSchedule:
 
     def count(self, payment: TrackedPayment, now: float, *, saves: bool) -> None:
         """Count a look; that of a hint is on top of the schedule."""
-        payment.looks += not payment.is_hinted
+        payment.looks += payment.hinted_at is None
         pause = self._schedule.delay(payment.looks)
-        saved = _SAVED * pause if saves and not payment.is_hinted else 0.0
+        saved = _SAVED * pause if saves and payment.hinted_at is None else 0.0
         self._payments.set_due(payment, max(now - saved, payment.due) + pause)
 
     def take_back(self, payment: TrackedPayment, due: float, looks: int) -> None:
@@ -95,7 +95,7 @@ class LookupSchedule:
             self._payments.set_due(payment, now + self._schedule.delay(looks))
 
     def put_off(self, payment: TrackedPayment, now: float) -> None:
-        """Double the pause of a payment whose lookups cannot be read."""
+        """Double the pause of a payment with unreadable lookups."""
         pause = min(_LONGEST_UNREADABLE, self._schedule.cap * 2 ** min(10, payment.failures - 1))
         self._payments.set_due(payment, max(payment.due, now + pause))
 
@@ -120,7 +120,7 @@ class Backoff:
 
     @property
     def is_on(self) -> bool:
-        """Whether the latest answer was a fault."""
+        """True if the latest answer was a fault."""
         return self.until > -math.inf
 
     def extend(self, now: float, sent_at: float) -> None:
@@ -138,7 +138,7 @@ class Backoff:
 
 
 class HintThrottle:
-    """Token bucket of five hints at one a second: everyone who knows a callback address can forge them."""
+    """Token bucket of five hints at one a second: with a callback address hints can be forged."""
 
     __slots__ = ("_at", "_left")
 

@@ -16,18 +16,16 @@ Invariants:
 from __future__ import annotations
 
 import math
-
-import attrs
+from typing import TypeAlias
 
 from mobilemoney_async.contract.limits import UNSEEN_GRACE, Schedule
 from mobilemoney_async.contract.models import PageAnswer, Transaction
-from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound, WaitTimeout
-from mobilemoney_async.polling.estimator import Estimator
+from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound
 from mobilemoney_async.polling.list_model import NOISE, ListFreshness, ListModel, ServerClock
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle, LookupSchedule
-from mobilemoney_async.polling.scoring import IdSweep, Lookup, Page, Request, Scorer
+from mobilemoney_async.polling.scoring import Estimator, IdSweep, InFlight, Lookup, Page, Request, Scorer
 from mobilemoney_async.polling.sharing import News
-from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
+from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments, timed_out
 
 # A new payment that was tracked elsewhere has a place at the end of the list for so long, seconds.
 _AT_THE_END = 30.0
@@ -42,22 +40,7 @@ _OVERLAP = 2.0
 # Before anything is learned.
 _UNTAUGHT = Estimator()
 
-
-@attrs.define(eq=False)
-class InFlight:
-    """A request in flight.
-
-    Attributes:
-        request: The request.
-        at: The time it was sent, monotonic seconds.
-        expected: The payments that the answer should show.
-        before: Due time and looks, before the request, of those payments that it costs a look.
-    """
-
-    request: Request
-    at: float
-    expected: list[TrackedPayment]
-    before: dict[TrackedPayment, tuple[float, int]]
+_Rows: TypeAlias = dict[TrackedPayment, tuple[Transaction, float]]  # with their places
 
 
 class Planner:
@@ -110,7 +93,7 @@ class Planner:
             is_new: Whether it was certainly created just now. Then its first look is due after the schedule's first
                 pause, otherwise at once.
             deadline: When to give it up, infinite for never.
-            tracked_at: Start of the tracking by another process, whose work goes on here: the payment has the pauses
+            tracked_at: Start of the tracking by another process, which this one continues: the payment has the pauses
                 of its age.
         """
         if transaction_id in self:
@@ -122,10 +105,10 @@ class Planner:
         payment = TrackedPayment(transaction_id, tracked_at=began, due=due, deadline=deadline, is_new=is_new)
         payment.looks = looks
         self._payments.add(payment)
-        if is_likely_new and self._list.is_known and now - began <= _AT_THE_END:
-            self._payments.put(payment, self._list.add_own(now))
-        else:
+        if not is_likely_new or now - began > _AT_THE_END:
             self._sweep.add(payment)
+        elif self._list.is_known:
+            self._payments.put(payment, self._list.add_own(now))
         return True
 
     def forget(self, transaction_id: str) -> None:
@@ -140,10 +123,10 @@ class Planner:
         Hints may be forged: unknown ids are ignored, and so are hints beyond five at once and one a second.
         """
         payment = self._payments.get(transaction_id)
-        if payment is None or payment.is_hinted or not self._hints.take(now):
+        if payment is None or payment.hinted_at is not None or not self._hints.take(now):
             return False
         self._worth_from = None
-        payment.is_hinted = payment.was_hinted = True
+        payment.hinted_at, payment.was_hinted = now, True
         self._payments.set_due(payment, min(payment.due, now))
         return True
 
@@ -217,15 +200,16 @@ class Planner:
         self._clock.saw(answer.transactions, now)
         was_newest_first = self._list.newest_first
         places = self._list.observe(sent.request.number, answer, now)
-        rows: dict[TrackedPayment, tuple[Transaction, float]] = {}
+        rows: _Rows = {}
         for row, place in zip(answer.transactions, places, strict=True):
             payment = self._payments.get(row.id)
             if payment is not None:
                 rows.setdefault(payment, (row, place))
         found = sum(self._sweep.remove(payment) for payment in rows)
         endings = self._take_rows(sent, rows, now)
-        self._learn_missing(sent, rows, now)
-        self._take_misses(sent, rows)
+        if sent.request.number == self._list.head(0, now):
+            self._learn_missing(sent, rows)
+        self._take_misses(sent, sent.request, rows)
         turned = self._list.newest_first != was_newest_first
         self._sweep.took(sent.request, now, found=found, rows=len(places), turned=turned)
         return endings
@@ -285,9 +269,8 @@ class Planner:
 
     # Inside
 
-    def _take_rows(
-        self, sent: InFlight, rows: dict[TrackedPayment, tuple[Transaction, float]], now: float
-    ) -> list[News]:
+    def _take_rows(self, sent: InFlight, rows: _Rows, now: float) -> list[News]:
+        """Learn from the rows of tracked payments, and return the final states among them."""
         endings = []
         expected, expected_ends = set(sent.expected), 0.0
         at = sent.at - self._freshness.delay(sent.at)
@@ -305,47 +288,45 @@ class Planner:
         self._freshness.saw_page(sent.at, ended=len(endings), expected=expected_ends)
         return endings
 
-    def _learn_missing(self, sent: InFlight, rows: dict[TrackedPayment, tuple[Transaction, float]], now: float) -> None:
+    def _learn_missing(self, sent: InFlight, rows: _Rows) -> None:
         """Learn the time for which new payments are missing from the list, from its newest page."""
-        assert isinstance(sent.request, Page)
-        if sent.request.number != self._list.head(0, now):
-            return
-        new = [payment for payment in sent.expected if payment.is_new]
-        shown = min((sent.at - payment.created_at for payment in new if payment in rows), default=math.inf)
+        ages = {payment: sent.at - payment.created_at for payment in sent.expected if payment.is_new}
+        shown = min((age for payment, age in ages.items() if payment in rows), default=math.inf)
         if shown == math.inf and self._list.has_strangers:
             return  # they may be on the next page already
-        ages = [sent.at - payment.created_at for payment in new if payment not in rows and not payment.is_listed]
-        self._freshness.saw_new(shown=shown, missing=max((age for age in ages if age < shown), default=0.0))
+        missing = [
+            age for payment, age in ages.items() if age < shown and payment not in rows and not payment.is_listed
+        ]
+        self._freshness.saw_new(shown=shown, missing=max(missing, default=0.0))
 
-    def _take_misses(self, sent: InFlight, rows: dict[TrackedPayment, tuple[Transaction, float]]) -> None:
+    def _take_misses(self, sent: InFlight, page: Page, rows: _Rows) -> None:
         """Take back the looks of the payments that a page did not show; a payment that surely moved loses its place."""
-        assert isinstance(sent.request, Page)
-        low, high = self._list.places(sent.request.number, sent.at)
+        low, high = self._list.places(page.number, sent.at)
         blur = _BLUR if self._list.has_strangers else _OVERLAP
-        for payment in sent.expected:
-            if payment in rows or payment not in self._payments or payment.place is None:
+        for payment in [each for each in sent.expected if each not in rows and each in self._payments]:
+            if payment.place is None:
                 continue
             if payment in sent.before:
                 self._schedule.take_back(payment, *sent.before[payment])
-            if not payment.is_listed and sent.at - payment.created_at <= self._freshness.missing:
-                continue
-            payment.misses += 1
-            # Near the edge it may be on the next page, but not time and again.
-            if low + blur < payment.place <= high - blur or payment.misses > 1:
-                self._payments.put(payment, None)
-                if not (payment.is_new or payment.is_seen):
-                    self._sweep_ids()
+            if payment.is_listed or sent.at - payment.created_at > self._freshness.missing:
+                payment.misses += 1
+                # Near the edge it may be on the next page, but not time and again.
+                if low + blur < payment.place <= high - blur or payment.misses > 1:
+                    self._lose_place(payment)
 
-    def _sweep_ids(self) -> None:
-        """Look everywhere for the ids that were taken for new: one of them is not at the end of the list."""
+    def _lose_place(self, payment: TrackedPayment) -> None:
+        """Forget a payment's place, so that it is looked up. If its id was taken for new, sweep for all such ids."""
+        self._payments.put(payment, None)
+        if payment.is_new or payment.is_seen:
+            return
         self._new_ids = 0
-        for payment in self._payments:
-            if not (payment.is_new or payment.is_seen):
-                self._payments.put(payment, None)
-                self._sweep.add(payment)
+        for each in self._payments:
+            if not (each.is_new or each.is_seen):
+                self._payments.put(each, None)
+                self._sweep.add(each)
 
     def _fail_lookup(self, sent: InFlight, request: Lookup, now: float, *, is_unreadable: bool) -> None:
-        """Note that a lookup failed. Its look is used up: what always fails must not be requested again and again."""
+        """Note that a lookup failed. Its look is used up: a lookup that always fails must not be repeated at once."""
         payment = self._payments.get(request.transaction_id)
         if payment is not None:
             payment.failures += 1
@@ -364,7 +345,7 @@ class Planner:
 
     def _count_look(self, payment: TrackedPayment, now: float, *, by_id: bool) -> None:
         self._schedule.count(payment, now, saves=self._scorer.saves_looks and not by_id)
-        payment.is_hinted = False
+        payment.hinted_at = None
 
     def _saw(
         self, payment: TrackedPayment, row: Transaction, at: float, now: float, *, paged_at: float = math.inf
@@ -391,7 +372,7 @@ class Planner:
             return self._end(payment, transaction=row, lag=self._learn_end(payment, row, paged_at, now))
         self._estimator.saw_open(payment.seen_at - payment.created_at, at - payment.created_at)
         payment.is_seen = True
-        payment.was_hinted = payment.is_hinted
+        payment.was_hinted = payment.hinted_at is not None
         payment.seen_at = max(payment.seen_at, at)
         if payment.deadline < math.inf:
             payment.transaction = row
@@ -431,16 +412,6 @@ class Planner:
         self._sweep.remove(payment)
         self._payments.remove(payment)
         return News(transaction_id=payment.id, transaction=transaction, error=error, lag=lag)
-
-
-def timed_out(transaction_id: str, tracked_at: float, transaction: Transaction | None, now: float) -> WaitTimeout:
-    """Return the error of a payment that is given up at its deadline."""
-    state = "not seen" if transaction is None else str(transaction.status)
-    return WaitTimeout(
-        f"not final after {round(now - tracked_at, 1):g} s: {state}",
-        transaction_id=transaction_id,
-        transaction=transaction,
-    )
 
 
 def _age_at_end(row: Transaction) -> float | None:

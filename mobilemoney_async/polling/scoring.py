@@ -1,4 +1,4 @@
-"""Scoring of the requests that could be made now. Pure.
+"""Scoring of the requests that could be made now, by the learned chance of payments to end. Pure.
 
 A request's score is the waiting that it is expected to end: for each payment that it shows, the chance that it has
 ended since it was last seen open, times the time since then. The heaviest candidate wins: a page on which a payment
@@ -8,11 +8,11 @@ that has long been due has its place, the newest page, one lookup, or the next p
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TypeAlias
 
 import attrs
 
-from mobilemoney_async.polling.estimator import Estimator
 from mobilemoney_async.polling.list_model import ListFreshness, ListModel
 from mobilemoney_async.polling.pacing import LookupSchedule
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
@@ -23,8 +23,8 @@ _CANDIDATES = 24
 _CANDIDATE_PAGES = 6
 # Whatever is learned about old payments, one in so many seconds may end: none of them weighs nothing.
 _LONGEST_LIFE = 14_400.0
-# A hinted payment weighs as if it had certainly ended so long ago, seconds.
-_HINT = 60.0
+# A hinted payment weighs as if it had ended so long before the hint, seconds.
+_HINT = 10.0
 # Endings over which the share is averaged that hints announce.
 _HINTS = 20
 # Share of its weight at which a payment on a page is looked up: a page may show another as well.
@@ -39,6 +39,21 @@ _SHARE = 0.95
 _PRECISION = 0.05
 # The least age of a payment that is looked up to check the list, seconds.
 _TELLING = 12.0
+
+# Ages in the estimator are sorted into bins that grow by a constant factor, since a second matters early and a minute
+# matters late. Bins count from the shift, seconds: everything earlier is one bin.
+_FACTOR = 1.1
+_LOG_FACTOR = math.log(_FACTOR)
+_BINS = 140
+_SHIFT = 1.0
+_EDGES = [_FACTOR**number - _SHIFT for number in range(_BINS + 1)]
+# The prior counts like so many payments per bin.
+_PRIOR_WEIGHT = 0.5
+_PRIOR_SHIFT = 5.0
+# Old endings fade: half of the weight is in the latest seven hundred.
+_FADE = 0.999
+# So many endings show roughly when endings are unlikely.
+_ENOUGH = 10
 
 
 @attrs.frozen
@@ -56,6 +71,103 @@ class Lookup:
 
 
 Request: TypeAlias = Page | Lookup
+
+
+@attrs.define(eq=False)
+class InFlight:
+    """A request in flight.
+
+    Attributes:
+        request: The request.
+        at: The time it was sent, monotonic seconds.
+        expected: The payments that the answer should show.
+        before: Due time and looks, before the request, of those payments that it costs a look.
+    """
+
+    request: Request
+    at: float
+    expected: list[TrackedPayment]
+    before: dict[TrackedPayment, tuple[float, int]]
+
+
+class Estimator:
+    """Incoming chance to end, by age in seconds."""
+
+    __slots__ = ("_cumulative", "_ended", "_endings", "_is_stale", "_open")
+
+    def __init__(self) -> None:
+        self._ended = [0.0] * _BINS
+        self._open = [0.0] * _BINS
+        self._cumulative = [0.0] * (_BINS + 1)
+        self._is_stale = True
+        self._endings = 0
+
+    @property
+    def is_learned(self) -> bool:
+        """True if enough endings have been seen to know when they are unlikely."""
+        return self._endings >= _ENOUGH
+
+    def saw_open(self, start: float, end: float) -> None:
+        """Learn that a payment was open from one age to another."""
+        if end <= start:
+            return
+        first, last = _bin(start), _bin(end)
+        if first == last:
+            self._open[first] += end - start
+        else:
+            for number in range(first, last + 1):
+                self._open[number] += min(end, _EDGES[number + 1]) - max(start, _EDGES[number])
+        self._is_stale = True
+
+    def saw_end(self, start: float, end: float) -> None:
+        """Learn that a payment that was open at one age had ended at another.
+
+        The moment in between is unknown, so the ending counts for each bin by the chance learned so far. That sharpens
+        by itself: where endings agree on a moment, the others follow.
+        """
+        self._endings += 1
+        self._ended = [count * _FADE for count in self._ended]
+        self._open = [seconds * _FADE for seconds in self._open]
+        left = 1.0
+        total = self.chance(start, end)
+        age = start
+        for number in range(_bin(start), _bin(end) + 1):
+            after = min(end, _EDGES[number + 1])
+            share = self.chance(start, after) / total if total > 0 else 1.0
+            ended = left - (1 - share) if number < _bin(end) else left
+            self._ended[number] += ended
+            self._open[number] += (left - ended / 2) * max(0.0, after - age)
+            left -= ended
+            age = after
+        self._is_stale = True
+
+    def chance(self, start: float, end: float) -> float:
+        """Return the chance that a payment that was open at one age has ended at another, 0 to 1."""
+        if end <= start:
+            return 0.0
+        if self._is_stale:
+            self._sum_up()
+        return -math.expm1(self._up_to(start) - self._up_to(end))
+
+    def _up_to(self, age: float) -> float:
+        number = _bin(age)
+        low, high = _EDGES[number], _EDGES[number + 1]
+        share = min(1.0, max(0.0, (age - low) / (high - low)))
+        return self._cumulative[number] * (1 - share) + self._cumulative[number + 1] * share
+
+    def _sum_up(self) -> None:
+        total = 0.0
+        for number in range(_BINS):
+            low, high = _EDGES[number], _EDGES[number + 1]
+            prior_seconds = _PRIOR_WEIGHT * ((low + high) / 2 + _PRIOR_SHIFT)
+            rate = (self._ended[number] + _PRIOR_WEIGHT) / (self._open[number] + prior_seconds)
+            total += rate * (high - low)
+            self._cumulative[number + 1] = total
+        self._is_stale = False
+
+
+def _bin(age: float) -> int:
+    return min(_BINS - 1, int(math.log(max(0.0, age) + _SHIFT) / _LOG_FACTOR))
 
 
 class IdSweep:
@@ -138,7 +250,7 @@ class Scorer:
 
     @property
     def saves_looks(self) -> bool:
-        """Whether looks that are allowed may be put off: only once it is known when they are worth it.
+        """True if looks that are allowed may be put off: only once it is known when they are worth it.
 
         Of many payments some always are: then the limit is scarce, not the schedule.
         """
@@ -151,19 +263,14 @@ class Scorer:
             telling = [payment for payment in due if self.is_telling(payment, now)]
             if telling:
                 return Lookup(min(telling, key=lambda payment: payment.created_at).id)
-        # Halved with each failure: a payment whose lookups always fail must not keep the others from theirs.
+        # Halved with each failure: a payment that always fails must not keep the others from their lookups.
         weights = {payment: self._weight(payment, now) * 0.5**payment.failures for payment in due}
         heaviest = max(due, key=weights.__getitem__)
         is_shown = heaviest.place is not None and not self.freshness.delay(now)
         scores: dict[Request, float] = {Lookup(heaviest.id): weights[heaviest] * (_LOOKUP if is_shown else 1.0)}
         if use_list:
-            for page in self._pages(due, now):
-                scores[page] = self._score(page, now)
-            sweep = self.sweep.next(now)
-            if sweep is not None:
-                page, found = sweep
-                wanted = max((weights[payment] for payment in due if payment in self.sweep), default=0.0)
-                scores[page] = scores.get(page, 0.0) + found * wanted
+            scores |= {page: self._score(page, now) for page in self._pages(due, now)}
+            self._add_sweep(scores, weights, now)
         return max(scores, key=scores.__getitem__)
 
     def looks(self, shown: list[TrackedPayment], now: float) -> list[TrackedPayment]:
@@ -173,9 +280,9 @@ class Scorer:
         soon = [payment for payment in shown if self.schedule.is_soon(payment, now)]
         if not soon or not self.saves_looks:
             return soon
-        weights = [self._weight(payment, now) for payment in soon]
-        least = _SHARE * max(weights)
-        return [payment for payment, weight in zip(soon, weights, strict=True) if weight >= least]
+        weights = {payment: self._weight(payment, now) for payment in soon}
+        least = _SHARE * max(weights.values())
+        return [payment for payment in soon if weights[payment] >= least]
 
     def worth_from(self, first: float) -> float:
         """Return the time from which a page is worth its request, at the earliest `first`, when a payment falls due."""
@@ -201,8 +308,16 @@ class Scorer:
         oldest = max((at - each.created_at for each in first), default=0.0)
         return payment.is_listed and at - payment.created_at >= max(_TELLING, oldest / 2)
 
+    def _add_sweep(self, scores: dict[Request, float], weights: dict[TrackedPayment, float], now: float) -> None:
+        """Add the score of the next page of the sweep; it may be a candidate already."""
+        following = self.sweep.next(now)
+        if following is not None:
+            page, found = following
+            wanted = max((weight for payment, weight in weights.items() if payment in self.sweep), default=0.0)
+            scores[page] = scores.get(page, 0.0) + found * wanted
+
     def _last_moment(self, payment: TrackedPayment) -> float:
-        if payment.place is None or payment.is_hinted:
+        if payment.place is None or payment.hinted_at is not None:
             return payment.due
         return self.schedule.last_moment(payment)
 
@@ -233,8 +348,8 @@ class Scorer:
         unseen = at - payment.seen_at
         if unseen <= 0:
             return 0.0
-        if payment.is_hinted:
-            return unseen + _HINT
+        if payment.hinted_at is not None:
+            return max(0.0, at - payment.hinted_at) + _HINT
         age = payment.seen_at - payment.created_at
         chance = self.estimator.chance
         # The mean chance over the time since it was seen, by Simpson's rule; none at the beginning.

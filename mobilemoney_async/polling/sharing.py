@@ -56,7 +56,7 @@ class News:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the tracking ends."""
+        """True if the tracking ends."""
         return self.error is not None or (self.transaction is not None and self.transaction.is_final)
 
 
@@ -152,7 +152,7 @@ class Fleet(Protocol):
             outgoing: The messages to send.
             wants_lease: Whether to take the lease if it is free, and to keep it. A lease that is not wanted any more is
                 kept nevertheless while there is something in `Incoming.followed`.
-            wanted: The payments whose news to return. Read from another thread.
+            wanted: The payments to return the news of. Read from another thread.
             reads_on: Whether to return the news since the last turn, beside the known news of `Outgoing.tracked`.
                 Needed if any payment was stated as tracked before.
         """

@@ -7,13 +7,18 @@ import itertools
 import math
 from collections.abc import Iterator
 
+import attrs
+
 from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.errors import WaitTimeout
 
 # Rows of the list in one slot of the index by place.
 _SLOT = 100
 _NEVER = -math.inf
+_TRACKED_AT = attrs.Factory(lambda payment: payment.tracked_at, takes_self=True)
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class TrackedPayment:
     """One tracked payment. Times are monotonic seconds.
 
@@ -31,52 +36,32 @@ class TrackedPayment:
         failures: Lookups of it in a row that failed.
         is_seen: Whether the service has ever shown it, on a page or by id.
         is_new: Whether it was tracked by its acknowledgement, so that its creation is known.
-        is_hinted: Whether a hint about it waits for a request.
+        hinted_at: The time of a hint that waits for a request, or None.
         was_hinted: Whether a hint came since it was last seen open.
         deadline: When the tracking is given up, infinite for never.
         transaction: Its latest state. Kept only for a payment with a deadline: it is the largest part.
     """
 
-    __slots__ = (
-        "created_at",
-        "deadline",
-        "due",
-        "failures",
-        "id",
-        "is_hinted",
-        "is_new",
-        "is_seen",
-        "looks",
-        "misses",
-        "open_at",
-        "place",
-        "seen_at",
-        "tracked_at",
-        "transaction",
-        "was_hinted",
-    )
-
-    def __init__(self, transaction_id: str, *, tracked_at: float, due: float, deadline: float, is_new: bool) -> None:
-        self.id: str = transaction_id
-        self.tracked_at: float = tracked_at
-        self.created_at: float = tracked_at
-        self.seen_at: float = tracked_at
-        self.due: float = due
-        self.looks: int = 0
-        self.place: float | None = None
-        self.open_at: float = _NEVER
-        self.misses: int = 0
-        self.failures: int = 0
-        self.is_seen: bool = False
-        self.is_new: bool = is_new
-        self.is_hinted: bool = False
-        self.was_hinted: bool = False
-        self.deadline: float = deadline
-        self.transaction: Transaction | None = None
+    id: str
+    tracked_at: float = attrs.field(kw_only=True)
+    due: float = attrs.field(kw_only=True)
+    deadline: float = attrs.field(kw_only=True)
+    is_new: bool = attrs.field(kw_only=True)
+    created_at: float = attrs.field(init=False, default=_TRACKED_AT)
+    seen_at: float = attrs.field(init=False, default=_TRACKED_AT)
+    looks: int = 0
+    place: float | None = None
+    open_at: float = _NEVER
+    misses: int = 0
+    failures: int = 0
+    is_seen: bool = False
+    hinted_at: float | None = None
+    was_hinted: bool = False
+    transaction: Transaction | None = None
 
     @property
     def is_listed(self) -> bool:
-        """Whether a page has ever shown it open."""
+        """True if a page has ever shown it open."""
         return self.open_at > _NEVER
 
 
@@ -105,7 +90,7 @@ class _Timers:
         return self._heap[0][0] if self._heap else math.inf
 
     def take(self, now: float, limit: int) -> list[TrackedPayment]:
-        """Remove and return payments whose time has come, at most `limit`."""
+        """Remove and return payments that have reached their time, at most `limit`."""
         taken: list[TrackedPayment] = []
         while len(taken) < limit and self.first() <= now:
             taken.append(heapq.heappop(self._heap)[2])
@@ -210,3 +195,13 @@ class TrackedPayments:
             for payment in self._slots.get(number, {}).values()
             if payment.place is not None and low < payment.place <= high
         ]
+
+
+def timed_out(transaction_id: str, tracked_at: float, transaction: Transaction | None, now: float) -> WaitTimeout:
+    """Return the error of a payment that is given up at its deadline."""
+    state = "not seen" if transaction is None else str(transaction.status)
+    return WaitTimeout(
+        f"not final after {round(now - tracked_at, 1):g} s: {state}",
+        transaction_id=transaction_id,
+        transaction=transaction,
+    )

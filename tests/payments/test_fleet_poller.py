@@ -382,8 +382,8 @@ async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.Lo
     said = [record.message.partition(":")[0] for record in caplog.records if record.levelno >= logging.INFO]
     said = [each for each in said if "store" in each]
     assert sorted(said) == [
-        "following payments waits for the store",
-        "following payments waits for the store",
+        "the poller waits for the store",
+        "the poller waits for the store",
         "the store is back",
         "the store is back",
     ]
@@ -435,7 +435,7 @@ async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the holder's own way to the service is broken another one asks, after a while."""
-    monkeypatch.setattr("mobilemoney_async.polling.member._UNWELL", 0.3)
+    monkeypatch.setattr("mobilemoney_async.polling.coordinator._UNWELL", 0.3)
     till = Till()
     till.open("x", "y")
     async with process(till, sqlite_file_url, "a") as a, process(till, sqlite_file_url, "b") as b:
@@ -677,8 +677,8 @@ async def test_accounts_do_not_meet(sqlite_file_url: str) -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_what_the_dead_followed_is_let_go(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A living poller renews its payments; those of a dead one are asked about no more in the end."""
-    monkeypatch.setattr("mobilemoney_async.polling.member._HOLD", 0.6)
-    monkeypatch.setattr("mobilemoney_async.polling.member._SWEEP", 0.1)
+    monkeypatch.setattr("mobilemoney_async.polling.coordinator._HOLD", 0.6)
+    monkeypatch.setattr("mobilemoney_async.polling.coordinator._SWEEP", 0.1)
     till = Till()
     till.open("x", "y", "z")
     async with (

@@ -8,8 +8,7 @@ import pytest
 
 from mobilemoney_async import Schedule, Transaction, WaitTimeout
 from mobilemoney_async.contract.codec import reader
-from mobilemoney_async.polling.followers import Followers
-from mobilemoney_async.polling.own import Own
+from mobilemoney_async.polling.local import LocalPayments, Subscriptions
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.scoring import Lookup, Page
 from mobilemoney_async.polling.sharing import Followed, News
@@ -35,59 +34,59 @@ def followed(number: str = "x", follower: str = "a", seconds: float = 60, *, has
 
 def test_a_payment_is_followed_until_the_last_has_given_it_up() -> None:
     """Each poller's word counts for itself."""
-    followers = Followers()
-    assert followers.take(followed(follower="a"), NOON)
-    assert followers.take(followed(follower="b"), NOON)
-    assert followers.take(followed(follower="a", seconds=-1), NOON)
-    assert list(followers) == ["x"]
-    assert not followers.take(followed(follower="b", seconds=0), NOON)
-    assert (len(followers), "x" in followers) == (0, False)
-    assert not followers.take(followed(seconds=-1), NOON)
+    subscriptions = Subscriptions()
+    assert subscriptions.take(followed(follower="a"), NOON)
+    assert subscriptions.take(followed(follower="b"), NOON)
+    assert subscriptions.take(followed(follower="a", seconds=-1), NOON)
+    assert list(subscriptions) == ["x"]
+    assert not subscriptions.take(followed(follower="b", seconds=0), NOON)
+    assert (len(subscriptions), "x" in subscriptions) == (0, False)
+    assert not subscriptions.take(followed(seconds=-1), NOON)
 
 
 def test_the_dead_are_let_go() -> None:
     """Who does not say again that it follows a payment does so no longer after a while."""
-    followers = Followers()
-    followers.take(followed("x", "a", 10), NOON)
-    followers.take(followed("x", "b", 20), NOON)
-    followers.take(followed("y", "a", 10), NOON)
-    assert followers.expired(NOON + timedelta(seconds=10)) == ["y"]
-    assert followers.expired(NOON + timedelta(seconds=20)) == ["x"]
-    assert len(followers) == 0
+    subscriptions = Subscriptions()
+    subscriptions.take(followed("x", "a", 10), NOON)
+    subscriptions.take(followed("x", "b", 20), NOON)
+    subscriptions.take(followed("y", "a", 10), NOON)
+    assert subscriptions.expired(NOON + timedelta(seconds=10)) == ["y"]
+    assert subscriptions.expired(NOON + timedelta(seconds=20)) == ["x"]
+    assert len(subscriptions) == 0
 
 
 def test_an_open_state_is_told_once_to_who_may_give_up() -> None:
     """It costs a row of the database, so it is written when it is new, and when somebody has a deadline."""
     pending = News(transaction_id="x", transaction=row())
     odd = News(transaction_id="x", transaction=row(status="ODD"))
-    followers = Followers()
-    followers.take(followed(), NOON)
-    assert not followers.is_worth_telling(pending)
-    followers.take(followed(has_deadline=True), NOON)
-    assert [followers.is_worth_telling(each) for each in (pending, pending, odd, odd)] == [True, False, True, False]
-    followers.end("x")
-    assert not followers.is_worth_telling(pending)
+    subscriptions = Subscriptions()
+    subscriptions.take(followed(), NOON)
+    assert not subscriptions.is_wanted(pending)
+    subscriptions.take(followed(has_deadline=True), NOON)
+    assert [subscriptions.is_wanted(each) for each in (pending, pending, odd, odd)] == [True, False, True, False]
+    subscriptions.end("x")
+    assert not subscriptions.is_wanted(pending)
 
 
 def test_one_s_own_payments_are_given_up_in_time() -> None:
     """Those that ended before, or were tracked anew since, are not."""
-    own = Own()
+    local = LocalPayments()
     for number, deadline in (("late", 30.0), ("early", 10.0), ("ended", 5.0), ("never", math.inf)):
-        own.add(number, 0.0, is_new=False, deadline=deadline)
-    assert own.remove("ended")
-    assert not own.remove("ended")
-    assert own.first_deadline() == 10
-    own.remove("early")
-    own.add("early", 8.0, is_new=False, deadline=20.0)
-    assert own.give_up(19.0) == []
+        local.add(number, 0.0, is_new=False, deadline=deadline)
+    assert local.remove("ended")
+    assert not local.remove("ended")
+    assert local.first_deadline() == 10
+    local.remove("early")
+    local.add("early", 8.0, is_new=False, deadline=20.0)
+    assert local.give_up(19.0) == []
     shown = row("early")
-    own.saw("early", shown)
-    own.saw("unknown", shown)
-    (ending,) = own.give_up(20.0)
+    local.saw("early", shown)
+    local.saw("unknown", shown)
+    (ending,) = local.give_up(20.0)
     assert isinstance(ending.error, WaitTimeout)
     assert (ending.transaction_id, ending.error.transaction) == ("early", shown)
     assert str(ending.error) == "not final after 12 s: PENDING"
-    assert {each.id for each in own} == {"late", "never"}
+    assert {each.id for each in local} == {"late", "never"}
 
 
 @pytest.mark.parametrize(("age", "due"), [(0.0, 1.0), (0.9, 0.1), (2.0, 0.0), (4.0, 0.0), (60.0, 14.887)])

@@ -15,7 +15,7 @@ from mobilemoney_async.contract.codec import DecodeError
 from mobilemoney_async.contract.models import PageAnswer
 from mobilemoney_async.polling.list_model import ListModel
 from mobilemoney_async.polling.planner import Planner
-from mobilemoney_async.polling.readable import PageReader
+from mobilemoney_async.polling.requests import PageReader
 from mobilemoney_async.polling.scoring import Lookup, Page
 from mobilemoney_async.testing import page_answer, transaction_record
 from tests.support.paper import LATENCY, Drive, ListOrder, Paper, PaperService, drive

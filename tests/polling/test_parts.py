@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async.calls.bucket import Usage
-from mobilemoney_async.polling.estimator import Estimator
 from mobilemoney_async.polling.list_model import ListFreshness, ListModel, ServerClock
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle, Pacer
+from mobilemoney_async.polling.scoring import Estimator
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from mobilemoney_async.resources.page_choice import PageSweep
 from tests.support.paper import Paper, PaperService

@@ -23,8 +23,8 @@ from mobilemoney_async import (
     TransactionStatus,
     WaitTimeout,
 )
-from mobilemoney_async.polling.granted import granted
 from mobilemoney_async.polling.poller import Poller
+from mobilemoney_async.polling.requests import ReservedSlot
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 
@@ -412,7 +412,7 @@ async def test_a_place_that_was_taken_before_counts_once() -> None:
     """What stands in for the limiter of one call gives that one place, and is the limiter in everything else."""
     limiter = RateLimiter(burst=2)
     await limiter.acquire(Priority.POLL)
-    once = granted(limiter)
+    once = ReservedSlot(limiter)
     await once.acquire(Priority.POLL)
     assert limiter.usage().granted == once.usage().granted == 1
     await once.acquire(Priority.POLL)
@@ -427,7 +427,7 @@ async def test_a_place_that_a_login_made_wait_is_taken_anew() -> None:
     """At full use of the limit a poll that had to wait for a login does not come on top of what was granted since."""
     limiter = RateLimiter()
     await limiter.acquire(Priority.POLL)
-    once = granted(limiter)
+    once = ReservedSlot(limiter)
     await anyio.sleep(3)
     await once.acquire(Priority.POLL)
     assert limiter.usage().granted == 2

@@ -1,0 +1,385 @@
+"""Coordinator of the pollers that share a store: one of them makes the requests, and all get the results.
+
+It stands between a poller and its planner, and takes the planner's place for the poller's own payments. This process's
+payments and their deadlines are here. The planner is empty unless this process holds the lease: then it has the
+payments of all processes. Every poller hands an outcome out the same way, once the store has it.
+
+A store that fails delays. The holder makes requests no longer than its lease lasts, since it cannot know whether it
+still is the holder, and everything else waits until the store is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+
+import anyio
+import anyio.abc
+
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.errors import MobileMoneyError
+from mobilemoney_async.polling.local import LocalPayment, LocalPayments, Subscriptions
+from mobilemoney_async.polling.pacing import HintThrottle
+from mobilemoney_async.polling.planner import Planner
+from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing
+from mobilemoney_async.values import refuse
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Length of a subscription, seconds: those of a process that died end then. It is renewed after half of it.
+_HOLD = 3600.0
+# Interval between two checks for expired subscriptions, seconds.
+_SWEEP = 15.0
+# After so long without an answer another process makes the requests, seconds: the fault may be this one's.
+_UNWELL = 120.0
+# Shortest time between two turns for messages of others, seconds.
+_BREATH = 0.05
+# Time until the next attempt to listen, seconds.
+_DEAF = 5.0
+# Times between two attempts while the store fails, seconds: the first, and the longest.
+_PAUSES = 0.25, 2.0
+
+
+class Coordinator:
+    """This process's part in sharing one poller.
+
+    Three tasks of the poller use it: `run`, `listen`, and the requests that end in `settle` or `failed`. All state
+    changes between two awaits, so none needs a lock; only `run` calls `Fleet.turn`, one at a time.
+
+    Args:
+        fleet: The connection to the others.
+        planner: Empty while another process makes the requests.
+        utcnow: The wall clock.
+        hand_out: Gets the results of this process's payments.
+        wake: Called when there may be a request to make, or a payment to give up.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        planner: Planner,
+        *,
+        utcnow: Callable[[], datetime],
+        hand_out: Callable[[list[News]], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._fleet = fleet
+        self._planner = planner
+        self._utcnow = utcnow
+        self._hand_out = hand_out
+        self._wake = wake
+        self._local = LocalPayments()
+        self._outgoing = Outgoing()
+        self._hints = HintThrottle()
+        self._changed = anyio.Event()
+        self._is_listening = False
+        self._has_failed = False
+        self._pause = _PAUSES[0]
+        self._has_joined = False
+        self._turn_at = self._peek_at = math.inf
+        self._turned_at = self._not_before = -math.inf
+        self._renew_at = math.inf
+        # As the holder.
+        self._epoch: int | None = None
+        self._held_until = -math.inf
+        self._subscriptions = Subscriptions()
+        self._settling: set[str] = set()  # their endings are on the way to the store
+        self._sweep_at = 0.0
+        self._idle_since = 0.0
+        self._faulty_since = math.inf
+        self._stands_back_until = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._local)
+
+    def __contains__(self, transaction_id: object) -> bool:
+        return transaction_id in self._local
+
+    # This process's payments, as in `Planner`
+
+    def track(self, transaction_id: str, now: float, *, is_new: bool, deadline: float) -> bool:
+        """Track a payment; return False if it is tracked already."""
+        if transaction_id in self._local:
+            return False
+        if "\x00" in transaction_id:
+            raise refuse("payment", "an id of the service")  # PostgreSQL has no such text
+        payment = self._local.add(transaction_id, now, is_new=is_new, deadline=deadline)
+        self._state(payment, now)
+        self._stir(now)
+        return True
+
+    def hint(self, transaction_id: str, now: float) -> bool:
+        """Note that a payment may have changed; return whether that brings a request of this process forward."""
+        if transaction_id not in self._local:
+            return False
+        if transaction_id in self._planner:
+            return self._planner.hint(transaction_id, now)
+        if transaction_id not in self._outgoing.hinted and self._hints.take(now):
+            self._outgoing.hinted.add(transaction_id)
+            self._stir(now)
+        return False
+
+    def give_up_at(self) -> float:
+        """Return the time at which the next payment is given up, infinite for never."""
+        return self._local.first_deadline()
+
+    def give_up(self, now: float) -> list[News]:
+        """Stop tracking the payments that are past their deadline."""
+        news = self._local.give_up(now)
+        for each in news:
+            self._outgoing.tracked.pop(each.transaction_id, None)
+            self._outgoing.withdrawn.add(each.transaction_id)
+        if news:
+            self._stir(now)
+        return news
+
+    # Requests
+
+    def may_send(self, now: float) -> bool:
+        """Return whether this process holds the lease for long enough that a request goes out in time."""
+        return now < self._held_until - self._fleet.ttl / 4
+
+    def failed(self, now: float) -> None:
+        """Note that a request failed: if all do for long, another process makes them."""
+        self._faulty_since = min(self._faulty_since, now)
+
+    def settle(self, endings: Iterable[News], rows: Iterable[Transaction]) -> None:
+        """Take the answer to a request. Its endings are handed out by the turn that stores them.
+
+        Args:
+            endings: Payments that it ended.
+            rows: All rows that the service showed.
+        """
+        self._faulty_since = math.inf
+        for each in endings:
+            self._settling.add(each.transaction_id)
+            self._local.saw(each.transaction_id, each.transaction)
+            self._outgoing.news.append(each)
+        for row in rows:
+            if row.is_final:
+                continue
+            self._local.saw(row.id, row)
+            news = News(transaction_id=row.id, transaction=row)
+            if self._subscriptions.is_wanted(news):
+                self._outgoing.news.append(news)
+        if self._outgoing.news:
+            self._stir(anyio.current_time())
+
+    # Exchange with the others
+
+    async def run(self) -> None:
+        """Keep the lease, exchange messages, and hand out results; for ever."""
+        while True:
+            now = anyio.current_time()
+            if self._turn_at <= now:
+                await self._take_turn()
+            elif self._peek_at <= now:
+                await self._peek()
+            else:
+                changed = self._changed
+                with anyio.CancelScope(deadline=min(self._turn_at, self._peek_at)):
+                    await changed.wait()
+
+    async def listen(self) -> None:
+        """Take a turn whenever the store notifies this process of a message; for ever, or until it cannot."""
+        while True:
+            try:
+                if not await self._fleet.listen():
+                    return
+                self._is_listening = True
+            except Exception:  # noqa: BLE001 (a peek finds the message, a little later)
+                self._is_listening = False
+                await anyio.sleep(_DEAF)
+                continue
+            if self._local or self._epoch is not None:
+                self._stir(max(anyio.current_time(), self._turned_at + _BREATH))
+
+    async def leave(self) -> None:
+        """Give the lease back, so that another process goes on at once. If the store fails, it runs out by itself."""
+        if self._has_failed or not self._has_joined:
+            return
+        # The poller's tasks have ended. Shielded: the block may be left by a cancellation, and news would be lost.
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._fleet.leave(self._outgoing.news)
+            except Exception as exc:  # noqa: BLE001 (it must not take the place of what ended the block)
+                logger.warning("the payments stay tracked for a while, the store failed: %s", _shown(exc))
+
+    # Inside
+
+    def _state(self, payment: LocalPayment, now: float) -> None:
+        """Add the statement that a payment is tracked to the next turn."""
+        at = self._utcnow()
+        self._outgoing.tracked[payment.id] = Followed(
+            transaction_id=payment.id,
+            follower=self._fleet.follower,
+            is_new=payment.is_new,
+            tracked_at=at - timedelta(seconds=now - payment.tracked_at),
+            until=at + timedelta(seconds=min(_HOLD, payment.deadline - now)),
+            has_deadline=payment.deadline < math.inf,
+        )
+
+    def _stir(self, at: float) -> None:
+        """Take a turn at a time, or as soon as the store may be tried again."""
+        at = max(at, self._not_before)
+        if at < self._turn_at:
+            self._turn_at = at
+            self._changed.set()
+            self._changed = anyio.Event()
+
+    async def _take_turn(self) -> None:
+        now = anyio.current_time()
+        if now >= self._renew_at:
+            self._renew_at = now + _HOLD / 2
+            for payment in self._local:
+                self._state(payment, now)
+        # During this turn other tasks add to the next one's messages. If it fails or is cancelled, both are joined.
+        sent, self._outgoing = self._outgoing, Outgoing()
+        self._turn_at = self._peek_at = math.inf
+        try:
+            incoming = await self._fleet.turn(
+                sent,
+                wants_lease=self._wants_lease(now),
+                wanted=self._local,
+                reads_on=len(self._local) > len(sent.tracked),
+            )
+        except BaseException as exc:
+            self._outgoing = sent.and_then(self._outgoing)
+            if not isinstance(exc, Exception):
+                raise
+            self._failed(exc)
+            return
+        if not self._has_joined:
+            self._has_joined = True
+            self._renew_at = now + _HOLD / 2
+        self._turned_at = now
+        self._works()
+        for news in sent.news:
+            if news.is_ending:
+                self._settling.discard(news.transaction_id)
+                self._subscriptions.end(news.transaction_id)
+        self._absorb(incoming, now)
+        self._schedule(incoming.lease_ends_at)
+
+    async def _peek(self) -> None:
+        self._peek_at = math.inf
+        try:
+            peek = await self._fleet.peek()
+        except Exception as exc:  # noqa: BLE001 (whatever it is, it must not end the poller)
+            self._failed(exc)
+            return
+        self._works()
+        if peek.has_news or (self._epoch is None and peek.lease_ends_at is None):
+            self._stir(anyio.current_time())
+        else:
+            self._schedule(peek.lease_ends_at)
+
+    def _wants_lease(self, now: float) -> bool:
+        if self._is_unwell(now):
+            return False
+        if self._local or self._subscriptions:
+            self._idle_since = now
+            return True
+        return self._epoch is not None and now < self._idle_since + self._fleet.linger
+
+    def _is_unwell(self, now: float) -> bool:
+        """Return whether to leave the lease to another process: this one has had no answer for long."""
+        if (
+            self._epoch is not None
+            and now > self._faulty_since + _UNWELL
+            and self._subscriptions.has_others_than(self._fleet.follower)
+        ):
+            logger.warning("no answer for %.0f s: another process makes the requests", now - self._faulty_since)
+            self._faulty_since = math.inf
+            self._stands_back_until = now + 2 * self._fleet.ttl
+        return now < self._stands_back_until
+
+    def _schedule(self, lease_ends_at: float | None) -> None:
+        """Set the times of the next turn and peek."""
+        now = anyio.current_time()
+        if self._outgoing:
+            self._stir(now)
+        poll = self._fleet.listening_poll if self._is_listening else self._fleet.poll
+        if self._epoch is not None:
+            self._stir(self._turned_at + self._fleet.ttl / 4)
+            self._peek_at = now + poll if self._subscriptions or self._local else math.inf
+        elif self._local:
+            self._stir(self._renew_at)
+            self._peek_at = min(now + poll, math.inf if lease_ends_at is None else max(now, lease_ends_at))
+        else:
+            self._peek_at = math.inf
+
+    def _absorb(self, incoming: Incoming, began: float) -> None:
+        """Take the messages of a turn that began at a time."""
+        if not incoming.holds:
+            self._held_until = -math.inf
+            self._track_nothing()
+            self._epoch = None
+        else:
+            # Counted from the beginning of the turn: the store gave the lease later, so it ends later, too.
+            self._held_until = began + self._fleet.ttl
+            if incoming.epoch != self._epoch:
+                self._track_nothing()
+                self._epoch = incoming.epoch
+                logger.debug("this process makes the requests for all")
+        endings = []
+        for news in incoming.news:
+            if news.is_ending:
+                self._subscriptions.end(news.transaction_id)
+                self._planner.forget(news.transaction_id)
+                if self._local.remove(news.transaction_id):
+                    endings.append(news)
+            else:
+                self._local.saw(news.transaction_id, news.transaction)
+        if incoming.holds:
+            self._track_all(incoming.followed)
+        self._hand_out(endings)
+        self._wake()
+
+    def _track_all(self, changes: Iterable[Followed]) -> None:
+        """Track the payments of all processes."""
+        now, utcnow = anyio.current_time(), self._utcnow()
+        for change in changes:
+            if change.transaction_id in self._settling:
+                continue  # its ending is on the way to the store
+            if not self._subscriptions.take(change, utcnow):
+                self._planner.forget(change.transaction_id)
+                continue
+            tracked_at = now - (utcnow - change.tracked_at).total_seconds()
+            self._planner.track(
+                change.transaction_id, now, is_new=change.is_new, deadline=math.inf, tracked_at=tracked_at
+            )
+            if change.is_hinted:
+                self._planner.hint(change.transaction_id, now)
+        if now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP
+            for transaction_id in self._subscriptions.expired(utcnow):
+                self._planner.forget(transaction_id)
+
+    def _track_nothing(self) -> None:
+        for transaction_id in self._subscriptions:
+            self._planner.forget(transaction_id)
+        self._subscriptions = Subscriptions()
+
+    def _failed(self, exc: Exception) -> None:
+        if not self._has_failed:
+            logger.warning("the poller waits for the store: %s", _shown(exc))
+        self._has_failed = True
+        now = anyio.current_time()
+        self._not_before = now + self._pause
+        self._pause = min(_PAUSES[1], 2 * self._pause)
+        self._turn_at = math.inf
+        self._stir(now)
+
+    def _works(self) -> None:
+        if self._has_failed:
+            logger.info("the store is back: the poller goes on")
+        self._has_failed = False
+        self._pause = _PAUSES[0]
+        self._not_before = -math.inf
+
+
+def _shown(exc: Exception) -> str:
+    return str(exc) if isinstance(exc, MobileMoneyError) else type(exc).__name__
