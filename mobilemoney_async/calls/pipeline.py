@@ -48,7 +48,7 @@ FRESH = 0.5
 _ONCE = RetryPolicy(max_attempts=1)
 
 
-class Journal(Protocol):
+class AttemptRecorder(Protocol):
     """Record of one call that moves money, on disk before the socket is touched."""
 
     async def sending(self, lives: float) -> float:
@@ -91,7 +91,7 @@ class _Call:
     content: Content | None
     lane: Priority
     idempotency_key: str | None = None
-    journal: Journal | None = None
+    recorder: AttemptRecorder | None = None
     facts: AnswerFacts | None = None
     ahead: bool = False
     retry: RetryPolicy | None = None
@@ -143,7 +143,7 @@ class Pipeline:
         body: dict[str, Any] | None = None,
         lane: Priority | None = None,
         idempotency_key: str | None = None,
-        journal: Journal | None = None,
+        recorder: AttemptRecorder | None = None,
         facts: AnswerFacts | None = None,
     ) -> T:
         """Make one call and return its answer.
@@ -155,7 +155,7 @@ class Pipeline:
             body: The JSON body.
             lane: Instead of the endpoint's own.
             idempotency_key: Of a create, for its errors.
-            journal: Of a create: records each attempt.
+            recorder: Of a create: records each attempt.
             facts: Filled in with the last answer, also where the call then fails.
 
         Raises:
@@ -170,7 +170,7 @@ class Pipeline:
             content=None if body is None else encode("json", body),
             lane=endpoint.lane if lane is None else lane,
             idempotency_key=idempotency_key,
-            journal=journal,
+            recorder=recorder,
             facts=facts,
         )
         del body  # it may hold a phone number, which a traceback with locals would show
@@ -257,11 +257,11 @@ class Pipeline:
         self.wire.check_open()
 
     async def _attempt(self, call: _Call) -> Any:
-        journal = call.journal
-        if journal is None:
+        recorder = call.recorder
+        if recorder is None:
             return await self._exchange(call)
         asked_at, written_at = anyio.current_time(), self.utcnow()
-        patience = await journal.sending(self.options.timeout)
+        patience = await recorder.sending(self.options.timeout)
         try:
             # By both clocks: the monotonic one stops while the machine sleeps.
             took = max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())
@@ -274,10 +274,10 @@ class Pipeline:
             lost: CallOutcome = "unknown" if call.flight is not None and call.flight.may_have_arrived else "not_sent"
             # Shielded, here and below: cancelled or not, the record learns the result of the attempt.
             with anyio.CancelScope(shield=True):
-                await journal.failed(lost if error is None else error.outcome, error)
+                await recorder.failed(lost if error is None else error.outcome, error)
             raise
         with anyio.CancelScope(shield=True):
-            await journal.answered(answer)
+            await recorder.answered(answer)
         return answer
 
     async def _exchange(self, call: _Call) -> Any:

@@ -245,7 +245,7 @@ class IdempotentCreates:
                 progress.attempts = attempts = _Attempts(self._store, request, expected, self._pipeline.utcnow)
                 try:
                     return await self._pipeline.call(
-                        endpoint, body=dict(body), idempotency_key=request.key, journal=attempts
+                        endpoint, body=dict(body), idempotency_key=request.key, recorder=attempts
                     )
                 except _TakenError:
                     continue
