@@ -1,4 +1,4 @@
-"""Callbacks: what they name is asked about soon, what they say is never believed, and what arrives never harms."""
+"""Callbacks: the payments they name are asked about soon, their content is never believed, and no body harms."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ SECRET = "a-path-nobody-can-guess"
 
 
 class Listener:
-    """A poller that only listens, and refuses what the real one refuses."""
+    """A poller that only listens, and refuses as the real one does."""
 
     def __init__(self) -> None:
         self.tracked: list[str] = []
@@ -50,13 +50,13 @@ async def pay(client: AsyncClient, key: str = "order-1") -> Acknowledgement:
     return await client.collections.create(phone_number=STUCK, amount=1000, idempotency_key=key)
 
 
-# What a callback is good for
+# Hints
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["transaction_id", "reference", "idempotency_key"])
 async def test_a_callback_under_any_name_makes_the_poller_look_at_once(name: str) -> None:
-    """A payment whose next look is far away is seen to be final a second after a callback has named it."""
+    """A payment with its next look far away is seen to be final a second after a callback has named it."""
     sandbox = Sandbox()
     async with sandbox.client() as client, client.poller() as poller:
         receiver = CallbackReceiver(poller)
@@ -111,7 +111,7 @@ async def test_a_payment_that_the_poller_follows_by_itself_is_hinted_too() -> No
 
 @pytest.mark.anyio
 async def test_a_callback_may_come_before_the_create_has_answered() -> None:
-    """What a callback named just before the payment was tracked is asked about at once, and not any time later."""
+    """A payment that a callback named just before it was tracked is asked about at once, and not any time later."""
     poller = Listener()
     receiver = CallbackReceiver(poller)
     await receiver.receive(b'{"external_id": "order 7"}')
@@ -227,7 +227,7 @@ async def test_a_check_that_does_not_say_true_says_no(said: object, caplog: pyte
 
 @pytest.mark.anyio
 async def test_a_body_that_is_too_large_is_not_read() -> None:
-    """What is longer than any sensible callback is refused before anybody looks at it."""
+    """A body longer than any sensible callback is refused unread."""
     poller = Listener()
     poller.track("T-1234")
     receiver = CallbackReceiver(poller)
@@ -248,7 +248,7 @@ async def test_a_closed_poller_is_no_error() -> None:
     assert (await receiver.receive(b"T-1234")).accepted
 
 
-# What is kept
+# Kept bodies
 
 
 @pytest.mark.anyio
@@ -302,7 +302,7 @@ async def test_nothing_is_kept_where_nothing_should_be() -> None:
     ],
 )
 def test_whole_values_are_found(body: bytes) -> None:
-    """A name of any characters is found as a whole value of JSON or of a form, however deep, telling fields first."""
+    """A name of any characters is found as a whole value of JSON or of a form, however deep, likely fields first."""
     assert "T/100 a" in candidates(body)
 
 
@@ -379,7 +379,7 @@ def test_any_callback_is_answered(bodies: list[bytes], headers: list[tuple[bytes
 @given(st.text(min_size=1, max_size=200).filter(lambda text: bool(text.strip()) and "\x00" not in text), json_values)
 @settings(max_examples=examples(60))
 def test_any_name_is_found_in_json(name: str, rest: object) -> None:
-    """Whatever an id looks like, and whatever is around it, the callback that names it under a telling field counts."""
+    """Any id, within any other content, counts if the callback names it under a likely field."""
     assert name.strip() in candidates(json.dumps({"rest": rest, "transaction_id": name}).encode())
 
 
@@ -410,7 +410,7 @@ def test_a_secret_may_be_a_secret() -> None:
 
 
 def test_blank_names_are_refused() -> None:
-    """A name that could stand for anything is refused, before the payment is tracked."""
+    """A blank name is refused, before the payment is tracked."""
     poller = Listener()
     with pytest.raises(InvalidRequest):
         CallbackReceiver(poller).track("T-1", " ")

@@ -78,7 +78,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 class TestMaking:
     @pytest.mark.parametrize(("argument", "change"), REFUSED, ids=repr)
     def test_an_odd_argument_is_refused_by_name(self, argument: str, change: dict[str, Any]) -> None:
-        """A mistake in the configuration is told at once, by name and without its value."""
+        """A mistake in the configuration is reported at once, by name and without its value."""
         arguments: dict[str, Any] = {"base_url": BASE_URL, "auth": "token"} | change
         with pytest.raises(InvalidRequest) as caught:
             AsyncClient(**arguments)
@@ -101,7 +101,7 @@ class TestMaking:
             gc.collect()
 
     def test_its_signature_reads_well(self) -> None:
-        """An option that was not given is not None, and `help()` says so."""
+        """An option that was not given is not None, and `help()` shows it."""
         assert "timeout: 'float | _Unset' = <unset>" in str(inspect.signature(AsyncClient.with_options))
 
     def test_its_repr_shows_no_secret(self) -> None:
@@ -112,7 +112,7 @@ class TestMaking:
 @pytest.mark.anyio
 class TestTheCallersOwn:
     async def test_a_transport_stays_open(self) -> None:
-        """What you made, you close."""
+        """You close your own transport."""
         service = Service(always({}))
         async with AsyncClient(BASE_URL, auth="token", transport=service) as client:
             await client.users.profile()
@@ -236,7 +236,7 @@ class TestFromEnv:
     @pytest.mark.anyio
     @pytest.mark.real_time
     async def test_a_store_of_one_s_own_wins(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """`store=None` makes a client without one, whatever the environment says."""
+        """`store=None` makes a client without one, whatever the environment holds."""
         monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
         monkeypatch.setenv("MOBILEMONEY_TOKEN", "token")
         monkeypatch.setenv("MOBILEMONEY_STORE", "nonsense")
@@ -258,7 +258,7 @@ class TestFromEnv:
         assert type(client.with_options(timeout=1)) is Mine
 
 
-# What an interpreter does in which somebody has not installed an extra.
+# A program in an interpreter without an extra.
 WITHOUT = """
 import sys
 
@@ -305,7 +305,7 @@ class TestExtras:
     def test_only_what_needs_an_extra_asks_for_it(
         self, blocked: list[str], url: str, options: dict[str, Any], said: str
     ) -> None:
-        """Without SQLAlchemy everything but a store works, and a store's error says which extra to install."""
+        """Without SQLAlchemy everything but a store works, and a store's error names the extra to install."""
         code = f"BLOCKED, URL, OPTIONS = {blocked!r}, {url!r}, {options!r}\n{WITHOUT}{WITHOUT_A_STORE}"
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
         assert ran.returncode == 0, ran.stderr
@@ -314,13 +314,13 @@ class TestExtras:
         assert f'pip install "{said}"' in error if said else not error
 
     def test_the_import_takes_no_database_along(self) -> None:
-        """Who has no store pays nothing for it."""
+        """A program without a store pays nothing for it."""
         code = "import sys, mobilemoney_async; print({*sys.modules} & {'sqlalchemy', 'psycopg', 'cryptography'})"
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
         assert ran.stdout == "set()\n"
 
     def test_the_client_is_imported_without_what_few_programs_use(self) -> None:
-        """Who neither listens to events, nor logs in, nor follows many payments pays nothing for them at the start."""
+        """A program pays nothing at the start for events, logins or pollers that it does not use."""
         rare = {"events", "calls.instrumentation", "calls.logins", "polling.poller"}
         unwanted = {"cattrs", *(f"mobilemoney_async.{module}" for module in rare)}
         code = f"import sys; from mobilemoney_async import AsyncClient; print({{*sys.modules}} & {unwanted!r})"
@@ -332,7 +332,7 @@ class TestExtras:
 @pytest.mark.real_time
 class TestStore:
     async def test_without_a_store_there_are_no_payments(self) -> None:
-        """The error says what a client needs."""
+        """The error names the missing store."""
         async with connect(always({})) as (client, _):
             with pytest.raises(InvalidRequest, match=r"^payments needs a client with a store"):
                 _ = client.payments
@@ -375,7 +375,7 @@ class TestStore:
             assert len(service.requests) == 1
 
     async def test_a_store_outlives_its_clients(self, tmp_path: Path) -> None:
-        """What you made stays yours: a store serves the next client, and remembers."""
+        """Your store stays yours: it serves the next client, and remembers."""
         store = SQLStore(sqlite_url(tmp_path))
         sent = []
         for _ in range(2):
@@ -575,7 +575,7 @@ class TestRequest:
     async def test_the_effect_decides_what_is_repeated(
         self, effect: Any, requests: int, kind: type[MobileMoneyError]
     ) -> None:
-        """A search by POST may be repeated once you say that it reads."""
+        """A search by POST may be repeated once you declare that it reads."""
         async with connect(always({}, 502)) as (client, service):
             with pytest.raises(kind):
                 await client.request("POST", "/search", json={}, effect=effect)
@@ -605,7 +605,7 @@ class TestClosing:
         await client.aclose()
 
     async def test_a_closed_client_refuses_calls(self) -> None:
-        """A use after the end is told as such, with nothing sent."""
+        """A use after the end is reported as such, with nothing sent."""
         async with connect(always({})) as (client, service):
             pager = client.transactions.list()
         for act in (

@@ -1,4 +1,4 @@
-"""Every error says what became of the request, travels between processes, and gives nothing secret away."""
+"""Every error holds the result of the request, travels between processes, and gives nothing secret away."""
 
 import copy
 import datetime as dt
@@ -82,7 +82,7 @@ ERRORS: list[MobileMoneyError] = [
     WaitTimeout("not final after 5 s", transaction_id="t-1", transaction=SEEN),
     StoreError("the store failed", outcome="not_sent"),
     IdempotencyConflict("the key was used", idempotency_key="k-1"),
-    DuplicateSuspected("a twin is unknown", other_key="k-2"),
+    DuplicateSuspected("a duplicate is unknown", other_key="k-2"),
 ]
 
 
@@ -124,7 +124,7 @@ def test_it_travels_whole_and_without_its_cause(error: MobileMoneyError, way: Ca
 
 
 def test_a_note_travels_along() -> None:
-    """What the caller adds to an error is kept."""
+    """A caller's addition to an error is kept."""
     error = TransactionNotFound("no", status_code=404)
     error.add_note("while closing order 7")
     assert by_pickle(pickle.HIGHEST_PROTOCOL)(error).__notes__ == ["while closing order 7"]
@@ -156,7 +156,7 @@ TREE: dict[type[MobileMoneyError], tuple[type[BaseException], ...]] = {
 
 
 def test_the_tree_is_as_drawn() -> None:
-    """An `except` clause catches what the drawing at the top of the file says, and no more."""
+    """An `except` clause catches the classes in the drawing at the top of the file, and no more."""
     assert {type(error): type(error).__bases__ for error in ERRORS} == TREE
 
 
@@ -168,7 +168,7 @@ def test_the_drawing_names_every_class() -> None:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_the_outcome_follows_from_the_class(error: MobileMoneyError) -> None:
-    """`refused` and `not_sent` mean that no money moved; whatever is not sure says so."""
+    """`refused` and `not_sent` mean that no money moved; everything else is `unknown`."""
     exceptions = {
         InvalidRequest: "not_sent",
         ServerError: "unknown",
@@ -180,7 +180,7 @@ def test_the_outcome_follows_from_the_class(error: MobileMoneyError) -> None:
 
 
 def test_an_api_error_reads_as_code_status_and_text() -> None:
-    """One line in a log says what the service said."""
+    """One line in a log holds the service's answer."""
     assert str(APIError("no balance", status_code=400, code="LOW")) == "LOW (HTTP 400): no balance"
     assert str(RateLimitExceeded("", status_code=429)) == "RateLimitExceeded (HTTP 429)"
     error = TransactionNotFound("no such payment", status_code=404, code="TRANSACTION_NOT_FOUND")
@@ -189,7 +189,7 @@ def test_an_api_error_reads_as_code_status_and_text() -> None:
 
 
 def test_a_wait_that_ran_out_is_a_timeout_error() -> None:
-    """`except TimeoutError` works as for any wait, and the error still holds what was last seen."""
+    """`except TimeoutError` works as for any wait, and the error still holds the last state seen."""
     with pytest.raises(TimeoutError, match="not final") as caught:
         raise WaitTimeout("not final", transaction_id="t-1", transaction=SEEN)
     assert isinstance(caught.value, WaitTimeout)

@@ -1,4 +1,4 @@
-"""What `on_event` is told, and that it cannot do harm."""
+"""Events of a client, and that their handler cannot do harm."""
 
 import logging
 import pickle
@@ -65,7 +65,7 @@ async def test_a_refusal_is_told_from_a_failure() -> None:
 
 
 async def test_waiting_for_the_limit_is_an_event() -> None:
-    """How long the limit holds requests up can be plotted."""
+    """You can plot the time that requests wait for the limit."""
     events: list[Event] = []
     limiter = RateLimiter(per_minute=60, burst=1)
     async with make_client(FakeTransport(), rate_limiter=limiter, on_event=events.append) as client:
@@ -107,7 +107,7 @@ async def test_a_login_that_is_cut_short_is_not_told_as_a_success() -> None:
 
 
 async def test_a_payment_of_which_nobody_knows_is_an_event() -> None:
-    """What a person may have to look at is told once, with its key and without its phone number."""
+    """An unknown payment is reported once, with its key and without its phone number."""
     events: list[Event] = []
     async with make_client(FakeTransport(script(GARBAGE)), on_event=events.append) as client:
         with pytest.raises(OutcomeUnknown):
@@ -123,7 +123,7 @@ PENDING = (PaymentFollowed, PaymentFinal, PaymentGivenUp, PollerAsked, PollerClo
 
 
 def pending(events: list[Event]) -> list[int]:
-    """Return how many payments a poller followed, each time that it said so."""
+    """Return the number of payments that a poller followed, at each of its events."""
     return [event.pending for event in events if isinstance(event, PENDING)]
 
 
@@ -208,7 +208,7 @@ async def test_the_path_of_a_call_of_ones_own_shows_no_id(
 
 
 async def test_a_handler_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A broken metric does not break a payment; the log says so."""
+    """A broken metric does not break a payment; it is logged."""
 
     def fail(event: Event) -> None:
         raise ZeroDivisionError

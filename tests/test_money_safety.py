@@ -1,4 +1,4 @@
-"""The promise of the whole: under any faults, one create moves money once at most, and nobody is told otherwise."""
+"""The promise of the whole: under any faults, one create moves money once at most, and no report says otherwise."""
 
 import random
 from collections import Counter
@@ -113,7 +113,7 @@ async def test_following_survives_the_same_faults(seed: int) -> None:
 
 
 async def test_at_full_use_of_the_limit_nothing_is_rejected() -> None:
-    """Ten minutes of saturation use 99 % of what the strictest reading of the limit allows, without a rejection."""
+    """Ten minutes of saturation use 99 % of the strictest reading of the limit, without a rejection."""
     sandbox = Sandbox(choices=Choices(latency=0.05))
 
     async def work(client: AsyncClient) -> None:

@@ -73,7 +73,7 @@ def test_they_are_sorted_and_exist() -> None:
 
 
 def test_nothing_else_is_public() -> None:
-    """What is not listed is a module, or has an underscore before it."""
+    """A name that is not listed is a module, or has an underscore before it."""
     others = {
         name
         for name, value in vars(mobilemoney_async).items()

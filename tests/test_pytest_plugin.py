@@ -76,7 +76,7 @@ def run_pytest(folder: Path, *arguments: str, **files: str) -> dict[str, int]:
 
 
 def test_the_recipes_pass_under_anyio_on_both_loops(tmp_path: Path) -> None:
-    """Whoever copies the recipes of the docs has tests that pass, in virtual time, on asyncio and trio."""
+    """The recipes of the docs are tests that pass, in virtual time, on asyncio and trio."""
     tests = RECIPES.count("async def test_")
     assert tests == 9
     ended = run_pytest(tmp_path, "-p", "anyio.pytest_plugin", conftest=ANYIO_CONFTEST, test_recipes=RECIPES)

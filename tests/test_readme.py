@@ -61,7 +61,7 @@ def test_the_start_of_the_readme_has_everything_for_a_newcomer() -> None:
 
 
 def test_only_what_needs_an_account_is_not_run() -> None:
-    """All blocks run except one, which says why it cannot."""
+    """All blocks run except one, which names its reason."""
     assert len(BLOCKS) == README.count("```python") == 6
     assert len(RUNNABLE) == 5
 

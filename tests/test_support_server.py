@@ -1,4 +1,4 @@
-"""The scriptable server does what a test tells it, and records what arrived."""
+"""The scriptable server follows a test's script, and records the requests."""
 
 import socket
 from collections.abc import Awaitable, Callable

@@ -51,7 +51,7 @@ def client(**options: Any) -> AsyncClient:
 
 @pytest.mark.anyio
 async def test_every_endpoint_of_a_payment_has_a_route(routes: Routes) -> None:
-    """What a test puts into an answer comes out of the client as its own types."""
+    """The values that a test puts into an answer come out of the client as its own types."""
     routes.login(login_answer("issued-by-the-test"))
     routes.create_collection(acknowledgement_answer("tx-1", amount=Decimal(15_000)))
     routes.create_disbursement(acknowledgement_answer("tx-2", status_code="PROCESSING", reference="REF-9"))
@@ -127,7 +127,7 @@ async def test_a_rejection_says_when_to_come_again(routes: Routes) -> None:
 
 @pytest.mark.anyio
 async def test_a_code_outside_the_contract_needs_a_status(routes: Routes) -> None:
-    """A merchant may pin what the service really answers, once that is known."""
+    """A merchant may pin the service's real answer, once that is known."""
     with pytest.raises(InvalidRequest, match="status"):
         error_answer("AMOUNT_TOO_LARGE")
     routes.create_collection(error_answer("AMOUNT_TOO_LARGE", status=422))

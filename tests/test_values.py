@@ -1,4 +1,4 @@
-"""Arguments are normalised, or refused by name and without a word of what they held."""
+"""Arguments are normalised, or refused by name and without their value."""
 
 import copy
 import datetime as dt
@@ -110,7 +110,7 @@ class TestAmounts:
         ids=lambda value: f"{type(value).__name__}:{str(value)[:12]!r}",
     )
     def test_everything_else_is_refused_by_name(self, amount: Any) -> None:
-        """What is not a positive whole number is refused before it can become money."""
+        """Anything but a positive whole number is refused before it can become money."""
         with pytest.raises(InvalidRequest) as caught:
             normalise_amount(amount)
         assert caught.value.argument == "amount"
@@ -119,7 +119,7 @@ class TestAmounts:
     @given(st.one_of(st.text(), st.decimals(), st.integers()))
     @settings(deadline=None)
     def test_any_value_is_taken_exactly_or_refused(self, amount: str | Decimal | int) -> None:
-        """No value is rounded: what is taken is the number that was given."""
+        """No value is rounded: the number is taken as it was given."""
         try:
             digits = normalise_amount(amount)
         except InvalidRequest:
@@ -165,7 +165,7 @@ class TestPhoneNumbers:
         ],
     )
     def test_everything_else_is_refused_without_guessing(self, number: Any) -> None:
-        """No prefix is added and no digit dropped: money must not go to a number that nobody wrote."""
+        """No prefix is added and no digit dropped: money must not go to a number that you did not write."""
         with pytest.raises(InvalidRequest, match=r"^phone_number must be ") as caught:
             normalise_phone_number(number)
         assert "68000" not in str(caught.value)
@@ -176,7 +176,7 @@ class TestPhoneNumbers:
         assert caught.value.argument == "recipient"
 
     def test_the_mask_shows_network_and_last_digits(self) -> None:
-        """A log line still tells numbers apart for whoever knows them."""
+        """In a log line, different known numbers still look different."""
         assert mask_phone_number("+255680000001") == "+25568…001"
         assert mask_phone_number("+12345678") == "+12…78"
         assert mask_phone_number("123456") == "…"
@@ -194,7 +194,7 @@ class TestRedaction:
     @given(st.text(max_size=40), phone_numbers, st.text(max_size=40), st.sampled_from(["", " ", "-"]))
     @settings(deadline=None)
     def test_a_whole_phone_number_never_survives(self, before: str, number: str, after: str, between: str) -> None:
-        """Whatever the service says around a number, its digits do not come through whole."""
+        """In any text of the service around a number, its digits do not come through whole."""
         written = number[:4] + between + number[4:7] + between + number[7:]
         shown = redact(before + written + after, 1000)
         assert number[1:] not in re.sub("[ -]", "", shown)
@@ -268,7 +268,7 @@ class TestSecrets:
         assert bool(Secret(one)) is bool(one)
 
     def test_lone_surrogates_are_told_apart(self) -> None:
-        """Even texts that cannot be encoded compare by what they are."""
+        """Even texts that cannot be encoded compare by their characters."""
         assert Secret("\ud800") == Secret("\ud800")
         assert Secret("\ud800") != Secret("\ud801")
         assert Secret("\ud800") != "?"
@@ -282,7 +282,7 @@ class TestSecrets:
             Secret(b"hunter2")  # type: ignore[arg-type]
 
     def test_it_has_no_attributes_to_look_into(self) -> None:
-        """What dumps an object's attributes finds nothing."""
+        """A dump of an object's attributes finds nothing."""
         with pytest.raises(TypeError):
             vars(Secret("hunter2"))
 

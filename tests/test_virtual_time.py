@@ -57,7 +57,7 @@ async def test_time_stands_still_while_tasks_run() -> None:
 
 @pytest.mark.anyio
 async def test_a_time_out_fires_when_nothing_else_can_happen() -> None:
-    """A wait for what never comes ends by its time-out, at the second."""
+    """A wait for an event that never comes ends by its time-out, at the second."""
     start = anyio.current_time()
     with pytest.raises(TimeoutError), anyio.fail_after(30):
         await anyio.Event().wait()
@@ -167,7 +167,7 @@ async def test_time_goes_on_when_the_last_of_several_threads_is_done() -> None:
 
 @pytest.mark.anyio
 async def test_a_cancelled_task_leaves_its_thread_to_its_end_and_the_clock_sound() -> None:
-    """Work that has begun is done, though nobody waits for it any more; afterwards time jumps as before."""
+    """Work that has begun is done, though no task waits for it any more; afterwards time jumps as before."""
     done = threading.Event()
     began = threading.Event()
 
@@ -252,7 +252,7 @@ def test_an_unknown_backend_is_refused() -> None:
 
 
 def test_asyncio_needs_no_trio(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who tests on asyncio alone need not install trio."""
+    """Tests on asyncio alone need no trio."""
     real_import = builtins.__import__
 
     def no_trio(name: str, *args: Any) -> Any:

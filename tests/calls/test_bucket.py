@@ -14,7 +14,7 @@ JITTER = 0.5
 
 
 class StrictService:
-    """Counts "60 a minute, bursts of 10" in every way that a service may, and says what it would reject.
+    """Counts "60 a minute, bursts of 10" in every way that a service may, and returns the rejections.
 
     Exact: floats are fractions, so nothing is forgiven by rounding.
     """
@@ -26,7 +26,7 @@ class StrictService:
         self._limit = per_minute * window // 60
 
     def rejections(self, arrivals: list[float], emptied: list[tuple[float, int]] | None = None) -> list[str]:
-        """Return which reading rejects something; `emptied` says when the bucket held how much, and no more."""
+        """Return the readings that reject something; `emptied` holds times and the most that the bucket held then."""
         times = sorted(map(Fraction, arrivals))
         readings = {
             "bucket": self._overdraws(times, [(Fraction(at), left) for at, left in emptied or []]),
@@ -119,7 +119,7 @@ operations = st.lists(st.tuples(kinds, gaps, delays), max_size=100)
 @example([("take", 0.0, 0.0)] * 10 + [("hold and undo", 0.0, 0.0)] + [("take", 0.0, 0.0)] * 20)
 @example([("hold", 5.0, 0.0)] * 3 + [("take", 0.0, 0.0)] * 70)
 def test_taking_back_and_holding_keep_the_law(steps: list[Operation]) -> None:
-    """After places were given back and the service said "hold", still nothing is rejected; a hold holds everybody."""
+    """After places were given back and a hold of the service, still nothing is rejected; a hold is for all requests."""
     bucket, now = make_bucket(), 0.0
     arrivals: list[float] = []
     holds: list[tuple[float, int]] = []
@@ -148,7 +148,7 @@ def test_taking_back_and_holding_keep_the_law(steps: list[Operation]) -> None:
 @example([(0.0, 0.0, None, 0.0)] * 5 + [(0.0, 0.0, 9, 3.0)] * 5 + [(0.0, 0.0, None, 0.0)] * 20)
 @example([(30.0, JITTER, None, 0.0)] + [(0.0, 0.0, None, 0.0)] * 9 + [(0.0, 0.0, 8, 0.0)] + [(0.0, 0.0, None, 0.0)] * 9)
 def test_places_given_back_in_any_order_keep_the_law(steps: list[tuple[float, float, int | None, float]]) -> None:
-    """Of the last places any may turn out not to have been used, also when the bucket was kept elsewhere meanwhile."""
+    """Of the last places any may turn out not to have been used, also when the bucket was stored in between."""
     bucket, now = make_bucket(), 0.0
     granted: list[tuple[float, float]] = []
     holds: list[tuple[float, int]] = []
@@ -235,7 +235,7 @@ def test_a_shorter_hold_does_not_end_a_longer_one() -> None:
 
 
 def test_a_hold_forgets_nothing_that_the_bucket_knew() -> None:
-    """A hold shorter than what the burst costs does not shorten that."""
+    """A hold shorter than the cost of the burst does not shorten that."""
     held, plain = make_bucket(), make_bucket()
     for bucket in (held, plain):
         for _ in range(10):

@@ -134,7 +134,7 @@ async def test_while_it_connects() -> None:
 
 @asynccontextmanager
 async def served(*first: Reply) -> AsyncIterator[tuple[Server, AsyncClient]]:
-    """Serve replies in turn, then as a healthy service does; with a client whose pool is real."""
+    """Serve replies in turn, then as a healthy service does; with a client that has a real pool."""
     async with serve(replies(*first)) as server, make_client(base_url=server.base_url) as client:
         yield server, client
 
@@ -226,7 +226,7 @@ async def test_a_transport_that_cannot_close_does_not_swallow_the_cancellation()
 
 @asyncio_only
 async def test_a_task_that_is_cancelled_by_asyncio_itself_ends_cancelled() -> None:
-    """`task.cancel()`, which says so only once, is not mistaken for a failed connection."""
+    """`task.cancel()`, which is raised only once, is not mistaken for a failed connection."""
     transport = FakeTransport(script(Hang()))
     client = make_client(transport)
     task = asyncio.create_task(pay(client))
@@ -238,7 +238,7 @@ async def test_a_task_that_is_cancelled_by_asyncio_itself_ends_cancelled() -> No
 
 
 async def test_cancelled_waiters_of_the_limiter_leave_the_whole_limit_to_the_rest() -> None:
-    """A thousand payments that were given up while they waited cost nobody a place."""
+    """A thousand payments that were given up while they waited cost no other a place."""
     transport = FakeTransport()
     client = make_client(transport)
     with anyio.move_on_after(20):

@@ -1,4 +1,4 @@
-"""Time-outs and deadlines: exact, and honest about what became of the request."""
+"""Time-outs and deadlines: exact, and honest about the result of the request."""
 
 import gc
 import socket
@@ -52,7 +52,7 @@ async def look_up(client: AsyncClient) -> None:
 
 
 class Stopwatch:
-    """Tells how long something took, on the loop's clock."""
+    """Stopwatch on the loop's clock."""
 
     def __init__(self) -> None:
         self.start = anyio.current_time()
@@ -200,7 +200,7 @@ left_in_the_handshake = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarn
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port that takes connections and never says a word."""
+    """A port that takes connections and never sends a byte."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
     gc.collect()
@@ -211,7 +211,7 @@ def silent_port() -> Iterator[int]:
 async def test_a_create_that_is_still_connecting_was_not_sent(silent_port: int, limit: str, seconds: float) -> None:
     """A TLS handshake that never ends has carried no request: provable, so no OutcomeUnknown.
 
-    Connecting has 95 % of the time-out, so that the pool can say which phase it was.
+    Connecting has 95 % of the time-out, so that the pool can name the phase.
     """
     options: dict[str, Any] = {"timeout": 30.0, limit: 10.0}
     async with make_client(base_url=f"https://127.0.0.1:{silent_port}/v1", retry=ONCE, **options) as client:
@@ -245,7 +245,7 @@ async def test_a_connection_that_never_comes_is_tried_again() -> None:
 
 
 async def test_no_free_connection_means_not_sent() -> None:
-    """When the hundred connections of the pool are all waiting for answers, the next create was not sent."""
+    """If all hundred connections of the pool are all waiting for answers, the next create was not sent."""
     outcomes: list[str] = []
 
     async def one(client: AsyncClient) -> None:

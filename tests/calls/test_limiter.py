@@ -42,7 +42,7 @@ class Queue:
         return [at for _, at in self.turns]
 
     def is_in_order(self) -> bool:
-        """Return whether everybody had a turn, in the order of arrival; trio shuffles those of one moment."""
+        """Return whether all had a turn, in the order of arrival; trio shuffles those of one moment."""
         turns = dict(self.turns)
         times = [turns[name] for name in self.arrived]
         return times == sorted(times)
@@ -104,7 +104,7 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_place(
     holds: list[tuple[float, float]],
     strikes: dict[int, list[int]],
 ) -> None:
-    """Whoever comes and leaves: both readings of the limit hold, who stays is served, and no place is lost."""
+    """Under any arrivals and cancellations both readings hold, all others are served, and no place is lost."""
 
     async def main() -> None:
         limiter = Interfering()
@@ -138,7 +138,7 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_place(
             held.append((now, now + length))
 
         held: list[tuple[float, float]] = []
-        with anyio.fail_after(12 + 1.2 * len(arrivals) + 12 + 12):  # nobody waits for ever
+        with anyio.fail_after(12 + 1.2 * len(arrivals) + 12 + 12):  # no request waits for ever
             async with anyio.create_task_group() as tasks:
                 for arrival in arrivals:
                     tasks.start_soon(wait, *arrival)
@@ -194,7 +194,7 @@ async def test_first_come_first_served_inside_a_lane() -> None:
 
 @pytest.mark.anyio
 async def test_lanes_are_served_in_the_order_of_their_priority() -> None:
-    """PAYMENT goes before LOOKUP, LOOKUP before POLL, POLL before BULK, whoever came first."""
+    """PAYMENT goes before LOOKUP, LOOKUP before POLL, POLL before BULK, in any order of arrival."""
     queue = Queue(RateLimiter())
     await queue.use_up()
     async with anyio.create_task_group() as tasks:
@@ -225,7 +225,7 @@ async def test_a_payment_does_not_wait_behind_queued_lookups() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize(("lane", "patience"), [(LOOKUP, 10), (POLL, 10), (BULK, 30)])
 async def test_no_lane_starves_under_saturating_payments(lane: Priority, patience: float) -> None:
-    """A lookup and a poll wait 10 s at most, bulk work 30 s, beyond the pauses that the window forces on everybody."""
+    """A lookup and a poll wait 10 s at most, bulk work 30 s, beyond the pauses that the window forces on all."""
     queue = Queue(RateLimiter())
     waits: list[tuple[float, float]] = []
 
@@ -247,13 +247,13 @@ async def test_no_lane_starves_under_saturating_payments(lane: Priority, patienc
         turns = [begin, *(at for at in queue.times if begin < at <= end)]
         pauses = sum(max(0.0, later - sooner - 1) for sooner, later in itertools.pairwise(turns))
         assert end - begin <= patience + pauses + 1e-6
-    # Ten seconds is also about what it gets: payments keep nine tenths of the limit.
+    # It gets about ten seconds: payments keep nine tenths of the limit.
     assert queue.names.count("other") <= len(queue.turns) * 1 / (patience - 2) + 1
 
 
 @pytest.mark.anyio
 async def test_every_lane_moves_when_all_are_full() -> None:
-    """With all four lanes saturated, payments get most of the limit and everybody else a share."""
+    """With all four lanes saturated, payments get most of the limit and every other lane a share."""
     queue = Queue(RateLimiter())
 
     async def keep_going(lane: Priority) -> None:
@@ -275,7 +275,7 @@ async def test_every_lane_moves_when_all_are_full() -> None:
 
 @pytest.mark.anyio
 async def test_ahead_goes_to_the_head_of_its_lane() -> None:
-    """What everybody in a lane depends on (a login) does not queue behind them."""
+    """A request that a whole lane depends on (a login) does not queue behind it."""
     queue = Queue(RateLimiter())
     await queue.use_up()
     async with anyio.create_task_group() as tasks:
@@ -291,7 +291,7 @@ async def test_ahead_goes_to_the_head_of_its_lane() -> None:
 
 @pytest.mark.anyio
 async def test_a_hold_holds_everybody_exactly_as_long_and_then_goes_on_steadily() -> None:
-    """After a rejection nobody goes before `retry_after` has passed; then one at once, and one a second."""
+    """After a rejection no request goes before `retry_after` has passed; then one at once, and one a second."""
     queue = Queue(RateLimiter())
     async with anyio.create_task_group() as tasks:
         for lane in Priority:
@@ -338,7 +338,7 @@ async def test_cancelled_waiters_use_nothing_up() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("leaver", range(5))
 async def test_whoever_leaves_the_line_the_rest_keep_their_times(leaver: int) -> None:
-    """The one that keeps the time, the first, the last: any waiter may leave and nobody notices."""
+    """The one that keeps the time, the first, the last: any waiter may leave without a delay for the others."""
     queue = Queue(RateLimiter())
     await queue.use_up()
     scopes = [anyio.CancelScope() for _ in range(5)]
@@ -363,7 +363,7 @@ async def late_waiter(before: int = 10) -> AsyncIterator[tuple[Queue, list[Calla
     """Put a waiter in line that is cancelled in the moment of its turn, and run until the line is empty.
 
     Yields:
-        The line, in which a "keeper" waits too, behind all others; and what else shall happen in that moment.
+        The line, in which a "keeper" waits too, behind all others; and the actions of that moment.
     """
     limiter = Interfering()
     queue = Queue(limiter)
@@ -392,7 +392,7 @@ async def late_waiter(before: int = 10) -> AsyncIterator[tuple[Queue, list[Calla
 
 
 async def start(queue: Queue, name: object, lane: Priority = LOOKUP) -> None:
-    """Put somebody in line."""
+    """Put a waiter in line."""
     assert queue.tasks is not None
     queue.tasks.start_soon(queue.wait, name, lane)
     await settle()
@@ -412,7 +412,7 @@ async def test_a_turn_that_comes_too_late_goes_to_the_next_in_line(others: int) 
 
 @pytest.mark.anyio
 async def test_a_turn_that_comes_back_is_not_given_away_during_a_hold() -> None:
-    """If the service says "hold" while a cancelled waiter gives its place back, nobody goes before the hold ends."""
+    """If the service asks for a hold while a cancelled waiter gives its place back, no request goes before its end."""
     async with late_waiter() as (queue, interference):
         interference.append(lambda: queue.limiter.hold(30))
         await start(queue, "next")
@@ -450,7 +450,7 @@ async def test_thousands_of_waiters_are_served_in_order_on_one_timer() -> None:
 
 @pytest.mark.anyio
 async def test_async_with_takes_one_place() -> None:
-    """`async with limiter` paces anybody's own requests, like other limiters, and lets errors out."""
+    """`async with limiter` paces your own requests, like other limiters, and lets errors out."""
     limiter = RateLimiter(per_minute=60, burst=2)
     for _ in range(2):
         assert limiter.has_capacity()
@@ -512,7 +512,7 @@ def test_a_limiter_may_go_on_in_another_kind_of_loop() -> None:
     ],
 )
 def test_a_limit_of_nonsense_is_refused(options: dict[str, Any]) -> None:
-    """A limiter says at once what it cannot keep, and names the argument."""
+    """A limiter refuses an impossible limit at once, and names the argument."""
     with pytest.raises(InvalidRequest) as caught:
         RateLimiter(**options)
     assert caught.value.argument in options
@@ -520,7 +520,7 @@ def test_a_limit_of_nonsense_is_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.anyio
 async def test_another_rate_is_kept_as_well() -> None:
-    """A merchant with another limit says so."""
+    """A merchant with another limit sets it."""
     queue = Queue(RateLimiter(per_minute=600, burst=20))
     with anyio.move_on_after(60):
         while True:

@@ -1,4 +1,4 @@
-"""What is logged, and what never is: one line an attempt, and no secret in any log, repr or traceback with locals."""
+"""Logs: one line an attempt, and no secret in any log, repr or traceback with locals."""
 
 import logging
 import traceback
@@ -74,7 +74,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 async def test_one_line_for_each_attempt(lines: Callable[[], list[str]]) -> None:
-    """Method, path template, status, duration, attempt: enough to see what went on, and no id."""
+    """Method, path template, status, duration, attempt: enough to follow a call, and no id."""
     transport = FakeTransport(script(Response(503), httpx.ReadError("x"), Response(503)))
     client = make_client(transport, retry=RetryPolicy(first_delay=0))
     await look_up(client)

@@ -143,7 +143,7 @@ async def test_a_lookup_without_an_answer_is_made_again(reply: Reply, kind: type
 
 @silences
 async def test_a_lookup_gives_up_after_its_attempts(reply: Reply, kind: type[MobileMoneyError]) -> None:
-    """A read that never has an answer raises what went wrong, after `max_attempts` requests."""
+    """A read that never has an answer raises its last error, after `max_attempts` requests."""
     handler = replies(*[reply] * 10)
     retry = RetryPolicy(max_attempts=3)
     async with serve(handler) as server, make_client(base_url=server.base_url, retry=retry) as client:
@@ -172,7 +172,7 @@ def closed_port() -> Iterator[int]:
 
 @pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup"), pytest.param(verify, id="session")])
 async def test_whatever_was_refused_a_connection_was_not_sent(call: Call, closed_port: int) -> None:
-    """A service that is down is asked `max_attempts` times; then a create says that no money moved."""
+    """A service that is down is asked `max_attempts` times; then the error of a create means that no money moved."""
     start = anyio.current_time()
     async with make_client(base_url=f"http://127.0.0.1:{closed_port}/v1") as client:
         with pytest.raises(ConnectionFailed) as caught:
@@ -204,7 +204,7 @@ async def test_a_rate_limited_call_waits_as_long_as_it_is_told_and_goes_again(ca
 
 @pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup")])
 async def test_a_rejection_holds_every_other_call(call: Call) -> None:
-    """Nobody on the limiter sends anything before the service is ready again; then they go one a second."""
+    """No client of the limiter sends anything before the service is ready again; then they go one a second."""
     transport = FakeTransport(script(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=20)))
     client = make_client(transport)
     async with anyio.create_task_group() as tasks:
@@ -244,7 +244,7 @@ async def test_a_rejection_without_retry_after_waits_a_growing_while() -> None:
 
 
 async def test_a_rate_limited_call_gives_up_after_its_attempts() -> None:
-    """A create that is rejected each time says so, and that no money moved."""
+    """The error of a create that is rejected each time means that no money moved."""
     transport = FakeTransport(lambda sent: refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=1))
     with pytest.raises(RateLimitExceeded) as caught:
         await collect(make_client(transport))
@@ -255,7 +255,7 @@ async def test_a_rate_limited_call_gives_up_after_its_attempts() -> None:
 
 
 async def test_too_long_a_retry_after_raises_at_once() -> None:
-    """Beyond `max_retry_after` the caller is told now, and decides; the limiter keeps quiet meanwhile."""
+    """Beyond `max_retry_after` the caller gets the error at once, and decides; the limiter holds for that time."""
     transport = FakeTransport(script(refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=121)))
     client = make_client(transport)
     start = anyio.current_time()
@@ -289,7 +289,7 @@ async def test_a_renewal_does_not_count_as_an_attempt(code: str) -> None:
 
 @pytest.mark.parametrize("code", ["invalid_token", "token_expired"])
 async def test_a_token_that_is_never_accepted_ends_in_invalid_token(code: str) -> None:
-    """A second refusal is final, and says that the token is not accepted rather than that it ran out."""
+    """A second refusal is final, and means that the token is not accepted rather than that it ran out."""
     source = CountingSource()
     transport = FakeTransport(lambda sent: refusal(code, 401))
     with pytest.raises(InvalidToken) as caught:
@@ -301,7 +301,7 @@ async def test_a_token_that_is_never_accepted_ends_in_invalid_token(code: str) -
 
 
 async def test_an_issued_token_cannot_be_renewed() -> None:
-    """A client with an issued token says that it ran out, after one request."""
+    """A client with an issued token reports that it ran out, after one request."""
     transport = FakeTransport(lambda sent: refusal("token_expired", 401))
     with pytest.raises(TokenExpired):
         await look_up(make_client(transport))
@@ -314,7 +314,7 @@ async def test_an_issued_token_cannot_be_renewed() -> None:
 @pytest.mark.parametrize("status", [200, 400, 403, 404, 422])
 @pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup"), pytest.param(verify, id="session")])
 async def test_a_refusal_is_raised_at_once_under_any_status(call: Call, status: int) -> None:
-    """A body that says error is an error under HTTP 200 too; a refused create moved no money."""
+    """An error in the body is an error under HTTP 200 too; a refused create moved no money."""
     transport = FakeTransport(lambda sent: refusal("insufficient_permissions", status))
     with pytest.raises(PermissionDenied) as caught:
         await call(make_client(transport))
@@ -465,7 +465,7 @@ async def test_a_create_goes_out_once_when_all_is_well(path: str, create: Call) 
 
 
 async def test_an_undocumented_call_moves_money_unless_it_says_otherwise() -> None:
-    """`client.request` is careful: what is not known to be harmless is not sent twice."""
+    """`client.request` is careful: a call that is not known to be harmless is not sent twice."""
     transport = FakeTransport(lambda sent: Response(503))
     client = make_client(transport)
     with pytest.raises(OutcomeUnknown) as caught:

@@ -1,4 +1,4 @@
-"""What may be sent again: the whole table, and no policy that bends it."""
+"""Retry table: which calls may be sent again, and that no policy bends it."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ ERRORS: dict[Failure, list[MobileMoneyError]] = {
     ],
 }
 
-# The table of the house, a second time.
+# The table of the design, a second time.
 TABLE = {
     Failure.NOT_SENT: (Action.RETRY, Action.RETRY, Action.RETRY),
     Failure.RATE_LIMITED: (Action.HOLD_AND_RETRY,) * 3,
@@ -75,7 +75,7 @@ def decide_on(error: MobileMoneyError, effect: Effect = READ, **given: Any) -> A
 @pytest.mark.parametrize("failure", Failure)
 @pytest.mark.parametrize("effect", Effect)
 def test_every_failure_of_every_kind_of_call_has_one_answer(failure: Failure, effect: Effect) -> None:
-    """What is done about a failure follows from where it struck and what the call does, and from nothing else."""
+    """The next step after a failure follows from its point and from the effect of the call alone."""
     expected = dict(zip(Effect, TABLE[failure], strict=True))[effect]
     assert ACTIONS[failure, effect] is expected
     for error in ERRORS[failure]:
@@ -89,7 +89,7 @@ def test_the_table_has_no_other_rows() -> None:
 
 @pytest.mark.parametrize("error", ERRORS[Failure.TOKEN])
 def test_a_token_error_without_a_token_is_a_refusal(error: MobileMoneyError) -> None:
-    """A login that is told "invalid token" is refused; there is no token to renew."""
+    """A login that gets "invalid token" is refused; there is no token to renew."""
     assert classify(error, bearer=False) is Failure.REFUSED
 
 
@@ -137,7 +137,7 @@ def test_a_renewal_is_outside_the_retry_budget_and_happens_once(error: MobileMon
 def test_pauses_grow_up_to_the_longest_and_are_shortened_by_half_at_most(
     policy: RetryPolicy, attempt: int, chance: float
 ) -> None:
-    """A pause is never longer than `max_delay` and never less than half of what it would be without jitter."""
+    """A pause is never longer than `max_delay` and never less than half of the pause without jitter."""
     full = policy.delay(attempt, 0.0)
     assert 0 <= full <= policy.max_delay
     assert policy.delay(attempt + 1, 0.0) >= full
@@ -161,13 +161,13 @@ def test_a_retry_pauses_and_a_replay_does_not() -> None:
     [(None, 0.5), (0.0, 0.5), (3.0, 3.0), (120.0, 120.0)],
 )
 def test_retry_after_is_obeyed_by_the_whole_limiter(retry_after: float | None, hold: float) -> None:
-    """The service's word, but never less than our own pause, since a service that says 0 would be asked in a circle."""
+    """The service's word, but never less than our own pause, since one that answers 0 would be asked in a circle."""
     decision = decide_on(RateLimitExceeded("x", status_code=429, retry_after=retry_after), MONEY)
     assert (decision.action, decision.hold) == (Action.HOLD_AND_RETRY, hold)
 
 
 def test_a_retry_after_beyond_patience_ends_the_call_at_once_and_still_holds_the_others() -> None:
-    """The caller is told now; its other calls do not run into the same wall meanwhile."""
+    """The caller gets the error at once; its other calls wait for the limiter."""
     decision = decide_on(RateLimitExceeded("x", status_code=429, retry_after=121.0))
     assert (decision.action, decision.hold) == (Action.RAISE, 120.0)
 
@@ -188,7 +188,7 @@ def test_a_retry_after_beyond_patience_ends_the_call_at_once_and_still_holds_the
     ],
 )
 def test_a_policy_of_nonsense_is_refused(options: dict[str, Any]) -> None:
-    """A policy says at once what it cannot keep, and names the argument."""
+    """A policy refuses an impossible value at once, and names the argument."""
     with pytest.raises(InvalidRequest) as caught:
         RetryPolicy(**options)
     assert caught.value.argument in options

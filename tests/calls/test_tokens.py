@@ -1,4 +1,4 @@
-"""Where the bearer token comes from: one login for everybody, ahead of time, and never hammered."""
+"""Sources of the bearer token: one login for all calls, ahead of time, and never hammered."""
 
 import itertools
 import logging
@@ -51,12 +51,12 @@ WIDE = {"per_minute": 600_000, "burst": 10_000}
 
 
 class LoginService(FakeTransport):
-    """A service whose logins give ``login-1``, ``login-2`` …, and which accepts every token that is not revoked.
+    """A service with logins that give ``login-1``, ``login-2`` …, and which accepts every token that is not revoked.
 
     Attributes:
-        faults: What happens to the next logins, instead of an answer.
+        faults: Of the next logins, in place of an answer.
         delay: How long a login takes, seconds.
-        expires_in: What a login says of its token.
+        expires_in: The lifetime of a token in the answer of its login.
         revoked: Tokens that are refused.
         accepts_nothing: Whether every token is.
     """
@@ -118,7 +118,7 @@ async def gather(calls: int, client: AsyncClient) -> list[MobileMoneyError | Non
     return results
 
 
-# -- one login for everybody -------------------------------------------------------------------------------------------
+# -- one login for all calls -------------------------------------------------------------------------------------------
 
 
 async def test_fifty_calls_at_once_share_one_login() -> None:
@@ -176,7 +176,7 @@ async def test_a_login_that_fails_in_passing_costs_a_pause(fault: Step) -> None:
 
 
 async def test_a_cancelled_leader_does_not_fail_its_followers() -> None:
-    """The call that happens to log in may be cancelled; those who wait for the token get one."""
+    """The call that happens to log in may be cancelled; the others that wait for the token get one."""
     transport = LoginService(delay=2)
     client = log_in(transport)
     async with anyio.create_task_group() as tasks:
@@ -221,7 +221,7 @@ async def test_a_token_is_renewed_ahead_of_its_end() -> None:
 
 
 async def test_during_a_renewal_ahead_of_time_the_old_token_goes_on() -> None:
-    """Nobody but the one call that renews waits for the renewal."""
+    """Only the one call that renews waits for the renewal."""
     transport = LoginService()
     client = log_in(transport)
     await look_up(client)
@@ -274,7 +274,7 @@ async def test_refused_credentials_end_the_token_at_its_end() -> None:
 
 @pytest.mark.parametrize("expires_in", [0, -1, 1, 5, 10**400])
 async def test_a_strange_lifetime_neither_breaks_a_call_nor_hammers_the_login(expires_in: int) -> None:
-    """A service that says 0 or 1 second is not asked for a token with every call: logins are limited."""
+    """A service that answers 0 or 1 second is not asked for a token with every call: logins are limited."""
     transport = LoginService(expires_in=expires_in, delay=3)
     client = log_in(transport)
     assert await gather(20, client) == [None] * 20
@@ -308,7 +308,7 @@ async def test_a_revoked_token_costs_one_login_for_all_calls() -> None:
 
 
 async def test_a_late_refusal_of_an_old_token_does_not_throw_the_new_one_away() -> None:
-    """A slow 401 for yesterday's token makes its call go again with today's; nobody logs in for it."""
+    """A slow 401 for yesterday's token makes its call go again with today's, without a login."""
     transport = LoginService()
     client = log_in(transport)
     await look_up(client)
@@ -333,7 +333,7 @@ async def test_a_late_refusal_of_an_old_token_does_not_throw_the_new_one_away() 
 
 
 async def test_a_token_that_is_never_accepted_costs_two_logins_a_call_at_most() -> None:
-    """A call whose tokens are all refused ends in InvalidToken; soon nobody logs in any more for a while."""
+    """A call with all its tokens refused ends in InvalidToken; soon there are no more logins for a while."""
     transport = LoginService()
     transport.accepts_nothing = True
     client = log_in(transport)
@@ -416,7 +416,7 @@ async def test_credentials_that_work_again_are_used_again() -> None:
 
 
 async def test_an_old_refusal_does_not_lengthen_a_new_pause() -> None:
-    """Who is refused once a day waits ten seconds each day."""
+    """A client that is refused once a day waits ten seconds each day."""
     transport = LoginService()
     client = log_in(transport)
     for _ in range(3):
@@ -463,7 +463,7 @@ async def test_any_refusal_of_a_login_begins_a_pause(fault: Response, kind: type
     ],
 )
 async def test_a_create_that_could_not_log_in_was_not_sent(fault: Step, kind: type[Exception], logins: int) -> None:
-    """Whatever becomes of the login, the create behind it never left: no OutcomeUnknown, no money moved."""
+    """However the login fails, the create behind it never left: no OutcomeUnknown, no money moved."""
     transport = LoginService(fault)
     with pytest.raises(kind) as caught:
         await pay(log_in(transport, retry=RetryPolicy(max_attempts=1)))
@@ -504,7 +504,7 @@ async def test_a_token_that_would_break_the_header_is_refused(token: str) -> Non
 
 
 async def test_a_login_does_not_queue_behind_the_payments_that_wait_for_it() -> None:
-    """When the token runs out in the middle of a long run, the run goes on within seconds and within the limit."""
+    """If the token runs out in the middle of a long run, the run goes on within seconds and within the limit."""
     transport = LoginService(delay=2)
     client = log_in(transport, rate_limiter=RateLimiter())
     await look_up(client)
@@ -521,7 +521,7 @@ async def test_a_login_does_not_queue_behind_the_payments_that_wait_for_it() -> 
 
 
 async def test_places_that_waited_for_a_login_are_not_used_in_a_heap() -> None:
-    """A token that is revoked in the middle of a run, and a slow login: what was held up goes at the steady rate."""
+    """A token that is revoked in the middle of a run, and a slow login: the calls that waited go at the steady rate."""
     transport = LoginService(delay=25)
     client = log_in(transport, rate_limiter=RateLimiter())
     await look_up(client)
@@ -540,7 +540,7 @@ async def test_places_that_waited_for_a_login_are_not_used_in_a_heap() -> None:
 
 
 async def test_a_source_of_ones_own_gives_the_token() -> None:
-    """Any object with `token` and `rejected` will do; it is told of refusals and asked again."""
+    """Any object with `token` and `rejected` will do; it gets the refusals and is asked again."""
     source = CountingSource()
     transport = FakeTransport()
     client = make_client(transport, auth=source)
@@ -550,7 +550,7 @@ async def test_a_source_of_ones_own_gives_the_token() -> None:
 
 
 async def test_an_error_of_a_source_of_ones_own_leaves_the_call() -> None:
-    """What a vault raises reaches the caller as it is, and nothing was sent."""
+    """An error of a vault reaches the caller as it is, and nothing was sent."""
 
     class Vault(CountingSource):
         async def token(self, login: object) -> str:

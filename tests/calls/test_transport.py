@@ -1,4 +1,4 @@
-"""The wire: whatever a library raises becomes ours, and "provably not sent" is never said of what may have arrived."""
+"""The wire: every library's error becomes ours, and a request that may have arrived is never "provably not sent"."""
 
 import asyncio
 import builtins
@@ -73,7 +73,7 @@ async def look_up(client: AsyncClient) -> None:
 
 
 async def failure(exc: Exception, *, after_reading: bool = False) -> TransportError:
-    """Return what an exception of a transport becomes."""
+    """Return our error for an exception of a transport."""
 
     class Raising(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -124,7 +124,7 @@ def exceptions_of(module: ModuleType) -> Iterator[Any]:
             continue
         if issubclass(cls, Warning | ExceptionGroup | UnicodeError):
             continue
-        # Constructors differ from class to class; what matters is what an instance is.
+        # Constructors differ from class to class; only the class of the instance matters.
         yield pytest.param(cls.__new__(cls), id=f"{module.__name__}.{name}")
 
 
@@ -144,7 +144,7 @@ def is_documented_as_not_sent(exc: Exception) -> bool:
 
 @pytest.mark.parametrize("exc", ALL)
 async def test_every_exception_of_every_library_becomes_ours(exc: Exception) -> None:
-    """Only what the table lists was provably not sent; every other failure may have reached the service."""
+    """Only the errors of the table prove that nothing was sent; after any other the service may have the request."""
     error = await failure(exc)
     assert error.outcome == ("not_sent" if is_documented_as_not_sent(exc) else "unknown")
     assert isinstance(error, RequestTimeout) == ("Timeout" in type(exc).__name__)
@@ -159,7 +159,7 @@ async def test_no_exception_proves_anything_once_the_body_was_read(exc: Exceptio
 
 @pytest.mark.parametrize("cls", httpx_aiohttp.transport.AIOHTTP_EXC_MAP, ids=lambda cls: cls.__name__)
 async def test_what_httpx_aiohttp_maps_is_judged_by_its_cause(cls: type[Exception]) -> None:
-    """httpx-aiohttp calls a lost answer a ConnectTimeout: the cause decides, and it says "may have arrived"."""
+    """httpx-aiohttp calls a lost answer a ConnectTimeout: the cause decides: the request may have arrived."""
     cause = cls.__new__(cls)
     mapped = httpx_aiohttp.transport.AIOHTTP_EXC_MAP[cls]("x")
     mapped.__cause__ = cause
@@ -182,7 +182,7 @@ async def test_a_lost_connection_of_aiohttp_may_have_arrived(cls: type[Exception
 
 
 async def test_the_whole_chain_of_a_refused_connection_is_proof() -> None:
-    """httpx from httpcore from the operating system: each says the same, so it was not sent."""
+    """httpx from httpcore from the operating system: each means the same, so it was not sent."""
     middle = httpcore.ConnectError("x")
     middle.__cause__ = ConnectionRefusedError(errno.ECONNREFUSED, "x")
     outer = httpx.ConnectError("x")
@@ -191,7 +191,7 @@ async def test_the_whole_chain_of_a_refused_connection_is_proof() -> None:
 
 
 async def test_a_name_from_elsewhere_proves_nothing() -> None:
-    """A class that happens to be called ConnectError is nobody's word."""
+    """A class of another library that happens to be called ConnectError proves nothing."""
 
     class ConnectError(Exception):
         pass
@@ -284,7 +284,7 @@ async def test_a_transport_may_read_the_body_as_it_likes(way: str) -> None:
 
 
 async def test_a_callers_transport_stays_open() -> None:
-    """Who makes it closes it."""
+    """The caller closes its own transport."""
     transport = FakeTransport()
     async with make_client(transport) as client:
         await look_up(client)
@@ -408,7 +408,7 @@ def test_what_cannot_send_is_refused(options: Any, argument: str) -> None:
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without httpx-aiohttp the error says what to install."""
+    """Without httpx-aiohttp the error names the extra to install."""
     monkeypatch.setitem(__import__("sys").modules, "httpx_aiohttp", None)
     with pytest.raises(InvalidRequest, match=r"mobilemoney-async\[aiohttp\]"):
         Wire(BASE_URL, "aiohttp")
@@ -565,7 +565,7 @@ async def test_what_takes_long_is_done_before_a_place_is_taken(monkeypatch: pyte
 
 
 async def test_a_pool_that_cannot_be_made_is_an_error_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certificates that cannot be read, say, are found before the request, and are its error: not sent."""
+    """Certificates that cannot be read, for example, are found before the request, and are its error: not sent."""
 
     def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
         raise OSError("no certificates")
@@ -609,7 +609,7 @@ async def test_a_client_that_is_closed_while_a_call_waits_sends_nothing_more() -
     assert transport.sent == []
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the first loop's connection, which nobody could close
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the first loop's connection, which cannot be closed
 @pytest.mark.parametrize("transport", [None, "aiohttp"])
 def test_a_client_may_go_on_in_another_loop(transport: Any) -> None:
     """`asyncio.run` twice with one client works, and so does closing it in a third loop."""
@@ -724,7 +724,7 @@ async def test_through_aiohttp_money_is_sent_once_too(reply: Any, warm: bool) ->
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "POST"])
 @pytest.mark.parametrize("body", [None, {"amount": "1000"}])
 async def test_aiohttp_repeats_nothing_on_its_own(method: str, body: dict[str, str] | None) -> None:
-    """aiohttp sends what it takes for idempotent again on a used connection; money must not go twice."""
+    """aiohttp sends idempotent methods again on a used connection; money must not go twice."""
     async with serve(replies(service(""), Close())) as server:
         async with make_client("aiohttp", base_url=server.base_url) as client:
             await client.users.profile()
@@ -775,7 +775,7 @@ def test_all_clients_of_a_process_share_their_certificates() -> None:
 
 @pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout])
 async def test_a_pool_that_a_test_mocks_fails_to_connect_as_the_real_one_does(error: type[Exception]) -> None:
-    """Under respx too, which reads the body of what it does not send, a connection error is one, and is tried again."""
+    """Under respx, which reads the body of a request it does not send, a connection error is one, and is retried."""
     with respx.mock(base_url=BASE_URL) as routes:
         body = acknowledgement().body
         route = routes.post("/payment-service/airtel/c2b")
@@ -787,7 +787,7 @@ async def test_a_pool_that_a_test_mocks_fails_to_connect_as_the_real_one_does(er
 
 @pytest.mark.parametrize("error", [httpx.ReadTimeout, httpx.RemoteProtocolError, httpx.WriteError])
 async def test_a_pool_that_a_test_mocks_loses_answers_as_the_real_one_does(error: type[Exception]) -> None:
-    """Under respx too, a create whose answer is lost is sent once."""
+    """Under respx too, a create with a lost answer is sent once."""
     with respx.mock(base_url=BASE_URL) as routes:
         route = routes.post("/payment-service/airtel/c2b").mock(side_effect=error("scripted"))
         async with AsyncClient(BASE_URL, auth=TOKEN) as client:

@@ -67,7 +67,7 @@ def login(**changes: Any) -> dict[str, Any]:
 
 
 def pagination(**changes: Any) -> dict[str, Any]:
-    """Return where a page stands (contract, section 2.4)."""
+    """Return the position of a page (contract, section 2.4)."""
     return {"current_page": 1, "total_pages": 1, "total_count": 1, "per_page": 100} | changes
 
 

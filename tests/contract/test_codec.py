@@ -1,4 +1,4 @@
-"""The codec: strict about scalars, exact about numbers, and silent about what it read."""
+"""The codec: strict about scalars, exact about numbers, and silent about the body."""
 
 import contextlib
 import datetime as dt
@@ -113,7 +113,7 @@ def test_both_ways_of_reading_agree(sample: tuple[type[Any], bytes]) -> None:
 
 
 def test_the_second_way_is_taken_for_timestamps_that_are_not_rfc_3339() -> None:
-    """What the test above compares really is the way that such a body goes."""
+    """The test above really compares the way that such a body goes."""
     body = to_bytes(samples.page(samples.settled(created_at=SECOND), samples.transaction()))
     plain = to_bytes(samples.page(samples.settled(created_at=RFC_3339), samples.transaction()))
     assert reader(PageAnswer)(body) == reader(PageAnswer)(plain)
@@ -251,7 +251,7 @@ class TestEncoding:
     @given(st.dictionaries(st.text(st.characters(codec="utf-8")), plain))
     @settings(deadline=None)
     def test_plain_values_arrive_as_they_are(self, body: dict[str, Any]) -> None:
-        """What you put in is what the service parses."""
+        """The service parses exactly the values that you put in."""
         assert json.loads(encode("extra", body)) == body
 
     def test_order_and_bytes_are_kept(self) -> None:
@@ -290,7 +290,7 @@ class TestEncoding:
         ids=repr,
     )
     def test_everything_else_is_refused(self, value: Any) -> None:
-        """A float may be money, and what JSON does not have would become something that you did not write."""
+        """A float may be money, and a value that JSON does not have would be sent as another one."""
         with pytest.raises(InvalidRequest, match=r"^extra must ") as caught:
             encode("extra", {"field": value})
         assert caught.value.argument == "extra"

@@ -1,4 +1,4 @@
-"""The endpoint table is the contract's, and a target addresses what it should."""
+"""The endpoint table is the contract's, and a target addresses its endpoint."""
 
 from decimal import Decimal
 from typing import Any
@@ -12,7 +12,7 @@ from mobilemoney_async import Effect, InvalidRequest, Priority
 from mobilemoney_async.contract import endpoints
 from mobilemoney_async.contract.endpoints import FIND_TRANSACTION, GET_TRANSACTION, Endpoint, undocumented
 
-# Contract, section 4: method, path, whether the bearer token is required, and what the house calls its effect and lane.
+# Contract, section 4: method, path, whether the bearer token is required, and our effect and lane.
 CONTRACT = [
     ("POST", "/payment-service/airtel/c2b", True, Effect.MONEY, Priority.PAYMENT),
     ("POST", "/payment-service/airtel/b2c", True, Effect.MONEY, Priority.PAYMENT),

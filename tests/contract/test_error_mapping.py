@@ -67,7 +67,7 @@ def auth_shape(code: Any, **more: Any) -> dict[str, Any]:
 
 
 SHAPES = {"payment": payment_shape, "auth": auth_shape}
-# Without the words that say error: the code alone must do, except where a success could look the same.
+# Without an error status: the code alone must do, except where a success could look the same.
 BARE = {"payment": lambda code: {"error_code": code}, "auth": lambda code: {"error": code}}
 
 
@@ -127,7 +127,7 @@ class TestDocumentedCodes:
         ],
     )
     def test_a_whole_answer_that_says_error_is_an_error(self, endpoint: Endpoint[Any], body: dict[str, Any]) -> None:
-        """However complete it looks, an answer that says error is no success."""
+        """However complete it looks, an answer with an error status is no success."""
         error = refused(endpoint, answer(body))
         assert type(error) is APIError
         assert error.code is None
@@ -137,7 +137,7 @@ class TestOtherCodes:
     @pytest.mark.parametrize("status", [status for status in STATUSES if status < 500 and status != 401])
     @pytest.mark.parametrize("shape", SHAPES)
     def test_under_200_and_4xx_they_are_refusals(self, shape: str, status: int) -> None:
-        """A code that the contract does not list is yours to read: the service said no."""
+        """A code that the contract does not list is yours to read: the service refused."""
         error = refused(CREATE_COLLECTION, answer(SHAPES[shape]("DAILY_LIMIT_EXCEEDED_FOR_MERCHANT"), status))
         assert type(error) is APIError
         assert error.code == "DAILY_LIMIT_EXCEEDED_FOR_MERCHANT"
@@ -146,7 +146,7 @@ class TestOtherCodes:
     @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
     @pytest.mark.parametrize("shape", SHAPES)
     def test_under_5xx_nobody_knows(self, shape: str, status: int) -> None:
-        """A gateway that answers in JSON does not know what became of the request."""
+        """A gateway that answers in JSON does not know the result of the request."""
         error = refused(CREATE_COLLECTION, answer(SHAPES[shape]("GATEWAY_TIMEOUT"), status, retry_after="7"))
         assert type(error) is ServerError
         assert (error.code, error.outcome, error.retry_after) == ("GATEWAY_TIMEOUT", "unknown", 7.0)
@@ -196,7 +196,7 @@ class TestNoCode:
     def test_the_status_decides(
         self, endpoint: Endpoint[Any], status: int, kind: type[APIError], shape: str, nothing: Any
     ) -> None:
-        """An error without a code, or with one that is no text, is told by its status."""
+        """An error without a code, or with one that is no text, is known by its status."""
         error = refused(endpoint, answer(SHAPES[shape](nothing), status))
         assert type(error) is kind
         assert error.code is None
@@ -229,7 +229,7 @@ class TestUnusable:
     @pytest.mark.parametrize("status", [200, 204, 302, 400, 403, 404, 409, 422])
     @pytest.mark.parametrize("body", UNUSABLE.values(), ids=UNUSABLE)
     def test_below_500_it_is_an_unexpected_response(self, body: bytes, status: int) -> None:
-        """The error says status, content type and the beginning of what came instead."""
+        """The error holds status, content type and the beginning of the body."""
         for endpoint in (GET_TRANSACTION, CREATE_COLLECTION, LIST_TRANSACTIONS, LOGIN):
             error = refused(endpoint, answer(body, status, content_type="text/html"))
             assert type(error) is UnexpectedResponse
@@ -270,7 +270,7 @@ class TestUnusable:
 
     @pytest.mark.parametrize("status", [200, 302, 404, 500, 502])
     def test_the_excerpt_is_short_and_redacted(self, status: int) -> None:
-        """What a proxy echoes of the request does not reach the logs."""
+        """A proxy's echo of the request does not reach the logs."""
         body = b'{"phone_number": "+255680000001", "access_token": "eyJhbGciOiJIUzI1NiJ9", "x": "' + b"long " * 4000
         error = refused(CREATE_COLLECTION, answer(body, status))
         assert isinstance(error, UnexpectedResponse | ServerError)
@@ -334,7 +334,7 @@ class TestRetryAfter:
         assert error.retry_after == seconds
 
     def test_the_body_wins_over_the_header(self) -> None:
-        """The contract documents the field; the header is what a proxy may add. Zero is an answer too."""
+        """The contract documents the field; a proxy may add the header. Zero is an answer too."""
         for asked in (0, 30):
             given = answer(payment_shape("RATE_LIMIT_EXCEEDED", retry_after=asked), 429, retry_after="99")
             error = refused(GET_TRANSACTION, given)
@@ -349,7 +349,7 @@ class TestRetryAfter:
 
 
 def check_total(endpoint: Endpoint[Any], given: Answer) -> None:
-    """Read an answer: a value or one of our errors, which says nothing secret and is not endless."""
+    """Read an answer: a value or one of our errors, which holds no secret and is not endless."""
     try:
         value = read_answer(endpoint, given)
     except MobileMoneyError as error:
@@ -428,5 +428,5 @@ def test_a_successful_page_may_mention_an_error() -> None:
 
 
 def test_an_answer_s_repr_does_not_show_its_body() -> None:
-    """A traceback with locals does not hold what the service sent."""
+    """A traceback with locals does not hold the service's answer."""
     assert "+255680000001" not in repr(answer(samples.found()))

@@ -11,7 +11,7 @@ from mobilemoney_async.contract import limits
 
 
 def test_the_numbers_are_the_contract_s() -> None:
-    """Section 8, as it stands."""
+    """The numbers are those of section 8."""
     assert (limits.REQUESTS_PER_MINUTE, limits.BURST, limits.POLLING_INTERVAL, limits.PAGE_SIZE_MAX) == (
         60,
         10,

@@ -1,4 +1,4 @@
-"""Answers become values: typed, frozen, tolerant of what the contract leaves open, and strict about what it says."""
+"""Answers become values: typed, frozen, tolerant where the contract is open, and strict where it is not."""
 
 import copy
 import datetime as dt
@@ -280,7 +280,7 @@ class TestMoney:
     @given(st.decimals(allow_nan=False, allow_infinity=False))
     @settings(deadline=None)
     def test_amounts_are_exact(self, amount: Decimal) -> None:
-        """What the service wrote is the Decimal that you get, digit for digit, as text or as a number."""
+        """You get the service's number as a Decimal, digit for digit, from text or from a number."""
         for body in (f'"{amount}"', f"{amount:f}"):
             text = to_bytes(samples.found(amount="@")).replace(b'"@"', body.encode())
             assert read_found(text).transaction.amount == amount

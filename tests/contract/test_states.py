@@ -1,4 +1,4 @@
-"""What is final, and what the service may invent."""
+"""Final states, and values that the service may invent."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ CONTRACT = {
 @pytest.mark.parametrize("kind", [*TransactionType, UNKNOWN])
 @pytest.mark.parametrize("status", [*TransactionStatus, UNKNOWN, "success", ""])
 def test_final_is_what_the_contract_calls_final(kind: str, status: str) -> None:
-    """Of every type and status: a payment is done only where the contract's table for its type says so."""
+    """Of every type and status: a payment is done only by the contract's table for its type."""
     if kind in CONTRACT:
         expected = CONTRACT[kind].get(status, False)
     else:

@@ -1,4 +1,4 @@
-"""A stand-in for the service behind the client's own pipeline: it answers as a test tells it, and notes what came."""
+"""Fake of the service behind the client's own pipeline: it answers by a test's script, and records the requests."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,12 +22,12 @@ class Service(httpx.AsyncBaseTransport):
     """A transport that gives each request to a handler.
 
     Attributes:
-        handler: What answers.
+        handler: Gives the answers.
         requests: Every request, oldest first.
         at: When each came, virtual seconds.
         flying: How many are being answered.
         most: How many were being answered at once, at most.
-        closed: Whether somebody closed the transport.
+        closed: Whether the transport was closed.
     """
 
     handler: Handler
@@ -58,11 +58,11 @@ class Service(httpx.AsyncBaseTransport):
 
     @property
     def pages(self) -> list[int]:
-        """The page that every request of a walk asked for."""
+        """The page numbers of the requests of a listing."""
         return [int(request.url.params["page"]) for request in self.requests]
 
     def body(self) -> Any:
-        """Return what the only request's body says."""
+        """Return the body of the only request."""
         (request,) = self.requests
         return json.loads(request.content)
 

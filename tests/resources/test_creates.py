@@ -1,4 +1,4 @@
-"""Collections and disbursements: checked before anything is sent, and told apart by their keys."""
+"""Collections and disbursements: checked before anything is sent, and distinguished by their keys."""
 
 import re
 import types
@@ -54,7 +54,7 @@ class TestKeys:
 
     @both
     async def test_a_given_key_is_kept(self, pick: Pick) -> None:
-        """Your key is on the answer, whatever the service says in that place."""
+        """Your key is on the answer, even if the service answers in that field."""
         async with connect(always(samples.acknowledgement(idempotency_key="theirs"))) as (client, _):
             answer = await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key="order-7")
         assert answer.idempotency_key == "order-7"
@@ -91,7 +91,7 @@ class TestErrors:
     @both
     @pytest.mark.parametrize("failure", FAILURES)
     async def test_the_key_is_on_every_error(self, pick: Pick, failure: str) -> None:
-        """Whatever goes wrong, the error says which payment it is about, given key or made one."""
+        """Every error names its payment, by a given key or a made one."""
         answer, kind = FAILURES[failure]
         async with connect(in_turn(answer), retry=RetryPolicy(max_attempts=2)) as (client, _):
             for key in ("order-7", None):
@@ -114,7 +114,7 @@ class TestErrors:
         assert service.requests == []
 
     async def test_an_unknown_outcome_says_when_it_was_sent_and_why(self) -> None:
-        """With key, time and cause somebody can look before anybody pays again."""
+        """With key, time and cause you can look before you pay again."""
         async with connect(always({}, 502)) as (client, service):
             with pytest.raises(OutcomeUnknown) as caught:
                 await client.disbursements.create(phone_number=NUMBER, amount=5, idempotency_key="order-7")

@@ -1,4 +1,4 @@
-"""The laws of a walk over a list that changes while it is walked. No I/O: pages are made from a model of the list."""
+"""Laws of a full listing of a list that changes while it is read. No I/O: pages are made from a model of the list."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from mobilemoney_async.resources.page_choice import FullListing
 from tests.contract.test_models import PENDING
 from tests.support.scale import examples
 
-MANY = 2500  # more requests than any walk here may need
+MANY = 2500  # more requests than any listing here may need
 
 
 @functools.cache
@@ -59,13 +59,13 @@ class List:
         )
 
 
-def walk(fetch: Callable[[int], TransactionPage]) -> tuple[list[str], list[int]]:
-    """Walk to the end; return the ids in order, and the pages asked for."""
+def list_all(fetch: Callable[[int], TransactionPage]) -> tuple[list[str], list[int]]:
+    """List to the end; return the ids in order, and the pages asked for."""
     steps, shown, asked = FullListing(), list[str](), list[int]()
     while steps.page is not None:
         asked.append(steps.page)
         assert steps.page >= 1
-        assert len(asked) <= MANY, "the walk does not end"
+        assert len(asked) <= MANY, "the listing does not end"
         shown += [each.id for each in steps.take(fetch(steps.page))]
     return shown, asked
 
@@ -79,7 +79,7 @@ lengths = st.integers(min_value=0, max_value=40)
 def test_a_list_at_rest_takes_as_many_requests_as_it_has_pages(newest_first: bool, size: int, length: int) -> None:
     """Each row once, in the service's order, with no request more than needed."""
     model = List(newest_first, size, [*range(length)])
-    shown, asked = walk(model.page)
+    shown, asked = list_all(model.page)
     expected = [f"t-{number}" for number in model.rows]
     assert shown == (expected[::-1] if newest_first else expected)
     assert asked == [*range(1, max(1, -(-length // size)) + 1)]
@@ -99,7 +99,7 @@ def test_rows_that_arrive_hide_none_that_were_there(
         model.arrive(arrivals.pop() if arrivals else 0)
         return answer
 
-    shown, _ = walk(fetch)
+    shown, _ = list_all(fetch)
     assert len(set(shown)) == len(shown)
     assert {f"t-{number}" for number in range(length)} <= set(shown)
 
@@ -107,7 +107,7 @@ def test_rows_that_arrive_hide_none_that_were_there(
 @given(st.booleans(), sizes, lengths, st.data())
 @settings(deadline=None, max_examples=examples(200))
 def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, length: int, data: st.DataObject) -> None:
-    """Of a list by status, rows leave while it is walked: those that stay are all shown, each once."""
+    """Of a list by status, rows leave while it is read: those that stay are all shown, each once."""
     model = List(newest_first, size, [*range(length)])
     departures = data.draw(st.lists(st.sets(st.integers(min_value=0, max_value=40)), max_size=20))
 
@@ -116,7 +116,7 @@ def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, leng
         model.leave(departures.pop() if departures else set())
         return answer
 
-    shown, _ = walk(fetch)
+    shown, _ = list_all(fetch)
     assert len(set(shown)) == len(shown)
     assert {f"t-{number}" for number in model.rows} <= set(shown)
 
@@ -138,7 +138,7 @@ def test_any_change_leaves_each_row_at_most_once_and_an_end(
         model.leave(leaving)
         return answer
 
-    shown, _ = walk(fetch)
+    shown, _ = list_all(fetch)
     assert len(set(shown)) == len(shown)
 
 
@@ -154,7 +154,7 @@ odd_pagination = st.builds(
 )
 @settings(deadline=None, max_examples=examples(200))
 def test_a_service_that_lies_is_walked_to_an_end(pages: list[list[int]], numbers: list[Pagination]) -> None:
-    """Whatever the pagination says, in whatever order, the walk ends and shows each row once."""
+    """Under any pagination, in any order, the listing ends and shows each row once."""
     calls = 0
 
     def fetch(page: int) -> TransactionPage:
@@ -164,7 +164,7 @@ def test_a_service_that_lies_is_walked_to_an_end(pages: list[list[int]], numbers
             transactions=tuple(map(row, pages[calls % len(pages)])), pagination=numbers[calls % len(numbers)]
         )
 
-    shown, _ = walk(fetch)
+    shown, _ = list_all(fetch)
     assert len(set(shown)) == len(shown)
 
 
@@ -172,7 +172,7 @@ class TestServicesThatDoNotEnd:
     def test_one_that_repeats_a_page_for_ever_is_left(self) -> None:
         """A service that ignores `page` costs one request more, not all of them."""
         model = List(newest_first=True, size=5, rows=[*range(20)])
-        shown, asked = walk(lambda _: model.page(1))
+        shown, asked = list_all(lambda _: model.page(1))
         assert len(shown) == 5
         assert asked == [1, 2]
 
@@ -187,12 +187,12 @@ class TestServicesThatDoNotEnd:
             numbers = Pagination(current_page=page, total_pages=total, total_count=total, per_page=5)
             return TransactionPage(transactions=same, pagination=numbers)
 
-        shown, asked = walk(fetch)
+        shown, asked = list_all(fetch)
         assert len(shown) == 5
         assert len(asked) <= 1010
 
     def test_and_one_whose_total_swings(self) -> None:
-        """A total that falls sends the walk back a page; it does not swing with the service for ever."""
+        """A total that falls sends the listing back a page; it does not swing with the service for ever."""
         model = List(newest_first=True, size=5, rows=[*range(20)])
         calls = 0
 
@@ -202,22 +202,22 @@ class TestServicesThatDoNotEnd:
             numbers = Pagination(current_page=page, total_pages=4, total_count=20 - 10 * (calls % 2), per_page=5)
             return TransactionPage(transactions=model.page(page).transactions, pagination=numbers)
 
-        shown, asked = walk(fetch)
+        shown, asked = list_all(fetch)
         assert len(set(shown)) == len(shown) >= 10
         assert len(asked) <= 1010
 
     def test_a_page_that_says_there_is_more_and_is_empty_ends_it(self) -> None:
         numbers = Pagination(current_page=1, total_pages=10**9, total_count=10**9, per_page=5)
-        assert walk(lambda _: TransactionPage(transactions=(), pagination=numbers)) == ([], [1])
+        assert list_all(lambda _: TransactionPage(transactions=(), pagination=numbers)) == ([], [1])
 
     def test_a_row_that_a_page_holds_twice_is_shown_once(self) -> None:
         numbers = Pagination(current_page=1, total_pages=1, total_count=2, per_page=5)
         page = TransactionPage(transactions=(row(1), row(2), row(1)), pagination=numbers)
-        assert walk(lambda _: page) == (["t-1", "t-2"], [1])
+        assert list_all(lambda _: page) == (["t-1", "t-2"], [1])
 
 
 def test_a_limit_that_the_service_lowers_is_no_trouble() -> None:
-    """Asked for 100, a service that gives 20 is walked 20 at a time, also where rows leave."""
+    """Asked for 100, a service that gives 20 is listed 20 at a time, also where rows leave."""
     model = List(newest_first=True, size=20, rows=[*range(200)])
 
     def fetch(page: int) -> TransactionPage:
@@ -226,7 +226,7 @@ def test_a_limit_that_the_service_lowers_is_no_trouble() -> None:
             model.leave(set(range(110, 200)))  # ninety of the hundred rows that were read
         return answer
 
-    shown, asked = walk(fetch)
+    shown, asked = list_all(fetch)
     assert set(shown) == {f"t-{number}" for number in range(200)}
     assert asked[:5] == [1, 2, 3, 4, 5]
 
@@ -240,13 +240,13 @@ def test_a_list_that_shrinks_under_the_walk_is_walked_back() -> None:
         model.leave(set(range(90, 150)))
         return answer
 
-    shown, asked = walk(fetch)
+    shown, asked = list_all(fetch)
     assert set(shown) == {f"t-{number}" for number in range(150)}
     assert asked == [1, 2, 1]
 
 
 def test_a_list_that_shrinks_at_every_look_is_walked_all_the_same() -> None:
-    """A busy merchant's pending payments become final all the time: the walk gets on, at some requests a page."""
+    """A busy merchant's pending payments become final all the time: the listing gets on, at some requests a page."""
     model = List(newest_first=True, size=100, rows=[*range(2000)])
     leaving = iter(range(1999, 0, -4))
 
@@ -255,6 +255,6 @@ def test_a_list_that_shrinks_at_every_look_is_walked_all_the_same() -> None:
         model.leave({next(leaving)})
         return answer
 
-    shown, asked = walk(fetch)
+    shown, asked = list_all(fetch)
     assert {f"t-{number}" for number in model.rows} <= set(shown)
     assert len(asked) <= 3 * 20

@@ -1,4 +1,4 @@
-"""Many lookups side by side: values as they arrive, errors among them, and nothing sent for a reader who has left."""
+"""Many lookups side by side: values as they arrive, errors among them, and nothing sent for a reader that has left."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,7 +48,7 @@ async def test_each_id_is_looked_up_and_named() -> None:
 
 
 async def test_they_come_in_order_of_arrival() -> None:
-    """A slow lookup holds nobody up."""
+    """A slow lookup does not hold up the others."""
     async with connect(slowly) as (client, _):
         start = anyio.current_time()
         arrived = [
@@ -132,7 +132,7 @@ async def test_nothing_is_sent_before_somebody_reads() -> None:
 
 
 async def test_a_reader_that_stops_stops_the_sending() -> None:
-    """After a `break` what is on its way ends by itself, and the rest is never sent."""
+    """After a `break` the requests on their way end by themselves, and the rest is never sent."""
     async with connect(slowly) as (client, service):
         async for lookup in client.transactions.get_many(ids(50)):
             if lookup.transaction_id == "t-3":
@@ -151,12 +151,12 @@ async def test_it_may_be_closed() -> None:
         lookups: Any = client.transactions.get_many(ids(50))
         await anext(lookups)
         await lookups.aclose()
-        assert len([lookup async for lookup in lookups]) == 9  # what was on its way
+        assert len([lookup async for lookup in lookups]) == 9  # those on their way
     assert len(service.requests) == 10
 
 
 async def test_a_cancelled_reader_may_go_on() -> None:
-    """A lookup that arrives after its reader was cancelled waits for the next one who asks."""
+    """A lookup that arrives after its reader was cancelled waits for the next reader."""
     async with connect(slowly) as (client, service):
         lookups = client.transactions.get_many(["t-2", "t-4"])
         with anyio.move_on_after(1) as scope:
@@ -191,7 +191,7 @@ async def test_an_exception_of_the_caller_s_own_token_source_leaves_the_loop() -
         arrived: list[str] = []
         with pytest.raises(OSError, match="sealed"):
             async for lookup in lookups:
-                arrived.append(lookup.transaction_id)  # noqa: PERF401 (what came before the error is kept)
+                arrived.append(lookup.transaction_id)  # noqa: PERF401 (the results before the error are kept)
         arrived += [lookup.transaction_id async for lookup in lookups]
     assert len(arrived) == len(service.requests) == 2
 
@@ -214,7 +214,7 @@ async def test_a_generator_of_ids_will_do() -> None:
 
 
 async def test_a_client_closed_meanwhile_gives_errors_as_values() -> None:
-    """Who closes the client under a running loop gets an end, not a hang."""
+    """If the client is closed under a running loop, the loop ends; it does not hang."""
     async with connect(always(samples.found())) as (client, service):
         outcomes: list[Lookup] = []
         async for lookup in client.transactions.get_many(ids(30)):

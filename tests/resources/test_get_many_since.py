@@ -33,7 +33,7 @@ def fill(sandbox: Sandbox, count: int) -> list[str]:
 
 @pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
 async def test_six_hundred_of_today_cost_some_ten_requests(order: ListOrder) -> None:
-    """Pages show a hundred each, and what is too old for them is looked up."""
+    """Pages show a hundred each, and ids too old for them are looked up."""
     sandbox = Sandbox(choices=Choices(list_order=order))
     yesterday = fill(sandbox, 2)
     sandbox.advance(86_400)
@@ -70,7 +70,7 @@ async def test_a_failing_list_leaves_lookups() -> None:
 
 
 async def test_a_cancelled_reader_may_ask_again() -> None:
-    """What was cancelled on its way is not lost."""
+    """A lookup that was cancelled on its way is not lost."""
     sandbox = Sandbox(choices=Choices(latency=1.0, rate_limit=None))
     ids = fill(sandbox, 150)
     async with sandbox.client(rate_limiter=RateLimiter(6000, 100)) as client:

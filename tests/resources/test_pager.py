@@ -1,4 +1,4 @@
-"""The history as a walk: items, pages, `collect`, and a next page that is on its way while the caller works."""
+"""Full listing of the history: items, pages, `collect`, and a next page that is on its way while the caller works."""
 
 import datetime as dt
 from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ def expected(length: int) -> list[str]:
 async def test_every_way_shows_all_with_as_many_requests_as_pages(
     way: str, length: int, limit: int, requests: int
 ) -> None:
-    """Items, pages and `collect` are the same walk, and none asks for a page that it does not need."""
+    """Items, pages and `collect` are the same listing, and none asks for a page that it does not need."""
     async with connect(listing(length)) as (client, service):
         pager = client.transactions.list(limit=limit)
         if way == "items":
@@ -103,7 +103,7 @@ async def test_an_ended_walk_stays_ended() -> None:
 
 
 async def test_a_limit_that_the_service_lowers() -> None:
-    """Asked for 100, a service that gives 20 is walked to the end."""
+    """Asked for 100, a service that gives 20 is listed to the end."""
     async with connect(listing(90, at_most=20)) as (client, service):
         assert ids(await client.transactions.list().collect()) == expected(90)
     assert service.pages == [1, 2, 3, 4, 5]
@@ -153,7 +153,7 @@ class TestAhead:
         assert service.pages == [1, 2, 3, 4, 5]
 
     async def test_the_first_row_costs_one_request(self) -> None:
-        """Who wants the newest transaction only pays for one page."""
+        """The newest transaction alone costs one page."""
         async with connect(listing(50)) as (client, service):
             async for row in client.transactions.list(limit=10):
                 assert row.id == "t-0"
@@ -225,7 +225,7 @@ class TestAhead:
 class TestAgain:
     @pytest.mark.parametrize("way", ["items", "pages"])
     async def test_a_cancelled_page_may_be_asked_for_again(self, way: str) -> None:
-        """A time-out around one step of the walk loses no row and shows none twice."""
+        """A time-out around one step of the listing loses no row and shows none twice."""
         async with connect(listing(25, takes=3)) as (client, _):
             pager = client.transactions.list(limit=10)
             steps: AsyncIterator[Any] = aiter(pager) if way == "items" else pager.pages()
@@ -303,7 +303,7 @@ class TestFilters:
         assert service.requests == []
 
     async def test_they_go_with_every_page(self) -> None:
-        """A walk is one question, asked a page at a time."""
+        """A listing is one question, asked a page at a time."""
         async with connect(listing(25)) as (client, service):
             await client.transactions.list(limit=10, status="PENDING", from_date=dt.date(2025, 1, 1)).collect()
         asked = [dict(request.url.params) for request in service.requests]

@@ -1,4 +1,4 @@
-"""Profiles, login, one-time passwords and forgotten passwords: what is refused, and what is never sent twice."""
+"""Profiles, login, one-time and forgotten passwords: refused arguments, and calls that are never sent twice."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -103,7 +103,7 @@ async def test_wrong_credentials_are_told_at_once() -> None:
 
 
 async def test_a_login_leaves_the_client_s_own_token_alone() -> None:
-    """`users.login` is a call like any other; `LoginAuth` is what logs a client in."""
+    """`users.login` is a call like any other; `LoginAuth` logs a client in."""
     async with connect(in_turn(samples.login(), {"id": 7}), auth="issued") as (client, service):
         result = await client.users.login("a@b.example", SECRET)
         assert await client.users.profile() == {"id": 7}

@@ -148,7 +148,7 @@ class TestTimeout:
         assert service.requests == []
 
     async def test_the_last_fault_is_its_cause(self) -> None:
-        """If the service could not be reached to the end, the error says so."""
+        """If the service could not be reached to the end, the error names that cause."""
         async with connect(in_turn(httpx.ConnectError("refused")), retry=ONCE) as (client, _):
             with pytest.raises(WaitTimeout) as caught:
                 await client.transactions.wait("t-1", timeout=5)
@@ -201,7 +201,7 @@ class TestFaults:
         ],
     )
     async def test_a_refusal_ends_the_wait(self, answer: Any, kind: type[Exception]) -> None:
-        """What asking again cannot mend is raised at once."""
+        """An error that asking again cannot fix is raised at once."""
         async with connect(in_turn(PENDING, answer)) as (client, service):
             with pytest.raises(kind):
                 await client.transactions.wait("t-1")

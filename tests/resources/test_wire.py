@@ -1,4 +1,4 @@
-"""What every public method puts on the wire, byte for byte, and what it makes of the answer."""
+"""The bytes of every public method on the wire, and its result from the answer."""
 
 import datetime as dt
 from collections.abc import Awaitable, Callable, Iterator
@@ -32,7 +32,7 @@ def service() -> Iterator[respx.MockRouter]:
 
 
 async def sent(service: respx.MockRouter, act: Act, answer: Any) -> tuple[httpx.Request, Any]:
-    """Make one call that is answered with JSON; return the request as it went, and what the call returned."""
+    """Make one call that is answered with JSON; return the request as it went, and the result of the call."""
     route = service.route().respond(200, json=answer)
     async with AsyncClient("https://pay.example/v1", auth="tok.en") as client:
         value = await act(client)
@@ -270,7 +270,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("name", ["request_otp", "verify_otp", "forgot_password", "reset_password"])
     async def test_undocumented_bodies_come_as_they_are(self, service: respx.MockRouter, name: str) -> None:
-        """An answer whose shape the contract does not show is the JSON object itself."""
+        """An answer of a shape that the contract does not show is the JSON object itself."""
         _, value = await sent(service, POSTS[name][0], {"status": "success", "ttl": 60})
         assert value == {"status": "success", "ttl": 60}
 
@@ -288,13 +288,13 @@ class TestAnswers:
 
 
 class TestCoverage:
-    @pytest.mark.parametrize("room", ["collections", "disbursements", "transactions", "users"])
-    async def test_every_public_method_is_pinned(self, room: str) -> None:
-        """A method that is added to a resource must show here what it sends."""
+    @pytest.mark.parametrize("resource", ["collections", "disbursements", "transactions", "users"])
+    async def test_every_public_method_is_pinned(self, resource: str) -> None:
+        """A method that is added to a resource must show its request here."""
         pinned = {"get_many"}
         for row in (*READS.values(), *POSTS.values()):
             act: Any = row[0]
             pinned.update(act.__code__.co_names)
         async with AsyncClient("https://pay.example/v1", auth="tok.en") as client:
-            public = {name for name in dir(getattr(client, room)) if not name.startswith("_")}
+            public = {name for name in dir(getattr(client, resource)) if not name.startswith("_")}
         assert public <= pinned
