@@ -1,32 +1,113 @@
-"""Controls of a running sandbox: the customers' answers, the clock, and faults."""
+"""Controls of a running sandbox: accounts, the customers' answers, the clock, faults and records."""
 
+import math
+from collections.abc import Iterable
+from datetime import datetime
+from decimal import Decimal
+from types import MappingProxyType
+
+from mobilemoney_async.sandbox.accounts import Account, Permission
+from mobilemoney_async.sandbox.behaviour import Choices, RateBudget
 from mobilemoney_async.sandbox.callbacks import CallbackSender
 from mobilemoney_async.sandbox.clock import Clock
-from mobilemoney_async.sandbox.engine import Engine
+from mobilemoney_async.sandbox.engine import Engine, dice
 from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.phones import Phone, Phones
+from mobilemoney_async.sandbox.records import Ledger, RequestLog, opening_balance
 from mobilemoney_async.sandbox.script import Rule
 from mobilemoney_async.sandbox.states import Event, Kind, Payment
 
+EMAIL = "merchant@example.com"
+
 
 class Controls:
-    """Base of `Sandbox`: all that a test or an operator controls.
+    """Base of `Sandbox`, without its fronts: all that a test, an operator or the phone page reads and controls."""
 
-    Args:
-        engine: The service.
-        clock: Its clock.
-        callbacks: Its callback sender.
-
-    Attributes:
-        callbacks: Reports status changes to a URL, while `serve()` runs.
-    """
-
-    def __init__(self, engine: Engine, clock: Clock, callbacks: CallbackSender) -> None:
-        self.callbacks: CallbackSender = callbacks
+    def __init__(
+        self,
+        *,
+        speed: float = 1.0,
+        seed: int = 0,
+        balance: Decimal | int | str = Decimal(10_000_000),
+        choices: Choices | None = None,
+        now: datetime | None = None,
+        by_hand: bool = False,
+    ) -> None:
+        if not (math.isfinite(speed) and speed > 0):
+            raise ValueError("speed must be a positive number")
+        self.speed: float = speed
+        clock = Clock(now)
+        engine = Engine(
+            start=clock.start,
+            speed=speed,
+            seed=seed,
+            balance=opening_balance(balance),
+            choices=Choices() if choices is None else choices,
+        )
+        self.callbacks: CallbackSender = CallbackSender(engine.book, clock, dice(seed, "callbacks"))
         self._engine = engine
         self._clock = clock
         self._phones = Phones(engine.book, engine.accounts)
+        self._account = engine.open_account(EMAIL)
+        self.by_hand = by_hand
+
+    def __repr__(self) -> str:
+        return f"Sandbox(speed={self.speed}, transactions={len(self._engine.book.payments)})"
+
+    # Accounts and tokens
+
+    @property
+    def email(self) -> str:
+        """The merchant's e-mail, which logs in together with `password`."""
+        return self._account.email
+
+    @property
+    def password(self) -> str:
+        """The merchant's password; a reset changes it."""
+        return self._account.password
+
+    @property
+    def token(self) -> str:
+        """The merchant's access token, which has every permission and never expires."""
+        return self._account.token
+
+    def add_account(self, email: str) -> Account:
+        """Open the account of another merchant, with its own transactions, balance and request limit.
+
+        Raises:
+            ValueError: There is one with this e-mail already.
+        """
+        return self._engine.open_account(email)
+
+    def issue_token(self, permissions: Iterable[Permission | str] = tuple(Permission)) -> str:
+        """Issue another token that never expires.
+
+        Args:
+            permissions: Of `"read"`, `"collect"`, `"disburse"`; other requests are refused as insufficient_permissions.
+
+        Raises:
+            ValueError: There is no such permission.
+        """
+        return self._engine.accounts.issue(self._account, permissions)
+
+    def last_otp(self, phone_number: str) -> str:
+        """Return the last one-time password that this phone received.
+
+        Raises:
+            LookupError: It received none, or the last one was verified.
+        """
+        return self._engine.users.otps.newest(phone_number)
+
+    def last_reset_token(self, email: str) -> str:
+        """Return the last password reset token that this mailbox received.
+
+        Raises:
+            LookupError: It received none, or the last one was used.
+        """
+        return self._engine.users.reset_tokens.newest(email)
+
+    # Faults
 
     def script(
         self, *faults: Fault, on: str | None = None, times: int | None = None, probability: float | None = None
@@ -79,6 +160,18 @@ class Controls:
             raise TypeError("by_hand must be True or False")
         self._engine.payments.by_hand = by_hand
 
+    # The clock
+
+    @property
+    def now(self) -> datetime:
+        """The service's time, aware UTC."""
+        return self._engine.book.datetime_at(self._clock.seconds())
+
+    @property
+    def started_at(self) -> datetime:
+        """The service's time at second 0, from which payments and requests count; aware UTC."""
+        return self._clock.start
+
     def advance(self, seconds: float) -> None:
         """Move the clock ahead; all events of that time happen.
 
@@ -111,6 +204,8 @@ class Controls:
         """
         self._clock.run(rate)
         self.callbacks.wake()
+
+    # Payments
 
     def approve(self, transaction_id: str) -> Payment:
         """Let the customer pay, or the recipient be paid, now. A payout over the balance ends in INSUFFICIENT_FUNDS.
@@ -165,6 +260,34 @@ class Controls:
             IllegalTransitionError: Its state is final, or it is a disbursement.
         """
         return self._decide(transaction_id, Event.EXPIRE)
+
+    # Records
+
+    @property
+    def ledger(self) -> Ledger:
+        """The money that moved until now, of all accounts."""
+        self._settle()
+        return self._engine.book.ledger
+
+    @property
+    def balance(self) -> Decimal:
+        """The merchant's balance now, TZS."""
+        return self.ledger.balance(self._account.merchant_id)
+
+    def rate_budget(self) -> RateBudget:
+        """Return the rest of the merchant's request limit now."""
+        return self._engine.rate_budget(self._account, self._clock.unscaled_seconds())
+
+    @property
+    def transactions(self) -> MappingProxyType[str, Payment]:
+        """All transactions by id, oldest first, in their true state now, whatever the service reports."""
+        self._settle()
+        return self._engine.book.payments
+
+    @property
+    def requests(self) -> RequestLog:
+        """The requests that the sandbox got."""
+        return self._engine.requests
 
     def _decide(self, transaction_id: str, event: Event, reason: str | None = None) -> Payment:
         return self._engine.book.apply(transaction_id, event, at=self._settle(), reason=reason)

@@ -1,27 +1,17 @@
-"""Sandbox: one engine, its clock, and the three fronts that serve it."""
+"""Sandbox: its controls, and the three fronts that serve it: in process, ASGI and sockets."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from decimal import Decimal
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from mobilemoney_async.sandbox.accounts import Account, Permission
-from mobilemoney_async.sandbox.behaviour import Choices, RateBudget
-from mobilemoney_async.sandbox.callbacks import CallbackSender
-from mobilemoney_async.sandbox.clock import Clock
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX
-from mobilemoney_async.sandbox.engine import Engine, dice
 from mobilemoney_async.sandbox.messages import Reply, Request
-from mobilemoney_async.sandbox.records import Ledger, RequestLog, opening_balance
-from mobilemoney_async.sandbox.states import Payment
 from mobilemoney_async.sandbox.transport import SandboxTransport
 
 if TYPE_CHECKING:
@@ -29,8 +19,6 @@ if TYPE_CHECKING:
 
     from mobilemoney_async import AsyncClient
     from mobilemoney_async.sandbox.asgi import SandboxApp
-
-EMAIL = "merchant@example.com"
 
 
 class Sandbox(Controls):
@@ -54,92 +42,10 @@ class Sandbox(Controls):
         TypeError: `balance` is a float, or `by_hand` is not a bool.
     """
 
-    def __init__(
-        self,
-        *,
-        speed: float = 1.0,
-        seed: int = 0,
-        balance: Decimal | int | str = Decimal(10_000_000),
-        choices: Choices | None = None,
-        now: datetime | None = None,
-        by_hand: bool = False,
-    ) -> None:
-        if not (math.isfinite(speed) and speed > 0):
-            raise ValueError("speed must be a positive number")
-        self.speed: float = speed
-        clock = Clock(now)
-        engine = Engine(
-            start=clock.start,
-            speed=speed,
-            seed=seed,
-            balance=opening_balance(balance),
-            choices=Choices() if choices is None else choices,
-        )
-        super().__init__(engine, clock, CallbackSender(engine.book, clock, dice(seed, "callbacks")))
-        self._account = engine.open_account(EMAIL)
-        self.by_hand = by_hand
-
-    def __repr__(self) -> str:
-        return f"Sandbox(speed={self.speed}, transactions={len(self._engine.book.payments)})"
-
-    # Accounts and tokens
-
     @property
     def base_url(self) -> str:
         """The base URL for the in-process front, which answers under any other as well. `serve()` yields a real one."""
         return f"https://sandbox.mobilemoney.test{PREFIX}"
-
-    @property
-    def email(self) -> str:
-        """The merchant's e-mail, which logs in together with `password`."""
-        return self._account.email
-
-    @property
-    def password(self) -> str:
-        """The merchant's password; a reset changes it."""
-        return self._account.password
-
-    @property
-    def token(self) -> str:
-        """The merchant's access token, which has every permission and never expires."""
-        return self._account.token
-
-    def add_account(self, email: str) -> Account:
-        """Open the account of another merchant, with its own transactions, balance and request limit.
-
-        Raises:
-            ValueError: There is one with this e-mail already.
-        """
-        return self._engine.open_account(email)
-
-    def issue_token(self, permissions: Iterable[Permission | str] = tuple(Permission)) -> str:
-        """Issue another token that never expires.
-
-        Args:
-            permissions: Of `"read"`, `"collect"`, `"disburse"`; other requests are refused as insufficient_permissions.
-
-        Raises:
-            ValueError: There is no such permission.
-        """
-        return self._engine.accounts.issue(self._account, permissions)
-
-    def last_otp(self, phone_number: str) -> str:
-        """Return the last one-time password that this phone received.
-
-        Raises:
-            LookupError: It received none, or the last one was verified.
-        """
-        return self._engine.users.otps.newest(phone_number)
-
-    def last_reset_token(self, email: str) -> str:
-        """Return the last password reset token that this mailbox received.
-
-        Raises:
-            LookupError: It received none, or the last one was used.
-        """
-        return self._engine.users.reset_tokens.newest(email)
-
-    # The fronts
 
     def transport(self) -> httpx.AsyncBaseTransport:
         """Return an in-process transport for httpx: no sockets, on asyncio and trio, in real and in virtual time."""
@@ -201,44 +107,6 @@ class Sandbox(Controls):
                 per_minute=60 * self.speed, burst=10, window=60 / self.speed, jitter=0.5 / self.speed
             )
         return AsyncClient(**{**chosen, **options})
-
-    # State
-
-    @property
-    def now(self) -> datetime:
-        """The service's time, aware UTC."""
-        return self._engine.book.datetime_at(self._clock.seconds())
-
-    @property
-    def started_at(self) -> datetime:
-        """The service's time at second 0, from which payments and requests count; aware UTC."""
-        return self._clock.start
-
-    @property
-    def ledger(self) -> Ledger:
-        """The money that moved until now, of all accounts."""
-        self._settle()
-        return self._engine.book.ledger
-
-    @property
-    def balance(self) -> Decimal:
-        """The merchant's balance now, TZS."""
-        return self.ledger.balance(self._account.merchant_id)
-
-    def rate_budget(self) -> RateBudget:
-        """Return the rest of the merchant's request limit now."""
-        return self._engine.rate_budget(self._account, self._clock.unscaled_seconds())
-
-    @property
-    def transactions(self) -> MappingProxyType[str, Payment]:
-        """All transactions by id, oldest first, in their true state now, whatever the service reports."""
-        self._settle()
-        return self._engine.book.payments
-
-    @property
-    def requests(self) -> RequestLog:
-        """The requests that the sandbox got."""
-        return self._engine.requests
 
     def _utcnow(self) -> datetime:
         """Return the time of a client's clock: unscaled, as are the lifetimes of its requests."""

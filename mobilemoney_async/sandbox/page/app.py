@@ -10,13 +10,14 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
 from mobilemoney_async.sandbox.page import labels, views
 from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
 from mobilemoney_async.sandbox.page.fragments import ASSETS, Parts, write_answer, write_page, write_parts
 from mobilemoney_async.sandbox.page.live import EventStream
 from mobilemoney_async.sandbox.page.security import SecurityMiddleware
-from mobilemoney_async.sandbox.page.snapshot import PageSource, Snapshot
+from mobilemoney_async.sandbox.page.snapshot import Snapshot
 
 MASK_COOKIE = "mobilemoney_mask"
 
@@ -24,7 +25,7 @@ _NOT_KEPT = {"cache-control": "no-store"}
 _YEAR = 31_536_000
 
 
-def create_page(sandbox: PageSource) -> Starlette:
+def create_page(sandbox: Controls) -> Starlette:
     """Make the phone page of a sandbox.
 
     It has no password and is meant for the machine it runs on: requests from other websites, or under a name that is
@@ -58,7 +59,7 @@ def create_page(sandbox: PageSource) -> Starlette:
 class _Page:
     """Page of one sandbox, with the event streams of its open pages."""
 
-    def __init__(self, sandbox: PageSource) -> None:
+    def __init__(self, sandbox: Controls) -> None:
         self._sandbox = sandbox
         self._key = views.Keys()
         self._looks: dict[bool, tuple[Snapshot, Parts]] = {}

@@ -13,7 +13,7 @@ import attrs
 from starlette.requests import Request
 
 from mobilemoney_async.sandbox.callbacks import CallbackMode
-from mobilemoney_async.sandbox.page.snapshot import PageSource
+from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.phones import PIN
 from mobilemoney_async.sandbox.states import IllegalTransitionError
 
@@ -94,7 +94,7 @@ class Actions:
         sandbox: The sandbox to control.
     """
 
-    _sandbox: PageSource
+    _sandbox: Controls
     _rate_before_pause: float = attrs.field(default=1.0, init=False)
 
     def enter_pin(self, form: Form) -> str:

@@ -1,105 +1,11 @@
-"""Snapshot of everything that changes on the page; `views.take` makes it from a `PageSource`, templates render it.
+"""Snapshot of everything that changes on the page; `views.take` makes it from a `Controls`, templates render it.
 
 With phone numbers masked no value of a snapshot holds a whole one, so neither the page nor its event stream can.
 """
 
-from datetime import datetime
-from decimal import Decimal
-from types import MappingProxyType
-from typing import Protocol
-
 import attrs
 
-from mobilemoney_async.sandbox.behaviour import RateBudget
-from mobilemoney_async.sandbox.callbacks import CallbackSender
-from mobilemoney_async.sandbox.fault_switches import SwitchBoard, SwitchState
-from mobilemoney_async.sandbox.phones import Phone
-from mobilemoney_async.sandbox.records import RequestLog
-from mobilemoney_async.sandbox.states import Payment
-
-
-class PageSource(Protocol):
-    """Sandbox as the page reads and controls it; `Sandbox` documents each member."""
-
-    by_hand: bool
-
-    @property
-    def callbacks(self) -> CallbackSender:
-        """Sender of callbacks."""
-        ...
-
-    @property
-    def switches(self) -> SwitchBoard:
-        """Fault switches."""
-        ...
-
-    @property
-    def requests(self) -> RequestLog:
-        """Log of the requests."""
-        ...
-
-    @property
-    def transactions(self) -> MappingProxyType[str, Payment]:
-        """Transactions by id, oldest first."""
-        ...
-
-    @property
-    def email(self) -> str:
-        """The merchant's name on the phones."""
-        ...
-
-    @property
-    def token(self) -> str:
-        """Access token that the page shows for copying."""
-        ...
-
-    @property
-    def balance(self) -> Decimal:
-        """The merchant's balance, TZS."""
-        ...
-
-    @property
-    def now(self) -> datetime:
-        """The service's time, aware UTC."""
-        ...
-
-    @property
-    def started_at(self) -> datetime:
-        """The service's time at second 0, aware UTC."""
-        ...
-
-    @property
-    def clock_rate(self) -> float:
-        """Seconds of the service's time in one real second; 0 while it is paused."""
-        ...
-
-    def phones(self) -> tuple[Phone, ...]:
-        """Return the customers' phones."""
-        ...
-
-    def rate_budget(self) -> RateBudget:
-        """Return the rest of the merchant's request limit."""
-        ...
-
-    def enter_pin(self, transaction_id: str, pin: str) -> bool:
-        """Answer a prompt with a PIN."""
-        ...
-
-    def decline(self, transaction_id: str) -> Payment:
-        """Let a payment fail."""
-        ...
-
-    def expire(self, transaction_id: str) -> Payment:
-        """Let a prompt expire."""
-        ...
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock ahead."""
-        ...
-
-    def run_clock(self, rate: float) -> None:
-        """Change the speed of the clock."""
-        ...
+from mobilemoney_async.sandbox.fault_switches import SwitchState
 
 
 @attrs.frozen(kw_only=True)

@@ -11,12 +11,12 @@ import attrs
 
 from mobilemoney_async.sandbox.behaviour import RateBudget
 from mobilemoney_async.sandbox.callbacks import SentCallback
+from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.page import labels
 from mobilemoney_async.sandbox.page.snapshot import (
     BudgetView,
     ClockView,
     HistoryView,
-    PageSource,
     PhoneView,
     PromptView,
     RequestView,
@@ -47,7 +47,7 @@ class Keys:
         return hmac.digest(self._secret, phone_number.encode("utf-8", "surrogatepass"), "sha256").hex()[:12]
 
 
-def take(sandbox: PageSource, *, masked: bool, key: Callable[[str], str]) -> Snapshot:
+def take(sandbox: Controls, *, masked: bool, key: Callable[[str], str]) -> Snapshot:
     """Read the sandbox once.
 
     Args:
