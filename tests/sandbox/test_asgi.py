@@ -184,7 +184,7 @@ async def test_the_api_needs_no_templates(sandbox: Sandbox, monkeypatch: pytest.
 
 async def test_a_page_that_is_broken_is_not_taken_for_missing() -> None:
     def open_page() -> Any:
-        raise ImportError("cannot import name", name="mobilemoney_async.sandbox.page.views")
+        raise ImportError("cannot import name", name="mobilemoney_async.sandbox.page.snapshot")
 
     async def handle(request: Request) -> Any:
         pytest.fail("it is no request to the API")

@@ -12,7 +12,7 @@ from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.endpoints import ROUTES
 from mobilemoney_async.sandbox.fault_switches import SWITCHES
-from mobilemoney_async.sandbox.page import labels, views
+from mobilemoney_async.sandbox.page import labels, snapshot
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
 from tests.sandbox.service import ORDINARY, START, STUCK
 
@@ -124,17 +124,17 @@ async def test_a_new_prompt_does_not_move_the_other_phones(user: PageUser, sandb
 
 async def test_a_crowd_of_phones_is_bounded(user: PageUser, sandbox: Sandbox) -> None:
     """Many phones and prompts do not make the page endless, and it says how many it leaves out."""
-    for number in range(views.PHONES + 3):
+    for number in range(snapshot.PHONES + 3):
         await ask(sandbox, f"+2556810000{number:02}")
-    for _ in range(views.PROMPTS + 1):
+    for _ in range(snapshot.PROMPTS + 1):
         await ask(sandbox, ORDINARY)
     source = await user.source()
-    assert source.count('class="phone"') == views.PHONES
+    assert source.count('class="phone"') == snapshot.PHONES
     assert "and 3 more phones" in source
     assert "and 2 older" in Elements(source).text  # one of the first prompts, too
-    for _ in range(views.TRANSACTIONS):
+    for _ in range(snapshot.TRANSACTIONS):
         await ask(sandbox, STUCK)
-    assert f"and {views.PHONES + 3 + views.PROMPTS + 1} older" in await user.see()
+    assert f"and {snapshot.PHONES + 3 + snapshot.PROMPTS + 1} older" in await user.see()
 
 
 # The merchant

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sandbox.page import views
+from mobilemoney_async.sandbox.page import snapshot
 from mobilemoney_async.sandbox.page.fragments import REGIONS, Parts, write_parts
 from mobilemoney_async.sandbox.page.live import TICK, as_event, changed
 from tests.sandbox.page_user import Elements, PageUser, Reader, ask
@@ -164,7 +164,7 @@ def test_a_new_phone_or_another_order_sends_the_phones_together() -> None:
 async def test_each_part_begins_with_the_element_that_it_replaces(user: PageUser, sandbox: Sandbox) -> None:
     """Every part is one element with its id, whole and in one event, whatever line ends it holds."""
     await ask(sandbox, ORDINARY, external_id="two\r\nlines\u2028three>")
-    parts = write_parts(views.take(sandbox, masked=False, key=views.Keys()))
+    parts = write_parts(snapshot.take(sandbox, masked=False, secret=b""))
     for name, html in {**parts.regions, **parts.phones}.items():
         event = as_event([html]).decode()
         assert event.endswith("\n\n")

@@ -1,23 +1,23 @@
 """Phone page as an ASGI application: its routes, forms and event streams."""
 
+import secrets
 import weakref
 from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
-from mobilemoney_async.sandbox.page import labels, views
+from mobilemoney_async.sandbox.page import labels
 from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
 from mobilemoney_async.sandbox.page.fragments import ASSETS, Parts, write_answer, write_page, write_parts
 from mobilemoney_async.sandbox.page.live import EventStream
 from mobilemoney_async.sandbox.page.security import SecurityMiddleware
-from mobilemoney_async.sandbox.page.snapshot import Snapshot
+from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
 MASK_COOKIE = "mobilemoney_mask"
 
@@ -61,18 +61,18 @@ class _Page:
 
     def __init__(self, sandbox: Controls) -> None:
         self._sandbox = sandbox
-        self._key = views.Keys()
+        self._secret = secrets.token_bytes(16)
         self._looks: dict[bool, tuple[Snapshot, Parts]] = {}
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
 
     async def show(self, request: Request) -> Response:
         return self._write(request)
 
-    async def follow(self, request: Request) -> ASGIApp:
+    async def follow(self, request: Request) -> Response:
         masked = _is_masked(request)
         stream = EventStream(lambda: self._look(masked=masked))
         self._streams.add(stream)
-        return stream
+        return StreamingResponse(stream, headers=_NOT_KEPT, media_type="text/event-stream")
 
     async def mask(self, request: Request) -> Response:
         """Mask phone numbers from now on in this browser, or show them."""
@@ -119,7 +119,7 @@ class _Page:
         return last[1]
 
     def _take(self, *, masked: bool) -> Snapshot:
-        return views.take(self._sandbox, masked=masked, key=self._key)
+        return take(self._sandbox, masked=masked, secret=self._secret)
 
     def _write(self, request: Request, refused: Refused | None = None, form: Form | None = None) -> Response:
         snapshot = self._take(masked=_is_masked(request))
@@ -149,10 +149,7 @@ def _is_masked(request: Request) -> bool:
 
 
 async def _asset(request: Request) -> Response:
-    asset = ASSETS.get(request.path_params["name"])
-    if asset is None:
-        return await _not_found(request)
-    return Response(asset.body, 200, {"cache-control": "max-age=31536000, immutable"}, asset.content_type)
+    return ASSETS.get(request.path_params["name"]) or await _not_found(request)
 
 
 async def _not_found(request: Request, _: Exception | None = None) -> Response:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from mobilemoney_async.sandbox.callbacks import CallbackMode
-from mobilemoney_async.sandbox.states import Kind, Status
+from mobilemoney_async.sandbox.states import Kind, Payment, Status
 
 TONES: Mapping[Status, str] = MappingProxyType(
     {
@@ -38,7 +38,7 @@ RATES: tuple[int, ...] = (1, 5, 20, 100)
 JUMPS: tuple[tuple[int, str], ...] = ((10, "10 s"), (60, "1 min"), (600, "10 min"), (3600, "1 h"))
 """Jumps of the clock to choose from: seconds, and their label."""
 
-_HISTORY = {
+_RESULTS = {
     (Kind.COLLECTION, Status.SUCCESS): "Paid",
     (Kind.COLLECTION, Status.FAILED): "Not paid",
     (Kind.COLLECTION, Status.TIMEOUT): "Expired",
@@ -85,9 +85,9 @@ def receiver(url: str) -> str:
     return f"{parts.scheme}://{host}/{more}"
 
 
-def history(kind: Kind, status: Status) -> str:
+def result(payment: Payment) -> str:
     """Return the result of a final payment for its customer or recipient."""
-    return _HISTORY.get((kind, status), "Not received")
+    return _RESULTS.get((payment.kind, payment.status), "Not received")
 
 
 def speed(rate: float) -> str:
@@ -103,9 +103,9 @@ def duration(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02}"
 
 
-def clock_time(moment: datetime) -> str:
-    """Return the time of day."""
-    return f"{moment:%H:%M:%S}"
+def clock_time(moment: datetime, *, short: bool = False) -> str:
+    """Return the time of day, in a short form without seconds."""
+    return f"{moment:%H:%M}" if short else f"{moment:%H:%M:%S}"
 
 
 def day(moment: datetime) -> str:

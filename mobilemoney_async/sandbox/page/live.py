@@ -1,11 +1,9 @@
 """Event stream (server-sent events) with the changes of the sandbox, one for each open page."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import anyio
-from starlette.types import Message, Receive, Scope, Send
 
-from mobilemoney_async.sandbox.asgi import until_left
 from mobilemoney_async.sandbox.page.fragments import Parts
 
 TICK = 0.3
@@ -14,14 +12,9 @@ TICK = 0.3
 _KEEP_ALIVE = 50
 """Unchanged snapshots after which a comment is sent, so that no proxy closes the connection as idle."""
 
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-]
 
-
-class EventStream:
-    """Event stream of one page: sends the changed parts until the page closes, the server stops or it is ended.
+class EventStream(AsyncIterator[bytes]):
+    """Event stream of one page: the changed parts, until the page closes, the server stops or it is ended.
 
     Only this stream updates the page. If the answer to a form updated it too, the page could show the older of the two,
     and nothing would correct it.
@@ -37,6 +30,8 @@ class EventStream:
         self._look = look
         self._wake = anyio.Event()
         self._is_over = False
+        self._shown: Parts | None = None
+        self._quiet = 0
 
     def wake(self) -> None:
         """Send changes at once, after an action on a page."""
@@ -47,32 +42,24 @@ class EventStream:
         self._is_over = True
         self._wake.set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._send_changes, send, tasks.cancel_scope)
-            await until_left(receive)
-            tasks.cancel_scope.cancel()
-
-    async def _send_changes(self, send: Send, scope: anyio.CancelScope) -> None:
-        shown: Parts | None = None
-        quiet = 0
-        while not self._is_over:
+    async def __anext__(self) -> bytes:
+        """Wait for the next event or comment. Cancelled, it has changed nothing."""
+        while True:
+            if self._shown is not None:
+                # No await between the wait and the new event, so no `wake` is lost, also not while an event is sent.
+                with anyio.move_on_after(TICK):
+                    await self._wake.wait()
+                    self._wake = anyio.Event()
+            if self._is_over:
+                raise StopAsyncIteration
             parts = self._look()
-            changes = [] if parts is shown else changed(shown, parts)
-            shown = parts
-            quiet = 0 if changes else quiet + 1
+            changes = [] if parts is self._shown else changed(self._shown, parts)
+            self._shown = parts
+            self._quiet = 0 if changes else self._quiet + 1
             if changes:
-                await send(_body(as_event(changes)))
-            elif quiet % _KEEP_ALIVE == 0:
-                await send(_body(b":\n\n"))
-            # No await between the wait and the new event, so no `wake` is lost, also not while an event is being sent.
-            with anyio.move_on_after(TICK):
-                await self._wake.wait()
-                self._wake = anyio.Event()
-        await send(_body(b"", more=False))
-        scope.cancel()
+                return as_event(changes)
+            if self._quiet % _KEEP_ALIVE == 0:
+                return b":\n\n"
 
 
 def changed(before: Parts | None, after: Parts) -> list[str]:
@@ -100,7 +87,3 @@ def as_event(parts: Iterable[str]) -> bytes:
         start, tag_end = part.lstrip().split(">", 1)
         lines += f'{start} hx-swap-oob="outerMorph">{tag_end}'.splitlines()
     return "".join(f"data: {line}\n" for line in lines if line.strip()).encode() + b"\n"
-
-
-def _body(body: bytes, *, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}

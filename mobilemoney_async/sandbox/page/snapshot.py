@@ -1,131 +1,148 @@
-"""Snapshot of everything that changes on the page; `views.take` makes it from a `Controls`, templates render it.
+"""Snapshot of everything that changes on the page; the templates render it.
 
 With phone numbers masked no value of a snapshot holds a whole one, so neither the page nor its event stream can.
 """
 
+import hmac
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from itertools import islice
+from math import ceil, inf
+
 import attrs
 
+from mobilemoney_async.sandbox.behaviour import RateBudget
+from mobilemoney_async.sandbox.callbacks import SentCallback
+from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.fault_switches import SwitchState
+from mobilemoney_async.sandbox.page import labels
+from mobilemoney_async.sandbox.phones import Phone
+from mobilemoney_async.sandbox.records import LoggedRequest
+from mobilemoney_async.sandbox.states import Payment
 
-
-@attrs.frozen(kw_only=True)
-class PromptView:
-    """Prompt on a phone; `left` is None if it does not expire."""
-
-    id: str
-    merchant: str
-    amount: str
-    reference: str
-    left: str | None
-    seconds_left: int
-    lifetime: int
-    warning: str | None
-
-
-@attrs.frozen(kw_only=True)
-class HistoryView:
-    """Final payment in the history of a phone."""
-
-    id: str
-    text: str
-    at: str
-    amount: str
-    tone: str
-
-
-@attrs.frozen(kw_only=True)
-class PhoneView:
-    """Phone of a customer; its key identifies it in the page without its number."""
-
-    key: str
-    number: str
-    prompts: tuple[PromptView, ...]
-    history: tuple[HistoryView, ...]
-    more_prompts: int
-
-
-@attrs.frozen(kw_only=True)
-class TransactionView:
-    """Row of the merchant's transactions."""
-
-    id: str
-    kind: str
-    number: str
-    amount: str
-    status: str
-    tone: str
-    reason: str | None
-    reference: str
-    external_id: str | None
-    at: str
-
-
-@attrs.frozen(kw_only=True)
-class RequestView:
-    """Row of the request log."""
-
-    number: int
-    method: str
-    path: str
-    answer: str
-    tone: str
-    code: str | None
-    fault: str | None
-    at: str
-
-
-@attrs.frozen(kw_only=True)
-class BudgetView:
-    """Rest of the request limit."""
-
-    bucket: int
-    burst: int
-    used: int
-    per_window: int
-    window: str
-    next: str
-
-
-@attrs.frozen(kw_only=True)
-class ClockView:
-    """The service's time, and its speed."""
-
-    time: str
-    short: str
-    day: str
-    rate: float
-    state: str
-
-
-@attrs.frozen(kw_only=True)
-class SentView:
-    """Callback that was sent; there is one of a kind for each transaction."""
-
-    kind: str
-    transaction_id: str
-    url: str
-    answer: str
-    tone: str
-    at: str
+PHONES = 12
+PROMPTS = 5
+HISTORY = 6
+TRANSACTIONS = 30
+REQUESTS = 30
+SENT = 10
 
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """All values of the page that change."""
+    """All values of the page that change; phone numbers and URLs in it are as the page shows them.
+
+    Args:
+        phones: By a key that reveals neither masked numbers nor their order.
+        more_phones: Number of the sandbox's phones that are left out.
+        more_prompts: By the key of a phone, the number of its prompts that are left out.
+        seconds_left: By transaction id, the whole seconds until the prompt expires.
+        older: Number of the transactions that are left out.
+        budget: Rounded to what the page shows.
+        last_request: Number of the newest request.
+        callback_url: The receiver of callbacks, without its secrets.
+    """
 
     masked: bool
     by_hand: bool
-    pin: str
     merchant: str
-    phones: tuple[PhoneView, ...]
+    phones: Mapping[str, Phone]
     more_phones: int
-    transactions: tuple[TransactionView, ...]
+    more_prompts: Mapping[str, int]
+    seconds_left: Mapping[str, int]
+    transactions: tuple[Payment, ...]
     older: int
-    balance: str
-    budget: BudgetView
-    requests: tuple[RequestView, ...]
-    clock: ClockView
+    balance: Decimal
+    budget: RateBudget
+    requests: tuple[LoggedRequest, ...]
+    last_request: int
+    started_at: datetime
+    now: datetime
+    clock_rate: float
     faults: tuple[SwitchState, ...]
-    sends_to: str
-    sent: tuple[SentView, ...]
-    announcement: str
+    callback_url: str | None
+    sent: tuple[SentCallback, ...]
+
+    def time(self, at: float) -> str:
+        """Return the time of day at these seconds since the sandbox's start."""
+        return labels.clock_time(self.started_at + timedelta(seconds=at))
+
+    @property
+    def announcement(self) -> str:
+        """The last change of a payment for screen readers, without a phone number."""
+        last = max(self.transactions, key=lambda payment: payment.ended_at or payment.created_at, default=None)
+        if last is None:
+            return ""
+        at = self.time(last.ended_at or last.created_at)
+        return f"{at}: {last.kind} of {labels.money(last.amount)} TZS is {last.status}"
+
+
+def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
+    """Read the sandbox once; `secret` makes the keys of the phones."""
+    now = sandbox.now
+    transactions = sandbox.transactions
+    newest = (transactions[each] for each in islice(reversed(transactions), TRANSACTIONS))
+    phones = sandbox.phones()
+    by_key = {_key(secret, phone.phone_number): phone for phone in in_steady_order(phones[:PHONES])}
+    budget = sandbox.rate_budget()
+    callbacks = sandbox.callbacks
+    return Snapshot(
+        masked=masked,
+        by_hand=sandbox.by_hand,
+        merchant=sandbox.email,
+        phones={key: _shown_phone(phone, masked=masked) for key, phone in by_key.items()},
+        more_phones=max(0, len(phones) - PHONES),
+        more_prompts={key: max(0, len(phone.prompts) - PROMPTS) for key, phone in by_key.items()},
+        seconds_left={
+            prompt.transaction_id: max(0, ceil((prompt.expires_at - now).total_seconds()))
+            for phone in by_key.values()
+            for prompt in phone.prompts
+            if prompt.expires_at is not None
+        },
+        transactions=tuple(_shown_payment(payment, masked=masked) for payment in newest),
+        older=max(0, len(transactions) - TRANSACTIONS),
+        balance=sandbox.balance,
+        budget=attrs.evolve(budget, bucket_left=int(budget.bucket_left + 1e-6), next_in=round(budget.next_in, 1)),
+        requests=tuple(
+            attrs.evolve(each, path=labels.mask_within(each.path) if masked else each.path)
+            for each in islice(reversed(sandbox.requests), REQUESTS)
+        ),
+        last_request=sandbox.requests.total,
+        started_at=sandbox.started_at,
+        now=now.replace(microsecond=0),
+        clock_rate=sandbox.clock_rate,
+        faults=sandbox.switches.states(),
+        callback_url=labels.receiver(callbacks.url) if callbacks.url else None,
+        sent=tuple(attrs.evolve(each, url=labels.receiver(each.url)) for each in callbacks.sent[:SENT]),
+    )
+
+
+def in_steady_order(phones: Iterable[Phone]) -> list[Phone]:
+    """Order the phones so that a new prompt does not move the others.
+
+    The phone with the oldest prompt comes first; phones without a prompt come last, in the given order.
+    """
+    return sorted(phones, key=lambda phone: phone.prompts[-1].created_at.timestamp() if phone.prompts else inf)
+
+
+def _key(secret: bytes, phone_number: str) -> str:
+    return hmac.digest(secret, phone_number.encode("utf-8", "surrogatepass"), "sha256").hex()[:12]
+
+
+def _shown_phone(phone: Phone, *, masked: bool) -> Phone:
+    # The newest prompts, the oldest of them first: a new one does not move the others.
+    return Phone(
+        phone_number=labels.phone_number(phone.phone_number, masked=masked),
+        prompts=phone.prompts[:PROMPTS][::-1],
+        history=tuple(_shown_payment(payment, masked=masked) for payment in phone.history[:HISTORY]),
+    )
+
+
+def _shown_payment(payment: Payment, *, masked: bool) -> Payment:
+    external_id = payment.external_id
+    return attrs.evolve(
+        payment,
+        phone_number=labels.phone_number(payment.phone_number, masked=masked),
+        external_id=labels.mask_within(external_id) if masked and external_id is not None else external_id,
+    )
