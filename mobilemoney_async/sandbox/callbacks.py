@@ -1,4 +1,4 @@
-"""Callbacks to a merchant's URL: the queue decides them, the sender sends them while `Sandbox.serve` runs.
+"""Callbacks to a merchant's URL, sent while `Sandbox.serve` runs.
 
 The contract says that status changes are reported by callback, and shows neither payload nor signature nor retries
 (section 6). When one is sent, how often and with which body is an invention of this sandbox.
@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from datetime import datetime
 
@@ -62,87 +62,17 @@ class CallbackKind(enum.StrEnum):
     FORGED = "forged"
 
 
-@attrs.define(eq=False, kw_only=True)
-class Callback:
-    """Callback to send.
-
-    Args:
-        url: The receiver.
-        transaction_id: The transaction; made up if the callback is forged.
-        kind: The content.
-        body: JSON.
-        due_at: Time to send it, seconds of the service's time since the sandbox's start.
-    """
+@attrs.frozen(eq=False, kw_only=True)
+class _Callback:
+    """Callback to send, at a time in seconds of the service's time since the sandbox's start."""
 
     url: str = attrs.field(repr=False)
     transaction_id: str
     kind: CallbackKind
     body: bytes = attrs.field(repr=False)
     due_at: float
-
-
-class CallbackQueue:
-    """Queue of the callbacks that wait to be sent; pure.
-
-    Attributes:
-        url: The receiver of status changes; None for none.
-        mode: When and how often they are reported.
-    """
-
-    def __init__(self) -> None:
-        self.url: str | None = None
-        self.mode: CallbackMode = CallbackMode.ONCE
-        self._waiting: list[tuple[float, int, Callback]] = []
-        self._numbers = itertools.count()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def configure(self, url: str | None, mode: CallbackMode) -> None:
-        """Report changes from now on to `url`; None also drops the callbacks that wait."""
-        self.url, self.mode = url, mode
-        if url is None:
-            self._waiting.clear()
-
-    def report(self, payment: Payment) -> list[Callback]:
-        """Return the callbacks about a new transaction, or about a change of its state."""
-        if self.url is None:
-            return []
-        at = payment.created_at if payment.ended_at is None else payment.ended_at
-        kinds = [CallbackKind.CHANGED]
-        if payment.ended_at is None:
-            kinds = [CallbackKind.CREATED] if self.mode is CallbackMode.BEFORE_ANSWER else []
-        elif self.mode is CallbackMode.TWICE:
-            kinds.append(CallbackKind.REPEATED)
-        elif self.mode is CallbackMode.LATE:
-            at += LATE_BY
-        body = _body(payment.id, payment.reference, payment.status)
-        return [Callback(url=self.url, transaction_id=payment.id, kind=kind, body=body, due_at=at) for kind in kinds]
-
-    def add(self, callback: Callback) -> None:
-        """Add a callback, which waits until it is due."""
-        heapq.heappush(self._waiting, (callback.due_at, next(self._numbers), callback))
-
-    def next_due(self) -> float | None:
-        """Return the time of the next callback, seconds since the sandbox's start; None if none waits."""
-        return self._waiting[0][0] if self._waiting else None
-
-    def take_due(self, now: float) -> list[Callback]:
-        """Remove and return the callbacks that are due by now, in order."""
-        due = []
-        while self._waiting and self._waiting[0][0] <= now:
-            due.append(heapq.heappop(self._waiting)[2])
-        return due
-
-
-def forged(url: str, *, transaction_id: str, reference: str, now: float) -> Callback:
-    """Make a callback that claims the success of a transaction that does not exist."""
-    body = _body(transaction_id, reference, "SUCCESS")
-    return Callback(url=url, transaction_id=transaction_id, kind=CallbackKind.FORGED, body=body, due_at=now)
-
-
-def _body(transaction_id: str, reference: str, status: str) -> bytes:
-    return encode({"transaction_id": transaction_id, "reference": reference, "status": str(status)})
+    # Set when it was delivered, or cannot be.
+    done: anyio.Event = attrs.field(factory=anyio.Event, init=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -184,25 +114,27 @@ class CallbackSender:
         self._book = book
         self._clock = clock
         self._dice = dice
-        self._queue = CallbackQueue()
+        self._url: str | None = None
+        self._mode = CallbackMode.ONCE
+        self._waiting: list[tuple[float, int, _Callback]] = []
+        self._numbers = itertools.count()
+        self._sending: set[_Callback] = set()
         self._sent: collections.deque[SentCallback] = collections.deque(maxlen=SENT_SHOWN)
         self._runs = 0
-        self._on_their_way = 0
         self._wakes: set[anyio.Event] = set()
-        self._announced: dict[Callback, anyio.Event] = {}
-        # Set when the newest callback about a new transaction was delivered, or could not be.
-        self._announcement: anyio.Event | None = None
+        # The newest callback about a new transaction.
+        self._announcement: _Callback | None = None
         book.watch(self._follow)
 
     @property
     def url(self) -> str | None:
         """The receiver of status changes; None for none."""
-        return self._queue.url
+        return self._url
 
     @property
     def mode(self) -> CallbackMode:
         """The mode in which status changes are reported."""
-        return self._queue.mode
+        return self._mode
 
     @property
     def sent(self) -> tuple[SentCallback, ...]:
@@ -225,7 +157,9 @@ class CallbackSender:
             mode = CallbackMode(mode)
         except ValueError:
             raise ValueError(f"mode must be one of: {', '.join(CallbackMode)}") from None
-        self._queue.configure(url, mode)
+        self._url, self._mode = url, mode
+        if url is None:
+            self._waiting.clear()
         self.wake()
 
     def forge(self, url: str | None = None) -> str:
@@ -241,12 +175,20 @@ class CallbackSender:
             ValueError: `url` is not an http or https URL with a host, or is None and none is configured.
         """
         if url is None:
-            url = self._queue.url
+            url = self._url
         if url is None:
             raise ValueError("url is missing: pass one here or configure one")
         _check(url)
         transaction_id, reference = f"txn_{self._dice.getrandbits(80):020x}", f"REF{self._dice.getrandbits(48):012X}"
-        self._add(forged(url, transaction_id=transaction_id, reference=reference, now=self._clock.seconds()))
+        self._add(
+            _Callback(
+                url=url,
+                transaction_id=transaction_id,
+                kind=CallbackKind.FORGED,
+                body=_body(transaction_id, reference, "SUCCESS"),
+                due_at=self._clock.seconds(),
+            )
+        )
         self.wake()
         return transaction_id
 
@@ -258,9 +200,10 @@ class CallbackSender:
         # No await between these lines, so a new announcement belongs to this request and no other.
         earlier = self._announcement
         reply = handle(request)
-        if self._announcement is not None and self._announcement is not earlier:
+        announcement = self._announcement
+        if announcement is not None and announcement is not earlier:
             with anyio.move_on_after(TIMEOUT):
-                await self._announcement.wait()
+                await announcement.done.wait()
         return reply
 
     async def run(self) -> None:
@@ -272,20 +215,21 @@ class CallbackSender:
             async with AsyncExitStack() as clients, anyio.create_task_group() as tasks:
                 while True:
                     self._book.settle(self._clock.seconds())
-                    for callback in self._queue.take_due(self._clock.seconds()):
+                    for callback in self._take_due():
                         if http is None:
                             # Only when needed: it reads the certificates, which takes longer than all the rest.
                             # No proxy: the receiver is a program of the merchant's, on this machine or near it.
                             http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
                             clients.push_async_callback(http.aclose)
-                        self._on_their_way += 1
+                        self._sending.add(callback)
                         tasks.start_soon(self._deliver, callback, http, slots)
                     await self._pause()
         finally:
             # The task group has ended all deliveries of this run. Requests in `reported_before` may still wait for one.
             self._runs -= 1
             if not self._runs:
-                self._forget_deliveries()
+                for callback in (*self._sending, *(waiting for _, _, waiting in self._waiting)):
+                    self._finish(callback)
 
     def wake(self) -> None:
         """Check at once for callbacks that are due, for example after a change of the clock."""
@@ -304,46 +248,67 @@ class CallbackSender:
             self._wakes.discard(wake)
 
     def _until_due(self) -> float:
-        dues = [self._queue.next_due()]
-        if self._queue.url is not None:
+        dues = [self._waiting[0][0] if self._waiting else None]
+        if self._url is not None:
             dues.append(self._book.next_due())
         waits = [self._clock.unscaled_until(due) for due in dues if due is not None]
         return max(_SHORTEST_PAUSE, min(waits, default=math.inf))
 
+    def _take_due(self) -> Iterator[_Callback]:
+        now = self._clock.seconds()
+        while self._waiting and self._waiting[0][0] <= now:
+            yield heapq.heappop(self._waiting)[2]
+
     def _follow(self, payment: Payment) -> None:
+        """Report a new transaction, or a change of its state."""
         if not self._runs:
             return
-        for callback in self._queue.report(payment):
-            if self._add(callback) and callback.kind is CallbackKind.CREATED:
-                self._announcement = self._announced[callback] = anyio.Event()
+        if self._url is not None:
+            for callback in self._report(payment, self._url):
+                if self._add(callback) and callback.kind is CallbackKind.CREATED:
+                    self._announcement = callback
         self.wake()  # also for a new transaction, which may end before all others
 
-    def _add(self, callback: Callback) -> bool:
-        if len(self._queue) + self._on_their_way >= MOST_WAITING:
+    def _report(self, payment: Payment, url: str) -> list[_Callback]:
+        at = payment.created_at if payment.ended_at is None else payment.ended_at
+        kinds = [CallbackKind.CHANGED]
+        if payment.ended_at is None:
+            kinds = [CallbackKind.CREATED] if self._mode is CallbackMode.BEFORE_ANSWER else []
+        elif self._mode is CallbackMode.TWICE:
+            kinds.append(CallbackKind.REPEATED)
+        elif self._mode is CallbackMode.LATE:
+            at += LATE_BY
+        return [
+            _Callback(
+                url=url,
+                transaction_id=payment.id,
+                kind=kind,
+                body=_body(payment.id, payment.reference, payment.status),
+                due_at=at,
+            )
+            for kind in kinds
+        ]
+
+    def _add(self, callback: _Callback) -> bool:
+        if len(self._waiting) + len(self._sending) >= MOST_WAITING:
             self._note(callback, error=f"not sent: {MOST_WAITING} are waiting")
             return False
-        self._queue.add(callback)
+        heapq.heappush(self._waiting, (callback.due_at, next(self._numbers), callback))
         return True
 
-    def _forget_deliveries(self) -> None:
-        """Clean up after deliveries that were cut off, some of them before their first step."""
-        self._on_their_way = 0
-        for announcement in self._announced.values():
-            announcement.set()
-        self._announced.clear()
+    def _finish(self, callback: _Callback) -> None:
+        self._sending.discard(callback)
+        callback.done.set()
 
-    async def _deliver(self, callback: Callback, http: httpx.AsyncClient, slots: anyio.CapacityLimiter) -> None:
+    async def _deliver(self, callback: _Callback, http: httpx.AsyncClient, slots: anyio.CapacityLimiter) -> None:
         # Cancelled here, the delivery still counts as done: a request in `reported_before` may wait for it.
         try:
             async with slots:
                 await self._post(callback, http)
         finally:
-            self._on_their_way -= 1
-            announcement = self._announced.pop(callback, None)
-            if announcement is not None:
-                announcement.set()
+            self._finish(callback)
 
-    async def _post(self, callback: Callback, http: httpx.AsyncClient) -> None:
+    async def _post(self, callback: _Callback, http: httpx.AsyncClient) -> None:
         status, error = None, None
         at = self._now()
         try:
@@ -361,7 +326,7 @@ class CallbackSender:
         self._note(callback, at=at, status=status, error=error if status is None else None)
 
     def _note(
-        self, callback: Callback, *, error: str | None, status: int | None = None, at: datetime | None = None
+        self, callback: _Callback, *, error: str | None, status: int | None = None, at: datetime | None = None
     ) -> None:
         self._sent.appendleft(
             SentCallback(
@@ -376,6 +341,10 @@ class CallbackSender:
 
     def _now(self) -> datetime:
         return self._book.datetime_at(self._clock.seconds())
+
+
+def _body(transaction_id: str, reference: str, status: str) -> bytes:
+    return encode({"transaction_id": transaction_id, "reference": reference, "status": str(status)})
 
 
 def _check(url: str) -> None:
