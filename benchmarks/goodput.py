@@ -38,7 +38,7 @@ CAPACITY = 60 * 60 / 60.5
 
 
 def floor(wanted: float) -> float:
-    """Return the mean lag that no way of asking can go below, seconds: what creates leave, spread evenly."""
+    """Return the least possible mean lag, seconds: all requests that creates leave, spread evenly."""
     spare = max(60 / 10, 60 - wanted)
     return 0.5 * 60 / spare
 
@@ -133,7 +133,7 @@ def line(name: str, found: Figures) -> str:
 
 
 def draw(found: dict[str, list[Figures]], folder: Path) -> None:
-    """Draw confirmed payments and lag over demand, with what is physically possible."""
+    """Draw confirmed payments and lag over demand, with the physical bounds."""
     plt = importlib.import_module("matplotlib.pyplot")
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     colours = dict(zip(WAYS, ("#b4552d", "#8a8f98", "#14746f", "#7fb7b2", "#c9a227", "#e0cd8a"), strict=True))
@@ -146,7 +146,7 @@ def draw(found: dict[str, list[Figures]], folder: Path) -> None:
         [floor(demand) for demand in demands],
         "k--",
         lw=1,
-        label="the floor: what creates leave",
+        label="the floor: all requests that creates leave",
     )
     for name, figures in found.items():
         wanted = [each.wanted for each in figures]

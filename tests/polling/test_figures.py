@@ -30,7 +30,7 @@ def one_loop_each(names: str, *cases: tuple[object, ...]) -> pytest.MarkDecorato
 
 
 async def follow(client: AsyncClient, ended: Ended, trade: Trade, *, by_id: bool = False) -> None:
-    """Follow every payment with the poller."""
+    """Track every payment with the poller."""
 
     async def read() -> None:
         async for outcome in poller.outcomes(forever=True):
@@ -126,7 +126,7 @@ async def test_six_hundred_strangers_a_minute(order: Order) -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
 async def test_a_list_that_lags_by_a_minute() -> None:
-    """What the list does not show yet is looked up."""
+    """Payments that the list does not show yet are looked up."""
     found = await figures(20, choices=Choices(latency=0.05, list_lag=60.0))
     assert found.confirmed >= 18
     assert found.mean <= 15
@@ -144,13 +144,16 @@ async def test_callbacks_bring_the_news_sooner(wanted: float, evenly: bool, mean
 
 @one_loop_each("wanted, evenly", (30, True), (45, True), (30, False), (45, False))
 async def test_callbacks_never_make_it_later(wanted: float, evenly: bool) -> None:
-    """Where requests are scarce, callbacks draw none of their own. `benchmarks/goodput.py` has longer days."""
-    found = await with_callbacks(wanted, evenly=evenly)
-    without = await figures(wanted, evenly=evenly)
-    slack = 1.02 if evenly else 1.1  # short days are off by chance
-    assert found.mean <= slack * without.mean
-    assert found.p95 <= slack * without.p95
-    assert found.rejections == 0
+    """Where requests are scarce, callbacks draw none of their own.
+
+    The mean of three short days, whose slowest twentieth is off by some percent of chance; `benchmarks/goodput.py` has
+    longer ones.
+    """
+    hinted = [await with_callbacks(wanted, seed=seed, evenly=evenly) for seed in (1, 2, 3)]
+    without = [await figures(wanted, seed=seed, evenly=evenly) for seed in (1, 2, 3)]
+    assert statistics.mean(day.mean for day in hinted) <= statistics.mean(day.mean for day in without)
+    assert statistics.mean(day.p95 for day in hinted) <= 1.05 * statistics.mean(day.p95 for day in without)
+    assert not any(day.rejections for day in hinted)
 
 
 @pytest.mark.parametrize("order", ["newest-first", "oldest-first"])

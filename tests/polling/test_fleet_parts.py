@@ -1,4 +1,4 @@
-"""The parts of a poller that shares its work: who follows what, and how the work of another goes on."""
+"""The parts of a shared poller: local payments, subscriptions, and taking over from another process."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def followed(number: str = "x", follower: str = "a", seconds: float = 60, *, has
     )
 
 
-def test_a_payment_is_followed_until_the_last_has_given_it_up() -> None:
+def test_a_payment_is_tracked_until_the_last_poller_has_given_it_up() -> None:
     """Each poller's word counts for itself."""
     subscriptions = Subscriptions()
     assert subscriptions.take(followed(follower="a"), NOON)
@@ -44,8 +44,8 @@ def test_a_payment_is_followed_until_the_last_has_given_it_up() -> None:
     assert not subscriptions.take(followed(seconds=-1), NOON)
 
 
-def test_the_dead_are_let_go() -> None:
-    """Who does not say again that it follows a payment does so no longer after a while."""
+def test_subscriptions_of_dead_processes_expire() -> None:
+    """A subscription that is not renewed expires."""
     subscriptions = Subscriptions()
     subscriptions.take(followed("x", "a", 10), NOON)
     subscriptions.take(followed("x", "b", 20), NOON)
@@ -55,8 +55,8 @@ def test_the_dead_are_let_go() -> None:
     assert len(subscriptions) == 0
 
 
-def test_an_open_state_is_told_once_to_who_may_give_up() -> None:
-    """It costs a row of the database, so it is written when it is new, and when somebody has a deadline."""
+def test_an_open_state_is_sent_once_for_a_poller_with_a_deadline() -> None:
+    """It costs a row of the database, so it is written only when it is new and a poller with a deadline needs it."""
     pending = News(transaction_id="x", transaction=row())
     odd = News(transaction_id="x", transaction=row(status="ODD"))
     subscriptions = Subscriptions()
@@ -69,7 +69,7 @@ def test_an_open_state_is_told_once_to_who_may_give_up() -> None:
 
 
 def test_one_s_own_payments_are_given_up_in_time() -> None:
-    """Those that ended before, or were tracked anew since, are not."""
+    """Those that ended before, or were tracked again since, are not."""
     local = LocalPayments()
     for number, deadline in (("late", 30.0), ("early", 10.0), ("ended", 5.0), ("never", math.inf)):
         local.add(number, 0.0, is_new=False, deadline=deadline)
@@ -90,14 +90,14 @@ def test_one_s_own_payments_are_given_up_in_time() -> None:
 
 
 @pytest.mark.parametrize(("age", "due"), [(0.0, 1.0), (0.9, 0.1), (2.0, 0.0), (4.0, 0.0), (60.0, 14.887)])
-def test_the_schedule_goes_on_where_another_process_followed(age: float, due: float) -> None:
+def test_the_schedule_goes_on_from_another_process(age: float, due: float) -> None:
     """A payment of a certain age has the looks and pauses of its age; looks of the last seconds are made up for."""
     planner = Planner(Schedule())
     planner.track("x", 1000.0, is_new=True, deadline=math.inf, tracked_at=1000.0 - age)
     assert max(0.0, planner.ready_at() - 1000.0) == pytest.approx(due, abs=0.001)
 
 
-def test_an_id_that_somebody_has_just_tracked_is_due_at_once() -> None:
+def test_an_id_that_was_just_tracked_elsewhere_is_due_at_once() -> None:
     """The time that it took to hear of it does not put off its first look."""
     planner = Planner(Schedule())
     planner.track("x", 1000.0, is_new=False, deadline=math.inf, tracked_at=999.99)
@@ -111,8 +111,8 @@ def test_an_old_payment_does_not_take_long_to_take_over() -> None:
     assert 4e7 <= planner.ready_at() <= 4e7 + 20
 
 
-def test_what_is_forgotten_is_asked_about_no_more() -> None:
-    """Also while a request for it is on its way, whose answer then means nothing."""
+def test_a_forgotten_payment_costs_no_more_requests() -> None:
+    """Also while a request for it is in flight: its answer then means nothing."""
     planner = Planner(Schedule())
     planner.track("x", 0.0, is_new=False, deadline=math.inf)
     assert planner.choose(0.0) == Page(1)

@@ -62,7 +62,7 @@ def test_a_wrong_count_does_not_end_the_sweep(count: str) -> None:
 
 @pytest.mark.parametrize("count", ["none", "of the page"])
 def test_a_wrong_count_does_not_hide_the_second_page(count: str) -> None:
-    """Fifty-four payments a minute, of which some end on the second page, are followed as in any list."""
+    """Fifty-four payments a minute, of which some end on the second page, are confirmed as in any list."""
     service = Miscounted(count=count)
     for number in range(600):
         age = 120.0 if number % 8 == 0 else 15.0
@@ -183,7 +183,7 @@ def test_one_payment_whose_lookups_fail_does_not_hold_up_the_others(is_unreadabl
         assert len(tried) <= 15
 
 
-# What can be read
+# Pages that can be read only in part
 
 
 def body(*records: dict[str, Any], **pagination: Any) -> bytes:
@@ -195,7 +195,7 @@ def body(*records: dict[str, Any], **pagination: Any) -> bytes:
 
 @pytest.mark.parametrize("value", ["missing", None, "12", -1, 1.5])
 def test_a_count_that_is_missing_hides_no_row(value: Any) -> None:
-    """The poller needs the rows of a page; what is wrong with its counts, it finds out by itself."""
+    """The poller needs the rows of a page; it replaces wrong counts by itself."""
     page = PageReader()(body(transaction_record("tx-1"), transaction_record("tx-2", "PENDING"), total_count=value))
     assert [(row.id, row.is_final) for row in page.transactions] == [("tx-1", True), ("tx-2", False)]
     assert page.pagination.total_count in (0, -1)
@@ -221,7 +221,7 @@ def test_a_row_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     "broken", [b"<html>", b"[]", b"{}", b'{"transactions": 5}', body(transaction_record("tx-1") | {"status": 5})]
 )
-def test_what_is_no_page_is_an_error(broken: bytes) -> None:
+def test_a_body_that_is_no_page_is_an_error(broken: bytes) -> None:
     """Where nothing can be read nothing is made up."""
     with pytest.raises(DecodeError):
         PageReader()(broken)

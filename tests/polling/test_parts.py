@@ -86,7 +86,7 @@ def test_every_row_is_found_on_its_page(
 
 
 def test_growth_by_others_is_learned() -> None:
-    """Rows that somebody else adds at a steady rate are expected to go on coming."""
+    """Rows that others add at a steady rate are expected to go on coming."""
     service, model = PaperService(), ListModel()
     for second in range(120):
         service.add(Paper(id=str(second), created_at=float(second)))
@@ -178,7 +178,7 @@ def test_hints_are_five_at_once_and_one_a_second() -> None:
 
 
 def test_rests_double_up_to_their_longest() -> None:
-    """And begin anew after an answer."""
+    """They begin at the first pause again after an answer."""
     backoff = Backoff(longest=5.0)
     pauses = []
     for _ in range(5):

@@ -32,8 +32,8 @@ def test_a_plan_without_payments_asks_nothing() -> None:
     assert planner.give_up(1e9) == []
 
 
-def test_a_payment_alone_is_asked_about_as_advised() -> None:
-    """One payment costs what the contract's schedule costs: looks after 1 s, 2.5 s, 4.75 s, …, then every 30 s."""
+def test_a_payment_alone_has_the_advised_schedule() -> None:
+    """One payment costs the requests of the contract's schedule: looks after 1 s, 2.5 s, 4.75 s, …, then every 30 s."""
     service = PaperService()
     service.add(stuck(1))
     asked = drive(Planner(ADVISED), service, until=300.0, interval=0.0).asked
@@ -50,7 +50,7 @@ def test_a_page_answers_for_all_that_it_shows() -> None:
     assert len(done.asked) <= len([look for look in LOOKS if look <= 60])
 
 
-def test_after_the_last_ending_nothing_is_asked() -> None:
+def test_after_the_last_ending_no_request_is_made() -> None:
     """Requests end with the last pending payment."""
     service = PaperService()
     service.add(Paper(id="txn-1", created_at=0.0, ends_at=5.0))
@@ -74,7 +74,7 @@ def test_a_look_is_saved_until_it_tells_something() -> None:
 
 
 def test_tracking_twice_is_once() -> None:
-    """A payment that is followed already is not followed again."""
+    """A payment that is tracked already is left as it is."""
     planner = Planner(ADVISED)
     assert planner.track("txn-1", 0.0, is_new=True, deadline=math.inf)
     assert not planner.track("txn-1", 0.5, is_new=False, deadline=1.0)
@@ -129,7 +129,7 @@ def test_a_list_with_old_states_is_found_out(stale: float, bearable: float) -> N
     assert sum(late) / len(late) < bearable
 
 
-def test_what_only_an_id_is_known_of_is_swept_up() -> None:
+def test_bare_ids_are_found_by_a_sweep() -> None:
     """After a restart, a thousand ids in a list of two thousand cost twenty pages."""
     service = PaperService()
     for number in range(2000):
@@ -161,15 +161,15 @@ def test_an_old_payment_has_the_pauses_of_its_age() -> None:
 
 
 def test_a_payment_whose_age_nothing_tells_has_the_pauses_of_a_new_one() -> None:
-    """From when it is tracked, as if somebody began to wait for it."""
+    """They begin when it is tracked."""
     service = PaperService()
     service.add(stuck(1, created_at=-3600.0))
     done = drive(Planner(ADVISED), service, until=22.0, track={"txn-1": 0.0}, is_new=False)
     assert [at for at, _ in done.asked] == pytest.approx([0, 1.5, 3.75, 7.1, 12.2, 19.8], abs=0.1)
 
 
-def test_ids_of_new_payments_are_followed_as_acknowledgements_are() -> None:
-    """Who tracks ids as soon as they are there hears as early: the first few show that they are new."""
+def test_ids_of_new_payments_are_tracked_as_closely_as_acknowledgements() -> None:
+    """Ids that are tracked at once end as early: the first few show that they are new."""
     late = {}
     for is_new in (False, True):
         service = PaperService()
@@ -203,7 +203,7 @@ def test_not_found_is_doubted_at_first() -> None:
     assert done.endings["txn-1"][1].transaction is not None
 
 
-def test_what_is_never_found_ends_as_not_found() -> None:
+def test_an_id_that_is_never_found_ends_as_not_found() -> None:
     """After two minutes the service is believed."""
     done = drive(Planner(ADVISED), PaperService(), until=300.0, track={"txn-1": 0.0})
     at, ending = done.endings["txn-1"]
@@ -212,7 +212,7 @@ def test_what_is_never_found_ends_as_not_found() -> None:
 
 
 def test_a_payment_that_was_shown_is_never_not_found() -> None:
-    """A lookup that denies what a page has shown is not believed."""
+    """A lookup that denies a payment which a page has shown is not believed."""
     planner = Planner(ADVISED)
     service = PaperService()
     service.add(stuck(1))
@@ -234,7 +234,7 @@ def test_a_malformed_id_ends_at_once() -> None:
 
 
 def test_a_row_with_another_id_is_not_believed() -> None:
-    """A lookup that shows somebody else's payment ends nothing."""
+    """A lookup that shows another payment ends nothing."""
     planner = Planner(ADVISED)
     for number in (1, 2):
         planner.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
@@ -252,7 +252,7 @@ def test_an_unknown_status_is_never_final() -> None:
     assert len(planner) == 1
 
 
-def test_giving_up_tells_what_was_seen() -> None:
+def test_giving_up_returns_the_latest_state() -> None:
     """At its deadline a payment ends as a time-out, with the transaction as last seen."""
     planner = Planner(ADVISED)
     planner.track("txn-1", 0.0, is_new=True, deadline=50.0)
@@ -272,7 +272,7 @@ def test_giving_up_tells_what_was_seen() -> None:
 
 
 def test_a_payment_that_was_given_up_may_be_tracked_again() -> None:
-    """An answer that was on its way for the first following does not harm the second."""
+    """An answer in flight for the first tracking does not harm the second."""
     planner = Planner(ADVISED)
     planner.track("txn-1", 0.0, is_new=True, deadline=2.0)
     sent = planner.send(Page(1), 1.5)
@@ -305,7 +305,7 @@ def test_faults_are_followed_by_growing_pauses() -> None:
 
 
 def test_four_requests_that_fail_together_are_one_fault() -> None:
-    """What was on its way when the trouble began does not lengthen the pause."""
+    """Requests that were in flight when the trouble began do not lengthen the pause."""
     planner = Planner(ADVISED)
     for number in range(4):
         planner.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
@@ -315,7 +315,7 @@ def test_four_requests_that_fail_together_are_one_fault() -> None:
 
 
 def test_without_a_list_ids_do() -> None:
-    """Where the list always fails, payments are followed by their ids, and the list is tried less and less."""
+    """Where the list always fails, payments are looked up by their ids, and the list is tried less and less."""
     planner = Planner(ADVISED)
     service = PaperService()
     now, pages, endings = 0.0, 0, 0
@@ -337,7 +337,7 @@ def test_without_a_list_ids_do() -> None:
 
 
 def test_a_page_that_cannot_be_read_does_not_hold_up_its_payments() -> None:
-    """One malformed row spoils a page for good: what stands on it is looked up."""
+    """One malformed row can spoil a page for good: its payments are looked up."""
     planner = Planner(ADVISED)
     service = PaperService()
     for number in range(5):
@@ -357,7 +357,7 @@ def test_a_page_that_cannot_be_read_does_not_hold_up_its_payments() -> None:
     assert now < 90
 
 
-def test_a_hint_is_followed_soon() -> None:
+def test_a_hint_brings_a_request_soon() -> None:
     """A callback makes its payment due at once, between the looks of its schedule."""
     planner = Planner(ADVISED)
     service = PaperService()
@@ -368,6 +368,40 @@ def test_a_hint_is_followed_soon() -> None:
     assert not planner.hint("txn-1", 40.6), "it is on the list already"
     done = drive(planner, service, until=41.5, start=40.5)
     assert done.endings["txn-1"][0] < 41.5
+
+
+def test_one_page_answers_all_hints() -> None:
+    """Five payments that end together and are hinted at cost one page, not a lookup each."""
+    planner = Planner(ADVISED)
+    service = PaperService()
+    for number in range(5):
+        service.add(Paper(id=f"txn-{number}", created_at=float(number), ends_at=70.0))
+    drive(planner, service, until=69.5)
+    for number in range(5):
+        assert planner.hint(f"txn-{number}", 70.3)
+    done = drive(planner, service, until=71.0, start=70.3)
+    assert [request for _, request in done.asked] == [Page(1)]
+    assert len(done.endings) == 5
+
+
+def test_where_callbacks_arrive_looks_are_saved() -> None:
+    """Once hints announce the endings, payments cost fewer requests; without hints again, they are still found."""
+    planner, service = Planner(ADVISED), PaperService()
+    requests, lags = [], []
+    for number in range(120):
+        name, now = f"txn-{number}", 100.0 * number
+        service.add(Paper(id=name, created_at=now, ends_at=now + 20 + number % 7))
+        done = drive(planner, service, until=service.payments[name].ends_at + 0.3, track={name: now}, start=now)
+        at = service.payments[name].ends_at + 0.3
+        if number < 80:
+            planner.hint(name, at)
+        later = drive(planner, service, until=now + 95, track={}, start=at)
+        requests.append(len(done.asked) + len(later.asked))
+        lags.append((done.endings | later.endings)[name][0] - service.payments[name].ends_at)
+    assert statistics.mean(requests[60:80]) < 0.7 * statistics.mean(requests[:10])
+    assert max(lags[60:80]) < 1.5
+    assert max(lags[80:]) <= 31, "no payment is left alone for longer than the longest pause"
+    assert statistics.mean(lags[110:]) < 5
 
 
 def test_forged_hints_cost_little() -> None:

@@ -1,4 +1,4 @@
-"""The poller against the sandbox, in virtual time on both loops: what it promises to those who use it."""
+"""The poller against the sandbox, in virtual time on both loops: its promises to its users."""
 
 import itertools
 from collections.abc import Callable
@@ -76,7 +76,7 @@ async def test_many_payments_end_each_once() -> None:
 
 
 async def test_any_number_may_wait_for_one_payment() -> None:
-    """Several tasks wait for a payment; those who come later get the same at once; a cancelled one harms nobody."""
+    """Several tasks wait for a payment; later ones get the same at once; a cancelled one harms no other."""
     sandbox = Sandbox()
     got: list[str] = []
 
@@ -108,7 +108,7 @@ async def test_waiting_for_an_unknown_payment_tracks_it() -> None:
 
 
 async def test_several_readers_get_every_outcome_each() -> None:
-    """Each consumer of outcomes has its own; a later one begins where nobody has read yet."""
+    """Each consumer of outcomes has its own; a later one begins with the first unread outcome."""
     sandbox = Sandbox()
     async with sandbox.client() as client, client.poller() as poller:
         first, second = poller.outcomes(), poller.outcomes()
@@ -143,7 +143,7 @@ async def test_outcomes_run_on_for_a_service() -> None:
     assert len(got) == 2
 
 
-async def test_nothing_pending_nothing_asked() -> None:
+async def test_nothing_pending_no_request() -> None:
     """An idle poller makes no request, before the first payment and after the last."""
     sandbox = Sandbox()
     async with sandbox.client() as client, client.poller() as poller:
@@ -169,7 +169,7 @@ async def test_twice_is_once_and_ended_is_ended() -> None:
 
 
 async def test_a_payment_is_given_up_on_time_and_may_be_tracked_again() -> None:
-    """At its timeout a payment ends as a WaitTimeout with what was last seen; tracked again, its late end comes."""
+    """At its timeout a payment ends as a WaitTimeout with its latest state; tracked again, its late end comes."""
     sandbox = Sandbox()
     async with sandbox.client() as client, client.poller(timeout=30) as poller:
         acknowledgement = await pay(client, STUCK)
@@ -191,7 +191,7 @@ async def test_a_payment_is_given_up_on_time_and_may_be_tracked_again() -> None:
 
 
 async def test_what_was_given_up_stays_so_until_it_is_tracked_again() -> None:
-    """Waiting for a payment that was given up raises at once, each time, with the time that it was followed."""
+    """Waiting for a payment that was given up raises at once, each time, with the length of the tracking."""
     sandbox = Sandbox()
     async with sandbox.client() as client, client.poller() as poller:
         acknowledgement = await pay(client, STUCK)
@@ -246,7 +246,7 @@ async def test_a_payment_that_is_hidden_at_first_is_not_lost() -> None:
         assert (await poller.wait(acknowledgement.transaction_id)).is_final
 
 
-async def test_a_hint_is_asked_about_within_a_second() -> None:
+async def test_a_hint_brings_the_state_within_a_second() -> None:
     """After a callback, the state is there within a second; hints for unknown ids cost nothing."""
     sandbox = Sandbox()
     async with sandbox.client() as client, client.poller() as poller:
@@ -256,7 +256,7 @@ async def test_a_hint_is_asked_about_within_a_second() -> None:
         sandbox.approve(acknowledgement.transaction_id)
         assert not poller.hint("somebody else's")
         assert poller.hint(acknowledgement.transaction_id)
-        assert poller.hint(acknowledgement.transaction_id), "it is followed, whether or not the hint counts"
+        assert poller.hint(acknowledgement.transaction_id), "it is tracked, whether or not the hint counts"
         with anyio.fail_after(1):
             assert (await poller.wait(acknowledgement.transaction_id)).succeeded
         assert not poller.hint(acknowledgement.transaction_id), "it has ended"
@@ -345,7 +345,7 @@ async def test_an_outage_is_outlasted() -> None:
 
 
 async def test_a_failing_list_leaves_lookups() -> None:
-    """Where the list does not work, payments are followed one by one."""
+    """Where the list does not work, payments are looked up one by one."""
     sandbox = Sandbox()
     sandbox.script(faults.server_error(processed=False), on="transactions", probability=1.0)
     async with sandbox.client() as client, client.poller() as poller:
@@ -370,7 +370,7 @@ async def test_one_lost_answer_does_not_hold_up_the_others() -> None:
 
 
 async def test_a_token_source_that_breaks_is_a_fault() -> None:
-    """Somebody else's exception in the caller's own token source delays the poller and does not end it."""
+    """An exception in the caller's own token source delays the poller and does not end it."""
     sandbox = Sandbox()
 
     class Vault:
@@ -408,8 +408,8 @@ async def test_a_token_that_runs_out_is_renewed() -> None:
     assert sandbox.requests.rejections == 0
 
 
-async def test_a_place_that_was_taken_before_counts_once() -> None:
-    """What stands in for the limiter of one call gives that one place, and is the limiter in everything else."""
+async def test_a_reserved_slot_counts_once() -> None:
+    """A reserved slot serves one acquire, and is the limiter in everything else."""
     limiter = RateLimiter(burst=2)
     await limiter.acquire(Priority.POLL)
     once = ReservedSlot(limiter)
@@ -423,8 +423,8 @@ async def test_a_place_that_was_taken_before_counts_once() -> None:
     assert once.has_capacity() is limiter.has_capacity() is False
 
 
-async def test_a_place_that_a_login_made_wait_is_taken_anew() -> None:
-    """At full use of the limit a poll that had to wait for a login does not come on top of what was granted since."""
+async def test_a_reserved_slot_that_a_login_made_wait_is_acquired_again() -> None:
+    """At full use of the limit a poll that had to wait for a login does not come on top of the slots granted since."""
     limiter = RateLimiter()
     await limiter.acquire(Priority.POLL)
     once = ReservedSlot(limiter)
@@ -435,7 +435,7 @@ async def test_a_place_that_a_login_made_wait_is_taken_anew() -> None:
 
 @pytest.mark.parametrize("error", [KeyError("mine"), ExceptionGroup("mine", [ValueError("one")]), KeyboardInterrupt()])
 async def test_the_callers_own_exception_leaves_as_itself(error: BaseException) -> None:
-    """What the block raises comes out of it unwrapped, the very same."""
+    """An exception of the block leaves it unwrapped, as the same object."""
     sandbox = Sandbox()
     async with sandbox.client() as client:
         caught: BaseException | None = None
@@ -502,7 +502,7 @@ async def test_cancelling_anywhere_leaves_a_working_client(moment: float) -> Non
 
 
 async def test_a_client_that_is_closed_under_the_poller_ends_it() -> None:
-    """What waiting cannot mend is an error, the plain one."""
+    """A fault that waiting cannot fix is an error, not wrapped in a group."""
     sandbox = Sandbox()
     client = sandbox.client()
     acknowledgement = await pay(client)
@@ -526,7 +526,7 @@ async def test_a_client_that_is_closed_under_the_poller_ends_it() -> None:
     ],
 )
 async def test_arguments_are_checked(options: dict[str, Any]) -> None:
-    """What the poller cannot use is refused when it is made, by its name."""
+    """An argument that the poller cannot use is refused at construction, by its name."""
     async with Sandbox().client() as client:
         with pytest.raises(InvalidRequest) as caught:
             client.poller(**options)
@@ -570,7 +570,7 @@ async def test_payments_go_first() -> None:
 
 
 async def test_every_coroutine_is_a_checkpoint() -> None:
-    """Waiting for what has ended still lets other tasks run."""
+    """Waiting for a payment that has ended still lets other tasks run."""
     sandbox = Sandbox()
     async with sandbox.client() as client, client.poller() as poller:
         number = (await pay(client)).transaction_id

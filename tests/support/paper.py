@@ -66,7 +66,7 @@ class PaperService:
     """The list and the lookups.
 
     Attributes:
-        order: Of the list; "none" shuffles it anew for each page.
+        order: Of the list; "none" shuffles it for each page.
         list_lag: How long a payment stays out of the list, seconds.
         lookup_lag: How long it stays out of the lookups.
         stale: By how much the states in the list are behind.

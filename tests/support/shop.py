@@ -1,8 +1,8 @@
-"""A merchant's busy day in virtual time: payments created at a rate, followed in some way, timed to the moment.
+"""A merchant's busy day in virtual time: payments created at a rate, tracked in some way, timed to the moment.
 
 The service is the sandbox: it enforces the strictest reading of the limit, payments end log-normally with a median of
 15 s, every eighth or so waits in vain for its customer until the prompt expires after 120 s, and every answer takes
-50 ms. Strangers are payments in the same list that somebody else created.
+50 ms. Strangers are payments of others in the same list.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CALLBACK_DELAY = 0.3
 Order = Literal["newest-first", "oldest-first"]
 
 Track = Callable[[Acknowledgement], None]
-"""Begins to follow a payment."""
+"""Starts to track a payment."""
 
 Ended = Callable[[str], None]
 """Notes that a payment's final state was seen."""
 
 Trade = Callable[[Track], Awaitable[None]]
-"""Creates payments for ever, and hands each to be followed."""
+"""Creates payments for ever, and hands each to be tracked."""
 
 Hint = Callable[[str], object]
 """Takes the id of a payment that has ended, as a callback names it."""
@@ -48,12 +48,12 @@ Callbacks = Callable[[Hint], Awaitable[None]]
 """Sends callbacks for ever."""
 
 Follow = Callable[[AsyncClient, Ended, Trade], Awaitable[None]]
-"""Follows payments: opens what it needs, then awaits the third argument."""
+"""Tracks payments: opens its resources, then awaits the third argument."""
 
 
 @attrs.frozen(kw_only=True)
 class Figures:
-    """How well payments were followed, once things had settled.
+    """Figures of one day, once things had settled.
 
     Attributes:
         wanted: Creates that were wanted a minute.
@@ -77,11 +77,11 @@ class Shop:
 
     Args:
         wanted: Creates a minute.
-        strangers: Payments a minute that somebody else adds to the list.
+        strangers: Payments a minute that others add to the list.
         order: Of the list.
         seed: For everything that is left to chance.
         evenly: Whether the creates come at equal distances, or at random.
-        choices: What the contract leaves open.
+        choices: Choices that the contract leaves open.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class Shop:
         self.seen: list[tuple[float, float]] = []  # when, and how late
 
     async def run(self, follow: Follow, *, minutes: float, settle: float = 4.0) -> Figures:
-        """Run the day and return the figures of what came after the first minutes.
+        """Run the day and return its figures without the first minutes.
 
         Args:
-            follow: Follows the payments.
+            follow: Tracks the payments.
             minutes: In all.
             settle: The minutes that do not count.
         """
@@ -169,7 +169,7 @@ class Shop:
         track(await client.collections.create(phone_number=phone_number, amount=1000))
 
     async def _add_strangers(self) -> None:
-        """Let somebody else's payments appear in the list, past the limit, since they come from elsewhere."""
+        """Let payments of others appear in the list, past the limit, since they come from elsewhere."""
         merchant_id = self.sandbox._account.merchant_id
         absent = find(ABSENT_CUSTOMER, Kind.COLLECTION)
         assert absent is not None
