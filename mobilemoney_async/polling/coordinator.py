@@ -178,6 +178,7 @@ class Coordinator:
             elif self._peek_at <= now:
                 await self._peek()
             else:
+                # No await since the times were read: a `_stir` in between cannot be missed.
                 changed = self._changed
                 with anyio.CancelScope(deadline=min(self._turn_at, self._peek_at)):
                     await changed.wait()
@@ -235,7 +236,8 @@ class Coordinator:
             self._renew_at = now + _HOLD / 2
             for payment in self._local:
                 self._state(payment, now)
-        # During this turn other tasks add to the next one's messages. If it fails or is cancelled, both are joined.
+        # During this turn other tasks track, hint and settle: they add to the next turn's messages. If this one fails
+        # or is cancelled, both are joined, in this order.
         sent, self._outgoing = self._outgoing, Outgoing()
         self._turn_at = self._peek_at = math.inf
         try:
@@ -312,7 +314,10 @@ class Coordinator:
             self._peek_at = math.inf
 
     def _absorb(self, incoming: Incoming, began: float) -> None:
-        """Take the messages of a turn that began at a time."""
+        """Take the messages of a turn that began at a time.
+
+        There is no await in here: lease, planner and subscriptions change together for the poller's tasks.
+        """
         if not incoming.holds:
             self._held_until = -math.inf
             self._track_nothing()
