@@ -1,4 +1,4 @@
-"""Several pollers over one store: one asks, all learn, and nothing is lost when any of them goes."""
+"""Several pollers over one store: one makes the requests, all get the results, and none is lost when a poller goes."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.anyio
 
 Test = Callable[..., Awaitable[None]]
 
-# Limit for an event that must happen, seconds: less than a lease, which no poller may have to wait for.
+# Patience of the tests, seconds: less than a lease, since no test may depend on one running out.
 PATIENCE = 40
 
 
@@ -57,7 +57,7 @@ def on_both(test: Test) -> Test:
 
 
 async def all_of(poller: Poller) -> list[Outcome]:
-    """Return the outcomes of everything that a poller follows."""
+    """Return the outcomes of all payments that a poller tracks."""
     with anyio.fail_after(PATIENCE):
         return [outcome async for outcome in poller.outcomes()]
 
@@ -70,7 +70,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_quiet(till: Till) -> None:
-    """Wait until no poller asks the service any more."""
+    """Wait until no process sends requests any more."""
     asked = -1
     with anyio.fail_after(PATIENCE):
         while asked != (asked := len(till.asked)):
@@ -78,7 +78,7 @@ async def until_quiet(till: Till) -> None:
 
 
 class Watched(StoreFleet):
-    """Seat that notes its uses, may be cut off from its database, and may die without leaving."""
+    """A connection to the store that counts its uses, may be cut off from its database, and may die without leaving."""
 
     is_away = False
     is_dead = False
@@ -115,7 +115,7 @@ class Watched(StoreFleet):
 
 @asynccontextmanager
 async def watched(till: Till, url: str, name: str, **options: Any) -> AsyncIterator[tuple[Poller, Watched]]:
-    """Yield a poller and its seat."""
+    """Yield a poller and its connection to the store."""
     fleet = Watched(url)
     try:
         async with till.client(name) as client, make_poller(client, fleet, **options) as poller:
@@ -125,8 +125,8 @@ async def watched(till: Till, url: str, name: str, **options: Any) -> AsyncItera
 
 
 @pytest.mark.real_time
-async def test_one_asks_and_all_learn(store_url: str) -> None:
-    """Of three processes one asks the service; each gets the outcomes of its own payments, each once."""
+async def test_one_makes_the_requests_and_all_get_the_results(store_url: str) -> None:
+    """Of three processes one makes the requests; each gets the outcomes of its own payments, each once."""
     till = Till()
     async with (
         process(till, store_url, "a") as a,
@@ -149,8 +149,8 @@ async def test_one_asks_and_all_learn(store_url: str) -> None:
 
 
 @on_both
-async def test_the_next_goes_on_at_once_when_the_one_that_asks_leaves(store_url: str) -> None:
-    """A holder that closes hands over: payments of others are followed on, those that it alone followed are not."""
+async def test_the_next_goes_on_at_once_when_the_holder_leaves(store_url: str) -> None:
+    """A holder that closes hands over: the payments of others stay tracked, its own do not."""
     till = Till()
     till.open("a-1", "b-1")
     async with process(till, store_url, "b") as b:
@@ -170,7 +170,7 @@ async def test_the_next_goes_on_at_once_when_the_one_that_asks_leaves(store_url:
 
 @on_both
 async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) -> None:
-    """When the holder dies another poller asks for everything, and never both at the same time."""
+    """When the holder dies another makes all requests, and never both at the same time."""
     till = Till()
     async with AsyncExitStack() as stack:
         a, seat = await stack.enter_async_context(watched(till, store_url, "a"))
@@ -194,7 +194,7 @@ async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) ->
         till.end("x", "y", "z", "last")
         assert (await b.wait("y")).succeeded
         assert (await c.wait("z")).succeeded
-        # The payments of the dead one are known, too: it starts again and need not ask.
+        # The payments of the dead one are known, too: it starts again and needs no request.
         asked = len(till.asked)
         async with process(till, store_url, "a-again") as again:
             assert (await again.wait("x")).succeeded
@@ -219,7 +219,7 @@ def end(worker: anyio.abc.Process) -> None:
 @pytest.mark.soak
 @on_both
 async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name: str) -> None:
-    """With kill -9 of the process that asks, another asks on, and every payment of the others comes out once."""
+    """After kill -9 of the holder another goes on, and every payment of the others comes out once."""
     till = Till()
     till.open("shared", *(f"{name}-{number}" for name in "abc" for number in range(soak(20))))
     got: dict[str, list[str]] = {name: [] for name in "abc"}
@@ -259,14 +259,14 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
 
 @on_both
 async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
-    """A process gives up on time with the last known state; payments that all have given up are asked about no more."""
+    """A process gives up on time with the latest state; a payment that all have given up costs no more requests."""
     till = Till()
     till.open("x", "y")
     async with process(till, store_url, "a") as a, process(till, store_url, "b") as b:
         a.track("y")
         await until(lambda: till.askers["a"] > 0)
         seen = None
-        while seen is None:  # a busy machine may not get round to asking in time
+        while seen is None:  # on a busy machine the first request may be late
             b.track("x", timeout=0.6)
             with pytest.raises(WaitTimeout) as caught:
                 await b.wait("x")
@@ -288,7 +288,7 @@ async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
 
 @on_both
 async def test_a_state_that_the_store_knows_costs_no_request(store_url: str) -> None:
-    """A final state that is stored comes from the store, in any process and after a restart."""
+    """A final state in the store is reported without a request, in any process and after a restart."""
     till = Till()
     till.open("x")
     async with process(till, store_url, "a") as a:
@@ -306,7 +306,7 @@ async def test_a_state_that_the_store_knows_costs_no_request(store_url: str) -> 
 
 @on_both
 async def test_refusals_reach_who_follows_and_do_not_stick(store_url: str) -> None:
-    """A malformed id ends as such in the process that tracked it; tracked again it is asked about again."""
+    """A malformed id ends as such in the process that tracked it; tracked again it is requested again."""
     till = Till()
     till.open("x")
     async with process(till, store_url, "a") as a, process(till, store_url, "b") as b:
@@ -327,7 +327,7 @@ async def test_refusals_reach_who_follows_and_do_not_stick(store_url: str) -> No
 
 
 async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -> None:
-    """A callback that reaches a process which does not ask is heeded; a thousand forged ones are no transactions."""
+    """A callback that reaches another process than the holder counts; a thousand forged ones are no transactions."""
     till = Till()
     till.open("x", "y")
     slow = Schedule(first=0.3, factor=100, cap=100)
@@ -357,7 +357,7 @@ async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -
 
 
 async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """While the store is away no poller asks for longer than a lease; then all goes on, each result reported once."""
+    """While the store is away requests end with the lease; then everything goes on, logged once."""
     caplog.set_level(logging.INFO, "mobilemoney_async")
     till = Till()
     till.open("x", "y")
@@ -434,7 +434,7 @@ async def test_closing_at_any_moment_leaves_the_others_at_work(store_url: str, m
 async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the holder's own way to the service is broken another one asks, after a while."""
+    """If only the holder cannot reach the service, another process takes over after a while."""
     monkeypatch.setattr("mobilemoney_async.polling.coordinator._UNWELL", 0.3)
     till = Till()
     till.open("x", "y")
@@ -451,7 +451,7 @@ async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
 
 
 async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
-    """When nothing is pending anywhere no process uses the database; the first payment is followed at once."""
+    """When nothing is pending anywhere no process uses the database; the first payment is tracked at once."""
     till = Till()
     till.open("x", "y")
     async with watched(till, sqlite_file_url, "a") as (a, one), watched(till, sqlite_file_url, "b") as (b, two):
@@ -470,7 +470,7 @@ async def test_who_follows_nothing_costs_nothing(sqlite_file_url: str) -> None:
 
 @pytest.mark.real_time
 async def test_others_are_heard_at_once_on_postgresql(postgres_url: str) -> None:
-    """There a process gets the result of its payment without polling the store, and is heard when it tracks one."""
+    """There a process is notified of its outcomes, and the holder of newly tracked payments."""
     till = Till()
     till.open("x", "y")
     one, two = make_fleet(postgres_url, ttl=40, poll=30), make_fleet(postgres_url, ttl=40, poll=30)
@@ -555,7 +555,7 @@ async def record(url: str, key: str, number: str) -> None:
 
 @on_both
 async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_url: str) -> None:
-    """With resume=True every payment of the store that is not final is followed, and its final state recorded."""
+    """With resume=True every payment of the store that is not final is tracked, and its final state recorded."""
     till = Till()
     till.open("x", "y")
     await record(store_url, "order-1", "x")
@@ -591,7 +591,7 @@ async def test_resuming_needs_a_store_that_works(sqlite_file_url: str) -> None:
 
 
 class Seats:
-    """Two seats of one fleet, used by hand."""
+    """Two connections of one fleet, used by hand."""
 
     def __init__(self, url: str) -> None:
         self.one, self.two = make_fleet(url, ttl=30), make_fleet(url, ttl=30)
@@ -626,7 +626,7 @@ def row(number: str, status: str) -> Transaction:
 
 @on_both
 async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_url: str) -> None:
-    """A refusal or an open state from a poller without the lease is dropped; a final state is true from any poller."""
+    """A refusal or an open state from a poller without the lease is dropped; a final state is always believed."""
     refusal = TransactionNotFound("no", status_code=404, code="TRANSACTION_NOT_FOUND")
     async with Seats(store_url) as seats:
         assert (await turn(seats.one)).holds
@@ -641,8 +641,8 @@ async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_ur
 
 
 @on_both
-async def test_the_one_that_asks_learns_every_change_once(store_url: str) -> None:
-    """The next holder of the lease gets all followed payments, and then the changes."""
+async def test_the_holder_gets_every_change_once(store_url: str) -> None:
+    """A new holder gets all tracked payments, and then each change once."""
     async with Seats(store_url) as seats:
         assert not (await turn(seats.two, wants=False, tracked=following(seats.two, "x"))).holds
         learned = await turn(seats.one, tracked=following(seats.one, "y"))
@@ -654,7 +654,7 @@ async def test_the_one_that_asks_learns_every_change_once(store_url: str) -> Non
         await turn(seats.two, withdrawn={"x"})
         (change,) = (await turn(seats.one)).followed
         assert change.until <= utcnow()
-        # Given back while a payment is tracked: it stays with its holder.
+        # Given back while a change is unread: it stays with the holder.
         await turn(seats.two, tracked=following(seats.two, "z"))
         assert (await turn(seats.one, wants=False)).holds
         assert not (await turn(seats.one, wants=False)).holds
@@ -675,8 +675,8 @@ async def test_accounts_do_not_meet(sqlite_file_url: str) -> None:
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-async def test_what_the_dead_followed_is_let_go(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A living poller renews its payments; those of a dead one are asked about no more in the end."""
+async def test_subscriptions_of_a_dead_process_expire(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Living processes renew their subscriptions; those of a dead one expire."""
     monkeypatch.setattr("mobilemoney_async.polling.coordinator._HOLD", 0.6)
     monkeypatch.setattr("mobilemoney_async.polling.coordinator._SWEEP", 0.1)
     till = Till()

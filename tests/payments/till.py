@@ -1,4 +1,4 @@
-"""Service for the tests of the fleet: it answers lookups and pages, and notes each request with its sender and time."""
+"""The service for the tests of shared pollers: it answers lookups and pages, and records each request."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from tests.support.server import Reply, Request, Response
 TTL = 0.8
 """Of the lease of a poller that is to die, seconds."""
 LEASE = 50.0
-"""Of the others': a machine that stands still for seconds does not make another poller ask, seconds."""
+"""Of all others, seconds: a machine that stands still for seconds does not lose its lease."""
 
 
 @attrs.define(eq=False)
@@ -30,8 +30,8 @@ class Till:
 
     Attributes:
         statuses: Of each payment, oldest first.
-        asked: The requests: the token and an id or a page.
-        cut_off: The clients that cannot reach the service.
+        asked: The requests: the token, and an id or a page.
+        cut_off: Names that cannot reach the service.
     """
 
     statuses: dict[str, str] = attrs.field(factory=dict)
@@ -48,7 +48,7 @@ class Till:
 
     @property
     def askers(self) -> Counter[str]:
-        """Number of requests of each client."""
+        """Number of requests by name."""
         return Counter(who for who, _ in self.asked)
 
     def answer(self, target: str, who: str) -> tuple[dict[str, Any], int]:
@@ -77,7 +77,7 @@ class Till:
         return Response.json(*self.answer(request.target, who))
 
     def client(self, name: str) -> AsyncClient:
-        """Return a client with its requests noted under a name."""
+        """Return a client with its requests recorded under a name."""
         return AsyncClient("https://pay.example/v1", auth=name, transport=_Wire(self), rate_limiter=wide())
 
 
@@ -111,7 +111,7 @@ def make_poller(client: AsyncClient, fleet: Fleet, **options: Any) -> Poller:
 
 
 def make_fleet(url: str, *, ttl: float = LEASE, poll: float = 0.05) -> StoreFleet:
-    """Return a seat in a fleet that is quicker than the real ones."""
+    """Return a connection to the store that is quicker than the real ones."""
     fleet = StoreFleet(Database(url), "default", utcnow=utcnow, ttl=ttl, poll=poll, linger=0.2)
     fleet.listening_poll = max(poll, TTL / 2)
     return fleet
