@@ -33,7 +33,7 @@ WORKER = [sys.executable, "-m", "taskiq", "worker", "--workers=1", f"--app-dir={
 SPEED = 60.0
 TWINS = ("+255681999999", 500_000)
 ORDERS = {
-    **{f"refund-{number}": (f"+2556812345{number:02d}", 5_000 + 100 * number) for number in range(soak(57))},
+    **{f"refund-{number}": (f"+25568123{4_500 + number}", 5_000 + 100 * number) for number in range(soak(57))},
     "refund-nobody": ("+255780000089", 700_000),
     "twin-1": TWINS,
     "twin-2": TWINS,
@@ -177,7 +177,7 @@ async def test_each_order_is_paid_once_though_workers_are_killed(tmp_path: Path)
     assert Counter((entry.phone_number, entry.amount) for entry in sandbox.ledger) == owed
     print(run.said())
     assert "Traceback" not in run.said()
-    assert "6812345" not in run.said()
+    assert "681234" not in run.said()
 
 
 @attrs.define(eq=False)
