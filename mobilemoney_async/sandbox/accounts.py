@@ -75,11 +75,7 @@ class Principal:
 
 
 class Accounts:
-    """All accounts and their tokens.
-
-    Args:
-        dice: Makes passwords and tokens: the same ones for the same seed.
-    """
+    """All accounts and their tokens, which are the same for the same seed."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -107,11 +103,7 @@ class Accounts:
         return self._by_email.get(email)
 
     def of_merchant(self, merchant_id: str) -> Account:
-        """Return a merchant's account.
-
-        Raises:
-            KeyError: There is none.
-        """
+        """Return a merchant's account."""
         return self._by_merchant[merchant_id]
 
     def secret(self, prefix: str) -> str:
@@ -138,15 +130,7 @@ class Accounts:
         return _sign(claims, self._key)
 
     def authenticate(self, authorization: str, at: datetime) -> Principal:
-        """Return the sender of a request.
-
-        Args:
-            authorization: The header's value, empty if there is none.
-            at: Now.
-
-        Raises:
-            RefusedError: invalid_token if it is not a bearer token of ours, token_expired if it has expired.
-        """
+        """Return the sender with this Authorization header; refuse invalid_token or token_expired."""
         scheme, _, token = authorization.partition(" ")
         is_bearer = scheme.lower() == "bearer"
         if is_bearer and token in self._issued:
@@ -157,11 +141,6 @@ class Accounts:
         if at.timestamp() >= claims["exp"]:
             raise RefusedError(token_expired_reply())
         return Principal(self._by_email[claims["email"]], frozenset(Permission))
-
-    @staticmethod
-    def password_fits(account: Account, password: str) -> bool:
-        """Compare in constant time."""
-        return hmac.compare_digest(account.password.encode(), password.encode())
 
 
 def _sign(claims: Mapping[str, Any], key: bytes) -> str:

@@ -4,7 +4,6 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Protocol
 from urllib.parse import unquote
 
 import anyio
@@ -21,17 +20,12 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async.sandbox")
 _PHONE_NUMBER = re.compile(r"[+]?[0-9]{8,15}")
 
 CONNECTION = "mobilemoney_async.sandbox.connection"
-"""Key in the ASGI scope's `state` under which a server that can end connections puts a `Connection`."""
+"""Key in the ASGI scope's `state`: a function that ends the connection without an answer, which ASGI cannot.
+
+With `reset=True` it resets the connection, otherwise it closes it after the bytes already written.
+"""
 
 _NO_PAGE = f'The API is under {PREFIX}. The phone page needs an extra: pip install "mobilemoney-async[sandbox]"\n'
-
-
-class Connection(Protocol):
-    """Handle that ends a connection without an answer, for which ASGI itself has no message."""
-
-    def end(self, *, reset: bool) -> None:
-        """Close the connection after the bytes already written, or reset it."""
-        ...
 
 
 class CannotDropError(RuntimeError):
@@ -39,12 +33,7 @@ class CannotDropError(RuntimeError):
 
 
 class SandboxApp:
-    """ASGI application of the sandbox.
-
-    Args:
-        handle: Returns the reply to an API request.
-        open_page: Returns the application for all other requests, or raises ImportError if an extra is missing.
-    """
+    """ASGI application of the sandbox: it answers API requests itself, and all others by the page."""
 
     def __init__(self, handle: Callable[[Request], Awaitable[Reply]], open_page: Callable[[], ASGIApp]) -> None:
         self._handle = handle
@@ -52,11 +41,7 @@ class SandboxApp:
         self._page: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection scope.
-
-        Raises:
-            CannotDropError: See there; never under `Sandbox.serve()`.
-        """
+        """Serve one connection scope. Raises `CannotDropError`, though never under `Sandbox.serve()`."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http":
@@ -81,16 +66,17 @@ class SandboxApp:
         try:
             body = await http.body()
         except ClientDisconnect:
-            _log_gone(request, seconds=anyio.current_time() - came)
+            _log(request, "client left", seconds=anyio.current_time() - came)
             return
         request = attrs.evolve(request, body=body)
         reply = await self._handle(request)
         # The request has taken effect, even if the client leaves now or this task is cancelled.
         silence = inf if reply.wire is Wire.LOST else reply.delay
         if silence and await _client_left_within(silence, http.receive):
-            _log_gone(request, seconds=anyio.current_time() - came)
+            _log(request, "client left", seconds=anyio.current_time() - came)
             return
-        _log(request, reply, seconds=anyio.current_time() - came)
+        outcome = str(reply.status) if reply.wire is Wire.ANSWERED else reply.wire.value
+        _log(request, outcome, seconds=anyio.current_time() - came)
         if reply.wire is Wire.ANSWERED:
             await Response(reply.body, reply.status, dict(reply.headers))(http.scope, http.receive, send)
         else:
@@ -98,14 +84,14 @@ class SandboxApp:
 
 
 async def _break_off(reply: Reply, http: HTTPRequest, send: Send) -> None:
-    connection: Connection | None = http.scope.get("state", {}).get(CONNECTION)
-    if connection is None:
+    end: Callable[..., None] | None = http.scope.get("state", {}).get(CONNECTION)
+    if end is None:
         raise CannotDropError(f"the connection should be {reply.wire.value} here")
     if reply.wire is Wire.TRUNCATED:
         headers = [(name.encode(), value.encode()) for name, value in reply.headers]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.sent_body, "more_body": True})
-    connection.end(reset=reply.wire in (Wire.RESET, Wire.REFUSED))
+    end(reset=reply.wire in (Wire.RESET, Wire.REFUSED))
     await until_left(http.receive)
 
 
@@ -152,15 +138,9 @@ def _raw_path(scope: Scope) -> str:
     return raw_path.decode("latin-1")
 
 
-def _log(request: Request, reply: Reply, *, seconds: float) -> None:
+def _log(request: Request, outcome: str, *, seconds: float) -> None:
     """Write one line, without secrets and whole phone numbers: method, path and query, outcome, milliseconds."""
-    outcome = str(reply.status) if reply.wire is Wire.ANSWERED else reply.wire.value
     logger.info("%s %s %s %.0f ms", request.method, target(request), outcome, seconds * 1000)
-
-
-def _log_gone(request: Request, *, seconds: float) -> None:
-    """Write the line of a client that closed the connection before its answer came."""
-    logger.info("%s %s client left %.0f ms", request.method, target(request), seconds * 1000)
 
 
 def target(request: Request) -> str:

@@ -121,10 +121,7 @@ class RateLimit:
     """Request limit of one merchant: "60 requests per minute, short bursts of 10" (`contract.md` section 8).
 
     Every reading of these words is counted side by side over the accepted requests; `Choices.rate_limit` says which of
-    them may reject. A rejected request counts in none.
-
-    Args:
-        speed: The limit is this many times the documented one: the rate is multiplied and the minute divided by it.
+    them may reject. A rejected request counts in none. The speed multiplies the rate and divides the minute.
     """
 
     def __init__(self, speed: float = 1.0) -> None:

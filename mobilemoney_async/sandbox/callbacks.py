@@ -97,13 +97,7 @@ class SentCallback:
 
 
 class CallbackSender:
-    """Sender of callbacks while `Sandbox.serve` runs. Changes at other times are not reported.
-
-    Args:
-        book: The transactions.
-        clock: The sandbox's clock.
-        dice: Makes up the ids of forged callbacks.
-    """
+    """Sender of callbacks while `Sandbox.serve` runs. Changes at other times are not reported."""
 
     body_note: str = (
         "The service documents neither payload nor signature of its callbacks. This sandbox sends a JSON object with "

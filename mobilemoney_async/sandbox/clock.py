@@ -18,18 +18,12 @@ class Clock:
     """Clock of the sandbox: seconds since its start, which never go back.
 
     Inside an event loop they pass as `anyio.current_time()` does, the service's seconds `rate` times as fast. Outside,
-    its last reading holds.
-
-    Args:
-        start: Aware time at second 0. None takes the present, and follows the computer's clock between event loops, so
-            that `created_at` agrees with the caller's clock.
+    its last reading holds. Without a `start` it takes the present, and follows the computer's clock between event
+    loops, so that `created_at` agrees with the caller's clock.
 
     Attributes:
         start: Aware UTC time at second 0.
         rate: Seconds of the service's time in one second of the event loop's; 0 while it is paused.
-
-    Raises:
-        ValueError: `start` is naive.
     """
 
     def __init__(self, start: datetime | None = None) -> None:
@@ -67,14 +61,7 @@ class Clock:
         return self._last_unscaled
 
     def run(self, rate: float) -> None:
-        """Change the rate from this moment on.
-
-        Args:
-            rate: 0 to `FASTEST`; 0 pauses.
-
-        Raises:
-            ValueError: `rate` is out of its range.
-        """
+        """Change the rate from this moment on; see `Sandbox.run_clock`."""
         if type(rate) not in (int, float) or not 0 <= rate <= FASTEST:  # NaN is in no range
             raise ValueError(f"rate must be a number from 0 (paused) to {FASTEST:g}")
         now = self.seconds()
@@ -82,14 +69,7 @@ class Clock:
         self._offset = now - self._last_unscaled * self.rate
 
     def advance(self, seconds: float) -> None:
-        """Move both hands ahead.
-
-        Args:
-            seconds: Not negative.
-
-        Raises:
-            ValueError: `seconds` is negative or not a number.
-        """
+        """Move both hands ahead; see `Sandbox.advance`."""
         if not 0 <= seconds < math.inf:
             raise ValueError("seconds must be a number, 0 or more: the clock cannot be moved back")
         now, unscaled = self.seconds(), self._last_unscaled

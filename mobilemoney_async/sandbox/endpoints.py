@@ -25,9 +25,7 @@ class Route:
 
     Args:
         name: Its name in scripts and in the request log.
-        method: HTTP method.
         path: Below the version prefix; a segment in braces is a parameter.
-        bearer: Whether an access token is required.
         permission: The permission that the token must have, None for any token.
     """
 
@@ -62,47 +60,28 @@ ROUTES = (
 )
 
 
+_PATTERNS = {route: re.compile(PREFIX + re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route.path)) for route in ROUTES}
+
+
 def match(method: str, path: str) -> Match | RefusedError:
     """Return the endpoint of a request, or its refusal: HTTP 404 for an unknown path, 405 for another method.
 
-    Args:
-        method: HTTP method.
-        path: With the version prefix, percent-encoded: an encoded slash does not split a segment.
+    The path has the version prefix and is percent-encoded: an encoded slash does not split a segment.
     """
-    segments = path.split("/")
-    known = False
-    for route in ROUTES:
-        parameters = _parameters((PREFIX + route.path).split("/"), segments)
-        if parameters is None:
-            continue
+    matches = [(route, found) for route in ROUTES if (found := _PATTERNS[route].fullmatch(path))]
+    for route, found in matches:
         if route.method == method:
-            return Match(route, parameters)
-        known = True
-    if known:
+            return Match(route, {name: unquote(value) for name, value in found.groupdict().items()})
+    if matches:
         return RefusedError(payment_error(405, "METHOD_NOT_ALLOWED", "This endpoint does not take this method"))
     return RefusedError(payment_error(404, "NOT_FOUND", "There is no such endpoint"))
 
 
-def _parameters(template: list[str], segments: list[str]) -> dict[str, str] | None:
-    if len(template) != len(segments):
-        return None
-    parameters = {}
-    for expected, segment in zip(template, segments, strict=True):
-        if expected.startswith("{") and segment:
-            parameters[expected.strip("{}")] = unquote(segment)
-        elif expected != segment:
-            return None
-    return parameters
-
-
 @attrs.frozen(kw_only=True)
 class Call:
-    """Request that is routed and read.
+    """Request that is routed and read; parameters and query are decoded, and the body of a GET is empty.
 
     Args:
-        parameters: Path parameters, decoded.
-        query: Query parameters, decoded.
-        body: The JSON object of the body, empty for GET.
         account: The sender; None on the endpoints without a bearer token.
         now: Seconds of the service's time since the sandbox's start.
         unscaled_now: The same moment, unscaled.
@@ -124,22 +103,14 @@ class Call:
         return self.account
 
     def text(self, field: str, error: ErrorShape) -> str:
-        """Read a required field of the body: a string that is not empty.
-
-        Raises:
-            RefusedError: HTTP 400 in the given shape.
-        """
+        """Read a required field of the body: a string that is not empty; refuse another in the given shape."""
         value = self.body.get(field)
         if not isinstance(value, str) or not value or not _is_unicode(value):
             raise RefusedError(error(400, "INVALID_REQUEST", f"{field} must be a string that is not empty"))
         return value
 
     def phone_number(self, error: ErrorShape) -> str:
-        """Read `phone_number`: `+` and 8 to 15 digits.
-
-        Raises:
-            RefusedError: HTTP 400 in the given shape.
-        """
+        """Read `phone_number`: `+` and 8 to 15 digits; refuse another text in the given shape."""
         value = self.text("phone_number", error)
         if not _PHONE_NUMBER.fullmatch(value):
             raise RefusedError(error(400, "INVALID_PHONE_NUMBER", "phone_number must be in international format"))
@@ -147,11 +118,7 @@ class Call:
 
 
 def read_body(request: Request) -> dict[str, Any]:
-    """Read the JSON object of a POST; other methods have none.
-
-    Raises:
-        RefusedError: HTTP 415 if it is not declared as JSON, 400 if it is not a JSON object.
-    """
+    """Read the JSON object of a POST, or refuse the request with HTTP 415 or 400; other methods have none."""
     if request.method != "POST":
         return {}
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from math import ceil
 
 import attrs
@@ -29,11 +30,7 @@ _KINDS = {"c2b": Kind.COLLECTION, "b2c": Kind.DISBURSEMENT}
 
 
 class Engine:
-    """Engine of the service, with all its state; its arguments are those of `Sandbox`.
-
-    Args:
-        start: Aware UTC time at second 0.
-    """
+    """Engine of the service, with all its state; its arguments are those of `Sandbox`."""
 
     def __init__(self, *, start: datetime, speed: float, seed: int, balance: Decimal, choices: Choices) -> None:
         self.accounts: Accounts = Accounts(dice(seed, "secrets"))
@@ -49,8 +46,8 @@ class Engine:
         self._limits: dict[str, RateLimit] = {}
         self._struck: set[tuple[str, ...]] = set()
         self._handlers: Mapping[str, Callable[[Call], Reply]] = {
-            "c2b": self.payments.collect,
-            "b2c": self.payments.disburse,
+            "c2b": partial(self.payments.create, Kind.COLLECTION),
+            "b2c": partial(self.payments.create, Kind.DISBURSEMENT),
             "transaction": self.payments.by_id,
             "lookup": self.payments.lookup,
             "transactions": self.payments.list,
@@ -77,10 +74,8 @@ class Engine:
     def handle(self, request: Request, now: float, unscaled_now: float | None = None) -> Reply:
         """Answer one request; every request gets a reply.
 
-        Args:
-            request: The request.
-            now: Its time, seconds of the service's time since the start; never less than in an earlier call.
-            unscaled_now: The same moment, unscaled, for the request limit; None for `now`.
+        Times are seconds since the start, and never less than in an earlier call: `now` by the service's time,
+        `unscaled_now` (by default the same) for the request limit.
         """
         self.book.settle(now)
         found = match(request.method, request.path)

@@ -47,7 +47,7 @@ def refused() -> Fault:
 
     Over a real socket the connection exists before the request is seen, so there it is reset instead.
     """
-    return _no_answer("refused", Wire.REFUSED, processed=False)
+    return _answer_with("refused", Reply(wire=Wire.REFUSED), processed=False)
 
 
 def drop(*, processed: bool, reset: bool = False) -> Fault:
@@ -57,7 +57,7 @@ def drop(*, processed: bool, reset: bool = False) -> Fault:
         processed: Whether the request takes effect first.
         reset: Reset the connection instead of closing it.
     """
-    return _no_answer("drop", Wire.RESET if reset else Wire.CLOSED, processed=processed)
+    return _answer_with("drop", Reply(wire=Wire.RESET if reset else Wire.CLOSED), processed=processed)
 
 
 def lost(*, processed: bool) -> Fault:
@@ -66,7 +66,7 @@ def lost(*, processed: bool) -> Fault:
     Args:
         processed: Whether the request takes effect (the answer is lost), or not (the request is lost).
     """
-    return _no_answer("lost", Wire.LOST, processed=processed)
+    return _answer_with("lost", Reply(wire=Wire.LOST), processed=processed)
 
 
 def server_error(status: int = 500, *, processed: bool) -> Fault:
@@ -172,12 +172,6 @@ def html_reply(status: int) -> Reply:
     phrases = {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Time-out"}
     page = _PAGE.format(f"{status} {phrases.get(status, 'Error')}")
     return Reply(status=status, body=page.encode(), content_type="text/html")
-
-
-def _no_answer(name: str, wire: Wire, *, processed: bool) -> Fault:
-    if processed:
-        return Fault(name=name, change=lambda reply: attrs.evolve(reply, wire=wire))
-    return Fault(name=name, instead=lambda _: Reply(wire=wire))
 
 
 def _answer_with(name: str, reply: Reply, *, processed: bool) -> Fault:

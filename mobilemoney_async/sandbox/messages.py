@@ -35,11 +35,9 @@ class Request:
     """HTTP request, with its whole body.
 
     Args:
-        method: In capitals, for example `"POST"`.
         path: As on the wire, percent-encoded and with the version prefix; the segments are decoded when it is routed.
         query: Decoded; of a parameter given twice, the last value.
         headers: By name, case-insensitive.
-        body: The bytes, empty if there are none.
     """
 
     method: str
@@ -54,13 +52,10 @@ class Reply:
     """Answer to a request, and its delivery.
 
     Args:
-        status: HTTP status.
         body: The whole body; a front sends half of it if `wire` says `TRUNCATED`.
-        content_type: The media type of the body.
         code: The error code in the body, None if the answer is not an error.
         fault: The name of the scripted or magic fault that shaped this reply, None if there was none.
         delay: Seconds between the arrival of the request and the answer.
-        wire: The delivery of the answer.
         at: Time of the answer by the service's clock; aware UTC.
     """
 
@@ -91,14 +86,7 @@ def answer(status: int = 200, /, **fields: Any) -> Reply:
 
 
 def payment_error(status: int, code: str, message: str, *, retry_after: int | None = None) -> Reply:
-    """Return an error in the payment-service shape.
-
-    Args:
-        status: HTTP status.
-        code: The `error_code`.
-        message: Readable text, without phone numbers and secrets.
-        retry_after: Whole seconds, only on rate-limit errors.
-    """
+    """Return an error in the payment-service shape; `retry_after` in whole seconds, only on rate-limit errors."""
     fields: dict[str, Any] = {"status": "error", "message": message, "error_code": code}
     if retry_after is not None:
         fields["retry_after"] = retry_after
@@ -115,13 +103,8 @@ def encode(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
+@attrs.frozen
 class RefusedError(Exception):
-    """Refusal that ends the handling of a request with an error reply.
+    """Refusal that ends the handling of a request with an error reply."""
 
-    Args:
-        reply: The answer.
-    """
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply)
-        self.reply = reply
+    reply: Reply

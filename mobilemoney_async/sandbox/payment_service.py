@@ -23,10 +23,6 @@ _MESSAGES = {
 class PaymentService:
     """Handlers of the payment endpoints.
 
-    Args:
-        book: The transactions.
-        speed: Divides the lags.
-
     Attributes:
         by_hand: True if collections from ordinary numbers wait for an operator, until their prompts expire.
     """
@@ -36,67 +32,8 @@ class PaymentService:
         self._book = book
         self._speed = speed
 
-    def collect(self, call: Call) -> Reply:
-        """POST /payment-service/airtel/c2b."""
-        return self._create(call, Kind.COLLECTION)
-
-    def disburse(self, call: Call) -> Reply:
-        """POST /payment-service/airtel/b2c."""
-        return self._create(call, Kind.DISBURSEMENT)
-
-    def by_id(self, call: Call) -> Reply:
-        """GET /payment-service/transaction/{transaction_id}.
-
-        Raises:
-            RefusedError: INVALID_TRANSACTION_ID or TRANSACTION_NOT_FOUND.
-        """
-        transaction_id = call.parameters["transaction_id"]
-        if not re.fullmatch(call.choices.transaction_id_pattern, transaction_id):
-            status = call.choices.status_invalid_transaction_id
-            raise RefusedError(payment_error(status, "INVALID_TRANSACTION_ID", "The transaction id is malformed"))
-        return self._found(call, self._book.payments.get(transaction_id))
-
-    def lookup(self, call: Call) -> Reply:
-        """GET /payment-service/transaction with `reference` or `external_id`; `reference` wins if both are sent.
-
-        Raises:
-            RefusedError: TRANSACTION_NOT_FOUND, or HTTP 400 if neither is sent.
-        """
-        if call.query.get("reference"):
-            return self._found(call, self._book.by_reference(call.query["reference"]))
-        if call.query.get("external_id"):
-            return self._found(call, self._book.by_external_id(call.owner.merchant_id, call.query["external_id"]))
-        raise RefusedError(payment_error(400, "INVALID_REQUEST", "Send reference or external_id"))
-
-    def list(self, call: Call) -> Reply:
-        """GET /payment-service/transactions.
-
-        Raises:
-            RefusedError: HTTP 400 if a parameter is malformed.
-        """
-        page = _positive(call, "page", 1)
-        limit = _positive(call, "limit", call.choices.default_page_size)
-        if limit > MAX_PAGE_SIZE:
-            if call.choices.oversized_limit == "refuse":
-                raise _invalid("limit", f"at most {MAX_PAGE_SIZE}")
-            limit = MAX_PAGE_SIZE
-        first, last = _day(call, "from"), _day(call, "to")
-        rows = [row for row in self._book.owned_by(call.owner.merchant_id) if self._is_listed(call, row, first, last)]
-        if call.choices.list_order == "newest-first":
-            rows.reverse()
-        shown = rows[(page - 1) * limit : page * limit]
-        return answer(
-            status="success",
-            transactions=[self._book.record(row) for row in shown],
-            pagination={
-                "current_page": page,
-                "total_pages": -(-len(rows) // limit),
-                "total_count": len(rows),
-                "per_page": limit,
-            },
-        )
-
-    def _create(self, call: Call, kind: Kind) -> Reply:
+    def create(self, kind: Kind, call: Call) -> Reply:
+        """POST /payment-service/airtel/c2b and b2c."""
         phone_number = call.phone_number(payment_error)
         amount = call.text("amount", payment_error)
         if not _AMOUNT.fullmatch(amount):
@@ -127,27 +64,63 @@ class PaymentService:
             status_code=payment.status,
         )
 
+    def by_id(self, call: Call) -> Reply:
+        """GET /payment-service/transaction/{transaction_id}."""
+        transaction_id = call.parameters["transaction_id"]
+        if not re.fullmatch(call.choices.transaction_id_pattern, transaction_id):
+            status = call.choices.status_invalid_transaction_id
+            raise RefusedError(payment_error(status, "INVALID_TRANSACTION_ID", "The transaction id is malformed"))
+        return self._found(call, self._book.payments.get(transaction_id))
+
+    def lookup(self, call: Call) -> Reply:
+        """GET /payment-service/transaction with `reference` or `external_id`; `reference` wins if both are sent."""
+        if call.query.get("reference"):
+            return self._found(call, self._book.by_reference(call.query["reference"]))
+        if call.query.get("external_id"):
+            return self._found(call, self._book.by_external_id(call.owner.merchant_id, call.query["external_id"]))
+        raise RefusedError(payment_error(400, "INVALID_REQUEST", "Send reference or external_id"))
+
+    def list(self, call: Call) -> Reply:
+        """GET /payment-service/transactions."""
+        page = _positive(call, "page", 1)
+        limit = _positive(call, "limit", call.choices.default_page_size)
+        if limit > MAX_PAGE_SIZE:
+            if call.choices.oversized_limit == "refuse":
+                raise _invalid("limit", f"at most {MAX_PAGE_SIZE}")
+            limit = MAX_PAGE_SIZE
+        first, last = _day(call, "from", date.min), _day(call, "to", date.max)
+        rows = [row for row in self._book.owned_by(call.owner.merchant_id) if self._is_listed(call, row, first, last)]
+        if call.choices.list_order == "newest-first":
+            rows.reverse()
+        shown = rows[(page - 1) * limit : page * limit]
+        return answer(
+            status="success",
+            transactions=[self._book.record(row) for row in shown],
+            pagination={
+                "current_page": page,
+                "total_pages": -(-len(rows) // limit),
+                "total_count": len(rows),
+                "per_page": limit,
+            },
+        )
+
     def _found(self, call: Call, payment: Payment | None) -> Reply:
-        if payment is None or payment.merchant_id != call.owner.merchant_id or self._is_hidden(call, payment):
+        owner, lag = call.owner.merchant_id, call.choices.lookup_lag
+        if payment is None or payment.merchant_id != owner or not self._is_visible(call, payment, lag):
             raise RefusedError(payment_error(404, "TRANSACTION_NOT_FOUND", "No transaction matches"))
         return answer(status="success", transaction=self._book.record(payment))
 
-    def _is_hidden(self, call: Call, payment: Payment) -> bool:
-        lag = call.choices.lookup_lag / self._speed
-        return call.now < max(payment.visible_at, payment.created_at + lag)
+    def _is_visible(self, call: Call, payment: Payment, lag: float) -> bool:
+        return call.now >= max(payment.visible_at, payment.created_at + lag / self._speed)
 
-    def _is_listed(self, call: Call, payment: Payment, first: date | None, last: date | None) -> bool:
-        lag = call.choices.list_lag / self._speed
-        if call.now < max(payment.visible_at, payment.created_at + lag):
+    def _is_listed(self, call: Call, payment: Payment, first: date, last: date) -> bool:
+        if not self._is_visible(call, payment, call.choices.list_lag):
             return False
         if call.query.get("status", payment.status) != payment.status:
             return False
         if call.query.get("type", payment.kind) != payment.kind:
             return False
-        if first is None and last is None:
-            return True
-        day = self._book.datetime_at(payment.created_at).date()
-        return (first is None or first <= day) and (last is None or day <= last)
+        return first <= self._book.datetime_at(payment.created_at).date() <= last
 
 
 def _invalid(parameter: str, expected: str) -> RefusedError:
@@ -163,10 +136,10 @@ def _positive(call: Call, parameter: Literal["page", "limit"], default: int) -> 
     return int(text)
 
 
-def _day(call: Call, parameter: Literal["from", "to"]) -> date | None:
+def _day(call: Call, parameter: Literal["from", "to"], default: date) -> date:
     text = call.query.get(parameter)
     if text is None:
-        return None
+        return default
     try:
         # fromisoformat() alone would also take week dates and the basic format.
         return date.fromisoformat(text if _DATE.fullmatch(text) else "")

@@ -25,12 +25,6 @@ class PaymentBook:
 
     Time is always an argument: `settle(now)` lets all events happen that are due by then, in the order in which they
     are due, so the outcome does not depend on the times of the requests.
-
-    Args:
-        start: Aware UTC time at second 0.
-        speed: Divides all durations.
-        choices: Durations and fees.
-        dice: Makes ids and delays.
     """
 
     def __init__(self, *, start: datetime, speed: float, choices: Choices, dice: random.Random) -> None:
@@ -118,13 +112,9 @@ class PaymentBook:
                 self.apply(transaction_id, event, at=due_at, reason=reason)
 
     def apply(self, transaction_id: str, event: Event, *, at: float, reason: str | None = None) -> Payment:
-        """Let an event happen to a transaction.
+        """Let an event happen to a transaction `at` seconds since the sandbox's start.
 
-        Args:
-            transaction_id: The transaction.
-            event: A payout that the balance does not cover runs short instead of being approved.
-            at: Time of the event, seconds since the sandbox's start.
-            reason: `failure_reason` of a payment that fails.
+        A payout that the balance does not cover runs short instead of being approved.
 
         Raises:
             KeyError: There is no such transaction.

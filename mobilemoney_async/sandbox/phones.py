@@ -72,12 +72,7 @@ class _Line:
 
 
 class Phones:
-    """Phones of all customers that were ever asked to pay, or paid.
-
-    Args:
-        book: Keeps the transactions; each change in it is followed.
-        accounts: Names the merchants.
-    """
+    """Phones of all customers that were ever asked to pay, or paid. Each change in the book is followed."""
 
     def __init__(self, book: PaymentBook, accounts: Accounts) -> None:
         self._book = book

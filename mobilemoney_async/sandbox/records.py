@@ -165,12 +165,7 @@ class RequestLog(_Records[LoggedRequest]):
 
 
 def opening_balance(value: Decimal | int | str) -> Decimal:
-    """Return the opening balance of an account, TZS.
-
-    Raises:
-        TypeError: It is a float.
-        ValueError: It is negative or not a number.
-    """
+    """Return the opening balance of an account, TZS, or raise as `Sandbox` does."""
     if isinstance(value, (float, bool)):
         raise TypeError("balance must be an int, a Decimal or a str")
     try:

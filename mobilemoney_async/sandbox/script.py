@@ -48,11 +48,7 @@ class Rule:
 
 
 class Script:
-    """Sequence of rules in the order in which they were added; a request meets the first that strikes.
-
-    Args:
-        dice: Decides rules with a probability.
-    """
+    """Sequence of rules in the order in which they were added; a request meets the first that strikes."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -81,11 +77,7 @@ class Script:
 
 
 def make_rule(faults: tuple[Fault, ...], *, on: str | None, times: int | None, probability: float = 1.0) -> Rule:
-    """Make a rule; see `Sandbox.script`.
-
-    Raises:
-        ValueError: No fault, an `on` that no request can match, `times` below 1 or a probability outside 0 to 1.
-    """
+    """Make a rule, or raise `ValueError`; see `Sandbox.script`."""
     if not faults:
         raise ValueError("script() needs at least one fault")
     if times is not None and times < 1:

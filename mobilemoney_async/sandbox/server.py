@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -29,22 +30,6 @@ _KEEP_ALIVE = 75
 _LINGER_NOT_AT_ALL = struct.pack("ii", 1, 0)
 
 
-class _Connection:
-    """Implementation of `asgi.Connection` for one connection."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
-    def end(self, *, reset: bool) -> None:
-        if not reset:
-            self._transport.close()
-            return
-        # With no time to linger, closing sends RST in place of FIN.
-        sock: socket.socket = self._transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT_AT_ALL)
-        self._transport.abort()
-
-
 class _State(ServerState):
     """uvicorn's connections and tasks, and whether the server has been closed."""
 
@@ -52,11 +37,11 @@ class _State(ServerState):
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol, with a `Connection` for the application."""
+    """uvicorn's protocol, which lets the application end its connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.app_state = {**self.app_state, CONNECTION: _Connection(transport)}
+        self.app_state = {**self.app_state, CONNECTION: partial(_end_connection, transport)}
         # A connection that was accepted just before the end arrives here after it.
         if isinstance(self.server_state, _State) and self.server_state.is_closed:
             transport.abort()
@@ -66,20 +51,9 @@ class _Protocol(H11Protocol):
 async def serve(
     app: SandboxApp, *, host: str, port: int, background: Callable[[], Coroutine[Any, Any, None]]
 ) -> AsyncIterator[str]:
-    """Serve until the context is left; then all connections are cut.
+    """Serve until the context is left; then all connections are cut, and `background` is cancelled.
 
-    Args:
-        app: The application.
-        host: Address to listen on.
-        port: TCP port; 0 takes a free one.
-        background: Runs while it serves, then is cancelled.
-
-    Yields:
-        Scheme, host and port of the server, without a path.
-
-    Raises:
-        RuntimeError: The running loop is not asyncio's.
-        OSError: The address cannot be listened on, for example because the port is in use.
+    Yields scheme, host and port of the server; raises as `Sandbox.serve` does.
     """
     config = uvicorn.Config(
         app,
@@ -111,6 +85,16 @@ async def serve(
         await _end({worker, *state.tasks})
     if worker.done() and not worker.cancelled():
         worker.result()  # it only ends when cancelled, or by an error, which must be raised
+
+
+def _end_connection(transport: asyncio.Transport, *, reset: bool) -> None:
+    if not reset:
+        transport.close()
+        return
+    # With no time to linger, closing sends RST in place of FIN.
+    sock: socket.socket = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT_AT_ALL)
+    transport.abort()
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:

@@ -92,11 +92,7 @@ TRANSITIONS: Mapping[tuple[Kind, Status, Event], Status] = MappingProxyType(
 
 
 def after(kind: Kind, status: Status, event: Event) -> Status:
-    """Return the next state.
-
-    Raises:
-        IllegalTransitionError: The table has no such row; it has none for a final state.
-    """
+    """Return the next state; raise `IllegalTransitionError` where the table has no row, as for a final state."""
     try:
         return TRANSITIONS[kind, status, event]
     except KeyError:

@@ -12,13 +12,7 @@ from mobilemoney_async.sandbox.payments import PaymentBook
 
 
 class UserService:
-    """Handlers of the user endpoints.
-
-    Args:
-        accounts: All accounts.
-        book: Converts seconds into dates.
-        dice: Makes one-time passwords.
-    """
+    """Handlers of the user endpoints; the book converts seconds into dates."""
 
     def __init__(self, accounts: Accounts, book: PaymentBook, dice: random.Random) -> None:
         self.otps: OneTimeCodes = OneTimeCodes()
@@ -32,11 +26,7 @@ class UserService:
         return answer(success=True, user={**call.owner.user(), "merchant_id": call.owner.merchant_id})
 
     def log_in(self, call: Call) -> Reply:
-        """POST /user-service/login.
-
-        Raises:
-            RefusedError: invalid_credentials, or RATE_LIMIT_EXCEEDED while the account is locked.
-        """
+        """POST /user-service/login; RATE_LIMIT_EXCEEDED while the account is locked."""
         email, password = call.text("email", auth_error), call.text("password", auth_error)
         account = self._accounts.find(email)
         if account is None:
@@ -46,7 +36,7 @@ class UserService:
             raise RefusedError(
                 rate_limit_reply(call.choices, max(1, math.ceil(account.locked_until - call.unscaled_now)))
             )
-        if not self._accounts.password_fits(account, password):
+        if not hmac.compare_digest(account.password.encode(), password.encode()):
             account.failed_logins += 1
             if account.failed_logins == call.choices.failed_logins_before_lock:
                 account.failed_logins = 0
@@ -70,11 +60,7 @@ class UserService:
         return answer(success=True, message="One-time password sent")
 
     def verify_otp(self, call: Call) -> Reply:
-        """POST /user-service/verify-otp: a code is good once.
-
-        Raises:
-            RefusedError: invalid_otp with HTTP 400, a code that the contract does not list.
-        """
+        """POST /user-service/verify-otp: a code is good once."""
         phone_number, code = call.phone_number(auth_error), call.text("otp_code", auth_error)
         if not self.otps.redeem(phone_number, code, now=call.now):
             raise RefusedError(auth_error(400, "invalid_otp", "The one-time password is wrong or has expired"))
@@ -89,11 +75,7 @@ class UserService:
         return answer(success=True, message="If there is such an account, a reset token was sent to it")
 
     def reset_password(self, call: Call) -> Reply:
-        """POST /user-service/reset-password: a reset token is good once; access tokens stay valid.
-
-        Raises:
-            RefusedError: invalid_reset_token with HTTP 400, a code that the contract does not list.
-        """
+        """POST /user-service/reset-password: a reset token is good once; access tokens stay valid."""
         email, token = call.text("email", auth_error), call.text("reset_token", auth_error)
         new_password = call.text("new_password", auth_error)
         account = self._accounts.find(email)

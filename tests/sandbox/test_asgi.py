@@ -130,7 +130,7 @@ async def test_broken_off_answers_end_the_connection(sandbox: Sandbox) -> None:
     sandbox.script(faults.refused())
     for reset, sent in ((False, ["http.response.start", "http.response.body"]), (True, [])):
         line = Line(REQUEST, GONE)
-        await sandbox.app(http_scope(state={CONNECTION: line}), line.receive, line.send)
+        await sandbox.app(http_scope(state={CONNECTION: line.end}), line.receive, line.send)
         assert line.ended == [reset]
         assert [message["type"] for message in line.sent] == sent
 

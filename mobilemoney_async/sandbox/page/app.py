@@ -30,9 +30,6 @@ def create_page(sandbox: Controls) -> Starlette:
 
     It has no password and is meant for the machine it runs on: requests from other websites, or under a name that is
     neither a loopback name nor the served address, are answered with HTTP 403.
-
-    Args:
-        sandbox: The sandbox to show and control.
     """
     page = _Page(sandbox)
     actions = Actions(sandbox)

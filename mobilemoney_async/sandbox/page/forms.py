@@ -27,13 +27,7 @@ _MAX_FIELDS = 20
 
 @attrs.frozen
 class Refused(Exception):
-    """Refusal of a form.
-
-    Args:
-        notice: The reason and the remedy, for the page.
-        status: HTTP status.
-        field: Name of the wrong field, None for none.
-    """
+    """Refusal of a form: the reason and the remedy for the page, an HTTP status, and the wrong field."""
 
     notice: str
     status: int = 422
@@ -41,11 +35,7 @@ class Refused(Exception):
 
 
 async def read(request: Request) -> Mapping[str, str]:
-    """Read the fields of a form; the last of two with one name.
-
-    Raises:
-        Refused: The body is too long, or is not a form without files.
-    """
+    """Read the fields of a form, the last of two with one name; refuse what is too long or no form of the page."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise Refused("Send a form: application/x-www-form-urlencoded.", 415)
@@ -63,11 +53,7 @@ async def read(request: Request) -> Mapping[str, str]:
 
 
 def one_of(form: Mapping[str, str], field: str, *choices: str) -> str:
-    """Return the value of a field with a few possible values.
-
-    Raises:
-        Refused: It has another, or there is no such field.
-    """
+    """Return the value of a field with a few possible values; refuse another."""
     value = form.get(field)
     if value not in choices:
         raise Refused(f"{field} must be one of: {', '.join(choices)}.", field=field)
@@ -75,11 +61,7 @@ def one_of(form: Mapping[str, str], field: str, *choices: str) -> str:
 
 
 def number(form: Mapping[str, str], field: str) -> float:
-    """Return the value of a field that is a number.
-
-    Raises:
-        Refused: It is none.
-    """
+    """Return the value of a field that is a number; refuse another."""
     try:
         return float(form.get(field, ""))
     except ValueError:
@@ -88,11 +70,7 @@ def number(form: Mapping[str, str], field: str) -> float:
 
 @attrs.define(eq=False)
 class Actions:
-    """Actions of the forms on one sandbox.
-
-    Args:
-        sandbox: The sandbox to control.
-    """
+    """Actions of the forms on one sandbox."""
 
     _sandbox: Controls
     _rate_before_pause: float = attrs.field(default=1.0, init=False)

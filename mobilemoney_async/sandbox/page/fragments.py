@@ -62,12 +62,7 @@ _ENVIRONMENT.filters.update(
 
 @attrs.frozen
 class Parts:
-    """Parts of a snapshot as HTML.
-
-    Args:
-        regions: By id; `phone-list` is all phones together.
-        phones: Each phone by itself, by id, in their order.
-    """
+    """Parts of a snapshot as HTML, by id; the region `phone-list` is all phones together."""
 
     regions: Mapping[str, str]
     phones: Mapping[str, str]

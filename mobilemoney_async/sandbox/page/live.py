@@ -21,9 +21,6 @@ class EventStream(AsyncIterator[bytes]):
 
     The first event holds all parts, so a page that connects again is complete at once. At most one event is being sent:
     a slow page skips the changes in between.
-
-    Args:
-        look: Returns the current parts of the page.
     """
 
     def __init__(self, look: Callable[[], Parts]) -> None:

@@ -32,10 +32,7 @@ _HEADERS: Mapping[str, str] = {
 def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -> str | None:
     """Return the reason to refuse a request that is not the page's own; None for one that may pass.
 
-    Args:
-        method: HTTP method.
-        headers: Of the request, by lower-case name.
-        served_at: The address or name that the server answers to in addition to loopback; None if it is unknown.
+    The server answers to loopback names and to `served_at`. Headers are by lower-case name.
     """
     host = headers.get("host", "")
     name = _host_name(host)
@@ -54,11 +51,7 @@ def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -
 
 
 class SecurityMiddleware:
-    """Middleware that refuses foreign requests with HTTP 403, and sets the security headers.
-
-    Args:
-        app: The page.
-    """
+    """Middleware that refuses foreign requests with HTTP 403, and sets the security headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
