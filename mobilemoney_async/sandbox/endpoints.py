@@ -36,13 +36,8 @@ class Route:
     permission: Permission | None = attrs.field(default=None, kw_only=True)
 
 
-@attrs.frozen
-class Match:
-    """Endpoint of a request, and the decoded values of its path parameters."""
-
-    route: Route
-    parameters: Mapping[str, str]
-
+Match = tuple[Route, Mapping[str, str]]
+"""The endpoint of a request, and its decoded path parameters."""
 
 ROUTES = (
     Route("c2b", "POST", "/payment-service/airtel/c2b", permission=Permission.COLLECT),
@@ -71,7 +66,7 @@ def match(method: str, path: str) -> Match | RefusedError:
     matches = [(route, found) for route in ROUTES if (found := _PATTERNS[route].fullmatch(path))]
     for route, found in matches:
         if route.method == method:
-            return Match(route, {name: unquote(value) for name, value in found.groupdict().items()})
+            return route, {name: unquote(value) for name, value in found.groupdict().items()}
     if matches:
         return RefusedError(payment_error(405, "METHOD_NOT_ALLOWED", "This endpoint does not take this method"))
     return RefusedError(payment_error(404, "NOT_FOUND", "There is no such endpoint"))

@@ -79,7 +79,7 @@ class Engine:
         """
         self.book.settle(now)
         found = match(request.method, request.path)
-        endpoint = found.route.name if isinstance(found, Match) else None
+        endpoint = None if isinstance(found, RefusedError) else found[0].name
         faults = self.script.pick(request.method, endpoint) or self.switches.pick(request.method, endpoint)
         choices = self._choices
         for fault in faults:
@@ -100,7 +100,7 @@ class Engine:
 
     def _process(self, request: Request, found: Match, choices: Choices, now: float, unscaled_now: float) -> Reply:
         """Check sender, body, magic number, limit and permission, in this order; then let the request take effect."""
-        route = found.route
+        route, parameters = found
         principal = None
         if route.bearer:
             authorization = request.headers.get("authorization", "")
@@ -117,7 +117,7 @@ class Engine:
         if principal:
             _check_permission(principal, route, choices)
         call = Call(
-            parameters=found.parameters,
+            parameters=parameters,
             query=request.query,
             body=body,
             account=principal.account if principal else None,

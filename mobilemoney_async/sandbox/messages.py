@@ -26,10 +26,6 @@ class Wire(enum.Enum):
     """The head and half of the body come, then the connection is closed."""
 
 
-def _lower_keys(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
-
-
 @attrs.frozen(kw_only=True)
 class Request:
     """HTTP request, with its whole body.
@@ -37,13 +33,13 @@ class Request:
     Args:
         path: As on the wire, percent-encoded and with the version prefix; the segments are decoded when it is routed.
         query: Decoded; of a parameter given twice, the last value.
-        headers: By name, case-insensitive.
+        headers: By lower-case name.
     """
 
     method: str
     path: str
     query: Mapping[str, str] = attrs.field(factory=dict, repr=False)
-    headers: Mapping[str, str] = attrs.field(factory=dict, converter=_lower_keys, repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     body: bytes = attrs.field(default=b"", repr=False)
 
 

@@ -78,7 +78,7 @@ class Service:
             method=method,
             path="/v1" + path,
             query=query or {},
-            headers={**sent, **(headers or {})},
+            headers={name.lower(): value for name, value in {**sent, **(headers or {})}.items()},
             body=body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode(),
         )
         return Answer(self.engine.handle(request, self.now, self.unscaled_now))

@@ -10,8 +10,7 @@ import pytest
 
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.page import snapshot
-from mobilemoney_async.sandbox.page.fragments import REGIONS, Parts, write_parts
-from mobilemoney_async.sandbox.page.live import TICK, as_event, changed
+from mobilemoney_async.sandbox.page.fragments import REGIONS, TICK, Parts, as_event, changed, write_parts
 from tests.sandbox.page_user import Elements, PageUser, Reader, ask
 from tests.sandbox.service import ORDINARY
 

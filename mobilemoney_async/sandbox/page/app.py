@@ -12,10 +12,8 @@ from starlette.routing import Route
 
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
-from mobilemoney_async.sandbox.page import labels
 from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
-from mobilemoney_async.sandbox.page.fragments import ASSETS, Parts, write_answer, write_page, write_parts
-from mobilemoney_async.sandbox.page.live import EventStream
+from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream, Parts, write_answer, write_page, write_parts
 from mobilemoney_async.sandbox.page.security import SecurityMiddleware
 from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
@@ -133,11 +131,9 @@ class _Page:
             "token": self._sandbox.token,
             "endpoints": [route.name for route in ROUTES],
             "endpoint": form.get("on", ""),
-            "callback_note": callbacks.body_note,
             "callback_url": form.get("url", "") if wrong_url else callbacks.url or "",
             "callback_error": refused.notice if refused and wrong_url else None,
-            "callback_mode": callbacks.mode,
-            "callback_modes": [{"value": mode, "text": text} for mode, text in labels.CALLBACK_MODES.items()],
+            "callbacks": callbacks,
         }
 
 

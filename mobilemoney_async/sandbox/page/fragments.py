@@ -1,10 +1,11 @@
-"""HTML of the page and its parts, and the files that the page loads."""
+"""HTML of the page and its parts, the event stream that updates them, and the files that the page loads."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import attrs
 import jinja2
 from markupsafe import Markup
@@ -46,6 +47,7 @@ _ENVIRONMENT.globals.update(
     PIN=PIN,
     TRIES=TRIES,
     TONES=labels.TONES,
+    CALLBACK_MODES=labels.CALLBACK_MODES,
     RATES=labels.RATES,
     JUMPS=labels.JUMPS,
     static={name: f"/static/{name}?v={hashlib.sha256(body).hexdigest()[:12]}" for name, body in _FILES.items()},
@@ -58,6 +60,13 @@ _ENVIRONMENT.filters.update(
     speed=labels.speed,
     result=labels.result,
 )
+
+
+TICK = 0.3
+"""Seconds between two snapshots of the sandbox."""
+
+_KEEP_ALIVE = 50
+"""Unchanged snapshots after which a comment is sent, so that no proxy closes the connection as idle."""
 
 
 @attrs.frozen
@@ -94,3 +103,74 @@ def _write_phones(snapshot: Snapshot) -> dict[str, Markup]:
 
 def _write(name: str, **values: Any) -> str:
     return _ENVIRONMENT.get_template(f"{name.replace('-', '_')}.html").render(values)
+
+
+class EventStream(AsyncIterator[bytes]):
+    """Server-sent events of one page: the changed parts, until the page closes, the server stops or it is ended.
+
+    Only this stream updates the page. If the answer to a form updated it too, the page could show the older of the two,
+    and nothing would correct it. The first event holds all parts, so a page that connects again is complete at once. At
+    most one event is being sent: a slow page skips the changes in between.
+    """
+
+    def __init__(self, look: Callable[[], Parts]) -> None:
+        self._look = look
+        self._wake = anyio.Event()
+        self._is_over = False
+        self._shown: Parts | None = None
+        self._quiet = 0
+
+    def wake(self) -> None:
+        """Send changes at once, after an action on a page."""
+        self._wake.set()
+
+    def end(self) -> None:
+        """End the stream, so that the page connects again."""
+        self._is_over = True
+        self._wake.set()
+
+    async def __anext__(self) -> bytes:
+        """Wait for the next event or comment. Cancelled, it has changed nothing."""
+        while True:
+            if self._shown is not None:
+                # No await between the wait and the new event, so no `wake` is lost, also not while an event is sent.
+                with anyio.move_on_after(TICK):
+                    await self._wake.wait()
+                    self._wake = anyio.Event()
+            if self._is_over:
+                raise StopAsyncIteration
+            parts = self._look()
+            changes = [] if parts is self._shown else changed(self._shown, parts)
+            self._shown = parts
+            self._quiet = 0 if changes else self._quiet + 1
+            if changes:
+                return as_event(changes)
+            if self._quiet % _KEEP_ALIVE == 0:
+                return b":\n\n"
+
+
+def changed(before: Parts | None, after: Parts) -> list[str]:
+    """Return the HTML of the parts that differ, or of all parts if none was shown before.
+
+    While the same phones are shown in the same order, each changed phone is a part of its own.
+    """
+    if before is None:
+        return list(after.regions.values())
+    same_phones = list(before.phones) == list(after.phones)
+    differing = [
+        html
+        for name, html in after.regions.items()
+        if html != before.regions[name] and not (name == "phone-list" and same_phones and after.phones)
+    ]
+    if same_phones:
+        differing += [html for name, html in after.phones.items() if html != before.phones[name]]
+    return differing
+
+
+def as_event(parts: Iterable[str]) -> bytes:
+    """Return parts as one server-sent event, each for the element with its id."""
+    lines: list[str] = []
+    for part in parts:
+        start, tag_end = part.lstrip().split(">", 1)
+        lines += f'{start} hx-swap-oob="outerMorph">{tag_end}'.splitlines()
+    return "".join(f"data: {line}\n" for line in lines if line.strip()).encode() + b"\n"

@@ -5,32 +5,27 @@ from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from math import ceil
-from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.states import Kind, Payment, Status
 
-TONES: Mapping[Status, str] = MappingProxyType(
-    {
-        Status.SUCCESS: "good",
-        Status.FAILED: "bad",
-        Status.INSUFFICIENT_FUNDS: "bad",
-        Status.TIMEOUT: "late",
-        Status.PENDING: "wait",
-        Status.PROCESSING: "wait",
-    }
-)
+TONES: Mapping[Status, str] = {
+    Status.SUCCESS: "good",
+    Status.FAILED: "bad",
+    Status.INSUFFICIENT_FUNDS: "bad",
+    Status.TIMEOUT: "late",
+    Status.PENDING: "wait",
+    Status.PROCESSING: "wait",
+}
 """Colour and icon of each state, by their names in the stylesheet."""
 
-CALLBACK_MODES: Mapping[CallbackMode, str] = MappingProxyType(
-    {
-        CallbackMode.ONCE: "once for each change",
-        CallbackMode.TWICE: "twice",
-        CallbackMode.LATE: "30 s late",
-        CallbackMode.BEFORE_ANSWER: "before the answer to the request",
-    }
-)
+CALLBACK_MODES: Mapping[CallbackMode, str] = {
+    CallbackMode.ONCE: "once for each change",
+    CallbackMode.TWICE: "twice",
+    CallbackMode.LATE: "30 s late",
+    CallbackMode.BEFORE_ANSWER: "before the answer to the request",
+}
 
 RATES: tuple[int, ...] = (1, 5, 20, 100)
 """Speeds of the clock to choose from."""
