@@ -6,120 +6,82 @@ Read as strictly as an answer of the service, by the same reader. Pure.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from mobilemoney_async import errors
 from mobilemoney_async.contract.codec import DecodeError, reader
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
-from mobilemoney_async.errors import (
-    APIError,
-    InvalidTransactionId,
-    MobileMoneyError,
-    StoreError,
-    TransactionNotFound,
-)
+from mobilemoney_async.errors import MobileMoneyError, StoreError
+
+T = TypeVar("T")
 
 _read_transaction = reader(Transaction)
 _read_acknowledgement = reader(Acknowledgement)
 # Types of attributes that JSON can hold, beside None.
 _PLAIN = (str, int, float)
-# The refusals after which a poller gives a payment up.
-_REFUSALS: dict[str, type[APIError]] = {kind.__name__: kind for kind in (TransactionNotFound, InvalidTransactionId)}
 
 
-def dump_transaction(transaction: Transaction) -> str:
-    """Return a transaction as text. It holds a phone number."""
-    return _dump(transaction)
+def dump(value: Transaction | Acknowledgement) -> str:
+    """Return a value as text. It holds a phone number."""
+    # ASCII only: any text of the service, with lone surrogates too, fits into any database.
+    return json.dumps(_plain(value), separators=(",", ":"))
 
 
 def load_transaction(text: str) -> Transaction:
-    """Return the transaction of a text.
-
-    Raises:
-        StoreError: The text is no transaction.
-    """
-    try:
-        return _read_transaction(text.encode())
-    except (DecodeError, UnicodeEncodeError) as exc:
-        raise _unreadable("transaction") from exc
-
-
-def dump_acknowledgement(acknowledgement: Acknowledgement) -> str:
-    """Return an acknowledgement as text. It holds a phone number."""
-    return _dump(acknowledgement)
+    """Return the transaction of a text; raise `StoreError` if it is none."""
+    return _load(_read_transaction, text, "transaction")
 
 
 def load_acknowledgement(text: str) -> Acknowledgement:
-    """Return the acknowledgement of a text.
-
-    Raises:
-        StoreError: The text is no acknowledgement.
-    """
-    try:
-        return _read_acknowledgement(text.encode())
-    except (DecodeError, UnicodeEncodeError) as exc:
-        raise _unreadable("acknowledgement") from exc
+    """Return the acknowledgement of a text; raise `StoreError` if it is none."""
+    return _load(_read_acknowledgement, text, "acknowledgement")
 
 
 def dump_error(error: MobileMoneyError) -> str:
-    """Return the service's refusal of a lookup as text."""
-    fields: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
-    if isinstance(error, APIError):
-        fields |= {"message": error.message, "status_code": error.status_code, "code": error.code}
-    return json.dumps(fields)
+    """Return an error as text, so that another process raises the same. Errors carry no secret.
+
+    The text has the error's class, its arguments and those attributes that JSON can hold; not its cause.
+    """
+    attributes = {name: value for name, value in vars(error).items() if value is None or isinstance(value, _PLAIN)}
+    return json.dumps({"type": type(error).__name__, "args": [str(each) for each in error.args], **attributes})
 
 
 def load_error(text: str) -> MobileMoneyError:
-    """Return the error of a text; if its class is not expected here, as the base class.
+    """Return the error of a text; if this release does not know its class, as the base class.
 
     Raises:
         StoreError: The text is no error.
     """
     try:
         fields = json.loads(text)
-        kind = _REFUSALS.get(fields["type"])
-        if kind is None:
-            return MobileMoneyError(str(fields["message"]))
-        return kind(str(fields["message"]), status_code=int(fields["status_code"]), code=fields["code"])
-    except (ValueError, TypeError, KeyError) as exc:
-        raise _unreadable("refusal") from exc
+        kind: Any = getattr(errors, fields.pop("type"), MobileMoneyError)
+        if "args" not in fields:  # a refused lookup, as earlier versions wrote it
+            error = kind(str(fields["message"]), status_code=int(fields["status_code"]), code=fields["code"])
+        else:
+            error = kind.__new__(kind)
+            error.args = tuple(str(each) for each in fields.pop("args"))
+            vars(error).update(fields.pop("attributes", {}), **fields)
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise _unreadable("error") from exc
+    if not isinstance(error, MobileMoneyError):
+        raise _unreadable("error")
+    return error
 
 
-def dump_login_error(error: MobileMoneyError) -> str:
-    """Return the error of a login as text, so that another process raises the same. Errors carry no secret.
-
-    The text has the error's class, its arguments and those attributes that JSON can hold; not its cause.
-    """
-    attributes = {name: value for name, value in vars(error).items() if value is None or isinstance(value, _PLAIN)}
-    args = [str(each) for each in error.args]
-    return json.dumps({"type": type(error).__name__, "args": args, "attributes": attributes})
-
-
-def load_login_error(text: str) -> MobileMoneyError:
-    """Return the error of a text; a general one if its class or the text is unknown to this release."""
-    unknown = MobileMoneyError("the login failed in another process")
+def _load(read: Callable[[bytes], T], text: str, kind: str) -> T:
     try:
-        fields = json.loads(text)
-        kind = getattr(errors, fields["type"])
-        error: MobileMoneyError = kind.__new__(kind)
-        error.args = tuple(str(each) for each in fields["args"])
-        vars(error).update(fields["attributes"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return unknown
-    return error if isinstance(error, MobileMoneyError) else unknown
+        return read(text.encode())
+    except (DecodeError, UnicodeEncodeError) as exc:
+        raise _unreadable(kind) from exc
 
 
 def _unreadable(kind: str) -> StoreError:
     return StoreError(f"the store holds a {kind} that cannot be read", outcome="not_sent")
-
-
-def _dump(value: Any) -> str:
-    # ASCII only: any text of the service, with lone surrogates too, fits into any database.
-    return json.dumps(_plain(value), separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:

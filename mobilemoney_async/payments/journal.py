@@ -25,12 +25,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import history, payments
-from mobilemoney_async.database.serialization import (
-    dump_acknowledgement,
-    dump_transaction,
-    load_acknowledgement,
-    load_transaction,
-)
+from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_transaction
 from mobilemoney_async.errors import DuplicateSuspected, IdempotencyConflict, StoreError
 from mobilemoney_async.payments.records import (
     PaymentEvent,
@@ -247,7 +242,7 @@ class Journal:
             return self._contradict(row.id, entry, f"was finally {row.status}, and is {status}")
         values: dict[str, Any] = {"status": status}
         if transaction.is_final:
-            values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump_transaction(transaction)}
+            values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
             self.note(row.id, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
         elif row.status == status:
@@ -358,7 +353,7 @@ def _values(record: PaymentRecord, entry: JournalEntry, target: PaymentState) ->
             "transaction_id": acknowledged.transaction_id,
             "reference": acknowledged.reference,
             "status": str(acknowledged.status_code),
-            "acknowledgement": dump_acknowledgement(acknowledged),
+            "acknowledgement": dump(acknowledged),
             "candidates": None,
             "is_adopted": entry.event is PaymentEvent.ADOPT,
         }

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.clock import Lease
 from mobilemoney_async.database.schema import followed, leases, news, payments
-from mobilemoney_async.database.serialization import dump_error, dump_transaction, load_error, load_transaction
+from mobilemoney_async.database.serialization import dump, dump_error, load_error, load_transaction
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.records import Source
@@ -116,7 +116,7 @@ def _insert_news(journal: Journal, row: LeaseRow, said: Sequence[News], at: date
                 "number": row.told,
                 "transaction_id": each.transaction_id,
                 "is_final": _final(each) is not None,
-                "transaction": None if each.transaction is None else dump_transaction(each.transaction),
+                "transaction": None if each.transaction is None else dump(each.transaction),
                 "error": None if each.error is None else dump_error(each.error),
                 "lag": each.lag,
                 "at": at,

@@ -20,7 +20,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TypeVar
 
 import anyio
 import attrs
@@ -33,7 +32,7 @@ from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.sharing.login_row import LoginRow, LoginTable, Step
+from mobilemoney_async.sharing.login_row import LoginRow, LoginTable
 from mobilemoney_async.values import Secret
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -50,14 +49,16 @@ _AWAY = "the login token is not shared while the store is away: %s"
 _UNREADABLE = "the login token in the store cannot be read with this key: logging in again"
 _OTHERS = "the store holds a login token of this account under other credentials or another key, which is not used"
 
-T = TypeVar("T")
-
 
 def share_tokens(store: AccountStore, tokens: TokenSource, utcnow: Callable[[], datetime]) -> TokenSource:
     """Return a source of the login token of all processes of a store. Issued tokens and other sources stay."""
     if type(tokens) is not LoginAuth:  # a subclass may get its tokens in another way
         return tokens
     return SharedLogin(tokens, store.database, store.account, store.cipher, utcnow=utcnow)
+
+
+def _utcnow() -> datetime:
+    return datetime.now(UTC)
 
 
 class SharedLogin:
@@ -75,8 +76,8 @@ class SharedLogin:
         auth: Logs in. Its own state is neither used nor changed, so that it may serve other clients too.
         database: Stores the token.
         account: The account that it belongs to.
-        cipher: Encrypts the token. By default one without a key: the token is stored in clear text, and a reader of the
-            database or its backups can move money until it ends.
+        cipher: Encrypts the token. Without a key, a reader of the database or its backups can move money until the
+            token ends.
         utcnow: The wall clock, as aware UTC.
         lease: How long the others wait for a process that died while it logged in, seconds.
     """
@@ -86,16 +87,16 @@ class SharedLogin:
         auth: LoginAuth,
         database: Database,
         account: str,
-        cipher: TokenCipher | None = None,
+        cipher: TokenCipher,
         *,
-        utcnow: Callable[[], datetime] | None = None,
+        utcnow: Callable[[], datetime] = _utcnow,
         lease: float = _LEASE,
     ) -> None:
         self._auth = auth
         self._database = database
         self._account = account
-        self._cipher = TokenCipher(account) if cipher is None else cipher
-        self._utcnow = _utcnow if utcnow is None else utcnow
+        self._cipher = cipher
+        self._utcnow = utcnow
         self._lease = lease
         self._lock = anyio.Lock()
         self._table: LoginTable | None = None
@@ -143,53 +144,45 @@ class SharedLogin:
             # The same for each login of this process, so that a lease left behind delays only other processes.
             me = f"{self._id}:{os.getpid()}"
             try:
-                step, ahead = await self._visit(me)
+                row, logs_in, ahead = await self._visit(me)
             except StoreError as exc:
-                return self._use_memory(exc)
-            if step is Step.LOG_IN:
+                token = self._postpone(exc, anyio.current_time() + _DATABASE_AWAY)
+                self._warn(_AWAY, exc)
+                return token
+            if logs_in:
                 return await self._log_in(login, me, ahead)
-            token = self._use(step)
-            if token is not None:
+            if (token := self._use(row, me, ahead)) is not None:
                 return token
             await anyio.sleep(pause)
             pause = min(_GROWTH * pause, _LONGEST_LOOK)
 
-    def _use(self, step: Step) -> Secret | None:
-        """Return the token after a visit that left the login to another process, or None to wait for it.
+    def _use(self, row: LoginRow, me: str, ahead: float) -> Secret | None:
+        """Return the token after a visit that did not take the lease, or None to wait for the process that has it.
 
         Raises:
-            MobileMoneyError: The login failed a moment ago.
+            MobileMoneyError: The login failed a moment ago, for all or for this process, and no token is left.
         """
         now = anyio.current_time()
-        failed = {Step.FAIL: self._state, Step.STAND_BACK: self._own}.get(step)
-        pause = None if failed is None else failed.pause
-        if pause is not None:
-            self._state = self._state.renewed_from(pause.until)
-        elif step is Step.WAIT:
+        if self._state.fresh(now) is not None:
+            return self._state.token
+        if self._state.refusal(now) is None and row.is_busy(me, now - ahead):
             self._state = self._state.renewed_from(now + _LOOK_AGAIN)
-        token = self._state.valid(now)
-        if token is None and pause is not None:
-            raise copy.copy(pause.error)
-        return token
+            return self._state.valid(now)
+        for state in (self._state, self._own):
+            if state.pause is not None and now < state.pause.until:
+                return self._postpone(state.pause.error, state.pause.until)
+        return None
 
-    def _use_memory(self, error: StoreError) -> Secret:
-        """Return the token in memory while the database is away, or raise the error."""
-        now = anyio.current_time()
-        token = self._state.valid(now)
+    def _postpone(self, error: MobileMoneyError, until: float) -> Secret:
+        """Return the token in memory, which is not renewed before a time, or raise a copy of the error."""
+        token = self._state.valid(anyio.current_time())
         if token is None:
-            raise error
-        self._warn(_AWAY, error)
-        self._state = self._state.renewed_from(now + _DATABASE_AWAY)
+            raise copy.copy(error) from error.__cause__
+        self._state = self._state.renewed_from(until)
         return token
 
     async def _log_in(self, login: Login, me: str, ahead: float) -> Secret:
-        """Log in as the holder of the lease, and save the result for the others.
-
-        Args:
-            login: Makes the call.
-            me: The holder.
-            ahead: The seconds to add to the store's time to get the loop's.
-        """
+        """Log in as the holder of the lease, and save the result for the others; `ahead` is as in `_change`."""
         began = anyio.current_time()
         try:
             token, lifetime = await self._under_lease(login, me)
@@ -221,11 +214,9 @@ class SharedLogin:
         now = anyio.current_time()
         if is_own:
             self._own = self._own.failed(error, now)
-            assert self._own.pause is not None
-            if self._state.fresh(now) is None:
-                self._state = self._state.renewed_from(self._own.pause.until)
-        if (token := self._state.valid(now)) is None:
-            raise copy.copy(error) from error.__cause__
+        if (token := self._state.fresh(now)) is None:
+            pause = (self._own if is_own else self._state).pause
+            token = self._postpone(error, now if pause is None else pause.until)
         logger.warning("the token could not be renewed ahead of its end: %s", error)
         return token
 
@@ -252,46 +243,40 @@ class SharedLogin:
         while True:
             await anyio.sleep(self._lease / 3)
             with suppress(StoreError):
-                await self._change(lambda row, now: (row.kept(me, now, ttl=self._lease), None))
+                await self._change(lambda row, now: (row.kept(me, now, ttl=self._lease), False))
 
-    async def _visit(self, me: str) -> tuple[Step, float]:
+    async def _visit(self, me: str) -> tuple[LoginRow, bool, float]:
         refused = self._refused
         may_log_in = self._own.refusal(anyio.current_time()) is None
-
-        def visit(row: LoginRow, now: float) -> tuple[LoginRow, Step]:
-            return row.visited(me, now, ttl=self._lease, refused=refused, may_log_in=may_log_in)
-
-        row, step, ahead = await self._change(visit)
+        visit = await self._change(
+            lambda row, now: row.visited(me, now, ttl=self._lease, refused=refused, may_log_in=may_log_in)
+        )
         self._warned.discard(_AWAY)
+        # During the transaction another token may have been refused, which the row does not know yet.
         if self._refused is refused:
             self._refused = None
-        self._learn(row.state.moved(ahead))
-        return step, ahead
+        return visit
 
     async def _finish(self, me: str, change: Callable[[LoginState, float], LoginState]) -> None:
-        def finish(row: LoginRow, now: float) -> tuple[LoginRow, None]:
-            return row.finished(me, now, lambda state: change(state, now)), None
-
-        row, _, ahead = await self._change(finish)
-        self._learn(row.state.moved(ahead))
+        await self._change(lambda row, now: (row.finished(me, now, change), False))
 
     def _learn(self, state: LoginState) -> None:
         """Take over the state of the row. A token that only this process has stays in use to its end."""
         mine = self._state
         if self._refused is not None and state.token == self._refused[0]:
-            state = attrs.evolve(state, token=None)  # the row does not know that yet
+            state = attrs.evolve(state, token=None)
         if state.token is None and mine.token is not None:
             state = attrs.evolve(state, token=mine.token, renew_at=mine.renew_at, expires_at=mine.expires_at)
         self._state = state
 
-    async def _change(self, decide: Callable[[LoginRow, float], tuple[LoginRow, T]]) -> tuple[LoginRow, T, float]:
-        """Change the row in one transaction.
+    async def _change(self, decide: Callable[[LoginRow, float], tuple[LoginRow, bool]]) -> tuple[LoginRow, bool, float]:
+        """Change the row in one transaction, and take over its state.
 
         Args:
-            decide: Gets the row and the store's time; returns the next row, and a result.
+            decide: Gets the row and the store's time; returns the next row, and whether this process logs in.
 
         Returns:
-            The row, the result of `decide`, and the seconds to add to the store's time to get the loop's.
+            What `decide` has returned, and the seconds to add to the store's time to get the loop's.
 
         Raises:
             StoreError: The database failed.
@@ -301,32 +286,26 @@ class SharedLogin:
             name = await run_in_thread(lambda: self._cipher.name(*self._auth.credentials))
             table = self._table = LoginTable(self._account, name, self._cipher)
         is_sqlite = self._database.dialect == "sqlite"
-        warnings: list[str] = []
 
-        def work(connection: sa.Connection, clock: Clock) -> tuple[LoginRow, T]:
+        def work(connection: sa.Connection, clock: Clock) -> tuple[LoginRow, bool]:
             found = table.lock(connection)
             now, wall = clock(), self._utcnow()
             row, is_readable = table.read(found, now, wall if is_sqlite else None)
-            changed, result = decide(row, now)
+            changed, logs_in = decide(row, now)
             if changed != row:
                 table.write(connection, changed, now, wall)
             if not is_readable:
-                warnings.append(_UNREADABLE)
-            elif result is Step.LOG_IN and table.has_others(connection, now):
-                warnings.append(_OTHERS)
-            return changed, result
+                self._warn(_UNREADABLE)
+            elif logs_in and table.has_others(connection, now):
+                self._warn(_OTHERS)
+            return changed, logs_in
 
-        (row, result), ahead = await self._database.timed(work)
-        for warning in warnings:
-            self._warn(warning)
-        return row, result, ahead
+        (row, logs_in), ahead = await self._database.timed(work)
+        self._learn(row.state.moved(ahead))
+        return row, logs_in, ahead
 
     def _warn(self, message: str, *details: object) -> None:
         """Log a warning once, that of a database that is away once each time."""
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(message, *details)
-
-
-def _utcnow() -> datetime:
-    return datetime.now(UTC)

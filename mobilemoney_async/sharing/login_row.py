@@ -6,7 +6,6 @@ in, the others come back for the token. Times are the store's.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -17,7 +16,8 @@ from mobilemoney_async.calls.logins import NEVER, LoginState, Pause
 from mobilemoney_async.database.clock import Lease
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.schema import logins
-from mobilemoney_async.database.serialization import dump_login_error, load_login_error
+from mobilemoney_async.database.serialization import dump_error, load_error
+from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.values import Secret
 
 # How far the store's clock may go back, seconds: PostgreSQL's is a wall clock, which is corrected now and then.
@@ -30,21 +30,6 @@ _INSERT = sa.text(
     "INSERT INTO mobilemoney_logins (account, credentials, written) VALUES (:account, :credentials, 0)"
     " ON CONFLICT DO NOTHING"
 )
-
-
-class Step(enum.Enum):
-    """Next step of a process that came for a token."""
-
-    USE = enum.auto()
-    """Use the token, which need not be renewed."""
-    FAIL = enum.auto()
-    """Fail: a login failed, and its pause has not ended."""
-    WAIT = enum.auto()
-    """Wait: another process is logging in."""
-    LOG_IN = enum.auto()
-    """Log in: it has the lease."""
-    STAND_BACK = enum.auto()
-    """Do not log in, though no process does: its own connection failed a moment ago."""
 
 
 @attrs.frozen
@@ -77,10 +62,14 @@ class LoginRow:
             return attrs.evolve(self, state=attrs.evolve(self.state, token=None))
         return self
 
+    def is_busy(self, me: str, now: float) -> bool:
+        """Return whether another process is logging in."""
+        return self.lease.ends_at(now) is not None and self.lease.holder != me
+
     def visited(
         self, me: str, now: float, *, ttl: float, refused: tuple[Secret, bool] | None, may_log_in: bool
-    ) -> tuple[LoginRow, Step]:
-        """Return the row after a process came for a token, and that process's next step.
+    ) -> tuple[LoginRow, bool]:
+        """Return the row after a process came for a token, and whether that process has the lease, and logs in.
 
         Args:
             me: The process.
@@ -89,37 +78,26 @@ class LoginRow:
             refused: A token that the service refused, and whether it was a replacement of a refused one.
             may_log_in: Whether the process would log in.
         """
-        row = self
+        state = self.state
         if refused is not None:
             token, replacement = refused
-            row = attrs.evolve(row, state=row.state.rejected(token, now, replacement=replacement))
-        if row.state.fresh(now) is not None:
-            return row, Step.USE
-        if row.state.refusal(now) is not None:
-            return row, Step.FAIL
-        if row.lease.ends_at(now) is not None and row.lease.holder != me:
-            return row, Step.WAIT
-        if not may_log_in:
-            return row, Step.STAND_BACK
-        return attrs.evolve(row, lease=row.lease.taken(me, now, ttl)), Step.LOG_IN
+            state = state.rejected(token, now, replacement=replacement)
+        needs_login = state.fresh(now) is None and state.refusal(now) is None
+        logs_in = may_log_in and needs_login and not self.is_busy(me, now)
+        return LoginRow(state, self.lease.taken(me, now, ttl) if logs_in else self.lease), logs_in
 
     def kept(self, me: str, now: float, *, ttl: float) -> LoginRow:
         """Return the row after the process that logs in has renewed its lease."""
         return attrs.evolve(self, lease=self.lease.taken(me, now, ttl)) if self.lease.holder == me else self
 
-    def finished(self, me: str, now: float, change: Callable[[LoginState], LoginState]) -> LoginRow:
-        """Return the row after a login has ended, well or not.
+    def finished(self, me: str, now: float, change: Callable[[LoginState, float], LoginState]) -> LoginRow:
+        """Return the row after a login has ended, well or not, as `change` says.
 
         A process that has lost the lease does not discard the token of its next holder.
-
-        Args:
-            me: The process that logged in.
-            now: Now.
-            change: Returns the state after the login's result.
         """
         if self.lease.holder != me and self.state.fresh(now) is not None:
             return self
-        return LoginRow(change(self.state), self.lease.released(me))
+        return LoginRow(change(self.state, now), self.lease.released(me))
 
 
 @attrs.frozen
@@ -147,17 +125,11 @@ class LoginTable:
         return found
 
     def read(self, found: sa.Row[tuple[object, ...]], now: float, wall: datetime | None) -> tuple[LoginRow, bool]:
-        """Return the contents of a row, and whether its token can be read.
-
-        Args:
-            found: The row.
-            now: Now, the store's time.
-            wall: As for `LoginRow.believed`.
-        """
+        """Return the contents of a row, and whether its token can be read; `wall` is as for `LoginRow.believed`."""
         token = None if found.token is None else self.cipher.decrypt(found.token, self.name)
         pause = None
         if found.failure is not None:
-            pause = Pause(load_login_error(found.failure), _time(found.paused_until), found.pause_length or 0.0)
+            pause = Pause(load_failure(found.failure), _time(found.paused_until), found.pause_length or 0.0)
         state = LoginState(
             token=token,
             renew_at=_time(found.renew_from),
@@ -170,21 +142,14 @@ class LoginTable:
         return row, found.token is None or token is not None
 
     def write(self, connection: sa.Connection, row: LoginRow, now: float, wall: datetime) -> None:
-        """Write the row of these credentials, which is locked.
-
-        Args:
-            connection: In the transaction of `lock`.
-            row: The row.
-            now: Now, the store's time.
-            wall: Now, by the wall clock.
-        """
+        """Write the row of these credentials, which is locked, at a time of the store and of the wall clock."""
         state, pause, token = row.state, row.state.pause, row.state.token
         values = {
             "token": None if token is None else self.cipher.encrypt(token, self.name),
             "expires_at": None if token is None else wall + timedelta(seconds=max(0.0, state.expires_at - now)),
             "renew_from": _number(state.renew_at),
             "good_until": _number(state.expires_at),
-            "failure": None if pause is None else dump_login_error(pause.error),
+            "failure": None if pause is None else dump_error(pause.error),
             "paused_until": None if pause is None else pause.until,
             "pause_length": None if pause is None else pause.length,
             "refused_anew": _number(state.fresh_refused_at),
@@ -212,6 +177,14 @@ class LoginTable:
 
 def _is_good(now: float) -> sa.ColumnElement[bool]:
     return sa.func.coalesce(logins.c.good_until, 0.0) > now
+
+
+def load_failure(text: str) -> MobileMoneyError:
+    """Return the error of a failed login; a general one if a later release has written it."""
+    try:
+        return load_error(text)
+    except StoreError:
+        return MobileMoneyError("the login failed in another process")
 
 
 def _time(value: float | None) -> float:

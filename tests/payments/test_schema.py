@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from mobilemoney_async import Network, SQLStore, StoreError, Transaction, TransactionStatus, TransactionType
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.serialization import dump_transaction
+from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_RELEASED, Journal
 from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.payments.queries import find_named
@@ -162,10 +162,10 @@ async def test_a_database_of_version_1_is_brought_forward(store_url: str) -> Non
         for statement in tables.split(";\n"):
             connection.execute(sa.text(statement or "SELECT 1"))
         final = {"state": "FINAL", "status": "FAILED"}
-        _insert(connection, **final, transaction_id="tx-1", reference="REF-1", transaction=dump_transaction(SEEN))
+        _insert(connection, **final, transaction_id="tx-1", reference="REF-1", transaction=dump(SEEN))
         unreadable = {"transaction": '{"external_id":"order/8"}', "reference": "REF" * 5_000}
         _insert(connection, **final, key="order-2", transaction_id="tx-2", **unreadable)
-        nameless = {"transaction": dump_transaction(attrs.evolve(SEEN, external_id="x" * 9_000))}
+        nameless = {"transaction": dump(attrs.evolve(SEEN, external_id="x" * 9_000))}
         _insert(connection, **final, key="order-3", transaction_id="tx-3", **nameless)
         _insert(connection, key="order-4")
     store = SQLStore(store_url)

@@ -37,9 +37,9 @@ from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.database import encryption
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.serialization import dump_login_error, load_login_error
+from mobilemoney_async.database.serialization import dump_error
 from mobilemoney_async.sharing.login import SharedLogin
-from mobilemoney_async.sharing.login_row import LoginRow, Step
+from mobilemoney_async.sharing.login_row import LoginRow, load_failure
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
 from tests.support.fakes import service as answer_of
 from tests.support.processes import module_command
@@ -308,7 +308,7 @@ async def test_a_login_object_may_serve_two_stores(store_url: str, tmp_path: Pat
     """The state of a login in one store does not leak into another, nor into the `LoginAuth` itself."""
     service, auth = Service(), LoginAuth(EMAIL, PASSWORD)
     databases = Database(store_url), Database(f"sqlite:///{tmp_path / 'other.db'}")
-    sources = [SharedLogin(auth, database, "merchant") for database in databases]
+    sources = [SharedLogin(auth, database, "merchant", TokenCipher("merchant")) for database in databases]
     everyone: list[TokenSource] = [*sources, auth]
     assert [await source.token(service.login) for source in everyone] == ["token-1", "token-2", "token-3"]
     sources[0].rejected(Secret("token-1"), replacement=False)
@@ -655,15 +655,15 @@ async def test_rows_of_credentials_long_gone_are_removed(virtual_workers: Worker
 
 def test_who_lost_the_lease_does_not_throw_away_what_the_next_holder_got() -> None:
     """A process that was suspended while it logged in wakes up after another did its work."""
-    row, step = LoginRow().visited("slow", 0.0, ttl=5, refused=None, may_log_in=True)
-    assert step is Step.LOG_IN
-    assert row.visited("next", 4.0, ttl=5, refused=None, may_log_in=True)[1] is Step.WAIT
-    row, step = row.visited("next", 6.0, ttl=5, refused=None, may_log_in=True)
-    assert step is Step.LOG_IN
+    row, logs_in = LoginRow().visited("slow", 0.0, ttl=5, refused=None, may_log_in=True)
+    assert logs_in
+    assert not row.visited("next", 4.0, ttl=5, refused=None, may_log_in=True)[1]
+    row, logs_in = row.visited("next", 6.0, ttl=5, refused=None, may_log_in=True)
+    assert logs_in
     assert row.kept("slow", 6.5, ttl=5) == row
-    row = row.finished("next", 7.0, lambda state: state.logged_in(Secret("new"), 3600, began=6.0, now=7.0))
-    assert row.finished("slow", 8.0, lambda state: state.failed(refused(), 8.0)) == row
-    assert row.visited("third", 9.0, ttl=5, refused=None, may_log_in=True) == (row, Step.USE)
+    row = row.finished("next", 7.0, lambda state, now: state.logged_in(Secret("new"), 3600, began=6.0, now=now))
+    assert row.finished("slow", 8.0, lambda state, now: state.failed(refused(), now)) == row
+    assert row.visited("third", 9.0, ttl=5, refused=None, may_log_in=True) == (row, False)
 
 
 # -- real processes ----------------------------------------------------------------------------------------------------
@@ -834,6 +834,6 @@ def test_nothing_secret_shows_itself(tmp_path: Path) -> None:
 )
 def test_a_failure_that_cannot_be_read_is_still_one(text: str) -> None:
     """A login error of a newer release does not crash an older one."""
-    error = load_login_error(text)
+    error = load_failure(text)
     assert type(error) is MobileMoneyError
-    assert str(load_login_error(dump_login_error(refused()))) == str(refused())
+    assert str(load_failure(dump_error(refused()))) == str(refused())
