@@ -6,11 +6,13 @@ SQLite has no decimals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.database.serialization import load_transaction
 from mobilemoney_async.errors import StoreError
@@ -198,6 +200,24 @@ logins: sa.Table = sa.Table(
     sa.Column("held_until", sa.Double),
     sa.Column("written", sa.Double, nullable=False),
 )
+
+
+def lock_row(connection: sa.Connection, table: sa.Table, key: Mapping[str, str], **new: Any) -> sa.Row[Any]:
+    """Return the row of a primary key, locked until the commit; if there is none it is made, of `new` and defaults."""
+    found = connection.execute(_locked(table), key).one_or_none()
+    if found is None:
+        # Two processes may come here at once. Both databases know this clause, SQLAlchemy only as two.
+        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+        connection.execute(dialect.insert(table).on_conflict_do_nothing(), {**key, **new})
+        found = connection.execute(_locked(table), key).one()
+    return found
+
+
+@functools.cache
+def _locked(table: sa.Table) -> sa.Select[Any]:
+    # Built once: that costs as much as SQLite takes to run it.
+    return sa.select(table).where(*(each == sa.bindparam(each.name) for each in table.primary_key)).with_for_update()
+
 
 Migration: TypeAlias = Callable[[sa.Connection], Any]
 

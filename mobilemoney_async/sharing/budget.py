@@ -56,11 +56,9 @@ class Limit:
         """Return a full bucket."""
         return Bucket(per_minute=self.per_minute, burst=self.burst, window=self.window, jitter=self.jitter)
 
-    def is_stricter_than(self, other: Limit) -> bool:
-        """Return whether this limit is kept while processes ask for both."""
-        return self._order() < other._order()
-
-    def _order(self) -> tuple[float, ...]:
+    @property
+    def strictness(self) -> tuple[float, ...]:
+        """Of two limits that processes ask for, the one with the lesser strictness is kept."""
         return (self.per_minute, self.burst, self.window, -self.jitter)
 
 
@@ -233,7 +231,7 @@ class _Budget:
     def _agree(self, limit: Limit, now: float) -> None:
         """Choose the limit that is kept."""
         if limit != self.limit:
-            if not (limit.is_stricter_than(self.limit) or now > self.confirmed_at + self.limit.window):
+            if not (limit.strictness < self.limit.strictness or now > self.confirmed_at + self.limit.window):
                 return
             past = self.bucket.dump()
             self.limit, self.bucket = limit, limit.bucket()
@@ -244,14 +242,12 @@ class _Budget:
         self.confirmed_at = now
 
     def _enter(self, request: ReservationRequest, now: float) -> _Process:
-        before = self.processes.get(request.process)
-        lines: dict[Priority, _Line] = {}
+        own = self.processes.setdefault(request.process, _Process(now, {}))
+        earlier, own.lines = own.lines, {}
         for lane, waiting in request.waiting.items():
-            line = lines[lane] = _Line(waiting.number, now - max(0.0, waiting.waited))
-            if before is not None and lane in before.lines:
-                line.since = max(line.since, before.lines[lane].since)
-                line.taken = before.lines[lane].taken
-        own = self.processes[request.process] = _Process(now, lines)
+            since = now - max(0.0, waiting.waited)
+            before = earlier.get(lane, _Line(0, since))
+            own.lines[lane] = _Line(waiting.number, max(since, before.since), before.taken)
         return own
 
     def _take(self, name: str, own: _Process, earliest: float) -> list[float]:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.clock import Lease
-from mobilemoney_async.database.schema import followed, leases, news, payments
+from mobilemoney_async.database.schema import followed, leases, lock_row, news, payments
 from mobilemoney_async.database.serialization import dump, dump_error, load_error, load_transaction
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.journal import Journal
@@ -32,14 +32,8 @@ _KEPT = 7
 # A payment that is no longer followed ended at this distance, by any host's clock.
 _LONG_AGO = timedelta(days=1)
 
-# Both databases know it, SQLAlchemy only as two.
-_INSERT = sa.text(
-    'INSERT INTO mobilemoney_leases (account, name, epoch, "until", followed, told)'
-    " VALUES (:account, :name, 0, 0, 0, 0) ON CONFLICT DO NOTHING"
-)
 
-
-@attrs.define(kw_only=True, eq=False)
+@attrs.define(kw_only=True)
 class LeaseRow:
     """Row of the poller's lease: its holder, and the numbers of the latest messages.
 
@@ -62,12 +56,7 @@ def look(journal: Journal) -> LeaseRow | None:
 
 def lock(journal: Journal) -> LeaseRow:
     """Lock the row until the commit, and return it. Other pollers wait for it."""
-    statement = sa.select(leases).where(*_here(journal)).with_for_update()
-    row = journal.connection.execute(statement).one_or_none()
-    if row is None:
-        journal.connection.execute(_INSERT, {"account": journal.account, "name": _NAME})
-        row = journal.connection.execute(statement).one()
-    return _lease_row(row)
+    return _lease_row(lock_row(journal.connection, leases, {"account": journal.account, "name": _NAME}))
 
 
 def save(journal: Journal, row: LeaseRow) -> None:
@@ -131,11 +120,7 @@ def read_news(
 ) -> list[News]:
     """Return the news after a number, of the payments that are wanted.
 
-    Args:
-        journal: Reading.
-        after: The number.
-        wanted: Transaction ids.
-        but_no_refusals_of: Transaction ids that are tracked again: an earlier refusal no longer counts.
+    An earlier refusal of a payment no longer counts once the payment is tracked again: `but_no_refusals_of`.
     """
     rows = journal.connection.execute(
         sa.select(news).where(news.c.account == journal.account, news.c.number > after).order_by(news.c.number)
@@ -150,18 +135,10 @@ def read_news(
 def write_followed(
     journal: Journal, row: LeaseRow, outgoing: Outgoing, *, follower: str, at: datetime, ahead: timedelta
 ) -> list[News]:
-    """Write the payments that a poller follows, and those that it no longer follows.
+    """Write the payments that a poller follows, and those that it no longer follows, at a time of its host.
 
-    Args:
-        journal: Writing.
-        row: The row that was locked.
-        outgoing: The poller's message.
-        follower: The poller.
-        at: Now, by the clock of its host.
-        ahead: How far the store's clock is ahead of that one.
-
-    Returns:
-        The final states that are known already. These payments are not followed.
+    The store's clock is `ahead` of that host's. Returns the final states that are known already: of payments that need
+    not be followed.
     """
     known = _known_finals(journal, list(outgoing.tracked))
     unknown = {number: each for number, each in outgoing.tracked.items() if number not in known}
@@ -176,7 +153,20 @@ def write_followed(
     for ids in _chunks(unknown):
         connection.execute(followed.delete().where(*own, followed.c.transaction_id.in_(ids)))
     if unknown:
-        rows = [_followed_values(journal.account, each, number, ahead) for each in unknown.values()]
+        rows = [
+            {
+                "account": journal.account,
+                "transaction_id": each.transaction_id,
+                "follower": each.follower,
+                "number": number,
+                "hinted": 0,
+                "is_new": each.is_new,
+                "has_deadline": each.has_deadline,
+                "tracked_at": each.tracked_at + ahead,
+                "until": each.until + ahead,
+            }
+            for each in unknown.values()
+        ]
         connection.execute(followed.insert(), rows)
     changes = {"number": number, "hinted": number}
     for ids in _chunks(outgoing.hinted):
@@ -187,10 +177,7 @@ def write_followed(
 def read_followed(journal: Journal, *, after: int, ahead: timedelta) -> list[Followed]:
     """Return the changes of the followed payments after a number, in the order in which they were tracked.
 
-    Args:
-        journal: Reading.
-        after: The number.
-        ahead: How far the store's clock is ahead of this host's, which the returned times are of.
+    Their times are of this host's clock; the store's is `ahead` of it.
     """
     rows = journal.connection.execute(
         sa.select(followed)
@@ -224,11 +211,7 @@ def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime
 def tidy(journal: Journal, *, at: datetime) -> None:
     """Delete payments that are no longer followed, and news that every poller has had the time to read.
 
-    For the holder, once it has read the changes.
-
-    Args:
-        journal: Writing.
-        at: Now, by the store's clock.
+    For the holder, once it has read the changes; `at` is a time of the store's clock.
     """
     account, connection = journal.account, journal.connection
     connection.execute(followed.delete().where(followed.c.account == account, followed.c.until < at))
@@ -276,20 +259,6 @@ def _news(row: sa.Row[Any]) -> News:
         error=None if row.error is None else load_error(row.error),
         lag=row.lag,
     )
-
-
-def _followed_values(account: str, each: Followed, number: int, ahead: timedelta) -> dict[str, Any]:
-    return {
-        "account": account,
-        "transaction_id": each.transaction_id,
-        "follower": each.follower,
-        "number": number,
-        "hinted": 0,
-        "is_new": each.is_new,
-        "has_deadline": each.has_deadline,
-        "tracked_at": each.tracked_at + ahead,
-        "until": each.until + ahead,
-    }
 
 
 def _lease_row(row: sa.Row[Any]) -> LeaseRow:

@@ -27,13 +27,14 @@ from mobilemoney_async.calls.bucket import Bucket, Usage
 from mobilemoney_async.calls.limiter import LaneQueue, Limiter, RateLimiter
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.engine import Clock, Database
-from mobilemoney_async.database.schema import budgets
+from mobilemoney_async.database.schema import budgets, lock_row
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.sharing.budget import InLine, Limit, Reservation, ReservationRequest, reserve
 from mobilemoney_async.values import require_seconds
 
 _ASK_AT_ONCE = -math.inf
+_UPDATE = budgets.update().where(budgets.c.account == sa.bindparam("of")).values(state=sa.bindparam("state"))
 
 
 def share_limiter(store: AccountStore, limiter: Limiter) -> Limiter:
@@ -151,27 +152,12 @@ class SharedLimiter:
         return self._slots.usage(self._now())
 
     def hold(self, seconds: float) -> None:
-        """Grant nothing for a while, in any process; see the class for when it reaches the others.
-
-        Args:
-            seconds: From now on, at least 0. A shorter hold does not end a longer one.
-
-        Raises:
-            InvalidRequest: `seconds` is out of its range.
-        """
+        """Grant nothing for a while, in any process: see `Limiter.hold`, and the class for when others notice."""
         self._slots.hold(self._now() + require_seconds("seconds", seconds, allow_zero=True))
         self._look_again()
 
     async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
-        """Wait until a request may be sent.
-
-        Args:
-            priority: The lane.
-            ahead: Whether to go to the head of the lane: for a request that those in line depend on.
-
-        Raises:
-            StoreError: The store failed, or cannot be reached; nothing was used up.
-        """
+        """Wait until a request may be sent; see `Limiter.acquire`."""
         if self._queue.length and priority not in self._on_record:
             self._look_again()
         now = self._now()
@@ -199,7 +185,9 @@ class SharedLimiter:
             try:
                 await self._ask()
             except StoreError as exc:
-                self._fail(exc)
+                # For all in line: the next one would wait for the store just as long.
+                self._on_record = frozenset()
+                self._queue.fail(exc)
                 raise
             finally:
                 self._is_asking = False
@@ -231,10 +219,11 @@ class SharedLimiter:
         """Return the reservation, the store's time, and the seconds to add to that to get the loop's."""
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[Reservation, float]:
-            row = _locked_row(connection, self._account)
+            row = lock_row(connection, budgets, {"account": self._account}, state="")
+            # From here to the commit no other process of the account reserves.
             now = clock()
-            row, reservation = reserve(row, request, now)
-            connection.execute(_UPDATE, {"of": self._account, "state": row})
+            state, reservation = reserve(row.state or None, request, now)
+            connection.execute(_UPDATE, {"of": self._account, "state": state})
             return reservation, now
 
         (reservation, seen_at), offset = await self._database.timed(work)
@@ -250,22 +239,3 @@ class SharedLimiter:
             hold=0.0 if held_until is None else max(0.0, held_until - now),
             unused=tuple(self._slots.unused),
         )
-
-    def _fail(self, error: StoreError) -> None:
-        """End the wait of all requests in line with the error: the next one would wait for the store just as long."""
-        self._on_record = frozenset()
-        self._queue.fail(error)
-
-
-_OF_ACCOUNT = budgets.c.account == sa.bindparam("of")
-_SELECT = sa.select(budgets.c.state).where(_OF_ACCOUNT).with_for_update()
-_UPDATE = sa.update(budgets).where(_OF_ACCOUNT).values(state=sa.bindparam("state"))
-_INSERT = sa.text("INSERT INTO mobilemoney_budgets (account, state) VALUES (:of, '') ON CONFLICT DO NOTHING")
-
-
-def _locked_row(connection: sa.Connection, account: str) -> str | None:
-    row = connection.execute(_SELECT, {"of": account}).scalar_one_or_none()
-    if row is None:
-        connection.execute(_INSERT, {"of": account})  # unless another process is doing it
-        row = connection.execute(_SELECT, {"of": account}).scalar_one()
-    return row or None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 import attrs
 import sqlalchemy as sa
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from mobilemoney_async.calls.logins import NEVER, LoginState, Pause
 from mobilemoney_async.database.clock import Lease
 from mobilemoney_async.database.encryption import TokenCipher
-from mobilemoney_async.database.schema import logins
+from mobilemoney_async.database.schema import lock_row, logins
 from mobilemoney_async.database.serialization import dump_error, load_error
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.values import Secret
@@ -24,12 +25,6 @@ from mobilemoney_async.values import Secret
 _SETBACK = 5.0
 # Seconds after which the row of unused credentials is removed.
 _FORGOTTEN_AFTER = 86_400.0
-
-# Both databases know it, SQLAlchemy only as two.
-_INSERT = sa.text(
-    "INSERT INTO mobilemoney_logins (account, credentials, written) VALUES (:account, :credentials, 0)"
-    " ON CONFLICT DO NOTHING"
-)
 
 
 @attrs.frozen
@@ -114,17 +109,11 @@ class LoginTable:
     name: str
     cipher: TokenCipher
 
-    def lock(self, connection: sa.Connection) -> sa.Row[tuple[object, ...]]:
+    def lock(self, connection: sa.Connection) -> sa.Row[Any]:
         """Return the row of these credentials, made if need be; no other process changes it until the commit."""
-        chosen = sa.select(logins).where(self._own).with_for_update()
-        found = connection.execute(chosen).one_or_none()
-        if found is None:
-            # Two processes may come here at once.
-            connection.execute(_INSERT, {"account": self.account, "credentials": self.name})
-            found = connection.execute(chosen).one()
-        return found
+        return lock_row(connection, logins, {"account": self.account, "credentials": self.name}, written=0.0)
 
-    def read(self, found: sa.Row[tuple[object, ...]], now: float, wall: datetime | None) -> tuple[LoginRow, bool]:
+    def read(self, found: sa.Row[Any], now: float, wall: datetime | None) -> tuple[LoginRow, bool]:
         """Return the contents of a row, and whether its token can be read; `wall` is as for `LoginRow.believed`."""
         token = None if found.token is None else self.cipher.decrypt(found.token, self.name)
         pause = None

@@ -18,7 +18,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import pending_ids
-from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
+from mobilemoney_async.polling.sharing import Incoming, News, Outgoing, Peek
 from mobilemoney_async.sharing import followed as tables
 from mobilemoney_async.sharing.followed import LeaseRow
 from mobilemoney_async.values import refuse
@@ -32,35 +32,6 @@ _NEWS, _FOLLOWED = "n", "f"
 def join_fleet(store: AccountStore, utcnow: Callable[[], datetime]) -> StoreFleet:
     """Return the seat of one poller among those of all processes of a store."""
     return StoreFleet(store.database, store.account, utcnow=utcnow)
-
-
-@attrs.frozen(kw_only=True)
-class _Turn:
-    """One turn of a poller, inside its transaction.
-
-    Attributes:
-        outgoing: The poller's message.
-        wants_lease: Whether it wants the lease.
-        wanted: The payments that it wants news of, or None for no news.
-        at: Now, by the host's clock.
-        is_tidy: Whether old rows need not be deleted yet.
-    """
-
-    outgoing: Outgoing
-    wants_lease: bool
-    wanted: Container[str] | None
-    at: datetime
-    is_tidy: bool
-
-
-@attrs.frozen(kw_only=True)
-class _Read:
-    """Result of one turn: the row of the lease, the end of the lease by the store's clock, and the messages."""
-
-    row: LeaseRow
-    ends_at: float | None
-    news: list[News]
-    changes: list[Followed]
 
 
 class StoreFleet:
@@ -108,34 +79,26 @@ class StoreFleet:
     async def turn(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
         """Send and receive all messages, in one transaction; see `Fleet.turn`."""
         now = anyio.current_time()
-        turn = _Turn(
-            outgoing=outgoing,
-            wants_lease=wants_lease,
-            wanted=wanted if reads_on else None,
-            at=self._utcnow(),
-            is_tidy=now < self._tidied_at + _TIDY,
-        )
+        tidies = now >= self._tidied_at + _TIDY
 
-        def work(connection: sa.Connection, clock: Clock) -> _Read:
-            return self._take_turn(Journal(connection, self._account), clock, turn)
+        def work(connection: sa.Connection, clock: Clock) -> tuple[LeaseRow, Incoming]:
+            journal = Journal(connection, self._account)
+            return self._exchange(
+                journal, clock, outgoing, wants_lease=wants_lease, wanted=wanted if reads_on else None, tidies=tidies
+            )
 
         # A final state that the poller hands out afterwards must not be lost with the machine's power.
         is_final = any(each.is_ending for each in outgoing.news)
         # The fields change only after the commit. If this task is cancelled here, the turn may be committed all the
         # same: the caller then sends the same messages again, as `Fleet` allows.
-        read, self._clock_offset = await self.database.timed(work, durable=is_final)
-        lease = read.row.lease
-        holds = lease.holder == self.follower
-        self._epoch = lease.epoch if holds else None
-        self._told, self._followed = read.row.told, read.row.followed
-        if not turn.is_tidy and holds:
+        (row, incoming), self._clock_offset = await self.database.timed(work, durable=is_final)
+        self._epoch = incoming.epoch if incoming.holds else None
+        self._told, self._followed = row.told, row.followed
+        if tidies and incoming.holds:
             self._tidied_at = now
-        return Incoming(
-            holds=holds,
-            epoch=lease.epoch,
-            lease_ends_at=None if holds or read.ends_at is None else read.ends_at + self._clock_offset,
-            news=read.news,
-            followed=read.changes,
+        ends_at = incoming.lease_ends_at
+        return attrs.evolve(
+            incoming, lease_ends_at=None if incoming.holds or ends_at is None else ends_at + self._clock_offset
         )
 
     async def peek(self) -> Peek:
@@ -184,41 +147,54 @@ class StoreFleet:
         """Return the transaction ids of the store's payments that are not final, oldest first."""
         return await self.database.read(lambda connection: pending_ids(Journal(connection, self._account)))
 
-    def _take_turn(self, journal: Journal, clock: Clock, turn: _Turn) -> _Read:
+    def _exchange(
+        self,
+        journal: Journal,
+        clock: Clock,
+        outgoing: Outgoing,
+        *,
+        wants_lease: bool,
+        wanted: Container[str] | None,
+        tidies: bool,
+    ) -> tuple[LeaseRow, Incoming]:
+        """Write and read all messages; the returned end of the lease is a time of the store's clock."""
         row = tables.lock(journal)
         # From here to the commit no other poller of the account writes.
-        now = clock()
+        now, at = clock(), self._utcnow()
         # PostgreSQL's clock counts for all hosts, since theirs may differ. SQLite's is of one host only.
         is_shared = journal.connection.dialect.name == "postgresql"
-        ahead = datetime.fromtimestamp(now, UTC) - self._utcnow() if is_shared else timedelta()
-        before, told_before, followed_before = row.lease, row.told, row.followed
-        if turn.wants_lease:
-            row.lease = before.taken(self.follower, now, self.ttl)
+        ahead = datetime.fromtimestamp(now, UTC) - at if is_shared else timedelta()
+        before = attrs.evolve(row)
+        if wants_lease:
+            row.lease = row.lease.taken(self.follower, now, self.ttl)
         is_holder = row.lease.holder == self.follower
         # News first: payments that it ends are then not among the changes, or known.
-        tables.write_news(journal, row, turn.outgoing.news, at=turn.at, is_holder=is_holder)
-        news = tables.write_followed(journal, row, turn.outgoing, follower=self.follower, at=turn.at, ahead=ahead)
-        if turn.wanted is not None:
-            after = told_before if self._told is None else self._told
-            news += tables.read_news(journal, after=after, wanted=turn.wanted, but_no_refusals_of=turn.outgoing.tracked)
-        changes = self._lead(journal, row, turn, ahead) if is_holder else []
-        has_messages = (row.told, row.followed) != (told_before, followed_before)
-        if has_messages or row.lease != before:
+        tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder)
+        news = tables.write_followed(journal, row, outgoing, follower=self.follower, at=at, ahead=ahead)
+        if wanted is not None:
+            after = before.told if self._told is None else self._told
+            news += tables.read_news(journal, after=after, wanted=wanted, but_no_refusals_of=outgoing.tracked)
+        changes = []
+        if is_holder:
+            # A new holder reads all followed payments.
+            after = self._followed if row.lease.epoch == self._epoch else 0
+            changes = tables.read_followed(journal, after=after, ahead=ahead)
+            if not wants_lease and not changes:
+                row.lease = row.lease.released(self.follower)
+            if tidies:
+                tables.tidy(journal, at=at + ahead)
+        if row != before:
             tables.save(journal, row)
-        if has_messages:
-            kind = _NEWS if row.told != told_before else _FOLLOWED
+        if (row.told, row.followed) != (before.told, before.followed):
+            kind = _NEWS if row.told != before.told else _FOLLOWED
             tables.notify(journal, self._channel, kind + self.follower)
-        return _Read(row=row, ends_at=row.lease.ends_at(now), news=news, changes=changes)
-
-    def _lead(self, journal: Journal, row: LeaseRow, turn: _Turn, ahead: timedelta) -> list[Followed]:
-        """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""
-        is_new_holder = row.lease.epoch != self._epoch
-        changes = tables.read_followed(journal, after=0 if is_new_holder else self._followed, ahead=ahead)
-        if not turn.wants_lease and not changes:
-            row.lease = row.lease.released(self.follower)
-        if not turn.is_tidy:
-            tables.tidy(journal, at=turn.at + ahead)
-        return changes
+        return row, Incoming(
+            holds=row.lease.holder == self.follower,
+            epoch=row.lease.epoch,
+            lease_ends_at=row.lease.ends_at(now),
+            news=news,
+            followed=changes,
+        )
 
     def _has_notice(self) -> bool:
         """Return whether another poller has sent a message since the last time."""
