@@ -92,7 +92,7 @@ def open_client(settings: Settings, **options: Any) -> AsyncClient:
     if "auth" not in options:
         options["auth"] = choose_auth(settings)
     if "store" not in options and settings.store is not None:
-        options["store"] = open_store(settings.store, settings.account, key=settings.store_key)
+        options["store"] = open_store(settings)
     if settings.timeout is not None:
         options.setdefault("timeout", settings.timeout)
     return AsyncClient(settings.base_url, **options)
@@ -108,25 +108,23 @@ def open_reader(settings: Settings, **options: Any) -> AsyncClient:
     Raises:
         InvalidRequest: As for `open_client`.
     """
-    if missing_file(settings.store or "") is not None:
+    if missing_file(settings) is not None:
         settings = attrs.evolve(settings, store=None)
     return open_client(settings, **options)
 
 
-def missing_file(store: str) -> str | None:
-    """Return the file in a store's SQLite URL if it does not exist, else None: a store makes it on first use."""
-    file = _SQLITE_FILE.fullmatch(store)
+def missing_file(settings: Settings) -> str | None:
+    """Return the file of the SQLite store if it does not exist, else None: a store makes it on first use."""
+    file = _SQLITE_FILE.fullmatch(settings.store or "")
     return file[1] if file is not None and not Path(file[1]).exists() else None
 
 
-def open_store(url: str, account: str, *, key: Secret | None, **options: Any) -> SQLStore:
-    """Return a store; its errors name the settings of the command line.
+def open_store(settings: Settings, **options: Any) -> SQLStore:
+    """Return the store of the settings; its errors name the settings of the command line.
 
     Args:
-        url: As for `SQLStore`, like the others.
-        account: The account of the payments.
-        key: Encrypts the login token.
-        options: Others of `SQLStore`.
+        settings: With a store.
+        options: Of `SQLStore`.
 
     Raises:
         InvalidRequest: An argument is not accepted, or an extra is missing.
@@ -134,7 +132,7 @@ def open_store(url: str, account: str, *, key: Secret | None, **options: Any) ->
     from mobilemoney_async.payments.store import SQLStore
 
     try:
-        return SQLStore(url, account, key=key, **options)
+        return SQLStore(settings.store or "", settings.account, key=settings.store_key, **options)
     except InvalidRequest as exc:
         name = {"url": "store", "key": "store key"}.get(exc.argument, exc.argument)
         raise invalid(name, without_argument(exc)) from None

@@ -6,12 +6,9 @@ state of the payment as far as known, and the next step; an unknown result is re
 
 from __future__ import annotations
 
-import os
 import secrets
 import shlex
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -34,7 +31,7 @@ from mobilemoney_async.cli.options import (
     require_service,
     with_service,
 )
-from mobilemoney_async.cli.output import phone, plain, print_json_line, visible, waiting
+from mobilemoney_async.cli.output import ignoring_closed_pipe, phone, plain, print_json_line, visible, waiting
 from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
@@ -52,10 +49,8 @@ _TIMEOUT = 300.0
 _LAST_LOOKUP = 5.0
 _CREATES = {CREATE_COLLECTION.path, CREATE_DISBURSEMENT.path}
 
-PhoneNumber = Annotated[
-    str, typer.Argument(metavar="PHONE", help="+ and 8 to 15 digits: +255681234567.", show_default=False)
-]
-Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Whole TZS, in digits: 15000.", show_default=False)]
+PhoneNumber = Annotated[str, typer.Argument(metavar="PHONE", help="+ and 8 to 15 digits: +255681234567.")]
+Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Whole TZS, in digits: 15000.")]
 Key = Annotated[
     str | None,
     typer.Option(
@@ -73,68 +68,51 @@ Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long to fol
 AsEvents = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON, for programs.")]
 
 
-@with_service()
-def collect(
-    phone_number: PhoneNumber,
-    amount: Amount,
-    *,
-    key: Key = None,
-    wait: Wait = True,
-    timeout: Timeout = _TIMEOUT,
-    yes: Yes = False,
-    as_json: AsEvents = False,
-    unmasked: Unmasked = False,
-    service: Service,
-) -> None:
-    """Ask a customer to pay, and wait until the payment succeeds or fails.
+def _command(kind: TransactionType, first_line: str, ends: str) -> Callable[..., None]:
+    """Return the command of one type of payment; both have the same options."""
+
+    @with_service()
+    def create(
+        phone_number: PhoneNumber,
+        amount: Amount,
+        *,
+        key: Key = None,
+        wait: Wait = True,
+        timeout: Timeout = _TIMEOUT,
+        yes: Yes = False,
+        as_json: AsEvents = False,
+        unmasked: Unmasked = False,
+        service: Service,
+    ) -> None:
+        request = PaymentRequest(kind, phone_number, amount, key, unmasked, as_json)
+        _create(request, service, wait=wait, timeout=timeout, yes=yes)
+
+    create.__doc__ = f"""{first_line}
 
     With a store the payment is recorded under its key before it is sent: the same command with the same key never sends
     it twice. Without a store, never repeat the command before you have looked with list.
 
-    Exit codes: 0 paid (with --no-wait: accepted), 5 not paid, 4 not final in time, 3 unknown whether the payment
-    exists, 1 an error and no money moved, 2 wrong usage and nothing was sent, 130 Ctrl-C.
+    Exit codes: {ends}, 4 not final in time, 3 unknown whether the payment exists, 1 an error and no money moved, 2
+    wrong usage and nothing was sent, 130 Ctrl-C.
     """
-    request = PaymentRequest(TransactionType.COLLECTION, phone_number, amount, key, unmasked, as_json)
-    _create(request, service, wait=wait, timeout=timeout, yes=yes)
+    return create
 
 
-@with_service()
-def disburse(
-    phone_number: PhoneNumber,
-    amount: Amount,
-    *,
-    key: Key = None,
-    wait: Wait = True,
-    timeout: Timeout = _TIMEOUT,
-    yes: Yes = False,
-    as_json: AsEvents = False,
-    unmasked: Unmasked = False,
-    service: Service,
-) -> None:
-    """Send money to a wallet, and wait until the payment succeeds or fails.
-
-    With a store the payment is recorded under its key before it is sent: the same command with the same key never sends
-    it twice. Without a store, never repeat the command before you have looked with list.
-
-    Exit codes: 0 sent (with --no-wait: accepted), 5 not sent in the end, 4 not final in time, 3 unknown whether the
-    payment exists, 1 an error and no money moved, 2 wrong usage and nothing was sent, 130 Ctrl-C.
-    """
-    request = PaymentRequest(TransactionType.DISBURSEMENT, phone_number, amount, key, unmasked, as_json)
-    _create(request, service, wait=wait, timeout=timeout, yes=yes)
+collect = _command(
+    TransactionType.COLLECTION,
+    "Ask a customer to pay, and wait until the payment succeeds or fails.",
+    "0 paid (with --no-wait: accepted), 5 not paid",
+)
+disburse = _command(
+    TransactionType.DISBURSEMENT,
+    "Send money to a wallet, and wait until the payment succeeds or fails.",
+    "0 sent (with --no-wait: accepted), 5 not sent in the end",
+)
 
 
 @attrs.frozen
 class PaymentRequest:
-    """Payment that the user asks for.
-
-    Attributes:
-        type: Collection or disbursement.
-        phone_number: The customer's or recipient's.
-        amount: Whole TZS, in digits.
-        key: The idempotency key, or None without a store.
-        unmasked: Whether to show the whole phone number.
-        as_json: Whether to print each event as a line of JSON.
-    """
+    """Payment that the user asks for, and how its output is shown."""
 
     type: TransactionType
     phone_number: str = attrs.field(repr=False)
@@ -173,15 +151,8 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
                     await payment.follow(client, timeout)
 
     run(command, work, open_work=payment.still_open, settings=settings)
-    if not wait or payment.watchlist is None:
-        return
-    code = following.exit_code(payment.watchlist)
-    if code is ExitCode.NOT_FINAL:
-        say(command, f"not final after {timeout:g} s")
-        for line in payment.still_open():
-            say(command, line)
-    if code is not ExitCode.FINE:
-        raise typer.Exit(code)
+    if wait and payment.watchlist is not None:
+        following.finish(command, payment.watchlist, service.flags)
 
 
 def _checked(request: PaymentRequest, *, has_store: bool) -> PaymentRequest:
@@ -230,11 +201,10 @@ class Payment:
         self._refusals = following.Refusals()
         self._answer: Acknowledgement | None = None
         self._changes: list[following.StatusChange] = []
-        # After an interrupted create: the result as far as this process knows it, and as the store knows it.
-        self._may_have_arrived = False
         self._was_attempted = False
-        self._is_store_away = False
+        # After an interrupted create: the record in the store, or without one whether the request may have arrived.
         self._record: PaymentRecord | None = None
+        self._is_unknown = False
         self._began = datetime.now(UTC)
 
     def note_event(self, event: Event) -> None:
@@ -242,7 +212,7 @@ class Payment:
         self._refusals(event)
         if isinstance(event, AttemptEnded) and event.path in _CREATES:
             self._was_attempted = True
-            self._may_have_arrived = event.outcome in {"unknown", "cancelled", "answered"}
+            self._is_unknown = event.outcome in {"unknown", "cancelled", "answered"}
 
     def print_key(self) -> None:
         """Print the key that the command made, if there is one."""
@@ -305,8 +275,7 @@ class Payment:
         finally:
             # After the moving line has left the terminal.
             for change in self._changes:
-                with _ignoring_closed_pipe():
-                    following.print_change(change, as_json=self._request.as_json, unmasked=self._request.unmasked)
+                following.print_change(change, as_json=self._request.as_json, unmasked=self._request.unmasked)
         if self.watchlist.unknown:
             raise Refused(
                 "the service has accepted the payment and does not show it: it is unknown whether it exists; do not "
@@ -322,11 +291,7 @@ class Payment:
         if record is not None and record.transaction_id is not None:
             again = command_line("watch", record.transaction_id, *self._service.flags)
             return [f"the payment exists: {record.transaction_id}", f"to follow it: {again}"]
-        if record is not None:
-            is_unknown = record.is_unresolved
-        else:
-            is_unknown = self._is_store_away or (self._settings.store is None and self._may_have_arrived)
-        if is_unknown:
+        if self._is_unknown if record is None else record.is_unresolved:
             return ["it is unknown whether the payment exists", *self._how_to_find_out()]
         return ["nothing was sent"]
 
@@ -340,7 +305,7 @@ class Payment:
                 acknowledgement=attrs.evolve(answer, idempotency_key=None),
             )
         else:
-            with _ignoring_closed_pipe():
+            with ignoring_closed_pipe():
                 print(f"{visible(answer.transaction_id)}  {self._line(str(answer.status_code))}", flush=True)
 
     def _refusal(self, exc: MobileMoneyError) -> Refused:
@@ -377,27 +342,17 @@ class Payment:
     async def _read_record(self, client: AsyncClient) -> None:
         if self._request.key is None:
             return
-        self._is_store_away = True
         # The call is being cancelled: the shield lets this read end, for a few seconds at most. Until it has ended, the
-        # result counts as unknown.
+        # result counts as unknown. After it the record decides, and without a record nothing was sent.
+        self._is_unknown = True
         with anyio.move_on_after(_LAST_LOOKUP, shield=True):
             try:
                 self._record = await client.payments.get(self._request.key)
-                self._is_store_away = False
+                self._is_unknown = False
             except errors.StoreError as exc:
                 say(self._request.command, f"the store cannot show the payment's state: {exc}")
 
     def _print_event(self, event: str, **fields: object) -> None:
         line = {"event": event, "at": datetime.now(UTC), **fields}
-        with _ignoring_closed_pipe():
+        with ignoring_closed_pipe():
             print_json_line(plain(line, unmasked=self._request.unmasked))
-
-
-@contextmanager
-def _ignoring_closed_pipe() -> Iterator[None]:
-    """Go on without output once the reader of a pipe has left: the exit code still reports the payment's result."""
-    try:
-        yield
-    except BrokenPipeError:
-        # The file descriptor itself, so that buffered output does not fail when the program ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

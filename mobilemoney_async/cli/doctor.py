@@ -362,12 +362,12 @@ async def _check_store(settings: Settings) -> AsyncIterator[Finding]:
     elif settings.store is None:
         yield _ok("store", "none: payments are not recorded")
     else:
-        file = missing_file(settings.store)
+        file = missing_file(settings)
         if file is not None and not os.access(folder := Path(file).parent, os.W_OK):
             yield _problem("store", f"{file} cannot be made", f"make its folder, writable: {folder}")
             return
         try:
-            store = open_store(settings.store, settings.account, key=settings.store_key)
+            store = open_store(settings)
             health = await examine(store, datetime.now(UTC))
         except InvalidRequest as exc:
             yield _problem("store", f"{exc.argument} must be {_accepted(exc)}")

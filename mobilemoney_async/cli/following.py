@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import attrs
+import typer
 
 from mobilemoney_async.cli.failures import ExitCode, first_error, say
 from mobilemoney_async.cli.options import command_line
-from mobilemoney_async.cli.output import plain, print_json_line, visible
+from mobilemoney_async.cli.output import ignoring_closed_pipe, plain, print_json_line, visible
 from mobilemoney_async.cli.transactions import describe
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import (
@@ -132,15 +133,9 @@ class Watchlist:
         kind = ChangeKind.FINAL if transaction.is_final else ChangeKind.OPEN
         self._record(transaction.id, kind, transaction=transaction)
 
-    def record_missing(self, transaction_id: str, error: MobileMoneyError, *, is_known: bool) -> None:
-        """Record that the service does not show a payment.
-
-        Args:
-            transaction_id: The payment's.
-            error: The reason.
-            is_known: Whether the payment may still show: the contract does not say how soon a new one does.
-        """
-        self._record(transaction_id, ChangeKind.NOT_SHOWN if is_known else ChangeKind.NOT_KNOWN, error=error)
+    def record_missing(self, transaction_id: str, kind: ChangeKind, error: MobileMoneyError) -> None:
+        """Record that the service does not show a payment, so far or at all."""
+        self._record(transaction_id, kind, error=error)
 
     async def wait_until_ended(self) -> None:
         """Wait until no payment is open."""
@@ -192,8 +187,17 @@ def still_open(watchlist: Watchlist, flags: Sequence[str] = ()) -> list[str]:
     return [f"{count} still open, and may end without us: {named}", f"to go on following: {again}"]
 
 
+def finish(command: str, watchlist: Watchlist, flags: Sequence[str]) -> None:
+    """Name the payments that are still open, and end the program with the exit code of the following."""
+    for line in still_open(watchlist, flags):
+        say(command, line)
+    code = exit_code(watchlist)
+    if code is not ExitCode.FINE:
+        raise typer.Exit(code)
+
+
 def print_change(change: StatusChange, *, as_json: bool, unmasked: bool) -> None:
-    """Print a change on one line, at once."""
+    """Print a change on one line, at once, as long as someone reads it."""
     if as_json:
         line = {
             "event": str(change.kind),
@@ -202,11 +206,13 @@ def print_change(change: StatusChange, *, as_json: bool, unmasked: bool) -> None
             "transaction": change.transaction,
             "error": None if change.error is None else str(change.error),
         }
-        print_json_line(plain(line, unmasked=unmasked))
-    elif change.transaction is not None:
-        print(f"{visible(change.transaction_id)}  {describe(change.transaction, unmasked=unmasked)}", flush=True)
-    else:
-        print(f"{visible(change.transaction_id)}  {CHANGES_IN_WORDS[change.kind]}", flush=True)
+        with ignoring_closed_pipe():
+            print_json_line(plain(line, unmasked=unmasked))
+        return
+    transaction = change.transaction
+    text = CHANGES_IN_WORDS[change.kind] if transaction is None else describe(transaction, unmasked=unmasked)
+    with ignoring_closed_pipe():
+        print(f"{visible(change.transaction_id)}  {text}", flush=True)
 
 
 class Refusals:
@@ -317,7 +323,7 @@ def look_up(client: AsyncClient, watchlist: Watchlist, *, is_recorded: bool) -> 
             if isinstance(error, AuthenticationError | PermissionDenied):
                 raise error
             if isinstance(error, InvalidTransactionId):
-                watchlist.record_missing(lookup.transaction_id, error, is_known=False)
+                watchlist.record_missing(lookup.transaction_id, ChangeKind.NOT_KNOWN, error)
                 continue
             is_final = transaction is not None and transaction.is_final
             if is_recorded or not is_final:
@@ -325,7 +331,7 @@ def look_up(client: AsyncClient, watchlist: Watchlist, *, is_recorded: bool) -> 
             if transaction is not None and not (is_recorded and is_final):  # of which the poller reports the end
                 watchlist.record(transaction)
             elif isinstance(error, TransactionNotFound):
-                watchlist.record_missing(lookup.transaction_id, error, is_known=True)
+                watchlist.record_missing(lookup.transaction_id, ChangeKind.NOT_SHOWN, error)
 
     return begin
 
@@ -335,7 +341,7 @@ async def _record_outcomes(watchlist: Watchlist, poller: Poller) -> None:
         if outcome.transaction is not None:
             watchlist.record(outcome.transaction)
         elif outcome.error is not None:
-            watchlist.record_missing(outcome.transaction_id, outcome.error, is_known=False)
+            watchlist.record_missing(outcome.transaction_id, ChangeKind.NOT_KNOWN, outcome.error)
 
 
 async def _watch_refusals(client: AsyncClient, watchlist: Watchlist, refusals: Refusals) -> None:

@@ -42,20 +42,17 @@ _SERVICE_OPTIONS: dict[str, Any] = {
         metavar="NAME",
         autocompletion=lambda incomplete: [name for name in profile_names() if name.startswith(incomplete)],
         help="The service and credentials: a profile of mobilemoney.toml, or sandbox. Or MOBILEMONEY_PROFILE.",
-        show_default=False,
     ),
     "config": typer.Option(
         "--config",
         metavar="FILE",
         help="The file with the profiles, instead of the first mobilemoney.toml found. Or MOBILEMONEY_CONFIG.",
-        show_default=False,
     ),
     "base_url": typer.Option(
         "--base-url",
         metavar="URL",
         help="The service with its version prefix, https://…/v1; credentials of another URL are not sent to it. "
         "Or MOBILEMONEY_BASE_URL.",
-        show_default=False,
     ),
     "store": typer.Option(
         "--store",
@@ -63,7 +60,6 @@ _SERVICE_OPTIONS: dict[str, Any] = {
         callback=_refuse_password,
         help="The database of payments: sqlite:///payments.db or postgresql+psycopg://user@host/database. "
         "Or MOBILEMONEY_STORE.",
-        show_default=False,
     ),
     "account": typer.Option(
         "--account",

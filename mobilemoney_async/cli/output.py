@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
+
+T = TypeVar("T")
 
 # Programs read piped output by lines: wide enough that hardly any line is folded.
 _PIPED_WIDTH = 200
@@ -100,11 +102,52 @@ def print_json_line(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
-def new_table(**options: Any) -> Table:
+@contextmanager
+def ignoring_closed_pipe() -> Iterator[None]:
+    """Go on without output once the reader of a pipe has left: the exit code still reports the result."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The file descriptor itself, so that buffered output does not fail when the program ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@attrs.frozen
+class Column(Generic[T]):
+    """Column of a table, for tables of payments, transactions and counts.
+
+    Attributes:
+        name: Its heading.
+        cell: Returns the text of a row.
+        min_width: Characters; a narrow terminal folds longer cells, and never cuts them, since users copy ids and keys.
+            None for a column that stays on one line.
+        is_number: Whether the cells are aligned to the right.
+    """
+
+    name: str
+    cell: Callable[[T], str]
+    min_width: int | None = None
+    is_number: bool = False
+
+
+def new_table(columns: Iterable[Column[T]], rows: Iterable[T] = (), *, has_header: bool = True) -> Table:
     """Return a table without lines, whose columns are one blank apart."""
     from rich.table import Table
 
-    return Table(**{"box": None, "pad_edge": False, "padding": (0, 1), **options})
+    columns = tuple(columns)
+    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=has_header)
+    for each in columns:
+        is_fixed = each.min_width is None
+        justify: Any = "right" if each.is_number else "left"
+        table.add_column(each.name, no_wrap=is_fixed, min_width=each.min_width, justify=justify, overflow="fold")
+    for row in rows:
+        add_row(table, columns, row)
+    return table
+
+
+def add_row(table: Table, columns: Iterable[Column[T]], row: T) -> None:
+    """Add a row to a table with these columns."""
+    table.add_row(*(literal(each.cell(row)) for each in columns))
 
 
 def show(*things: RenderableType) -> None:
@@ -118,51 +161,30 @@ def show(*things: RenderableType) -> None:
     print("\n".join(line.rstrip() for line in shown.get().splitlines()), flush=True)
 
 
-def show_facts(facts: Mapping[str, str]) -> None:
-    """Print names and values as two columns."""
-    table = new_table(show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(literal(name), literal(value))
-    show(table)
+def show_facts(facts: Mapping[str, str | None]) -> None:
+    """Print names and values as two columns, without the empty values."""
+    columns: tuple[Column[tuple[str, str]], ...] = (
+        Column("", lambda fact: fact[0]),
+        Column("", lambda fact: fact[1], min_width=1),
+    )
+    show(new_table(columns, [(name, value) for name, value in facts.items() if value], has_header=False))
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Show a text and the seconds so far on standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    with _progress(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()) as progress:
-        progress.add_task(visible(text), total=None)
-        yield
-
-
-@contextmanager
-def reading() -> Iterator[Callable[[int, int], None]]:
-    """Show on standard error how much of a list has been read.
+def waiting(text: str) -> Iterator[Callable[[str], object]]:
+    """Show a text and the seconds so far on standard error, if that is a terminal.
 
     Yields:
-        A function that takes the number of transactions read so far, and of all.
+        A function that replaces the text.
     """
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} read"), BarColumn()
-    with _progress(*columns) as progress:
-        task = progress.add_task("", total=None, visible=False)
-
-        def report(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=max(done, total), visible=done < total, refresh=True)
-
-        yield report
-
-
-def _progress(*columns: Any) -> Any:
+    if not sys.stderr.isatty():
+        yield len  # no terminal, nothing to show
+        return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     # Only the moving line is on standard error: other output goes to its own stream.
-    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
+        task = progress.add_task(visible(text), total=None)
+        yield lambda text: progress.update(task, description=visible(text), refresh=True)

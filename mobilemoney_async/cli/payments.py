@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import attrs
 import typer
 
 from mobilemoney_async.cli import output
@@ -18,8 +17,9 @@ from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.clients import missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_service, require_yes, with_service
+from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.settings import Settings
-from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentRecord, PaymentState, is_stale
+from mobilemoney_async.payments.records import UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState, is_stale
 from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
@@ -38,10 +38,8 @@ payments_app: typer.Typer = command_group(
     no_args_is_help=True,
 )
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The payment's idempotency key.", show_default=False)]
-Note = Annotated[
-    str, typer.Option(metavar="TEXT", help="Your name and reason; kept in the payment's history.", show_default=False)
-]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The payment's idempotency key.")]
+Note = Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason; kept in the payment's history.")]
 UnresolvedCode = Annotated[
     bool, typer.Option("--exit-code", help="Exit with 3 if a payment is unknown or absent: for monitoring.")
 ]
@@ -51,7 +49,6 @@ State = Annotated[
         metavar="STATE",
         case_sensitive=False,
         help=f"Only payments in this state, or in several: {', '.join(PaymentState)}.",
-        show_default=False,
     ),
 ]
 Unresolved = Annotated[
@@ -147,7 +144,7 @@ def reconcile(
     settings = require_service(service.settings())
 
     async def work() -> tuple[list[PaymentRecord], list[PaymentRecord]]:
-        async with open_client(settings, store=_open(_configured_store(settings), grace=grace)) as client:
+        async with open_client(settings, store=_open(_require_store(settings), grace=grace)) as client:
             looked_up = await client.payments.reconcile(stale_after=stale_after)
             return looked_up, await client.payments.unresolved()
 
@@ -201,7 +198,7 @@ def confirm_absent(
 def identify(
     *,
     key: Key,
-    transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID", help="Its id.", show_default=False)],
+    transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID", help="Its id.")],
     note: Note,
     service: Service,
 ) -> None:
@@ -213,53 +210,46 @@ def identify(
     settings = require_service(service.settings())
 
     async def work() -> PaymentRecord:
-        async with open_client(settings, store=_open(_configured_store(settings))) as client:
+        async with open_client(settings, store=_open(_require_store(settings))) as client:
             return await client.payments.identify(key, transaction_id, note=note)
 
     _print_decision(run("payments", work, settings=settings))
 
 
-@attrs.frozen
-class _StoreChoice:
-    """Store and account of a command."""
-
-    url: str = attrs.field(repr=False)
-    account: str
-    key: Secret | None
-
-
-def _find_store(service: Service) -> _StoreChoice:
-    """Return the store of a command that needs no service: a store in the environment needs no profile either."""
+def _find_store(service: Service) -> Settings:
+    """Return the settings of a command that needs no service: a store in the environment needs no profile either."""
     url = service.store or os.environ.get("MOBILEMONEY_STORE", "").strip()
-    if url and service.profile is None and service.config is None:
-        key = os.environ.get("MOBILEMONEY_STORE_KEY")
-        account = "default" if service.account is None else service.account
-        return _StoreChoice(url, account, Secret(key) if key else None)
-    return _configured_store(service.settings())
+    if not url or service.profile is not None or service.config is not None:
+        return _require_store(service.settings())
+    key = os.environ.get("MOBILEMONEY_STORE_KEY")
+    account = "default" if service.account is None else service.account
+    return Settings(
+        profile="", base_url="", is_production=True, store=url, account=account, store_key=Secret(key) if key else None
+    )
 
 
-def _configured_store(settings: Settings) -> _StoreChoice:
+def _require_store(settings: Settings) -> Settings:
     if settings.store is None:
         raise Refused(
             f"profile {settings.profile} has no store: name one with --store, MOBILEMONEY_STORE or in the profile",
             ExitCode.USAGE,
         )
-    return _StoreChoice(settings.store, settings.account, settings.store_key)
+    return settings
 
 
-def _open(choice: _StoreChoice, **options: Any) -> SQLStore:
-    file = missing_file(choice.url)
+def _open(settings: Settings, **options: Any) -> SQLStore:
+    file = missing_file(settings)
     if file is not None:
         # A new database has no payments to show: the name must be wrong.
         raise Refused(f"there is no file {file}: check the name of the store; the first payment with it makes one")
-    return open_store(choice.url, choice.account, key=choice.key, **options)
+    return open_store(settings, **options)
 
 
-def _run(work: Callable[[PaymentBook], Awaitable[T]], choice: _StoreChoice) -> T:
+def _run(work: Callable[[PaymentBook], Awaitable[T]], settings: Settings) -> T:
     """Run work that needs the store alone."""
 
     async def with_store() -> T:
-        store = _open(choice)
+        store = _open(settings)
         from mobilemoney_async.payments.payments import PaymentBook  # needs the extra, which opening a store checks
         from mobilemoney_async.payments.store import account_store
 
@@ -271,12 +261,14 @@ def _run(work: Callable[[PaymentBook], Awaitable[T]], choice: _StoreChoice) -> T
     return run("payments", with_store)
 
 
-def _find_record(key: str, choice: _StoreChoice) -> PaymentRecord:
-    record = _run(lambda book: book.get(key), choice)
-    if record is None:
-        say("payments", f"there is no payment {key!r} of account {choice.account!r}")
-        raise typer.Exit(ExitCode.ERROR)
-    return record
+def _find_record(key: str, settings: Settings) -> PaymentRecord:
+    async def find(book: PaymentBook) -> PaymentRecord:
+        record = await book.get(key)
+        if record is None:
+            raise Refused(f"there is no payment {key!r} of account {settings.account!r}")
+        return record
+
+    return _run(find, settings)
 
 
 def _exit_for(records: Sequence[PaymentRecord], *, exit_code: bool) -> None:
@@ -317,31 +309,20 @@ def needs_attention(record: PaymentRecord, now: datetime) -> bool:
 
 def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     """Print a table of payments."""
-    table = output.new_table()
-    # Long keys and ids are folded, never cut, since users copy them.
-    table.add_column("key", overflow="fold", min_width=5)
-    table.add_column("type", no_wrap=True)
-    table.add_column("TZS", no_wrap=True, justify="right")
-    table.add_column("phone", no_wrap=True)
-    table.add_column("state", overflow="fold", min_width=7)
-    table.add_column("sent, UTC", overflow="fold", min_width=5)
-    table.add_column("transaction", overflow="fold", min_width=6)
-    for record in records:
-        table.add_row(
-            output.literal(record.key),
-            output.literal(str(record.type)),
-            f"{record.amount:,f}",
-            output.phone(record.phone_number, unmasked=unmasked),
-            output.literal(_state(record)),
-            output.moment(record.sent_at),
-            output.literal(record.transaction_id or ""),
-        )
-    output.show(table)
+    columns: tuple[Column[PaymentRecord], ...] = (
+        Column("key", lambda each: each.key, min_width=5),
+        Column("type", lambda each: str(each.type)),
+        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
+        Column("phone", lambda each: output.phone(each.phone_number, unmasked=unmasked)),
+        Column("state", _state, min_width=7),
+        Column("sent, UTC", lambda each: output.moment(each.sent_at), min_width=5),
+        Column("transaction", lambda each: each.transaction_id or "", min_width=6),
+    )
+    output.show(output.new_table(columns, records))
 
 
 def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
     """Print all facts of one payment, its next step and its history."""
-    failure = None if record.transaction is None else record.transaction.failure_reason
     facts = {
         "key": record.key,
         "type": str(record.type),
@@ -356,41 +337,39 @@ def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
         "reference": record.reference,
         "candidates": " ".join(record.candidates),
         "full listings without it": str(record.walks or ""),
-        "failure": failure,
+        "failure": None if record.transaction is None else record.transaction.failure_reason,
         "error": record.error,
         "what to do": advice(record, datetime.now(UTC)),
     }
-    output.show_facts({name: value for name, value in facts.items() if value})
+    output.show_facts(facts)
+    columns: tuple[Column[HistoryEntry], ...] = (
+        Column("at, UTC", lambda each: output.moment(each.at), min_width=5),
+        Column("what", lambda each: each.what, min_width=5),
+        Column("source", lambda each: each.source, min_width=5),
+        Column("detail", lambda each: each.detail or "", min_width=5),
+    )
     if record.history:
-        events = output.new_table()
-        for name in ("at, UTC", "what", "source", "detail"):
-            events.add_column(name, overflow="fold")
-        for entry in record.history:
-            events.add_row(output.moment(entry.at), entry.what, entry.source, output.literal(entry.detail or ""))
-        output.show("", events)
+        output.show("", output.new_table(columns, record.history))
 
 
 def print_reconciled(looked_up: Sequence[PaymentRecord], left: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     """Print the results of a reconciliation, and the number of payments that are left."""
     now = datetime.now(UTC)
-    if not looked_up:
-        output.show("No payment has an unknown result.")
-    else:
-        table = output.new_table()
-        table.add_column("key", overflow="fold", min_width=8)
-        table.add_column("payment", overflow="fold")
-        table.add_column("result", overflow="fold")
-        table.add_column("what to do", ratio=1)
-        for record in looked_up:
-            number = output.phone(record.phone_number, unmasked=unmasked)
-            found = record.transaction_id or " ".join(record.candidates)
-            table.add_row(
-                output.literal(record.key),
-                output.literal(f"{record.type} of {output.money(record.amount)}, {number}"),
-                output.literal(f"{_state(record)} {found}".rstrip()),
-                output.literal(advice(record, now)),
-            )
-        output.show(table)
+
+    def payment(record: PaymentRecord) -> str:
+        number = output.phone(record.phone_number, unmasked=unmasked)
+        return f"{record.type} of {output.money(record.amount)}, {number}"
+
+    def result(record: PaymentRecord) -> str:
+        return f"{_state(record)} {record.transaction_id or ' '.join(record.candidates)}".rstrip()
+
+    columns: tuple[Column[PaymentRecord], ...] = (
+        Column("key", lambda each: each.key, min_width=8),
+        Column("payment", payment, min_width=8),
+        Column("result", result, min_width=8),
+        Column("what to do", lambda each: advice(each, now), min_width=8),
+    )
+    output.show(output.new_table(columns, looked_up) if looked_up else "No payment has an unknown result.")
     resolved = sum(not record.is_unresolved for record in looked_up)
     waiting = sum(needs_attention(record, now) for record in left)
     output.show(f"{resolved} resolved, {waiting} still unresolved, {len(left) - waiting} being sent.")

@@ -5,44 +5,38 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
-import attrs
 import typer
 
 from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_service
 from mobilemoney_async.cli.output import (
-    literal,
+    Column,
     moment,
     money,
     new_table,
     phone,
     plain,
     print_json_line,
-    reading,
     show,
     show_facts,
     visible,
+    waiting,
 )
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
 # The default of --limit.
 _LIMIT = 100
 _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
-_CSV_FIELDS = (
+CSV_COLUMNS: tuple[str, ...] = (
     "id",
     "reference",
     "external_id",
@@ -56,30 +50,27 @@ _CSV_FIELDS = (
     "created_at",
     "completed_at",
     "failed_at",
-    "fees.merchant_fee",
-    "fees.customer_fee",
-    "fees.total_fee",
-    "settlement.net_amount",
-    "settlement.settled_at",
-    "settlement.settlement_batch",
+    "merchant_fee",
+    "customer_fee",
+    "total_fee",
+    "net_amount",
+    "settled_at",
+    "settlement_batch",
 )
-CSV_COLUMNS: tuple[str, ...] = tuple(field.rpartition(".")[2] for field in _CSV_FIELDS)
 """The header of the CSV: the contract's fields, with a column for each field of fees and settlement."""
 
 # The first character of a spreadsheet's formula, in Latin and in full width.
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
-# A phone number, whole or masked, is no formula.
-_NUMBER = re.compile(r"\+[0-9…]+", re.ASCII)
+# A phone number, whole or masked, is no formula, and neither is an amount.
+_NUMBER = re.compile(r"[+-][0-9.…]+", re.ASCII)
 
 Status = Annotated[
     str | None,
-    typer.Option(
-        "--status", metavar="STATE", help=f"Only this state: {', '.join(TransactionStatus)}.", show_default=False
-    ),
+    typer.Option("--status", metavar="STATE", help=f"Only this state: {', '.join(TransactionStatus)}."),
 ]
 Type = Annotated[
     str | None,
-    typer.Option("--type", metavar="TYPE", help="Only this type: collection or disbursement.", show_default=False),
+    typer.Option("--type", metavar="TYPE", help="Only this type: collection or disbursement."),
 ]
 FromDay = Annotated[
     str | None,
@@ -87,27 +78,20 @@ FromDay = Annotated[
         "--from",
         metavar="DAY",
         help="From this day on: YYYY-MM-DD, or today or yesterday of UTC.",
-        show_default=False,
     ),
 ]
 ToDay = Annotated[
     str | None,
-    typer.Option("--to", metavar="DAY", help="To the end of this day, in the same form.", show_default=False),
+    typer.Option("--to", metavar="DAY", help="To the end of this day, in the same form."),
 ]
 
 
 @with_service()
 def get(
-    transaction_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="The transaction's id.", show_default=False)
-    ] = None,
+    transaction_id: Annotated[str | None, typer.Argument(metavar="ID", help="The transaction's id.")] = None,
     *,
-    reference: Annotated[
-        str | None, typer.Option(metavar="REFERENCE", help="The service's reference instead.", show_default=False)
-    ] = None,
-    external_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The merchant's reference instead.", show_default=False)
-    ] = None,
+    reference: Annotated[str | None, typer.Option(metavar="REFERENCE", help="The service's reference instead.")] = None,
+    external_id: Annotated[str | None, typer.Option(metavar="ID", help="The merchant's reference instead.")] = None,
     as_json: AsJSON = False,
     unmasked: Unmasked = False,
     service: Service,
@@ -160,90 +144,49 @@ def list_transactions(
     """
     if as_csv and as_json:
         raise Refused("give either --csv or --json", ExitCode.USAGE)
-    state, wanted_type = _read_status(status), _read_type(kind)
     first, last = _read_day("--from", from_day), _read_day("--to", to_day)
+    filters: Any = {"status": _read_status(status), "type": _read_type(kind), "from_date": first, "to_date": last}
     if first is not None and last is not None and first > last:
         raise Refused("--from must be no later than --to", ExitCode.USAGE)
     settings = service.settings()
-    printer = _Printer(as_csv=as_csv, as_json=as_json, unmasked=unmasked)
+    rows: list[Transaction] = []
+    printed = total = 0
+
+    print_one = _line_printer(as_csv=as_csv, as_json=as_json, unmasked=unmasked) or rows.append
 
     async def print_pages() -> None:
+        nonlocal printed, total
+        # A terminal that shows the lines themselves needs no count of them.
+        shows_lines = (as_csv or as_json) and sys.stdout.isatty()
+        page_size = min(limit or PAGE_SIZE_MAX, PAGE_SIZE_MAX)
         async with open_reader(settings) as client:
-            pager = client.transactions.list(
-                status=state,
-                type=wanted_type,
-                from_date=first,
-                to_date=last,
-                limit=min(limit or PAGE_SIZE_MAX, PAGE_SIZE_MAX),
-                max_items=limit or None,
-            )
-            with printer.progress():
+            pager = client.transactions.list(**filters, limit=page_size, max_items=limit or None)
+            with nullcontext(len) if shows_lines else waiting("reading") as report:
                 async for page in pager.pages():
-                    printer.print_page(page.transactions, page.pagination.total_count)
+                    printed, total = printed + len(page.transactions), page.pagination.total_count
+                    for transaction in page.transactions:
+                        print_one(transaction)
+                    sys.stdout.flush()
+                    report(f"{printed:,} of {total:,} read")
 
     run("list", print_pages, settings=settings)
-    printer.finish()
+    if rows:
+        created: Column[Transaction] = Column("created, UTC", lambda each: moment(each.created_at), min_width=8)
+        show(new_table((*columns(unmasked=unmasked), created), rows))
+    if not printed:
+        say("list", "no such transactions")
+    elif total > printed:
+        say("list", f"these are {printed:,} of {total:,}; --limit 0 shows all")
 
 
-@attrs.define(kw_only=True)
-class _Printer:
-    """Printer of a list: CSV and JSON lines page by page, a table at the end.
-
-    Attributes:
-        as_csv: Whether to print CSV.
-        as_json: Whether to print JSON lines.
-        unmasked: Whether to show whole phone numbers.
-    """
-
-    as_csv: bool
-    as_json: bool
-    unmasked: bool
-    _rows: list[Transaction] = attrs.field(factory=list, init=False)
-    _printed: int = attrs.field(default=0, init=False)
-    _total: int = attrs.field(default=0, init=False)
-    _report: Callable[[int, int], object] | None = attrs.field(default=None, init=False)
-
-    @contextmanager
-    def progress(self) -> Iterator[None]:
-        """Show the progress on standard error, if that is a terminal which does not show the lines themselves."""
-        if self.as_csv:
-            _print_row(CSV_COLUMNS)
-        shows_lines = (self.as_csv or self.as_json) and sys.stdout.isatty()
-        if shows_lines or not sys.stderr.isatty():
-            yield
-            return
-        with reading() as self._report:
-            yield
-
-    def print_page(self, transactions: tuple[Transaction, ...], total: int) -> None:
-        """Print a page, or keep it for the table.
-
-        Args:
-            transactions: The page.
-            total: The number of all transactions, as the service says.
-        """
-        self._total = total
-        self._printed += len(transactions)
-        if self.as_csv:
-            for transaction in transactions:
-                _print_row(csv_cells(transaction, unmasked=self.unmasked))
-            sys.stdout.flush()
-        elif self.as_json:
-            for transaction in transactions:
-                print_json_line(plain(transaction, unmasked=self.unmasked))
-        else:
-            self._rows += transactions
-        if self._report is not None:
-            self._report(self._printed, total)
-
-    def finish(self) -> None:
-        """Print the table, and say whether there are more."""
-        if self._rows:
-            print_transactions(self._rows, unmasked=self.unmasked)
-        if not self._printed:
-            say("list", "no such transactions")
-        elif self._total > self._printed:
-            say("list", f"these are {self._printed:,} of {self._total:,}; --limit 0 shows all")
+def _line_printer(*, as_csv: bool, as_json: bool, unmasked: bool) -> Callable[[Transaction], None] | None:
+    """Return a function that prints a transaction at once; None for a table, which is printed at the end."""
+    if as_csv:
+        _print_row(CSV_COLUMNS)
+        return lambda each: _print_row(csv_cells(each, unmasked=unmasked))
+    if as_json:
+        return lambda each: print_json_line(plain(each, unmasked=unmasked))
+    return None
 
 
 def _read_status(text: str | None) -> str | None:
@@ -294,42 +237,21 @@ def state_of(transaction: Transaction) -> str:
     return f"{transaction.status} {transaction.failure_reason or ''}".rstrip()
 
 
-def short_table() -> Table:
-    """Return a table with the columns of `short_row`."""
-    table = new_table()
-    # Long ids are folded, never cut, since users copy them. The whole table fits into 80 columns.
-    table.add_column("transaction", overflow="fold", min_width=8)
-    table.add_column("type", no_wrap=True)
-    table.add_column("TZS", no_wrap=True, justify="right")
-    table.add_column("phone", no_wrap=True)
-    table.add_column("state", overflow="fold", min_width=7)
-    return table
-
-
-def short_row(transaction: Transaction, *, unmasked: bool) -> list[RenderableType]:
-    """Return the cells of a transaction in a table."""
-    return [
-        literal(transaction.id),
-        literal(str(transaction.type)),
-        f"{transaction.amount:,f}",
-        literal(phone(transaction.phone_number, unmasked=unmasked)),
-        literal(state_of(transaction)),
-    ]
-
-
-def print_transactions(transactions: Sequence[Transaction], *, unmasked: bool) -> None:
-    """Print a table of transactions."""
-    table = short_table()
-    table.add_column("created, UTC", overflow="fold", min_width=8)
-    for transaction in transactions:
-        table.add_row(*short_row(transaction, unmasked=unmasked), moment(transaction.created_at))
-    show(table)
+def columns(*, unmasked: bool) -> tuple[Column[Transaction], ...]:
+    """Return the columns of a table of transactions, which fits into 80 columns of a terminal."""
+    return (
+        Column("transaction", lambda each: each.id, min_width=8),
+        Column("type", lambda each: str(each.type)),
+        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
+        Column("phone", lambda each: phone(each.phone_number, unmasked=unmasked)),
+        Column("state", state_of, min_width=7),
+    )
 
 
 def print_transaction(transaction: Transaction, *, unmasked: bool) -> None:
     """Print all fields of one transaction."""
     fees, settlement = transaction.fees, transaction.settlement
-    facts = {
+    facts: dict[str, str | None] = {
         "transaction": transaction.id,
         "state": state_of(transaction),
         "type": str(transaction.type),
@@ -337,8 +259,8 @@ def print_transaction(transaction: Transaction, *, unmasked: bool) -> None:
         "phone number": phone(transaction.phone_number, unmasked=unmasked),
         "network": str(transaction.network),
         "reference": transaction.reference,
-        "external id": transaction.external_id or "",
-        "merchant": transaction.merchant_id or "",
+        "external id": transaction.external_id,
+        "merchant": transaction.merchant_id,
         "created, UTC": moment(transaction.created_at),
         "completed, UTC": moment(transaction.completed_at),
         "failed, UTC": moment(transaction.failed_at),
@@ -349,30 +271,21 @@ def print_transaction(transaction: Transaction, *, unmasked: bool) -> None:
     if settlement is not None:
         batch = f"{moment(settlement.settled_at)}, {settlement.settlement_batch}"
         facts["settled"] = f"{money(settlement.net_amount)} at {batch}"
-    show_facts({name: value for name, value in facts.items() if value})
+    show_facts(facts)
 
 
 def csv_cells(transaction: Transaction, *, unmasked: bool) -> list[str]:
-    """Return the cells of one line: plain digits, times in ISO 8601, unknown fields empty, no cell a formula."""
-    transaction = attrs.evolve(transaction, phone_number=phone(transaction.phone_number, unmasked=unmasked))
-    cells = []
-    for field in _CSV_FIELDS:
-        value: object = transaction
-        for name in field.split("."):
-            value = getattr(value, name, None)
-        cells.append(_cell(value))
-    return cells
+    """Return the cells of one line: the values of the JSON, unknown fields empty, no cell a formula."""
+    values = plain(transaction, unmasked=unmasked)
+    values |= values.get("fees", {}) | values.get("settlement", {})
+    return [_cell(str(values.get(name, ""))) for name in CSV_COLUMNS]
 
 
 def _print_row(cells: Iterable[str]) -> None:
     csv.writer(sys.stdout, lineterminator="\n").writerow(cells)
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return f"{value:f}"
+def _cell(value: str) -> str:
     # Line breaks and other unprintable characters are escaped: a transaction stays on its line.
-    text = "" if value is None else visible(str(value))
+    text = visible(value)
     return f"'{text}" if text.lstrip().startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text

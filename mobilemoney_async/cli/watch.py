@@ -12,6 +12,7 @@ from typing import Annotated, Self
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from mobilemoney_async.cli.clients import open_reader
@@ -21,7 +22,7 @@ from mobilemoney_async.cli.following import (
     Refusals,
     StatusChange,
     Watchlist,
-    exit_code,
+    finish,
     follow,
     look_up,
     print_change,
@@ -29,20 +30,19 @@ from mobilemoney_async.cli.following import (
     still_open,
 )
 from mobilemoney_async.cli.options import Service, Unmasked, check_timeout, with_service
-from mobilemoney_async.cli.output import literal
-from mobilemoney_async.cli.transactions import short_row, short_table
+from mobilemoney_async.cli.output import add_row, literal, new_table
+from mobilemoney_async.cli.transactions import columns
 
 _STDIN = "-"
 # Lines below the table, for its header, the summary and the prompt.
 _SPARE_LINES = 5
-
+_HINT = "; Ctrl-C ends the watching, not the payments"
 
 Ids = Annotated[
     list[str],
     typer.Argument(
         metavar="ID...",
         help="Transaction ids; - reads them from standard input: one a line, or the JSON lines of list.",
-        show_default=False,
     ),
 ]
 Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after so long.", show_default="no limit")]
@@ -78,7 +78,9 @@ def watch(
             print_change(change, as_json=as_json, unmasked=unmasked)
 
     watchlist, refusals = Watchlist(wanted, report), Refusals()
-    view: AbstractContextManager[object] = LiveTable(watchlist, unmasked=unmasked) if is_table else nullcontext()
+    view: AbstractContextManager[object] = (
+        LiveTable(watchlist, unmasked=unmasked, hint=_HINT) if is_table else nullcontext()
+    )
 
     async def work() -> None:
         async with open_reader(settings, on_event=refusals) as client:
@@ -86,15 +88,8 @@ def watch(
                 begin = look_up(client, watchlist, is_recorded=settings.store is not None)
                 await follow(client, watchlist, begin, refusals=refusals, timeout=timeout)
 
-    def open_work() -> list[str]:
-        return still_open(watchlist, service.flags)
-
-    run("watch", work, open_work=open_work, settings=settings)
-    for line in open_work():
-        say("watch", line)
-    code = exit_code(watchlist)
-    if code is not ExitCode.FINE:
-        raise typer.Exit(code)
+    run("watch", work, open_work=lambda: still_open(watchlist, service.flags), settings=settings)
+    finish("watch", watchlist, service.flags)
 
 
 class LiveTable:
@@ -103,11 +98,13 @@ class LiveTable:
     Args:
         watchlist: The followed payments.
         unmasked: Whether to show whole phone numbers.
+        hint: The end of the line below the table.
     """
 
-    def __init__(self, watchlist: Watchlist, *, unmasked: bool) -> None:
+    def __init__(self, watchlist: Watchlist, *, unmasked: bool = False, hint: str = "") -> None:
         self._watchlist = watchlist
         self._unmasked = unmasked
+        self._hint = hint
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, transient=True, get_renderable=self._render)
 
@@ -123,30 +120,24 @@ class LiveTable:
 
     def _render(self) -> RenderableType:
         room = max(1, self._console.height - _SPARE_LINES)
-        return Group(self._table(room), self._summary(room))
-
-    def _table(self, room: int) -> RenderableType:
-        table = short_table()
-        for transaction_id, change in self._rows(room):
-            if change is None or change.transaction is None:
-                state = "not seen yet" if change is None else CHANGES_IN_WORDS[change.kind]
-                table.add_row(literal(transaction_id), "", "", "", state)
-            else:
-                table.add_row(*short_row(change.transaction, unmasked=self._unmasked))
-        return table
-
-    def _rows(self, room: int) -> list[tuple[str, StatusChange | None]]:
-        """Return the rows that fit: all in their order, else the open payments first."""
-        latest = self._watchlist.latest
-        if len(latest) <= room:
-            return list(latest.items())
-        is_open = set(self._watchlist.open)
-        return sorted(latest.items(), key=lambda row: row[0] not in is_open)[:room]
-
-    def _summary(self, room: int) -> Text:
         count, left = len(self._watchlist.latest), len(self._watchlist.open)
         hidden = f", {count - room} rows hidden" if count > room else ""
-        return Text(f"\n{count - left} of {count} ended{hidden}; Ctrl-C ends the watching, not the payments")
+        return Group(self._table(room), Text(f"\n{count - left} of {count} ended{hidden}{self._hint}"))
+
+    def _table(self, room: int) -> Table:
+        latest = self._watchlist.latest
+        rows = list(latest.items())
+        if len(rows) > room:
+            is_open = set(self._watchlist.open)
+            rows = sorted(rows, key=lambda row: row[0] not in is_open)[:room]
+        table = new_table(columns(unmasked=self._unmasked))
+        for transaction_id, change in rows:
+            if change is not None and change.transaction is not None:
+                add_row(table, columns(unmasked=self._unmasked), change.transaction)
+            else:
+                state = "not seen yet" if change is None else CHANGES_IN_WORDS[change.kind]
+                table.add_row(literal(transaction_id), "", "", "", state)
+        return table
 
 
 def _read_ids(arguments: Sequence[str], lines: Iterable[str]) -> list[str]:
