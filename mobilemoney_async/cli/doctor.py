@@ -9,13 +9,12 @@ import enum
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import anyio
 import attrs
@@ -27,7 +26,7 @@ from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.cli.clients import find_login, missing_file, open_client, open_store, without_argument
 from mobilemoney_async.cli.failures import ExitCode, run
 from mobilemoney_async.cli.options import AsJSON, Service, with_service
-from mobilemoney_async.cli.output import print_json, visible
+from mobilemoney_async.cli.output import plain, print_json, visible, waiting
 from mobilemoney_async.cli.settings import SANDBOX_URL, Settings, is_loopback
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
@@ -50,7 +49,7 @@ _ADVICE: dict[type, str] = {
 }
 
 
-class Level(enum.Enum):
+class Level(enum.StrEnum):
     """Result of a check."""
 
     OK = "ok"
@@ -64,14 +63,7 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red", Le
 
 @attrs.frozen
 class Finding:
-    """Finding of one check.
-
-    Attributes:
-        level: The check's result.
-        check: Its name.
-        text: The observation.
-        advice: The next step, or None.
-    """
+    """Result of one check: the observation, and the next step."""
 
     level: Level
     check: str
@@ -98,15 +90,8 @@ def doctor(
     Exit codes: 0 fine, perhaps with warnings, 1 a problem was found, 2 the configuration cannot be read.
     """
     settings = service.settings()
-    findings: list[Finding] = []
-
-    async def work() -> None:
-        async for finding in check(settings, timeout):
-            findings.append(finding)
-            if not as_json:
-                _print(finding)
-
-    run("doctor", work, settings=settings)
+    with waiting("checking"):
+        findings = run("doctor", lambda: check(settings, timeout), settings=settings)
     levels = {finding.level for finding in findings}
     worst = next((level for level in (Level.PROBLEM, Level.WARNING) if level in levels), Level.OK)
     if as_json:
@@ -116,13 +101,12 @@ def doctor(
                 "base_url": settings.base_url,
                 "is_production": settings.is_production,
                 "worst": worst.value,
-                "findings": [
-                    {"check": each.check, "level": each.level.value, "text": each.text}
-                    | ({} if each.advice is None else {"advice": each.advice})
-                    for each in findings
-                ],
+                "findings": [plain(each, unmasked=False) for each in findings],
             }
         )
+    else:
+        for finding in findings:
+            _print(finding)
     if worst is Level.PROBLEM:
         raise typer.Exit(ExitCode.ERROR)
 
@@ -137,13 +121,21 @@ def _print(finding: Finding) -> None:
         typer.echo(f"{'':<23} → {visible(finding.advice)}")
 
 
-async def check(settings: Settings, timeout: float) -> AsyncIterator[Finding]:
-    """Yield the findings, check after check.
+async def check(settings: Settings, timeout: float) -> list[Finding]:
+    """Return the findings of all checks.
 
     Args:
         settings: The checked configuration.
         timeout: Of the request, seconds, more than 0.
     """
+    url = judge_url(settings.base_url, is_production=settings.is_production)
+    findings = [*_check_configuration(settings), url]
+    if url.level is not Level.PROBLEM:
+        findings += _judge_exchange(await _exchange(settings, timeout), settings)
+    return [*findings, *await _check_store(settings)]
+
+
+def _check_configuration(settings: Settings) -> Iterator[Finding]:
     source = settings.sources["base_url"]
     where = f"of {settings.config}" if source.startswith("profile ") else f"its URL is from {source}"
     yield _ok(
@@ -152,16 +144,6 @@ async def check(settings: Settings, timeout: float) -> AsyncIterator[Finding]:
     for file in settings.secret_files:
         if os.name == "posix" and file.exists() and file.stat().st_mode & 0o077:
             yield _warning("secrets", f"other users can read {file}", f"chmod 600 {file}, if you can")
-    try:
-        AsyncClient(settings.base_url, auth="-")
-    except InvalidRequest as exc:
-        yield _problem("url", f"{settings.base_url} must be {_accepted(exc)}", "fix the base URL")
-    else:
-        yield judge_url(settings.base_url, is_production=settings.is_production)
-        for finding in _judge_exchange(await _exchange(settings, timeout), settings):
-            yield finding
-    async for finding in _check_store(settings):
-        yield finding
 
 
 def _accepted(exc: InvalidRequest) -> str:
@@ -169,7 +151,11 @@ def _accepted(exc: InvalidRequest) -> str:
 
 
 def judge_url(base_url: str, *, is_production: bool) -> Finding:
-    """Judge the form of a URL that the client accepts."""
+    """Judge the form of a base URL."""
+    try:
+        AsyncClient(base_url, auth="-")
+    except InvalidRequest as exc:
+        return _problem("url", f"{base_url} must be {_accepted(exc)}", "fix the base URL")
     parts = urlsplit(base_url)
     if parts.path.rstrip("/").rpartition("/")[2] != "v1":
         text = f"{base_url} does not end with the version prefix /v1"
@@ -182,7 +168,7 @@ class _Exchange:
     """One request of the doctor and its result: of the profile, or without credentials of the base URL alone."""
 
     began_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))
-    ended_at: datetime | None = None
+    ended_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))
     connection: list[Finding] = attrs.field(factory=list)
     date: str = ""
     missing: InvalidRequest | None = None
@@ -190,10 +176,10 @@ class _Exchange:
 
 
 async def _exchange(settings: Settings, timeout: float) -> _Exchange:
-    """Send the request; fields of the result that the request did not get to keep their defaults."""
     exchange = _Exchange()
 
     async def note_answer(response: httpx.Response) -> None:
+        # While the connection is open: a closed one has no address.
         exchange.connection = list(_judge_stream(response.extensions["network_stream"], settings.base_url))
         exchange.date = response.headers.get("Date", "")
 
@@ -201,9 +187,7 @@ async def _exchange(settings: Settings, timeout: float) -> _Exchange:
         http_client = httpx.AsyncClient(event_hooks={"response": [note_answer]}, timeout=timeout)
     except OSError as exc:
         text = f"the trusted certificates cannot be read: {exc.strerror or exc}"
-        exchange.connection = [_problem("tls", text, "check SSL_CERT_FILE and SSL_CERT_DIR")]
-        exchange.failure = exc
-        return exchange
+        return _Exchange(connection=[_problem("tls", text, "check SSL_CERT_FILE and SSL_CERT_DIR")], failure=exc)
     async with http_client:
         call: Any = partial(http_client.head, settings.base_url)
         try:
@@ -227,10 +211,10 @@ def _judge_exchange(exchange: _Exchange, settings: Settings) -> Iterator[Finding
     is_reached = all(finding.level is not Level.PROBLEM for finding in exchange.connection)
     shared = "shared by all processes of the store" if settings.store else "in each process by itself"
     yield _ok("rate limit", f"at most {REQUESTS_PER_MINUTE:g} requests a minute and {BURST} at once, {shared}")
-    began_at, ended_at = exchange.began_at, exchange.ended_at or exchange.began_at
     if (shown := read_date(exchange.date)) is not None:
         # The service read its clock at some time during the request: the difference is uncertain by that much.
-        yield judge_clock(ClockSample(shown=shown, began_at=began_at, ended_at=ended_at).skew)
+        sample = ClockSample(shown=shown, began_at=exchange.began_at, ended_at=exchange.ended_at)
+        yield judge_clock(sample.skew)
     elif is_reached and settings.is_sandbox:
         yield _skipped("clock", "a sandbox on this machine has this machine's clock")
     elif exchange.failure is None:
@@ -240,28 +224,19 @@ def _judge_exchange(exchange: _Exchange, settings: Settings) -> Iterator[Finding
     elif not is_reached:
         yield _skipped("credentials", f"{_user(settings)}: not tried, the service was not reached")
     else:
-        yield from judge_call(exchange.failure, _user(settings), (ended_at - began_at).total_seconds())
+        yield from judge_call(exchange.failure, _user(settings))
 
 
-def _route(base_url: str) -> tuple[str, int, str]:
-    """Return host and port of a URL, and a remark about the proxy in between, without its password."""
+def _address(base_url: str) -> str:
     parts = urlsplit(base_url)
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    proxies = {} if is_loopback(base_url) or proxy_bypass(host) else getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy:
-        return host, port, ""
-    address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return host, port, f", through the proxy {address.hostname}:{address.port or 80}"
+    return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 
 def _judge_stream(stream: Any, base_url: str) -> Iterator[Finding]:
-    """Judge the connection of an answer, which httpcore describes."""
-    host, port, proxy = _route(base_url)
-    ip = stream.get_extra_info("server_addr")[0]
-    if not proxy and ip != host:
-        yield _ok("dns", f"{host} is {ip}")
-    yield _ok("connection", f"{host}:{port} answers{proxy}")
+    """Judge the connection of an answer, which httpcore describes: to the service, or to a proxy in between."""
+    peer = "{}:{}".format(*stream.get_extra_info("server_addr"))
+    address = _address(base_url)
+    yield _ok("connection", f"{address} answers{'' if peer == address else f', through {peer}'}")
     tls = stream.get_extra_info("ssl_object")
     if tls is not None:
         end = (tls.getpeercert() or {}).get("notAfter")
@@ -271,28 +246,28 @@ def _judge_stream(stream: Any, base_url: str) -> Iterator[Finding]:
 
 def judge_unreached(failure: Exception, base_url: str) -> Finding:
     """Judge a request without an answer: by the errors of the network that caused its failure."""
-    host, port, proxy = _route(base_url)
+    address = _address(base_url)
     causes: list[BaseException] = [failure]
     while (cause := _cause(causes[-1])) is not None:
         causes.append(cause)
     if not any(isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError) for cause in causes):
-        return _ok("connection", f"{host}:{port} answers{proxy}")
+        return _ok("connection", f"{address} answers")
     last = causes[-1]
+    reason = getattr(last, "strerror", None) or type(last).__name__
     if isinstance(last, socket.gaierror | UnicodeError):
-        text = f"{host} is not found: {getattr(last, 'strerror', None) or type(last).__name__}"
-        return _problem("dns", text, "check the host's name, and this machine's network and DNS")
+        return _problem("dns", f"{address} is not found: {reason}", "check the host's name, your network and DNS")
     if isinstance(last, ssl.SSLCertVerificationError):
         text = f"the certificate is not trusted: {last.verify_message}"
         advice = "is this the service's own address? if a proxy of yours inspects traffic, SSL_CERT_FILE names its CA"
         return _problem("tls", text, advice)
     if isinstance(last, ssl.SSLError | anyio.BrokenResourceError | anyio.EndOfStream):
-        text = f"no secure connection: {getattr(last, 'reason', None) or type(last).__name__}"
-        return _problem("tls", text, "is this a port for https?")
+        return _problem("tls", f"no secure connection: {reason}", "is this a port for https?")
     advice = "check port, firewall and proxy"
     if is_loopback(base_url):
+        port = urlsplit(base_url).port
         advice = f"start it: mobilemoney sandbox{'' if port == _SANDBOX_PORT else f' --port {port}'}"
     reason = os.strerror(last.errno) if isinstance(last, OSError) and last.errno else "no answer in time"
-    return _problem("connection", f"{host}:{port} does not answer{proxy}: {reason}", advice)
+    return _problem("connection", f"{address} does not answer: {reason}", advice)
 
 
 def _cause(exc: BaseException) -> BaseException | None:
@@ -330,21 +305,20 @@ def judge_clock(skew: Skew | None) -> Finding:
     return Finding(level, "clock", text, f"{advice}unknown; the dates of list are wrong too")
 
 
-def judge_call(failure: Exception | None, user: str, took: float) -> list[Finding]:
+def judge_call(failure: Exception | None, user: str) -> list[Finding]:
     """Judge credentials and rate limit by a call of the profile.
 
     Args:
         failure: The call's error, or None.
         user: The credentials that were used, without secrets.
-        took: The call's duration, seconds.
     """
-    passed = _ok("rate limit", f"one request was answered, in {took:.1f} s")
     if failure is None:
-        return [_ok("credentials", f"{user}: accepted"), passed]
+        return [_ok("credentials", f"{user}: accepted")]
     if isinstance(failure, errors.PermissionDenied):
         text = f"{user}: known to the service, but may not read the profile: {failure}"
-        advice = "fine if it may do what you need; else ask the issuer of the credentials"
-        return [_warning("credentials", text, advice), passed]
+        return [
+            _warning("credentials", text, "fine if it may do what you need; else ask the issuer of the credentials")
+        ]
     if isinstance(failure, errors.RateLimitExceeded):
         wait = "" if failure.retry_after is None else f", for {failure.retry_after:g} s more"
         text = f"the service rejects requests of this merchant{wait}"
@@ -352,30 +326,24 @@ def judge_call(failure: Exception | None, user: str, took: float) -> list[Findin
         not_tried = _skipped("credentials", f"{user}: not tried, because of the rate limit")
         return [not_tried, _problem("rate limit", text, advice)]
     advice = next(_ADVICE[cls] for cls in type(failure).__mro__ if cls in _ADVICE)
-    return [_problem("credentials", f"{user}: {failure}", advice), _skipped("rate limit", "no request was answered")]
+    return [_problem("credentials", f"{user}: {failure}", advice)]
 
 
-async def _check_store(settings: Settings) -> AsyncIterator[Finding]:
-    if settings.store is None and settings.is_production:
+async def _check_store(settings: Settings) -> list[Finding]:
+    if settings.store is None:
         advice = "with a store no payment is sent twice, and unknown ones are resolved: see --store"
-        yield _warning("store", "none: payments are not recorded", advice)
-    elif settings.store is None:
-        yield _ok("store", "none: payments are not recorded")
-    else:
-        file = missing_file(settings)
-        if file is not None and not os.access(folder := Path(file).parent, os.W_OK):
-            yield _problem("store", f"{file} cannot be made", f"make its folder, writable: {folder}")
-            return
-        try:
-            store = open_store(settings)
-            health = await examine(store, datetime.now(UTC))
-        except InvalidRequest as exc:
-            yield _problem("store", f"{exc.argument} must be {_accepted(exc)}")
-        except MobileMoneyError as exc:
-            yield _problem("store", str(exc), "check the URL, and that this user may use the database")
-        else:
-            for finding in judge_store(health, has_key=settings.store_key is not None):
-                yield finding
+        text = "none: payments are not recorded"
+        return [_warning("store", text, advice) if settings.is_production else _ok("store", text)]
+    file = missing_file(settings)
+    if file is not None and not os.access(folder := Path(file).parent, os.W_OK):
+        return [_problem("store", f"{file} cannot be made", f"make its folder, writable: {folder}")]
+    try:
+        health = await examine(open_store(settings), datetime.now(UTC))
+    except InvalidRequest as exc:
+        return [_problem("store", f"{exc.argument} must be {_accepted(exc)}")]
+    except MobileMoneyError as exc:
+        return [_problem("store", str(exc), "check the URL, and that this user may use the database")]
+    return list(judge_store(health, has_key=settings.store_key is not None))
 
 
 def judge_store(health: StoreHealth, *, has_key: bool) -> Iterator[Finding]:

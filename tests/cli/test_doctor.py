@@ -397,16 +397,15 @@ class TestJudgements:
     )
     def test_a_call_that_failed(self, failure: MobileMoneyError, advice: str) -> None:
         """Each kind of failure has its own cure."""
-        credentials, rate = doctor.judge_call(failure, "token from flag", 0.1)
+        (credentials,) = doctor.judge_call(failure, "token from flag")
         assert credentials.level is Level.PROBLEM
         assert advice in str(credentials.advice)
-        assert rate.level is Level.SKIPPED
 
     def test_a_call_that_tells_something(self) -> None:
         """A missing permission proves the token; a rate-limit rejection proves nothing about it."""
-        found = doctor.judge_call(PermissionDenied("x", status_code=403), "token", 0.1)
-        assert [each.level for each in found] == [Level.WARNING, Level.OK]
-        found = doctor.judge_call(RateLimitExceeded("x", status_code=429), "token", 0.1)
+        found = doctor.judge_call(PermissionDenied("x", status_code=403), "token")
+        assert [each.level for each in found] == [Level.WARNING]
+        found = doctor.judge_call(RateLimitExceeded("x", status_code=429), "token")
         assert [each.level for each in found] == [Level.SKIPPED, Level.PROBLEM]
 
     def test_a_url_without_its_version(self) -> None:
