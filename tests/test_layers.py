@@ -129,6 +129,11 @@ BROKEN = {
         "reads the clock",
     ),
     "pure module waits": ("calls/retry.py", "async def f():\n    await g()", "Await in a pure module"),
+    "a private attribute": (
+        "client.py",
+        "from mobilemoney_async.calls import transport\nx = transport._secret",
+        "transport._secret: a private attribute of another module",
+    ),
     "pure module iterates": (
         "calls/retry.py",
         "def f(x):\n    return (y async for y in x)",

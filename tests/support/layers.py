@@ -5,6 +5,7 @@ The rules are the tables below; `violations` walks a tree by `ast` and imports n
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -261,7 +262,33 @@ def _circle_violations(modules: Mapping[str, ast.Module]) -> Iterator[str]:
         yield from visit(name, [])
 
 
+def _own_names(tree: ast.Module) -> set[str]:
+    """Return the names of a module's classes and functions, and of the attributes of `self` and `cls`."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=attr):
+                names.add(attr)
+    return names
+
+
+def _private_violations(modules: Mapping[str, ast.Module]) -> Iterator[str]:
+    """Yield each private attribute that a module takes from another module's object."""
+    for name, tree in modules.items():
+        own = _own_names(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr) and node.attr not in own:
+                yield f"{name}:{node.lineno}: {ast.unparse(node)}: a private attribute of another module"
+
+
 def violations(root: Path) -> list[str]:
     """Return every violation in the package whose directory is `root`: module, line, what and why."""
     modules = read_tree(root)
-    return [*_import_violations(modules), *_purity_violations(modules), *_circle_violations(modules)]
+    return [
+        *_import_violations(modules),
+        *_purity_violations(modules),
+        *_circle_violations(modules),
+        *_private_violations(modules),
+    ]
