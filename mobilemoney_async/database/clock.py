@@ -16,11 +16,7 @@ LONGEST = 60.0
 
 
 class WallClock:
-    """Host's clock, corrected by readings of the database's.
-
-    Args:
-        host: Returns the host's time, seconds since 1970.
-    """
+    """Host's clock, in seconds since 1970, corrected by readings of the database's."""
 
     def __init__(self, host: Callable[[], float]) -> None:
         self.host = host
@@ -31,14 +27,9 @@ class WallClock:
         return datetime.fromtimestamp(self.host() + self._ahead, UTC)
 
     def seen(self, shown: float, *, after: float, before: float) -> None:
-        """Note a reading of the database's clock. All times are seconds since 1970.
+        """Note a reading of the database's clock, taken between two times of the host, seconds since 1970.
 
         A reading that took long bounds the difference loosely, and changes little.
-
-        Args:
-            shown: The time of the database.
-            after: The time of the host when it asked.
-            before: The time of the host when it had the answer.
         """
         self._ahead = min(max(self._ahead, shown - before), shown - after)
 
@@ -71,13 +62,7 @@ class Lease:
         return self.until
 
     def taken(self, by: str, now: float, ttl: float) -> Lease:
-        """Return the lease after a process has asked for it, which gets it if it was free or its own.
-
-        Args:
-            by: The process.
-            now: Now, the store's time.
-            ttl: Its length, seconds, at most `LONGEST`.
-        """
+        """Return the lease after a process has asked for it for `ttl` seconds; it gets it if it was free or its own."""
         if self.holder == by:
             return attrs.evolve(self, until=now + ttl)
         if self.ends_at(now) is not None:

@@ -152,10 +152,7 @@ class Database:
         return result, anyio.current_time() - (time.monotonic() - at) - seen
 
     async def open_driver(self, statement: str) -> Any:
-        """Open a connection of the driver, outside every transaction, which the caller closes.
-
-        Args:
-            statement: Executed on it first.
+        """Open a connection of the driver, outside every transaction, execute a statement, and leave it open.
 
         Raises:
             StoreError: The database failed, or cannot be reached.
@@ -289,13 +286,9 @@ class Database:
 
 @contextmanager
 def _held(lock: threading.Lock, until: float) -> Iterator[None]:
-    """Hold a lock, but wait for it only until a deadline.
+    """Hold a lock, but wait for it only until a deadline of the monotonic clock, which waiting for a thread counts to.
 
     While the database is away each holder waits for its time-out; a queue of a hundred must not do so one by one.
-
-    Args:
-        lock: The lock.
-        until: The deadline by the monotonic clock. Work that waited for a thread until then is too late already.
 
     Raises:
         StoreError: It is too late.

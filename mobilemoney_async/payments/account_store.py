@@ -53,11 +53,7 @@ class KeyedLock:
                 del self._locks[place]
 
     def held(self, *, but: Hashable | None = None) -> Collection[Hashable]:
-        """Return the names that are held or waited for, in any event loop.
-
-        Args:
-            but: A name that does not count in this loop: the caller holds it.
-        """
+        """Return the names that are held or waited for, in any event loop, except for `but`, which the caller holds."""
         own = None if but is None else (current_token(), but)
         # A copy first, which is atomic: other threads add and remove names.
         return {place[1] for place in list(self._locks) if place != own}
@@ -89,19 +85,11 @@ class AccountStore:
     _clients: int = attrs.field(default=0, init=False)
 
     async def read(self, work: Callable[[Journal], T]) -> T:
-        """Run work that changes nothing in one transaction, and return its result.
-
-        Raises:
-            StoreError: The database failed, or cannot be reached.
-        """
+        """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
         return await self.database.read(lambda connection: work(Journal(connection, self.account)))
 
     async def write(self, work: Callable[[Journal], T], *, then: Callable[[T], object] | None = None) -> T:
-        """Run work in one transaction, and return its result once that is durable; see `Database.write`.
-
-        Raises:
-            StoreError: The database failed, or cannot be reached.
-        """
+        """Run work in one transaction, and return its result once that is durable; see `Database.write`."""
         return await self.database.write(lambda connection: work(Journal(connection, self.account)), then=then)
 
     def attach(self) -> None:
@@ -143,10 +131,7 @@ class AccountStore:
             raise written.error()
 
     async def flush(self, *, key: str | None = None) -> None:
-        """Write the buffer, except for entries that other tasks are about to write.
-
-        Args:
-            key: A payment; the caller holds its lock.
+        """Write the buffer, except for entries that other tasks are about to write; the caller holds the lock of `key`.
 
         Raises:
             StoreError: The database failed.

@@ -138,9 +138,9 @@ class _Attempts:
 
     async def _save(self, event: PaymentEvent, detail: str | None, acknowledgement: Acknowledgement | None) -> None:
         entry = JournalEntry(
-            key=self.request.key,
-            attempt=self.attempt,
-            event=event,
+            self.request.key,
+            self.attempt,
+            event,
             source=Source.ANSWER,
             at=self.utcnow(),
             detail=detail,
@@ -178,13 +178,7 @@ class _Progress:
 
 
 class IdempotentCreates:
-    """Creates of one client under idempotency keys.
-
-    Args:
-        store: Keeps the payments.
-        pipeline: Makes the calls.
-        reconciler: Looks for unknown payments.
-    """
+    """Creates of one client under idempotency keys."""
 
     def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
         self._store = store
@@ -281,7 +275,11 @@ class IdempotentCreates:
                 continue
             if is_reconciled:
                 raise _unknown(record)
-            await self._reconcile(record)
+            try:
+                await self._reconciler.look_for(record.key)
+            except MobileMoneyError as exc:
+                # A failure now, the store's own included, proves nothing about the earlier request.
+                raise _unknown(record) from exc
             is_reconciled = True
 
     async def _look_up(self, request: PaymentRequest) -> tuple[PaymentRecord | None, Acknowledgement | None]:
@@ -294,13 +292,6 @@ class IdempotentCreates:
             return record, acknowledgement
 
         return await self._store.read(look)
-
-    async def _reconcile(self, record: PaymentRecord) -> None:
-        try:
-            await self._reconciler.look_for(record.key)
-        except MobileMoneyError as exc:
-            # A failure now, the store's own included, proves nothing about the earlier request.
-            raise _unknown(record) from exc
 
 
 def _payment_request(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], key: str) -> PaymentRequest:

@@ -35,10 +35,6 @@ class StoreHealth:
 async def examine(store: SQLStore, now: datetime) -> StoreHealth:
     """Return the health of a store. A database that does not exist is not made.
 
-    Args:
-        store: The store.
-        now: Aware UTC.
-
     Raises:
         StoreError: The database failed, or cannot be reached.
     """

@@ -70,16 +70,11 @@ _INSERT = {
 _NOTE = history.insert().inline()
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class JournalEntry:
-    """Event of one attempt of a payment.
+    """Event of one attempt of a payment, the latest if `attempt` is None.
 
     Attributes:
-        key: The payment's idempotency key.
-        attempt: The attempt's number; None for the latest.
-        event: The event.
-        source: Its source.
-        at: Its time.
         detail: For the history.
         acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
     """
@@ -87,10 +82,10 @@ class JournalEntry:
     key: str
     attempt: int | None
     event: PaymentEvent
-    source: Source
-    at: datetime
-    detail: str | None = None
-    acknowledgement: Acknowledgement | None = None
+    source: Source = attrs.field(kw_only=True)
+    at: datetime = attrs.field(kw_only=True)
+    detail: str | None = attrs.field(default=None, kw_only=True)
+    acknowledgement: Acknowledgement | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen
@@ -106,12 +101,7 @@ class Contradiction:
 
 @attrs.frozen
 class Journal:
-    """Payments of one account, inside one transaction.
-
-    Attributes:
-        connection: In that transaction.
-        account: The account.
-    """
+    """Payments of one account, inside one transaction of the connection."""
 
     connection: sa.Connection
     account: str
@@ -161,7 +151,7 @@ class Journal:
         return None if row is None else to_record(row)
 
     def begin(self, request: PaymentRequest, *, expected: int | None, sent_at: datetime, lives: float) -> int | None:
-        """Record that a payment is about to be sent.
+        """Record that a payment is about to be sent, and return the attempt's number; None if another was faster.
 
         Args:
             request: The payment.
@@ -169,9 +159,6 @@ class Journal:
                 is no record.
             sent_at: Now.
             lives: The longest that the request can be on its way, seconds.
-
-        Returns:
-            The number of this attempt, or None if another process was faster.
 
         Raises:
             DuplicateSuspected: A payment of the same kind is unidentified.
@@ -223,30 +210,20 @@ class Journal:
         return to_record(changed)
 
     def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> Contradiction | None:
-        """Record the state of a transaction as the service showed it, if a payment owns it.
-
-        Returns:
-            The contradiction, if there is one.
-        """
+        """Record the state of a transaction as the service showed it, if a payment owns it; or return why it cannot."""
         of_transaction = {"of_account": self.account, "of_transaction": transaction.id}
         row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
-        if row is None:
-            return None
         status = str(transaction.status)
-        entry = JournalEntry(
-            key=row.key, attempt=row.attempt, event=PaymentEvent.FINISH, source=source, at=at, detail=status
-        )
+        if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
+            return None
         if row.state == PaymentState.FINAL:
-            if row.status == status:
-                return None
+            entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
             return self._contradict(row.id, entry, f"was finally {row.status}, and is {status}")
         values: dict[str, Any] = {"status": status}
         if transaction.is_final:
             values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
             self.note(row.id, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
-        elif row.status == status:
-            return None
         self.update(row.id, values)
         return None
 

@@ -41,13 +41,7 @@ class Skew:
 
 @attrs.frozen(kw_only=True)
 class ClockSample:
-    """Reading of the service's clock.
-
-    Attributes:
-        shown: The service's time, cut to a second or not.
-        began_at: Our time before the reading.
-        ended_at: Our time after it.
-    """
+    """Reading of the service's clock, cut to a second or not, and our time before and after it."""
 
     shown: datetime
     began_at: datetime
@@ -84,15 +78,7 @@ def estimate_skew(samples: Sequence[ClockSample]) -> Skew | None:
 
 @attrs.frozen(kw_only=True)
 class PaymentQuery:
-    """Search of the list for one payment.
-
-    Attributes:
-        type: Of the payment.
-        phone_number: Of the payment.
-        amount: Of the payment, as digits.
-        sent_at: When it was sent, on our clock.
-        ended_at: When the request was given up, on our clock.
-    """
+    """Search of the list for one payment: its kind, and when it was sent and its request given up, on our clock."""
 
     type: TransactionType
     phone_number: str = attrs.field(repr=False)
@@ -137,13 +123,7 @@ class Verdict:
 
 
 def judge(query: PaymentQuery, rows: Iterable[Transaction], skew: Skew | None) -> Verdict:
-    """Return the conclusion from a full listing about a payment.
-
-    Args:
-        query: The payment.
-        rows: Transactions that no payment of the store owns.
-        skew: Of the service's clock.
-    """
+    """Return the conclusion about a payment from a full listing, of which `rows` are those that no payment owns."""
     first, last = query.reach(skew)
     near = [row for row in rows if query.fits(row) and first <= row.created_at <= last]
     start, end = query.window(skew)
@@ -154,13 +134,7 @@ def judge(query: PaymentQuery, rows: Iterable[Transaction], skew: Skew | None) -
 
 @attrs.frozen(kw_only=True)
 class DateRange:
-    """Days of the list in which some payments are looked for.
-
-    Attributes:
-        first: The first day.
-        last: The last day.
-        queries: The payments, by their keys.
-    """
+    """Days of the list, the first to the last, in which some payments are looked for, by their keys."""
 
     first: date
     last: date

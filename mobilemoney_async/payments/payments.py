@@ -86,19 +86,14 @@ class PaymentBook:
         limit = None if limit is None else min(require_integer("limit", limit, 1), 2**63 - 1)
         states = _check_states(state)
         kind = None if type is None else _check_type(type)
-
-        def select(journal: Journal) -> builtins.list[PaymentRecord]:
-            return queries.select(
+        return await self._store.read(
+            lambda journal: queries.select(
                 journal, states=states, type=kind, since=since, limit=limit, newest_first=newest_first
             )
-
-        return await self._store.read(select)
+        )
 
     async def find(
-        self,
-        names: str | Iterable[str],
-        *,
-        state: PaymentState | str | Iterable[PaymentState | str] | None = None,
+        self, names: str | Iterable[str], *, state: PaymentState | str | Iterable[PaymentState | str] | None = None
     ) -> builtins.list[PaymentRecord]:
         """Return the payments with a name, oldest first, without their histories.
 
@@ -155,16 +150,9 @@ class PaymentBook:
         now = self._utcnow()
 
         def confirm(journal: Journal) -> PaymentRecord | Contradiction:
-            record = _lock_unresolved(journal, key, now)
+            attempt = _lock_unresolved(journal, key, now).attempt
             return journal.apply(
-                JournalEntry(
-                    key=key,
-                    attempt=record.attempt,
-                    event=PaymentEvent.CONFIRM_ABSENT,
-                    source=Source.PERSON,
-                    at=now,
-                    detail=note,
-                )
+                JournalEntry(key, attempt, PaymentEvent.CONFIRM_ABSENT, source=Source.PERSON, at=now, detail=note)
             )
 
         return await self._decide(key, confirm)
@@ -270,8 +258,7 @@ def _lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord
     if record is None:
         raise StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if is_stale(record, now):
-        lost = JournalEntry(key=key, attempt=record.attempt, event=PaymentEvent.LOSE, source=Source.PERSON, at=now)
-        journal.apply(lost)
+        journal.apply(JournalEntry(key, record.attempt, PaymentEvent.LOSE, source=Source.PERSON, at=now))
     elif move(record.state, PaymentEvent.CONFIRM_ABSENT) is None:
         state = "on its way" if record.state is PaymentState.SENDING else str(record.state)
         raise StoreError(f"payment {key!r} is {state}, not unknown or absent", outcome="not_sent")

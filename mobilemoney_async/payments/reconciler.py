@@ -27,7 +27,7 @@ from mobilemoney_async.payments.matching import (
     read_date,
 )
 from mobilemoney_async.payments.queries import owners, select
-from mobilemoney_async.payments.reconciliation import ListingResult, find_rival, mark_stale, record_listing
+from mobilemoney_async.payments.reconciliation import find_rival, mark_stale, record_listing
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
 from mobilemoney_async.resources.page_choice import FullListing
 
@@ -41,13 +41,11 @@ _LISTINGS = 3
 
 @attrs.frozen(kw_only=True)
 class _ListedRows:
-    """Full listing of some days.
+    """Full listing of some days, which began and ended on our clock.
 
     Attributes:
         rows: All its transactions.
         dates: The service's clock, by the Date headers of the answers.
-        began_at: On our clock.
-        ended_at: On our clock.
     """
 
     rows: tuple[Transaction, ...]
@@ -57,12 +55,7 @@ class _ListedRows:
 
 
 class Reconciler:
-    """Reconciler of one client.
-
-    Args:
-        store: Keeps the payments.
-        pipeline: Makes the calls.
-    """
+    """Reconciler of one client."""
 
     def __init__(self, store: AccountStore, pipeline: Pipeline) -> None:
         self._store = store
@@ -86,18 +79,7 @@ class Reconciler:
                 await self._reconcile(key, None)
 
     async def run(self, *, stale_after: float | None = None) -> list[PaymentRecord]:
-        """Look for every unknown payment, and record the results.
-
-        Args:
-            stale_after: As for `payments.reconcile`.
-
-        Returns:
-            The payments that were looked for, as they are now.
-
-        Raises:
-            StoreError: The store failed.
-            MobileMoneyError: The list could not be read; the results of earlier days stay recorded.
-        """
+        """Look for every unknown payment, and record the results; see `Payments.reconcile`."""
         async with self._lock:
             return await self._reconcile(None, stale_after)
 
@@ -147,14 +129,17 @@ class Reconciler:
                 verdict, rival = judge(queries[key], free, skew), None
                 if verdict.adopt is not None:
                     rival = find_rival(journal, key, verdict.adopt, query=queries[key], skew=skew)
-                result = ListingResult(
-                    record=record,
-                    verdict=verdict,
-                    rival=rival,
-                    began_at=listing.began_at,
-                    ended_at=listing.ended_at,
+                found.append(
+                    record_listing(
+                        journal,
+                        record,
+                        verdict,
+                        rival,
+                        began_at=listing.began_at,
+                        ended_at=listing.ended_at,
+                        grace=self._store.grace,
+                    )
                 )
-                found.append(record_listing(journal, result, grace=self._store.grace))
             return found
 
         found = await self._store.write(judge_all)
@@ -189,7 +174,9 @@ class Reconciler:
             asked = {"limit": PAGE_SIZE_MAX, **query, "page": pages.page}
             facts = AnswerFacts()
             page = await self._pipeline.call(LIST_TRANSACTIONS, query=asked, lane=Priority.LOOKUP, facts=facts)
-            dates += self._date(facts, sent_at)
+            shown = None if facts.date is None else read_date(facts.date)
+            if shown is not None:
+                dates.append(ClockSample(shown=shown, began_at=sent_at, ended_at=self._pipeline.utcnow()))
             if page.pagination.total_pages > most_pages:
                 return None
             fewest = min(fewest, page.pagination.total_count)
@@ -197,13 +184,6 @@ class Reconciler:
         if len(rows) < fewest:
             return None
         return _ListedRows(rows=tuple(rows), dates=tuple(dates), began_at=began_at, ended_at=self._pipeline.utcnow())
-
-    def _date(self, facts: AnswerFacts, sent_at: datetime) -> list[ClockSample]:
-        """Return the service's time by an answer's Date header, if it has one."""
-        shown = None if facts.date is None else read_date(facts.date)
-        if shown is None:
-            return []
-        return [ClockSample(shown=shown, began_at=sent_at, ended_at=self._pipeline.utcnow())]
 
 
 def query_for(record: PaymentRecord) -> PaymentQuery:

@@ -41,7 +41,7 @@ class EarlierAttempt:
     Attributes:
         payment_id: The row of its payment.
         key: The idempotency key of its payment.
-        number: Its number, from 1.
+        number: From 1.
         sent_at: When it was sent.
         ended_at: When its request was given up.
         is_settled: Whether its result is known.
@@ -55,33 +55,10 @@ class EarlierAttempt:
     is_settled: bool = False
 
 
-@attrs.frozen(kw_only=True)
-class ListingResult:
-    """Result of a full listing for one payment.
-
-    Attributes:
-        record: The payment as it was before the listing.
-        verdict: The conclusion from the listing.
-        rival: The earlier attempt of another payment that the match fits as well.
-        began_at: When the listing began.
-        ended_at: When it was complete.
-    """
-
-    record: PaymentRecord
-    verdict: Verdict
-    rival: EarlierAttempt | None
-    began_at: datetime
-    ended_at: datetime
-
-
 def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_after: float | None) -> None:
-    """Mark payments as unknown if their sender must have died.
+    """Mark payments as unknown if their sender must have died, except for keys that this process is sending, `busy`.
 
-    Args:
-        journal: Writing.
-        now: Now.
-        busy: Keys that this process is sending.
-        stale_after: Seconds after its send from which a payment counts as unknown; None for the end of its request.
+    A payment counts as unknown `stale_after` seconds after its send; if that is None, from the end of its request on.
     """
     where = [payments.c.account == journal.account, payments.c.state == PaymentState.SENDING]
     if stale_after is None:
@@ -91,45 +68,52 @@ def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_a
     # Locked until the commit: a sender that is alive after all records its answer afterwards, which still fits.
     for row in journal.connection.execute(sa.select(payments).where(*where).with_for_update()).all():
         if row.key not in busy:
+            at = now if row.stale_at is None else min(now, row.stale_at)
+            said = "the process that sent it did not record the result"
             journal.apply(
-                JournalEntry(
-                    key=row.key,
-                    attempt=row.attempt,
-                    event=PaymentEvent.LOSE,
-                    source=Source.RECONCILE,
-                    at=now if row.stale_at is None else min(now, row.stale_at),
-                    detail="the process that sent it did not record the result",
-                )
+                JournalEntry(row.key, row.attempt, PaymentEvent.LOSE, source=Source.RECONCILE, at=at, detail=said)
             )
 
 
-def record_listing(journal: Journal, result: ListingResult, *, grace: float) -> PaymentRecord:
+def record_listing(
+    journal: Journal,
+    record: PaymentRecord,
+    verdict: Verdict,
+    rival: EarlierAttempt | None,
+    *,
+    began_at: datetime,
+    ended_at: datetime,
+    grace: float,
+) -> PaymentRecord:
     """Record the result of a full listing for an unknown payment, unless the payment has changed since.
 
     Args:
         journal: Writing.
-        result: The result.
+        record: The payment as it was before the listing.
+        verdict: The conclusion from the listing.
+        rival: The earlier attempt of another payment that the match fits as well.
+        began_at: When the listing began.
+        ended_at: When it was complete.
         grace: Seconds after the end of a request in which a listing may still miss its payment.
 
     Returns:
         The payment as it is now.
     """
-    at = result.ended_at
     # Locked until the commit: another process may have found the payment during the listing, but not from here on.
-    row = journal.row(result.record.key, lock=True)
+    row = journal.row(record.key, lock=True)
     assert row is not None  # rows are never deleted
     current = to_record(row)
-    if current.attempt != result.record.attempt or current.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
+    if current.attempt != record.attempt or current.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
         return current
-    verdict = result.verdict
-    if verdict.adopt is not None and result.rival is not None:
-        verdict = _contest(journal, current, verdict.adopt.id, result.rival, at=at)
+    at = ended_at
+    if verdict.adopt is not None and rival is not None:
+        verdict = _contest(journal, current, verdict.adopt.id, rival, at=at)
     if verdict.adopt is not None:
         adopted = adopt(journal, current, verdict.adopt, source=Source.RECONCILE, at=at)
         return current if isinstance(adopted, Contradiction) else adopted
     if verdict.candidates:
         return _record_candidates(journal, row, current, verdict.candidates, at)
-    if _is_evidence(current, result.began_at, row.walked_at, grace):
+    if _is_evidence(current, began_at, row.walked_at, grace):
         return _record_miss(journal, row, current, at)
     return to_record(journal.update(row.id, {"candidates": None})) if current.candidates else current
 
@@ -143,16 +127,7 @@ def adopt(
     at: datetime,
     note: str | None = None,
 ) -> PaymentRecord | Contradiction:
-    """Record the transaction that an unknown payment is, and the transaction's state.
-
-    Args:
-        journal: Writing.
-        record: The payment, in the attempt that is meant.
-        transaction: The transaction.
-        source: Of this knowledge.
-        at: When.
-        note: Why.
-    """
+    """Record the transaction that an unknown payment is, in the attempt of the record, and the transaction's state."""
     first = TransactionStatus.PENDING if record.type == TransactionType.COLLECTION else TransactionStatus.PROCESSING
     acknowledgement = Acknowledgement(
         transaction_id=transaction.id,
@@ -165,9 +140,9 @@ def adopt(
     )
     adopted = journal.apply(
         JournalEntry(
-            key=record.key,
-            attempt=record.attempt,
-            event=PaymentEvent.ADOPT,
+            record.key,
+            record.attempt,
+            PaymentEvent.ADOPT,
             source=source,
             at=at,
             detail=note,
@@ -185,12 +160,7 @@ def find_rival(
 ) -> EarlierAttempt | None:
     """Return the earlier attempt of another payment that a transaction fits as well, if there is one.
 
-    Args:
-        journal: Reading.
-        key: Of the payment that is about to adopt the transaction.
-        transaction: The transaction.
-        query: That of the payment.
-        skew: Of the service's clock.
+    `key` and `query` are of the payment that is about to adopt it, `skew` is of the service's clock.
     """
     statement = (
         sa.select(payments.c.key, history.c.payment_id, history.c.what, history.c.at)
@@ -265,15 +235,9 @@ def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, at:
     updated = to_record(journal.update(row.id, values))
     if updated.walks < LISTINGS or updated.state is not PaymentState.UNKNOWN:
         return updated
+    said = "two full listings have not shown it"
     journal.apply(
-        JournalEntry(
-            key=updated.key,
-            attempt=updated.attempt,
-            event=PaymentEvent.MISS,
-            source=Source.RECONCILE,
-            at=at,
-            detail="two full listings have not shown it",
-        )
+        JournalEntry(current.key, current.attempt, PaymentEvent.MISS, source=Source.RECONCILE, at=at, detail=said)
     )
     return journal.find(updated.key) or updated
 

@@ -237,12 +237,7 @@ def move(state: PaymentState, event: PaymentEvent) -> PaymentState | None:
 
 
 def may_send(record: PaymentRecord, *, absent_suffices: bool) -> bool:
-    """Return whether a key that was used may be sent again.
-
-    Args:
-        record: Of the key's payment.
-        absent_suffices: Whether an absent collection is sent again without confirmation.
-    """
+    """Return whether a key that was used may be sent again; an absent collection only if `absent_suffices`."""
     if record.state is PaymentState.ABSENT:
         if record.candidates or record.walks < LISTINGS:  # it may have been seen
             return False
