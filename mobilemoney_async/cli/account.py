@@ -22,7 +22,6 @@ from mobilemoney_async.cli.options import (
     Service,
     Unmasked,
     ask,
-    ask_secret,
     require_phone_number,
     with_service,
 )
@@ -132,7 +131,7 @@ def verify_otp(phone_number: Phone, *, as_json: AsJSON = False, service: Service
     """Verify a one-time password from a hidden prompt or standard input."""
     settings = service.settings()
     number = require_phone_number(phone_number)  # before the user types the code
-    code = ask_secret("one-time password", "give it on standard input")
+    code = Secret(ask("one-time password", "give it on standard input", is_hidden=True))
     answer = _call("otp verify", settings, lambda users: users.verify_otp(number, code))
     _print_answer(answer, as_json=as_json, unmasked=False)
 
@@ -144,7 +143,8 @@ def _credentials(settings: Settings, email: str | None, password_file: str | Non
         return address, read_secret_file(Path(password_file).expanduser())
     if password_file is None and settings.password is not None and address == settings.email:
         return address, settings.password
-    return address, ask_secret("password", "--password-file, or MOBILEMONEY_PASSWORD with MOBILEMONEY_EMAIL")
+    otherwise = "--password-file, or MOBILEMONEY_PASSWORD with MOBILEMONEY_EMAIL"
+    return address, Secret(ask("password", otherwise, is_hidden=True))
 
 
 async def _log_in(settings: Settings, email: str, password: Secret) -> LoginResult:
@@ -192,9 +192,7 @@ def _print_answer(answer: dict[str, Any], *, as_json: bool, unmasked: bool) -> N
     shown = plain(_without_secrets(answer, unmasked=unmasked), unmasked=unmasked)
     if as_json:
         print_json(shown)
-        return
-    facts = dict(_facts(shown))
-    if facts:
+    elif facts := dict(_facts(shown)):
         show_facts(facts)
     else:
         print("done; the service's answer is empty")
@@ -203,11 +201,8 @@ def _print_answer(answer: dict[str, Any], *, as_json: bool, unmasked: bool) -> N
 def _without_secrets(value: Any, *, unmasked: bool) -> Any:
     """Return an undocumented answer without the fields named like a secret, and with its phone numbers masked."""
     if isinstance(value, dict):
-        return {
-            name: _without_secrets(inside, unmasked=unmasked)
-            for name, inside in value.items()
-            if not _SECRET.search(name)
-        }
+        shown = {name: inside for name, inside in value.items() if not _SECRET.search(name)}
+        return {name: _without_secrets(inside, unmasked=unmasked) for name, inside in shown.items()}
     if isinstance(value, list):
         return [_without_secrets(each, unmasked=unmasked) for each in value]
     if isinstance(value, str) and not unmasked:
@@ -215,13 +210,12 @@ def _without_secrets(value: Any, *, unmasked: bool) -> Any:
     return value
 
 
-def _facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _facts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """Yield each value of an answer with its path: ``user.email``."""
+    if isinstance(value, list):
+        value = dict(enumerate(value, start=1))
     if isinstance(value, dict):
         for key, inside in value.items():
-            yield from _facts(inside, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list):
-        for number, inside in enumerate(value, start=1):
-            yield from _facts(inside, f"{name}.{number}")
+            yield from _facts(inside, (*path, str(key)))
     else:
-        yield name, str(value).lower() if isinstance(value, bool) else str(value)
+        yield ".".join(path), str(value).lower() if isinstance(value, bool) else str(value)

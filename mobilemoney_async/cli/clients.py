@@ -12,7 +12,6 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,12 +50,7 @@ class KeptLogin:
 
 
 class KeptFirst:
-    """Credentials that use a kept login until the service refuses it, and then log in: logins are limited.
-
-    Args:
-        kept: The token of the kept login.
-        login: Logs in once the service refuses that token.
-    """
+    """Credentials that use a kept login until the service refuses it, and then log in: logins are limited."""
 
     def __init__(self, kept: Secret, login: LoginAuth) -> None:
         self._kept: Secret | None = kept
@@ -99,15 +93,7 @@ def open_client(settings: Settings, **options: Any) -> AsyncClient:
 
 
 def open_reader(settings: Settings, **options: Any) -> AsyncClient:
-    """Return a client that only reads: with the store, for its share of the rate limit, but without making one.
-
-    Args:
-        settings: As for `open_client`.
-        options: As for `open_client`.
-
-    Raises:
-        InvalidRequest: As for `open_client`.
-    """
+    """Like `open_client` for a client that only reads: with the store for its rate limit, but without making one."""
     if missing_file(settings) is not None:
         settings = attrs.evolve(settings, store=None)
     return open_client(settings, **options)
@@ -180,23 +166,16 @@ def sandbox_token() -> str:
     return Sandbox(seed=0).token
 
 
-def find_login(
-    settings: Settings,
-    *,
-    email: str | None = None,
-    now: datetime | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> KeptLogin | None:
+def find_login(settings: Settings, *, email: str | None = None, now: datetime | None = None) -> KeptLogin | None:
     """Return the kept login of a profile at its URL, unless it has expired or belongs to another user.
 
     Args:
         settings: The profile and the URL.
         email: The user's; None for any.
         now: Aware UTC; None for the present.
-        environ: Names the folder of the files.
     """
     try:
-        kept = json.loads(_login_file(settings, environ).read_text("utf-8"))
+        kept = json.loads(_login_file(settings).read_text("utf-8"))
         login = KeptLogin(
             email=kept["email"],
             token=Secret(kept["token"]),
@@ -211,13 +190,13 @@ def find_login(
     return login if email in {None, login.email} and now < login.expires_at - _MARGIN else None
 
 
-def keep_login(settings: Settings, login: KeptLogin, *, environ: Mapping[str, str] = os.environ) -> Path:
+def keep_login(settings: Settings, login: KeptLogin) -> Path:
     """Write a login to its file, in place of an earlier one, and return the file.
 
     Raises:
         OSError: The file cannot be written; an earlier one stays.
     """
-    file = _login_file(settings, environ)
+    file = _login_file(settings)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     values = {
         "profile": settings.profile,
@@ -240,20 +219,20 @@ def keep_login(settings: Settings, login: KeptLogin, *, environ: Mapping[str, st
     return file
 
 
-def forget_login(settings: Settings, *, environ: Mapping[str, str] = os.environ) -> bool:
+def forget_login(settings: Settings) -> bool:
     """Delete the kept login of a profile at its URL, and return whether there was one.
 
     Raises:
         OSError: The file cannot be deleted.
     """
     try:
-        _login_file(settings, environ).unlink()
+        _login_file(settings).unlink()
     except FileNotFoundError:
         return False
     return True
 
 
-def _login_file(settings: Settings, environ: Mapping[str, str]) -> Path:
+def _login_file(settings: Settings) -> Path:
     name = re.sub(r"[^A-Za-z0-9_-]", "_", settings.profile)[:40]
     digest = hashlib.sha256(f"{settings.profile}\0{settings.base_url}".encode()).hexdigest()[:16]
-    return state_folder(environ) / "logins" / f"{name}-{digest}.json"
+    return state_folder(os.environ) / "logins" / f"{name}-{digest}.json"

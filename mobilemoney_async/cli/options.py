@@ -20,7 +20,7 @@ from mobilemoney_async.cli.failures import ExitCode, Refused
 from mobilemoney_async.cli.output import visible
 from mobilemoney_async.cli.profiles import holds_password
 from mobilemoney_async.cli.settings import Settings, load_settings, profile_names
-from mobilemoney_async.values import Secret, normalise_phone_number, require_seconds
+from mobilemoney_async.values import normalise_phone_number, require_seconds
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before real money moves: for scripts.")]
@@ -74,12 +74,7 @@ _SERVICE_OPTIONS: dict[str, Any] = {
 class Service:
     """Options of a command that choose the service; None for an option that was not given.
 
-    Attributes:
-        profile: ``--profile``.
-        config: ``--config``.
-        base_url: ``--base-url``.
-        store: ``--store``; never with a password, which is refused.
-        account: ``--account``.
+    The store never has a password, which is refused as an argument.
     """
 
     profile: str | None = None
@@ -89,27 +84,19 @@ class Service:
     account: str | None = None
 
     def settings(self) -> Settings:
-        """Return the settings from these options, the environment and the file.
-
-        Raises:
-            InvalidRequest: A setting is missing, contradicts another, or is not accepted.
-            OSError: A file cannot be read.
-        """
+        """Return the settings from these options, the environment and the file; see `load_settings`."""
         return load_settings(self.profile, self.config, self.base_url, self.store, self.account)
 
     @property
     def flags(self) -> list[str]:
         """The options as they were given, for the next command."""
-        return self._flags(*attrs.fields_dict(type(self)))
+        given = attrs.asdict(self, filter=lambda _, value: value is not None).items()
+        return [word for name, value in given for word in (f"--{name.replace('_', '-')}", value)]
 
     @property
     def store_flags(self) -> list[str]:
         """The options for a command that reads the store alone."""
-        return self._flags("profile", "config", "store", "account")
-
-    def _flags(self, *names: str) -> list[str]:
-        given = [(name, getattr(self, name)) for name in names]
-        return [word for name, value in given if value is not None for word in (f"--{name.replace('_', '-')}", value)]
+        return attrs.evolve(self, base_url=None).flags
 
 
 def with_service(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -164,11 +151,7 @@ def require_service(settings: Settings) -> Settings:
 
 
 def require_phone_number(text: str) -> str:
-    """Return a phone number in its normal form.
-
-    Raises:
-        Refused: The text is no phone number; the message does not repeat it.
-    """
+    """Return a phone number in its normal form, or raise `Refused`; the message does not repeat the text."""
     try:
         return normalise_phone_number(text)
     except ValueError:
@@ -176,11 +159,7 @@ def require_phone_number(text: str) -> str:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Check the option ``--timeout``.
-
-    Raises:
-        Refused: It is not a number of seconds.
-    """
+    """Raise `Refused` if the option ``--timeout`` is not a number of seconds."""
     try:
         if timeout is not None:
             require_seconds("timeout", timeout)
@@ -188,25 +167,17 @@ def check_timeout(timeout: float | None) -> None:
         raise Refused("--timeout must be a number of seconds, more than 0", ExitCode.USAGE) from None
 
 
-def ask(name: str, otherwise: str) -> str:
+def ask(name: str, otherwise: str, *, is_hidden: bool = False) -> str:
     """Return a line that the user types, or a line of standard input if that is no terminal.
 
     Args:
         name: Of the value.
         otherwise: The other ways to give the value, for the error.
+        is_hidden: Whether a terminal shows it not: for secrets.
 
     Raises:
         Refused: The line is blank, or the user pressed Ctrl-C.
     """
-    return _ask(name, otherwise, is_hidden=False)
-
-
-def ask_secret(name: str, otherwise: str) -> Secret:
-    """Return a secret that the user types without an echo, or a line of standard input; otherwise like `ask`."""
-    return Secret(_ask(name, otherwise, is_hidden=True))
-
-
-def _ask(name: str, otherwise: str, *, is_hidden: bool) -> str:
     if sys.stdin.isatty():
         try:
             answer = str(typer.prompt(name.capitalize(), hide_input=is_hidden, err=True))
@@ -245,15 +216,7 @@ def confirm_money(settings: Settings, text: str, *, yes: bool = False) -> None:
 
 
 def require_yes(question: str, *, otherwise: str) -> None:
-    """Ask a question, and go on only after a yes.
-
-    Args:
-        question: For the user.
-        otherwise: The result without a yes, for the error.
-
-    Raises:
-        Refused: There was no yes.
-    """
+    """Ask a question, and raise `Refused` with the result without a yes, unless the user says yes."""
     try:
         is_agreed = typer.confirm(question, err=True)
     except typer.Abort:

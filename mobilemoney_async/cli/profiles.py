@@ -13,13 +13,17 @@ from typing import Any
 import attrs
 
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import Secret, require_seconds, require_text
+from mobilemoney_async.values import Secret, require_bearer, require_seconds, require_text
 
 FILE_NAME = "mobilemoney.toml"
 
 _SECRETS = ("token", "password")
 _FILES = ("token_file", "password_file", "store_key_file")
 _KEYS = ("base_url", "email", *_SECRETS, *_FILES, "store", "account", "timeout", "production")
+# Of each group, one is enough.
+_ALTERNATIVES = (("token", "token_file", "email"), ("password", "password_file"), ("store_key", "store_key_file"))
+_ENVIRONMENT = "environment"
+_ENVIRONMENT_KEYS = ("email", *_SECRETS, *_FILES, "store", "store_key")
 # As SQLAlchemy reads a URL: up to the first @, and within the query.
 _PASSWORD = re.compile(r"^[^:]*://[^:/]*:[^@]+@|[?&](ssl)?password=", re.IGNORECASE)
 _RELATIVE_SQLITE = re.compile(r"(sqlite(?:\+pysqlite)?:///)(?!/|file:)(.+)", re.DOTALL)
@@ -32,22 +36,57 @@ def invalid(argument: str, text: str) -> InvalidRequest:
 
 
 @attrs.frozen(kw_only=True)
-class Profile:
-    """One ``[profiles.NAME]`` table.
+class Source:
+    """Source of settings: a profile of the file, the environment, or the options of a command.
 
     Attributes:
-        name: Its name.
+        name: The profile's name, or a name for messages.
+        place: The file or another place, for messages.
         values: Its checked values, by key. Paths, and that of an SQLite store, are absolute: a relative one counts
             from the file's folder, so that commands in any folder use the same store.
     """
 
     name: str
-    values: Mapping[str, Any] = attrs.field(repr=False)
+    place: str = ""
+    values: Mapping[str, Any] = attrs.field(repr=False, factory=dict)
 
     @property
     def base_url(self) -> str | None:
-        """The service, or None if the profile names none."""
+        """The service; None if the source names none, except for the sandbox, which has a default."""
         return self.values.get("base_url")
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that its secrets are in."""
+        return [value for key, value in self.values.items() if key.endswith("_file")]
+
+    def key(self, key: str) -> str:
+        """Return the name of a value as the user wrote it: ``profiles.shop.token``, ``MOBILEMONEY_TOKEN``."""
+        return _variable(key) if self.name == _ENVIRONMENT else f"profiles.{self.name}.{key}"
+
+    def refuse_alternatives(self) -> None:
+        """Raise `InvalidRequest` if two values exclude each other."""
+        for group in _ALTERNATIVES:
+            if len(both := [self.key(key) for key in group if key in self.values]) > 1:
+                raise InvalidRequest(f"{both[0]} and {both[1]} are both set: unset one", argument=both[1])
+
+    def read(self) -> dict[str, Any]:
+        """Return the settings, with the secrets of the files.
+
+        Raises:
+            InvalidRequest: A secret is not accepted, or two values exclude each other.
+            OSError: A file cannot be read.
+        """
+        self.refuse_alternatives()
+        settings = {key: value for key, value in self.values.items() if key != "base_url"}
+        for name in ("token", "password", "store_key"):
+            file = settings.pop(f"{name}_file", None)
+            if file is not None:
+                settings[name] = read_secret_file(file)
+        if "token" in settings:
+            # A password may begin or end with a blank; a token cannot.
+            settings["token"] = require_bearer(self.key("token"), Secret(settings["token"].reveal().strip()))
+        return settings
 
 
 @attrs.frozen(kw_only=True)
@@ -62,9 +101,9 @@ class Profiles:
 
     path: Path | None = None
     default: str | None = None
-    by_name: Mapping[str, Profile] = attrs.field(factory=dict)
+    by_name: Mapping[str, Source] = attrs.field(factory=dict)
 
-    def get(self, name: str) -> Profile:
+    def get(self, name: str) -> Source:
         """Return a profile; ``sandbox`` always exists.
 
         Raises:
@@ -73,7 +112,7 @@ class Profiles:
         if name in self.by_name:
             return self.by_name[name]
         if name == "sandbox":
-            return Profile(name=name, values={})
+            return Source(name=name)
         known = ", ".join(sorted({"sandbox", *self.by_name}))
         where = "no mobilemoney.toml was found" if self.path is None else f"in {self.path}"
         raise InvalidRequest(f"there is no profile {name!r} ({where}); known are {known}", argument="profile")
@@ -107,7 +146,11 @@ def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, s
             found = re.search(r"\(at (line \d+, column \d+|end of document)\)", str(exc))
             position = "" if found is None else f" at {found[1]}"
             raise InvalidRequest(f"{path}: not TOML{position}", argument="config") from None
-    return _check(path, table, is_private=os.name != "posix" or not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    is_private = os.name != "posix" or not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    try:
+        return _check(path, table, is_private=is_private)
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"{path}: {exc}", argument=exc.argument) from None
 
 
 def read_secret_file(path: Path) -> Secret:
@@ -162,55 +205,68 @@ def _refuse_other_writers(path: Path, status: os.stat_result) -> None:
         )
 
 
+def read_environment(environ: Mapping[str, str]) -> Source:
+    """Return the credentials and the store of the environment; an empty variable counts as none."""
+    values: dict[str, Any] = {}
+    for key in _ENVIRONMENT_KEYS:
+        text = environ.get(_variable(key), "")
+        if not text.strip():
+            continue
+        if key in _FILES:
+            values[key] = Path(text).expanduser()
+        else:
+            values[key] = text if key in {"email", "store"} else Secret(text)
+    return Source(name=_ENVIRONMENT, place=_ENVIRONMENT, values=values)
+
+
+def _variable(key: str) -> str:
+    return f"MOBILEMONEY_{key.upper()}"
+
+
 def _check(path: Path, table: Mapping[str, Any], *, is_private: bool) -> Profiles:
-    _refuse_unknown(path, table, ("profile", "profiles"), "")
+    _refuse_unknown(table, ("profile", "profiles"), "")
     sections = table.get("profiles", {})
     if not isinstance(sections, dict):
-        raise InvalidRequest(f"{path}: profiles must be tables, [profiles.NAME]", argument="profiles")
+        raise invalid("profiles", "must be tables, [profiles.NAME]")
     by_name = {name: _check_profile(path, name, section, is_private) for name, section in sections.items()}
     default = table.get("profile")
-    if default is not None and not (isinstance(default, str) and default in {"sandbox", *by_name}):
-        known = ", ".join(sorted({"sandbox", *by_name}))
-        raise InvalidRequest(f"{path}: profile must be one of {known}", argument="profile")
+    known = sorted({"sandbox", *by_name})
+    if default is not None and default not in known:
+        raise invalid("profile", f"must be one of {', '.join(known)}")
     return Profiles(path=path, default=default, by_name=by_name)
 
 
-def _check_profile(path: Path, name: str, section: object, is_private: bool) -> Profile:
+def _check_profile(path: Path, name: str, section: object, is_private: bool) -> Source:
     where = f"profiles.{name}"
     if not isinstance(section, dict):
-        raise InvalidRequest(f"{path}: {where} must be a table, [{where}]", argument=where)
-    _refuse_unknown(path, section, _KEYS, f"{where}.")
+        raise invalid(where, f"must be a table, [{where}]")
+    _refuse_unknown(section, _KEYS, f"{where}.")
     values: dict[str, Any] = {}
     for key, value in section.items():
         try:
             values[key] = _check_value(key, value, path.parent)
         except InvalidRequest as exc:
-            raise InvalidRequest(f"{path}: {where}.{exc}", argument=f"{where}.{key}") from None
+            raise InvalidRequest(f"{where}.{exc}", argument=f"{where}.{key}") from None
     if not is_private:
-        _refuse_readable_secrets(path, where, values)
-    for group in (("token", "token_file", "email"), ("password", "password_file")):
-        if len(both := [key for key in group if key in values]) > 1:
-            raise InvalidRequest(f"{path}: {where}: {both[0]} or {both[1]}, not both", argument=f"{where}.{both[1]}")
-    return Profile(name=name, values=values)
+        _refuse_readable_secrets(where, values)
+    source = Source(name=name, place=str(path), values=values)
+    source.refuse_alternatives()
+    return source
 
 
-def _refuse_readable_secrets(path: Path, where: str, values: Mapping[str, Any]) -> None:
+def _refuse_readable_secrets(where: str, values: Mapping[str, Any]) -> None:
     instead = {key: f"use {key}_file" for key in _SECRETS if key in values}
     if holds_password(values.get("store", "")):
         instead["store"] = "set MOBILEMONEY_STORE"
     for key, advice in instead.items():
-        raise InvalidRequest(
-            f"{path}: {where}.{key}: holds a secret, and other users can read this file: chmod 600 it, or {advice}",
-            argument=f"{where}.{key}",
-        )
+        text = f"holds a secret, and other users can read this file: chmod 600 it, or {advice}"
+        raise invalid(f"{where}.{key}", text)
 
 
-def _refuse_unknown(path: Path, table: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
+def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
     for key in table:
         if key not in known:
-            raise InvalidRequest(
-                f"{path}: {prefix}{key}: there is no such key; known are {', '.join(known)}", argument=f"{prefix}{key}"
-            )
+            raise invalid(f"{prefix}{key}", f"there is no such key; known are {', '.join(known)}")
 
 
 def _check_value(key: str, value: object, folder: Path) -> Any:

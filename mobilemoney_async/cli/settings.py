@@ -16,22 +16,18 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
 
-from mobilemoney_async.cli.profiles import Profile, Profiles, invalid, read_profiles, read_secret_file
+from mobilemoney_async.cli.profiles import Profiles, Source, invalid, read_environment, read_profiles
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import Secret, require_bearer, require_name
+from mobilemoney_async.values import Secret, require_name
 
 SANDBOX = "sandbox"
 SANDBOX_URL = "http://127.0.0.1:8765/v1"
 """The default address of `mobilemoney sandbox`."""
-
-# Names of the profile for a URL that was given without one.
-_FROM_ENVIRONMENT, _FROM_OPTIONS = "environment", "command line"
-_CREDENTIALS = ("TOKEN", "TOKEN_FILE", "EMAIL", "PASSWORD", "PASSWORD_FILE")
 
 
 @attrs.frozen(kw_only=True)
@@ -115,32 +111,27 @@ def load_settings(
         InvalidRequest: A setting is missing, contradicts another, or is not accepted.
         OSError: A file cannot be read.
     """
-    prefix = "MOBILEMONEY_"
-    variables = {k.removeprefix(prefix): v for k, v in environ.items() if k.startswith(prefix) and v.strip()}
-    profiles = read_profiles(config, environ)
-    target = _choose(profile, base_url, variables, profiles)
-    values: dict[str, Any] = {}
-    sources = {"base_url": target.source}
-    layers = (
-        _profile_values(target.profile, profiles),
-        _environment_values(variables) if target.uses_environment else ({}, ""),
-        ({name: value for name, value in (("store", store), ("account", account)) if value is not None}, "flag"),
-    )
-    for layer, source in layers:
-        _remove_other_credentials(values, layer)
-        values.update(layer)
-        sources.update(dict.fromkeys(layer, source))
-    if values.get("account") is not None:
-        require_name("account", values["account"])
+    profiles, environment = read_profiles(config, environ), read_environment(environ)
+    options = {name: value for name, value in (("store", store), ("account", account)) if value is not None}
+    target = _choose(profile, base_url, environ, profiles, environment)
     if "@" in urlsplit(target.base_url).netloc:
         raise invalid("base_url", "must be a URL without user and password")  # here, since commands print the URL
-    is_production = values.pop("production", None)
+    values: dict[str, Any] = {}
+    sources = {"base_url": target.place}
+    # From the weakest to the strongest.
+    for source in (*target.uses, Source(name="options", place="flag", values=options)):
+        settings = source.read()
+        _remove_other_credentials(values, settings)
+        values.update(settings)
+        sources.update(dict.fromkeys(settings, source.place))
+    if "account" in values:
+        require_name("account", values["account"])
     return Settings(
         profile=target.name,
         base_url=target.base_url,
-        is_production=not is_loopback(target.base_url) if is_production is None else is_production,
+        is_production=values.pop("production", not is_loopback(target.base_url)),
         config=profiles.path,
-        secret_files=_secret_files(target, variables),
+        secret_files=tuple(file for source in target.uses for file in source.files),
         is_chosen=target.is_chosen,
         sources=sources,
         **values,
@@ -165,156 +156,78 @@ def is_loopback(base_url: str) -> bool:
         return False
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class _Target:
-    """Service of a command.
+    """Service of a command, and the sources of its other settings.
 
     Attributes:
         name: The profile's name, or a name in its place.
         base_url: The service.
-        source: The source of the URL.
-        profile: Its profile, or None.
-        uses_environment: Whether the environment's credentials and store belong to it.
-        is_chosen: Whether the user named it.
+        place: The source of the URL.
+        uses: The sources that belong to this service, the weakest first.
+        is_chosen: Whether the user named the service.
     """
 
     name: str
     base_url: str
-    source: str
-    profile: Profile | None
-    uses_environment: bool
+    place: str
+    uses: tuple[Source, ...]
     is_chosen: bool = True
 
 
-@attrs.frozen(kw_only=True)
-class _Home:
-    """Service that the environment belongs to.
-
-    Attributes:
-        url: ``MOBILEMONEY_BASE_URL``, or None.
-        profile: ``MOBILEMONEY_PROFILE``, or without a URL the file's default profile, or None.
-    """
-
-    url: str | None
-    profile: str | None
-
-    @classmethod
-    def of(cls, variables: Mapping[str, str], profiles: Profiles) -> Self:
-        url = variables.get("BASE_URL")
-        return cls(url=url, profile=variables.get("PROFILE") or (None if url else profiles.default))
-
-    @property
-    def is_missing(self) -> bool:
-        return self.url is None and self.profile is None
-
-    def find_url(self, option: str | None, profiles: Profiles) -> str | None:
-        """Return its URL; for a profile without one, that of the option ``--base-url``."""
-        if self.url is not None or self.profile is None:
-            return self.url
-        profile = profiles.by_name.get(self.profile)
-        if profile is not None and profile.base_url is not None:
-            return profile.base_url
-        return SANDBOX_URL if self.profile == SANDBOX else option
-
-
-def _choose(profile: str | None, base_url: str | None, variables: Mapping[str, str], profiles: Profiles) -> _Target:
-    home = _Home.of(variables, profiles)
-    home_url = home.find_url(base_url, profiles)
-    if home.is_missing and (base_url is None or profile is not None):
-        _refuse_without_service(variables)
-    if base_url is not None and profile is None and not _is_same(base_url, home_url):
-        # The command knows nothing but the URL of this service.
-        return _Target(
-            name=_FROM_OPTIONS,
-            base_url=base_url,
-            source="--base-url",
-            profile=None,
-            uses_environment=home.is_missing,
+def _choose(
+    profile: str | None, base_url: str | None, environ: Mapping[str, str], profiles: Profiles, environment: Source
+) -> _Target:
+    # The home is the service that the environment belongs to.
+    home_url, home = (environ.get(f"MOBILEMONEY_{name}", "").strip() or None for name in ("BASE_URL", "PROFILE"))
+    if home_url is None and home is None:
+        home = profiles.default
+    has_home = home_url is not None or home is not None
+    if not has_home and environment.values and (base_url is None or profile is not None):
+        raise invalid(
+            f"MOBILEMONEY_{next(iter(environment.values)).upper()}",
+            "no service is named for it: set MOBILEMONEY_BASE_URL or MOBILEMONEY_PROFILE too (to sandbox, for example)",
         )
-    is_home = profile in {None, home.profile}
-    name = profile or home.profile or (SANDBOX if home.is_missing else None)
+    effective = home_url
+    if home_url is None and home is not None:
+        effective = (_profile_url(profiles.by_name.get(home, Source(name=home))) or (base_url, ""))[0]
+    if base_url is not None and profile is None and not _is_same(base_url, effective):
+        # The command knows nothing but the URL of this service.
+        return _Target("command line", base_url, "--base-url", () if has_home else (environment,))
+    is_home = profile in {None, home}
+    name = profile or home or (None if has_home else SANDBOX)
     section = None if name is None else profiles.get(name)
-    url, source = _find_url(base_url, home.url if is_home else None, section)
-    return _Target(
-        name=_FROM_ENVIRONMENT if section is None else section.name,
-        base_url=url,
-        source=source,
-        profile=section,
-        uses_environment=is_home and _is_same(url, home_url),
-        is_chosen=not home.is_missing or profile is not None,
-    )
+    url, place = _find_url(base_url, home_url if is_home else None, section)
+    uses = () if section is None else (section,)
+    if is_home and _is_same(url, effective):
+        uses = (*uses, environment)
+    return _Target(name or "environment", url, place, uses, has_home or profile is not None)
 
 
-def _find_url(option: str | None, variable: str | None, profile: Profile | None) -> tuple[str, str]:
+def _profile_url(profile: Source) -> tuple[str, str] | None:
+    """Return the URL of a profile, and its source."""
+    if profile.base_url is not None:
+        return profile.base_url, f"profile {profile.name}"
+    return (SANDBOX_URL, "built in") if profile.name == SANDBOX else None
+
+
+def _find_url(option: str | None, variable: str | None, profile: Source | None) -> tuple[str, str]:
     """Return the URL of a command's service, and its source."""
-    own = None if profile is None else profile.base_url
     for url, source in ((option, "--base-url"), (variable, "MOBILEMONEY_BASE_URL")):
         if url is None:
             continue
-        if profile is not None and own is not None and not _is_same(url, own):
+        if profile is not None and profile.base_url is not None and not _is_same(url, profile.base_url):
             raise invalid(
                 source,
                 f"not the base_url of profile {profile.name}, whose credentials go to no other service; "
                 "give one of the two",
             )
         return url, source
-    if profile is None or (own is None and profile.name == SANDBOX):
-        return SANDBOX_URL, "built in"
-    if own is None:
+    assert profile is not None  # without a URL a command has a profile
+    found = _profile_url(profile)
+    if found is None:
         raise invalid(f"profiles.{profile.name}.base_url", "missing: give it in the file, or by --base-url")
-    return own, f"profile {profile.name}"
-
-
-def _refuse_without_service(variables: Mapping[str, str]) -> None:
-    for name in (*_CREDENTIALS, "STORE", "STORE_KEY"):
-        if name in variables:
-            raise invalid(
-                f"MOBILEMONEY_{name}",
-                "no service is named for it: set MOBILEMONEY_BASE_URL or MOBILEMONEY_PROFILE too (to sandbox, for "
-                "example)",
-            )
-
-
-def _profile_values(profile: Profile | None, profiles: Profiles) -> tuple[dict[str, Any], str]:
-    if profile is None:
-        return {}, ""
-    values = {key: value for key, value in profile.values.items() if key != "base_url"}
-    for name in ("token", "password", "store_key"):
-        file = values.pop(f"{name}_file", None)
-        if file is not None:
-            values[name] = _read(name, file)
-    if "token" in values:
-        values["token"] = require_bearer(f"profiles.{profile.name}.token", values["token"])
-    return values, f"{profiles.path}"
-
-
-def _environment_values(variables: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    for group in (("TOKEN", "TOKEN_FILE", "EMAIL"), ("PASSWORD", "PASSWORD_FILE")):
-        if len(both := [name for name in group if name in variables]) > 1:
-            first, second = (f"MOBILEMONEY_{name}" for name in both[:2])
-            raise InvalidRequest(f"{first} and {second} are both set: unset one", argument=second)
-    values: dict[str, Any] = {name.lower(): variables[name] for name in ("EMAIL", "STORE") if name in variables}
-    for name in ("TOKEN", "PASSWORD", "STORE_KEY"):
-        if name in variables:
-            values[name.lower()] = Secret(variables[name])
-        elif f"{name}_FILE" in variables:
-            values[name.lower()] = _read(name.lower(), Path(variables[f"{name}_FILE"]).expanduser())
-    if "token" in values:
-        values["token"] = require_bearer("MOBILEMONEY_TOKEN", values["token"])
-    return values, "environment"
-
-
-def _secret_files(target: _Target, variables: Mapping[str, str]) -> tuple[Path, ...]:
-    files = [] if target.profile is None else [v for k, v in target.profile.values.items() if k.endswith("_file")]
-    if target.uses_environment:
-        files += [Path(variables[name]).expanduser() for name in ("TOKEN_FILE", "PASSWORD_FILE") if name in variables]
-    return tuple(files)
-
-
-def _read(name: str, file: Path) -> Secret:
-    secret = read_secret_file(file)
-    # A password may begin or end with a blank; a token cannot.
-    return Secret(secret.reveal().strip()) if name == "token" else secret
+    return found
 
 
 def _remove_other_credentials(values: dict[str, Any], layer: Mapping[str, Any]) -> None:

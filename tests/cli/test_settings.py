@@ -250,7 +250,7 @@ class TestRefused:
             ("[profiles.p]\ntimeout = 0", r"profiles\.p\.timeout\b.* a finite number of seconds, more than 0"),
             ('[profiles.p]\nproduction = "no"', r"profiles\.p\.production must be true or false"),
             ("[profiles.p]\nbase_url = 5", r"profiles\.p\.base_url\b.* a str that is not blank"),
-            ('[profiles.p]\ntoken = "x"\nemail = "y"', r"profiles\.p: token or email, not both"),
+            ('[profiles.p]\ntoken = "x"\nemail = "y"', r"profiles\.p\.token and profiles\.p\.email are both set"),
             ('profile = "q"\n[profiles.p]', "profile must be one of p, sandbox"),
             ('[profiles.p]\ntoken = "s3cr3t\n', "not TOML at line 2"),
         ],
