@@ -16,11 +16,10 @@ import attrs
 from mobilemoney_async.sandbox import magic
 from mobilemoney_async.sandbox.accounts import Account, Accounts, Principal
 from mobilemoney_async.sandbox.behaviour import Choices, RateBudget, RateLimit
-from mobilemoney_async.sandbox.endpoints import Call, Match, Route, match, read_body
+from mobilemoney_async.sandbox.endpoints import Call, Match, match, read_body
 from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error
-from mobilemoney_async.sandbox.payment_service import PaymentService
-from mobilemoney_async.sandbox.payments import PaymentBook
+from mobilemoney_async.sandbox.payments import PaymentBook, PaymentService
 from mobilemoney_async.sandbox.records import LoggedRequest, RequestLog
 from mobilemoney_async.sandbox.script import Script, SwitchBoard
 from mobilemoney_async.sandbox.states import Kind
@@ -114,8 +113,9 @@ class Engine:
         account = principal.account if principal else self.accounts.find(str(body.get("email")))
         if account:
             self._count(account, choices, unscaled_now)
-        if principal:
-            _check_permission(principal, route, choices)
+        if principal and route.permission and route.permission not in principal.permissions:
+            status = choices.status_insufficient_permissions
+            raise RefusedError(auth_error(status, "insufficient_permissions", "The token does not allow this"))
         call = Call(
             parameters=parameters,
             query=request.query,
@@ -171,12 +171,6 @@ class Engine:
 def dice(seed: int, purpose: str) -> random.Random:
     """Make the random numbers of one purpose: an additional draw for one does not change the others."""
     return random.Random(f"{seed}/{purpose}")  # noqa: S311 - simulated secrets must repeat with the seed
-
-
-def _check_permission(sender: Principal, route: Route, choices: Choices) -> None:
-    if route.permission and route.permission not in sender.permissions:
-        status = choices.status_insufficient_permissions
-        raise RefusedError(auth_error(status, "insufficient_permissions", "The token does not allow this"))
 
 
 def _instead(faults: tuple[Fault, ...], choices: Choices) -> Reply | None:

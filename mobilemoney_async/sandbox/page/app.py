@@ -31,7 +31,7 @@ def create_page(sandbox: Controls) -> Starlette:
     """
     page = _Page(sandbox)
     actions = Actions(sandbox)
-    forms: dict[str, Callable[[Form], str]] = {
+    forms: dict[str, Callable[[Form], None]] = {
         "/phones/pin": actions.enter_pin,
         "/phones/decline": actions.decline,
         "/phones/expire": actions.expire,
@@ -46,7 +46,10 @@ def create_page(sandbox: Controls) -> Starlette:
         Route("/live", page.follow),
         Route("/static/{name}", _asset),
         Route("/mask", page.mask, methods=["POST"]),
-        *(Route(path, page.does(action), methods=["POST"]) for path, action in forms.items()),
+        *(
+            Route(path, page.does(action, shown_at=path.split("/")[1]), methods=["POST"])
+            for path, action in forms.items()
+        ),
     ]
     return Starlette(routes=routes, middleware=[Middleware(SecurityMiddleware)], exception_handlers={404: _not_found})
 
@@ -85,15 +88,15 @@ class _Page:
             stream.end()
         return answer
 
-    def does(self, action: Callable[[Form], str]) -> Callable[..., object]:
+    def does(self, action: Callable[[Form], None], shown_at: str) -> Callable[..., object]:
         """Make the endpoint of an action: a plain form is answered with the page, htmx with what the stream omits."""
 
         async def endpoint(request: Request) -> Response:
             form: Form = {}
-            part, refused = "", None
+            refused = None
             try:
                 form = await read(request)
-                part = action(form)  # without an await: all of it happens, or nothing
+                action(form)  # without an await: all of it happens, or nothing
             except Refused as refusal:
                 refused = refusal
             for stream in self._streams:
@@ -101,23 +104,20 @@ class _Page:
             if request.headers.get("hx-request") == "true":
                 html = write_answer(**self._details(request, refused, form))
                 return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
-            return self._write(request, refused, form) if refused else RedirectResponse(f"/#{part}", 303)
+            return self._write(request, refused, form) if refused else RedirectResponse(f"/#{shown_at}", 303)
 
         return endpoint
 
     def _look(self, *, masked: bool) -> Parts:
         """Return the parts of the page, rendered again only if the snapshot has changed."""
-        snapshot = self._take(masked=masked)
+        snapshot = take(self._sandbox, masked=masked, secret=self._secret)
         last = self._looks.get(masked)
         if last is None or last[0] != snapshot:
             last = self._looks[masked] = (snapshot, write_parts(snapshot))
         return last[1]
 
-    def _take(self, *, masked: bool) -> Snapshot:
-        return take(self._sandbox, masked=masked, secret=self._secret)
-
     def _write(self, request: Request, refused: Refused | None = None, form: Form | None = None) -> Response:
-        snapshot = self._take(masked=_is_masked(request))
+        snapshot = take(self._sandbox, masked=_is_masked(request), secret=self._secret)
         html = write_page(snapshot, **self._details(request, refused, form or {}))
         return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
 

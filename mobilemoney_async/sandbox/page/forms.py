@@ -1,7 +1,6 @@
 """Forms of the page: reading them, and the action of each.
 
-An action does everything that was asked for, or raises `Refused` and does nothing. It returns the part of the page that
-shows its effect.
+An action does everything that was asked for, or raises `Refused` and does nothing.
 """
 
 import re
@@ -75,30 +74,26 @@ class Actions:
     _sandbox: Controls
     _rate_before_pause: float = attrs.field(default=1.0, init=False)
 
-    def enter_pin(self, form: Form) -> str:
+    def enter_pin(self, form: Form) -> None:
         """Answer a prompt with a PIN. A text that is not four digits does not count as a wrong PIN."""
         pin = form.get("pin", "")
         if not _PIN.fullmatch(pin):
             raise Refused(f"A PIN has {len(PIN)} digits.", field="pin")
         self._decide(form, lambda transaction_id: self._sandbox.enter_pin(transaction_id, pin))
-        return "phones"
 
-    def decline(self, form: Form) -> str:
+    def decline(self, form: Form) -> None:
         """Decline a prompt."""
         self._decide(form, self._sandbox.decline)
-        return "phones"
 
-    def expire(self, form: Form) -> str:
+    def expire(self, form: Form) -> None:
         """Let a prompt expire."""
         self._decide(form, self._sandbox.expire)
-        return "phones"
 
-    def answer_by_hand(self, form: Form) -> str:
+    def answer_by_hand(self, form: Form) -> None:
         """Choose whether you answer new prompts, or the sandbox does."""
         self._sandbox.by_hand = one_of(form, "by_hand", "yes", "no") == "yes"
-        return "phones"
 
-    def run_clock(self, form: Form) -> str:
+    def run_clock(self, form: Form) -> None:
         """Pause the clock, or choose its speed; `resume` restores the speed before the pause."""
         rate = self._rate_before_pause if form.get("rate") == "resume" else number(form, "rate")
         before = self._sandbox.clock_rate
@@ -108,17 +103,15 @@ class Actions:
             raise Refused(_sentence(exc), field="rate") from exc
         if before and not rate:
             self._rate_before_pause = before
-        return "clock"
 
-    def jump(self, form: Form) -> str:
+    def jump(self, form: Form) -> None:
         """Move the clock ahead, by a day at most."""
         seconds = number(form, "seconds")
         if not 0 <= seconds <= _DAY:
             raise Refused(f"seconds must be a number from 0 to {_DAY}.", field="seconds")
         self._sandbox.advance(seconds)
-        return "clock"
 
-    def switch_faults(self, form: Form) -> str:
+    def switch_faults(self, form: Form) -> None:
         """Turn one fault on, for one request or until it is turned off, or one or all of them off."""
         switches = self._sandbox.switches
         try:
@@ -133,9 +126,8 @@ class Actions:
                     raise Refused("Choose a fault.")
         except ValueError as exc:
             raise Refused(_sentence(exc)) from exc
-        return "faults"
 
-    def send_callbacks(self, form: Form) -> str:
+    def send_callbacks(self, form: Form) -> None:
         """Set the receiver of callbacks and their mode, or send a forged one there."""
         url = form.get("url", "").strip() or None
         callbacks = self._sandbox.callbacks
@@ -149,7 +141,6 @@ class Actions:
                 callbacks.configure(url, mode)
         except ValueError as exc:
             raise Refused("Enter a URL with http:// or https:// and a host.", field="url") from exc
-        return "callbacks"
 
     def _decide(self, form: Form, decide: Callable[[str], object]) -> None:
         try:

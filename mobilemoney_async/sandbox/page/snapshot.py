@@ -4,7 +4,7 @@ With phone numbers masked no value of a snapshot holds a whole one, so neither t
 """
 
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import islice
@@ -33,15 +33,8 @@ SENT = 10
 class Snapshot:
     """All values of the page that change; phone numbers and URLs in it are as the page shows them.
 
-    Args:
-        phones: By a key that reveals neither masked numbers nor their order.
-        more_phones: Number of the sandbox's phones that are left out.
-        more_prompts: By the key of a phone, the number of its prompts that are left out.
-        seconds_left: By transaction id, the whole seconds until the prompt expires.
-        older: Number of the transactions that are left out.
-        budget: Rounded to what the page shows.
-        last_request: Number of the newest request.
-        callback_url: The receiver of callbacks, without its secrets.
+    Phones are by a key that reveals neither masked numbers nor their order. `more_phones`, `more_prompts` and `older`
+    count what is left out; `seconds_left` has the time of each prompt that expires, by transaction id.
     """
 
     masked: bool
@@ -84,7 +77,9 @@ def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
     transactions = sandbox.transactions
     newest = (transactions[each] for each in islice(reversed(transactions), TRANSACTIONS))
     phones = sandbox.phones()
-    by_key = {_key(secret, phone.phone_number): phone for phone in in_steady_order(phones[:PHONES])}
+    # Steady: the oldest prompt first, phones without one last, so that a new prompt does not move the others.
+    steady = sorted(phones[:PHONES], key=lambda each: each.prompts[-1].created_at.timestamp() if each.prompts else inf)
+    by_key = {_key(secret, phone.phone_number): phone for phone in steady}
     budget = sandbox.rate_budget()
     callbacks = sandbox.callbacks
     return Snapshot(
@@ -116,14 +111,6 @@ def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
         callback_url=labels.receiver(callbacks.url) if callbacks.url else None,
         sent=tuple(attrs.evolve(each, url=labels.receiver(each.url)) for each in callbacks.sent[:SENT]),
     )
-
-
-def in_steady_order(phones: Iterable[Phone]) -> list[Phone]:
-    """Order the phones so that a new prompt does not move the others.
-
-    The phone with the oldest prompt comes first; phones without a prompt come last, in the given order.
-    """
-    return sorted(phones, key=lambda phone: phone.prompts[-1].created_at.timestamp() if phone.prompts else inf)
 
 
 def _key(secret: bytes, phone_number: str) -> str:
