@@ -20,31 +20,35 @@ class Rule:
 
     Attributes:
         faults: The faults.
+        on: The requests that it strikes; None for every request.
+        times: The most strikes; None for no limit.
         probability: Of striking a matching request.
         fired: Number of strikes.
     """
 
     faults: tuple[Fault, ...]
-    _method: str
-    _endpoint: str
-    _times: int | None
+    on: str | None
+    times: int | None
     probability: float
+    _pattern: tuple[str, str]
+    _is_cancelled: bool = attrs.field(default=False, init=False)
     fired: int = attrs.field(default=0, init=False)
 
     @property
     def spent(self) -> bool:
         """True if it will never strike again."""
-        return self._times is not None and self.fired >= self._times
+        return self._is_cancelled or (self.times is not None and self.fired >= self.times)
 
     def cancel(self) -> None:
         """End the rule: it never strikes again."""
-        self._times = self.fired
+        self._is_cancelled = True
 
     def fits(self, method: str, endpoint: str | None) -> bool:
         """Return whether it may strike this request."""
-        if self.spent or self._method not in ("*", method):
+        wanted_method, wanted_endpoint = self._pattern
+        if self.spent or wanted_method not in ("*", method):
             return False
-        return self._endpoint == "*" or fnmatch.fnmatchcase(endpoint or "", self._endpoint)
+        return wanted_endpoint == "*" or fnmatch.fnmatchcase(endpoint or "", wanted_endpoint)
 
 
 class Script:
@@ -84,8 +88,7 @@ def make_rule(faults: tuple[Fault, ...], *, on: str | None, times: int | None, p
         raise ValueError("times must be at least 1")
     if not 0 <= probability <= 1:
         raise ValueError("probability must be between 0 and 1")
-    method, endpoint = _pattern(on)
-    return Rule(faults, method, endpoint, times, probability)
+    return Rule(faults, None if on == "*" else on, times, probability, _pattern(on))
 
 
 def _pattern(on: str | None) -> tuple[str, str]:
@@ -212,16 +215,6 @@ SWITCHES: tuple[Switch, ...] = (
 _BY_SLUG: Mapping[str, Switch] = MappingProxyType({switch.slug: switch for switch in SWITCHES})
 
 
-@attrs.frozen(eq=False)
-class _Setting:
-    """The last use of a switch."""
-
-    switch: Switch
-    once: bool
-    on: str | None
-    rule: Rule
-
-
 class SwitchBoard:
     """The switches of one sandbox.
 
@@ -237,7 +230,7 @@ class SwitchBoard:
 
     def __init__(self) -> None:
         # By slug, in the order in which they were turned on last.
-        self._settings: dict[str, _Setting] = {}
+        self._rules: dict[str, Rule] = {}
         self._fired: collections.Counter[str] = collections.Counter()
 
     def turn_on(self, slug: str, *, once: bool = True, on: str | None = None) -> None:
@@ -256,8 +249,8 @@ class SwitchBoard:
         if on is None:
             on = switch.on
         rule = make_rule((switch.fault(),), on=on, times=1 if once else None)
-        self._settings.pop(slug, None)
-        self._settings[slug] = _Setting(switch, once, None if on == "*" else on, rule)
+        self._rules.pop(slug, None)
+        self._rules[slug] = rule
 
     def turn_off(self, slug: str) -> None:
         """Turn a switch off, if it is on.
@@ -265,14 +258,14 @@ class SwitchBoard:
         Raises:
             ValueError: There is no such switch.
         """
-        setting = self._settings.get(_find(slug).slug)
-        if setting is not None:
-            setting.rule.cancel()
+        rule = self._rules.get(_find(slug).slug)
+        if rule is not None:
+            rule.cancel()
 
     def all_off(self) -> None:
         """Turn every switch off."""
-        for slug in self._settings:
-            self.turn_off(slug)
+        for rule in self._rules.values():
+            rule.cancel()
 
     def states(self) -> tuple[SwitchState, ...]:
         """Return the state of every switch, in the order of `SWITCHES`."""
@@ -280,25 +273,25 @@ class SwitchBoard:
 
     def pick(self, method: str, endpoint: str | None) -> tuple[Fault, ...]:
         """Return the faults that strike this request, and count them."""
-        fitting = [setting for setting in self._settings.values() if setting.rule.fits(method, endpoint)]
-        candidates = [setting for setting in fitting if setting.once][:1]
-        candidates += [setting for setting in fitting if not setting.once]
-        shaping = [setting for setting in candidates if not setting.switch.decides]
-        deciding = [setting for setting in candidates if setting.switch.decides]
+        fitting = [slug for slug, rule in self._rules.items() if rule.fits(method, endpoint)]
+        candidates = [slug for slug in fitting if self._rules[slug].times][:1]
+        candidates += [slug for slug in fitting if not self._rules[slug].times]
+        shaping = [slug for slug in candidates if not _BY_SLUG[slug].decides]
+        deciding = [slug for slug in candidates if _BY_SLUG[slug].decides]
         # The one that decides the answer comes last and has the last word.
         chosen = shaping + deciding[:1]
-        for setting in chosen:
-            setting.rule.fired += 1
-            self._fired[setting.switch.slug] += 1
-        return tuple(fault for setting in chosen for fault in setting.rule.faults)
+        for slug in chosen:
+            self._rules[slug].fired += 1
+            self._fired[slug] += 1
+        return tuple(fault for slug in chosen for fault in self._rules[slug].faults)
 
     def _state(self, switch: Switch) -> SwitchState:
-        setting = self._settings.get(switch.slug)
+        rule = self._rules.get(switch.slug)
         return SwitchState(
             switch=switch,
-            is_on=setting is not None and not setting.rule.spent,
-            once=setting is None or setting.once,
-            on=switch.on if setting is None else setting.on,
+            is_on=rule is not None and not rule.spent,
+            once=rule is None or rule.times is not None,
+            on=switch.on if rule is None else rule.on,
             fired=self._fired[switch.slug],
         )
 
