@@ -182,7 +182,8 @@ async def test_the_clock_runs_pauses_and_jumps(user: PageUser, sandbox: Sandbox)
     assert sandbox.now == before
     await user.do("/clock", rate="resume")
     assert sandbox.clock_rate == 20
-    for seconds, _ in labels.JUMPS:
+    for seconds in (10, 60, 600, 3600):
+        assert f'value="{seconds}"' in await user.source()
         before = sandbox.now
         await user.do("/clock/jump", seconds=str(seconds))
         assert (sandbox.now - before).total_seconds() == pytest.approx(seconds, abs=1)
@@ -289,6 +290,7 @@ async def test_callbacks_are_set_up(user: PageUser, sandbox: Sandbox) -> None:
     for mode in CallbackMode:
         await user.do("/callbacks", url=" http://127.0.0.1:9/hook ", mode=mode)
         assert (sandbox.callbacks.url, sandbox.callbacks.mode) == ("http://127.0.0.1:9/hook", mode)
+    assert set(CallbackMode) <= Elements(await user.source()).values("value")
     seen = await user.see()
     assert "documents neither payload nor signature" in seen
     assert "Callbacks go to http://127.0.0.1:9/…" in seen

@@ -47,9 +47,6 @@ _ENVIRONMENT.globals.update(
     PIN=PIN,
     TRIES=TRIES,
     TONES=labels.TONES,
-    CALLBACK_MODES=labels.CALLBACK_MODES,
-    RATES=labels.RATES,
-    JUMPS=labels.JUMPS,
     static={name: f"/static/{name}?v={hashlib.sha256(body).hexdigest()[:12]}" for name, body in _FILES.items()},
 )
 _ENVIRONMENT.filters.update(

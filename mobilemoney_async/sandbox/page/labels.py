@@ -7,7 +7,6 @@ from decimal import Decimal, InvalidOperation
 from math import ceil
 from urllib.parse import unquote, urlsplit
 
-from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.states import Kind, Payment, Status
 
 TONES: Mapping[Status, str] = {
@@ -19,19 +18,6 @@ TONES: Mapping[Status, str] = {
     Status.PROCESSING: "wait",
 }
 """Colour and icon of each state, by their names in the stylesheet."""
-
-CALLBACK_MODES: Mapping[CallbackMode, str] = {
-    CallbackMode.ONCE: "once for each change",
-    CallbackMode.TWICE: "twice",
-    CallbackMode.LATE: "30 s late",
-    CallbackMode.BEFORE_ANSWER: "before the answer to the request",
-}
-
-RATES: tuple[int, ...] = (1, 5, 20, 100)
-"""Speeds of the clock to choose from."""
-
-JUMPS: tuple[tuple[int, str], ...] = ((10, "10 s"), (60, "1 min"), (600, "10 min"), (3600, "1 h"))
-"""Jumps of the clock to choose from: seconds, and their label."""
 
 _RESULTS = {
     (Kind.COLLECTION, Status.SUCCESS): "Paid",
