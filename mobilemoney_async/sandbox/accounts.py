@@ -18,7 +18,6 @@ from mobilemoney_async.sandbox.messages import RefusedError, auth_error, encode
 TOKEN_LIFETIME = 3600
 """Seconds, whatever the sandbox's speed: the contract documents this number and `expires_in` reports it."""
 
-
 _HEADER = {"alg": "HS256", "typ": "JWT"}
 
 

@@ -92,28 +92,17 @@ async def _break_off(reply: Reply, http: HTTPRequest, send: Send) -> None:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.sent_body, "more_body": True})
     end(reset=reply.wire in (Wire.RESET, Wire.REFUSED))
-    await until_left(http.receive)
+    await _until_left(http.receive)
 
 
 async def _client_left_within(seconds: float, receive: Receive) -> bool:
     """Wait, at most until the client closes the connection; return whether it did."""
-    left = False
-
-    async def watch(scope: anyio.CancelScope) -> None:
-        nonlocal left
-        await until_left(receive)
-        left = True
-        scope.cancel()
-
-    # Only `watch` receives here; it ends before this function returns, so no two tasks ever receive at once.
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch, tasks.cancel_scope)
-        await anyio.sleep(seconds)
-        tasks.cancel_scope.cancel()
-    return left
+    with anyio.move_on_after(seconds) as waiting:
+        await _until_left(receive)
+    return not waiting.cancelled_caught
 
 
-async def until_left(receive: Receive) -> None:
+async def _until_left(receive: Receive) -> None:
     """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         continue

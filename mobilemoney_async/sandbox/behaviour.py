@@ -13,7 +13,6 @@ BURST = 10
 _TOLERANCE = 1e-6
 """Seconds of rounding error by which a request may be early."""
 
-
 RateLimitReading = Literal["both", "bucket", "window", "fixed"]
 ListOrder = Literal["newest-first", "oldest-first"]
 

@@ -5,7 +5,6 @@ Prompts, PINs and the three tries are inventions of this sandbox; the service do
 
 import collections
 import itertools
-from collections.abc import Iterator
 from datetime import datetime
 
 import attrs
@@ -106,7 +105,7 @@ class Phones:
 
     def _phone(self, number: str, line: _Line) -> Phone:
         payments = self._book.payments
-        waiting: Iterator[str] = itertools.islice(reversed(line.waiting), PROMPTS_SHOWN)
+        waiting = itertools.islice(reversed(line.waiting), PROMPTS_SHOWN)
         return Phone(
             phone_number=number,
             prompts=tuple(self._prompt(payments[transaction_id]) for transaction_id in waiting),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -66,7 +67,7 @@ class Sandbox(Controls):
             from mobilemoney_async.sandbox.asgi import SandboxApp
         except ImportError as exc:
             raise _extra_missing() from exc
-        return SandboxApp(self._answer, self._open_page)
+        return SandboxApp(partial(self.callbacks.reported_before, self._handle), self._open_page)
 
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
@@ -118,9 +119,6 @@ class Sandbox(Controls):
 
     def _handle(self, request: Request) -> Reply:
         return self._engine.handle(request, self._clock.seconds(), self._clock.unscaled_seconds())
-
-    async def _answer(self, request: Request) -> Reply:
-        return await self.callbacks.reported_before(self._handle, request)
 
     def _open_page(self) -> ASGIApp:
         from mobilemoney_async.sandbox.page import create_page

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
 from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
-from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream, Parts, write_answer, write_page, write_parts
+from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream, Parts, write, write_page, write_parts
 from mobilemoney_async.sandbox.page.security import SecurityMiddleware
 from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
@@ -102,7 +102,7 @@ class _Page:
             for stream in self._streams:
                 stream.wake()
             if request.headers.get("hx-request") == "true":
-                html = write_answer(**self._details(request, refused, form))
+                html = write("answer", **self._details(request, refused, form))
                 return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
             return self._write(request, refused, form) if refused else RedirectResponse(f"/#{shown_at}", 303)
 

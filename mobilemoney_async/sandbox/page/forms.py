@@ -55,7 +55,7 @@ def one_of(form: Mapping[str, str], field: str, *choices: str) -> str:
     """Return the value of a field with a few possible values; refuse another."""
     value = form.get(field)
     if value not in choices:
-        raise Refused(f"{field} must be one of: {', '.join(choices)}.", field=field)
+        raise Refused(f"{field} must be one of: {', '.join(choices)}.")
     return value
 
 
@@ -64,7 +64,7 @@ def number(form: Mapping[str, str], field: str) -> float:
     try:
         return float(form.get(field, ""))
     except ValueError:
-        raise Refused(f"{field} must be a number.", field=field) from None
+        raise Refused(f"{field} must be a number.") from None
 
 
 @attrs.define(eq=False)
@@ -78,7 +78,7 @@ class Actions:
         """Answer a prompt with a PIN. A text that is not four digits does not count as a wrong PIN."""
         pin = form.get("pin", "")
         if not _PIN.fullmatch(pin):
-            raise Refused(f"A PIN has {len(PIN)} digits.", field="pin")
+            raise Refused(f"A PIN has {len(PIN)} digits.")
         self._decide(form, lambda transaction_id: self._sandbox.enter_pin(transaction_id, pin))
 
     def decline(self, form: Form) -> None:
@@ -100,7 +100,7 @@ class Actions:
         try:
             self._sandbox.run_clock(rate)
         except ValueError as exc:
-            raise Refused(_sentence(exc), field="rate") from exc
+            raise Refused(_sentence(exc)) from exc
         if before and not rate:
             self._rate_before_pause = before
 
@@ -108,7 +108,7 @@ class Actions:
         """Move the clock ahead, by a day at most."""
         seconds = number(form, "seconds")
         if not 0 <= seconds <= _DAY:
-            raise Refused(f"seconds must be a number from 0 to {_DAY}.", field="seconds")
+            raise Refused(f"seconds must be a number from 0 to {_DAY}.")
         self._sandbox.advance(seconds)
 
     def switch_faults(self, form: Form) -> None:

@@ -76,29 +76,25 @@ class Parts:
 
 def write_page(snapshot: Snapshot, **details: Any) -> str:
     """Return the whole page; `details` are the values that only forms change."""
-    return _write("page", snapshot=snapshot, cards=_write_phones(snapshot).values(), **details)
-
-
-def write_answer(**details: Any) -> str:
-    """Return the answer to a form sent by htmx: the parts that the event stream does not send."""
-    return _write("answer", **details)
+    return write("page", snapshot=snapshot, cards=_write_phones(snapshot).values(), **details)
 
 
 def write_parts(snapshot: Snapshot) -> Parts:
     """Return each part that changes."""
     phones = _write_phones(snapshot)
-    return Parts({name: _write(name, snapshot=snapshot, cards=phones.values()) for name in REGIONS}, phones)
+    return Parts({name: write(name, snapshot=snapshot, cards=phones.values()) for name in REGIONS}, phones)
 
 
 def _write_phones(snapshot: Snapshot) -> dict[str, Markup]:
     # Safe: the template escapes its values.
     return {
-        f"phone-{key}": Markup(_write("phone", snapshot=snapshot, key=key, phone=phone))  # noqa: S704
+        f"phone-{key}": Markup(write("phone", snapshot=snapshot, key=key, phone=phone))  # noqa: S704
         for key, phone in snapshot.phones.items()
     }
 
 
-def _write(name: str, **values: Any) -> str:
+def write(name: str, **values: Any) -> str:
+    """Return the HTML of a template."""
     return _ENVIRONMENT.get_template(f"{name.replace('-', '_')}.html").render(values)
 
 

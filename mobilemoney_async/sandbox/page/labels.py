@@ -27,7 +27,6 @@ _RESULTS = {
 }
 # Whole words only: digits inside the service's own ids are not phone numbers.
 _PHONE_NUMBER = re.compile(r"(?<![0-9A-Za-z_])[+]?[0-9]{8,15}(?![0-9A-Za-z_])")
-_SHOWN_AT_END = 3
 
 
 def money(amount: str | Decimal) -> str:
@@ -48,9 +47,9 @@ def phone_number(number: str, *, masked: bool) -> str:
 
 def mask(number: str) -> str:
     """Return the country and the last three digits of a phone number; nothing of a shorter text."""
-    if len(number) <= _SHOWN_AT_END + 4:
+    if len(number) < 8:
         return "•••"
-    return f"{number[:4]} ••• ••• {number[-_SHOWN_AT_END:]}"
+    return f"{number[:4]} ••• ••• {number[-3:]}"
 
 
 def mask_within(text: str) -> str:
