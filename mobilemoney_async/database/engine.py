@@ -42,11 +42,8 @@ Clock = Callable[[], float]
 class Database:
     """Database that runs transactions in worker threads.
 
-    Args:
-        url: An SQLAlchemy URL, of SQLite with a file or of PostgreSQL.
-
     Raises:
-        InvalidRequest: The URL is neither.
+        InvalidRequest: The URL is neither of SQLite with a file nor of PostgreSQL.
     """
 
     def __init__(self, url: str) -> None:

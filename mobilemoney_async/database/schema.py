@@ -251,12 +251,7 @@ _MIGRATIONS: Sequence[Migration] = (_give_names,)
 def prepare(
     connection: sa.Connection, *, version: int = VERSION, migrations: Sequence[Migration] = _MIGRATIONS
 ) -> None:
-    """Make the tables, or migrate those of an older version. Runs inside the caller's transaction.
-
-    Args:
-        connection: In a transaction of its own.
-        version: The version to reach.
-        migrations: One for each version after the first.
+    """Make the tables, or migrate those of an older version by one migration for each. Runs in its own transaction.
 
     Raises:
         StoreError: The database is of a newer version than this code knows.

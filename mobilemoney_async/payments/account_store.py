@@ -21,12 +21,6 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 T = TypeVar("T")
 
 
-@attrs.define(eq=False)
-class _Lock:
-    lock: anyio.Lock = attrs.field(factory=anyio.Lock)
-    users: int = 0
-
-
 class KeyedLock:
     """Locks by name, in each event loop: creates under one key wait for each other, and so do those of one kind.
 
@@ -35,22 +29,20 @@ class KeyedLock:
     """
 
     def __init__(self) -> None:
-        self._locks: dict[tuple[Hashable, Hashable], _Lock] = {}
+        self._locks: dict[tuple[Hashable, Hashable], anyio.Lock] = {}
 
     @asynccontextmanager
     async def hold(self, name: Hashable) -> AsyncGenerator[None]:
         """Hold the lock of a name. Cancelling the wait gives up the place in line."""
         place = (current_token(), name)
-        entry = self._locks.setdefault(place, _Lock())
-        # Counted before the wait, so that no other user removes the lock.
-        entry.users += 1
+        # Taken, or waited for, before the next await: the lock passes from one task to the next without being free.
+        lock = self._locks.setdefault(place, anyio.Lock())
         try:
-            async with entry.lock:
+            async with lock:
                 yield
         finally:
-            entry.users -= 1
-            if not entry.users:
-                del self._locks[place]
+            if not lock.locked():
+                self._locks.pop(place, None)
 
     def held(self, *, but: Hashable | None = None) -> Collection[Hashable]:
         """Return the names that are held or waited for, in any event loop, except for `but`, which the caller holds."""
@@ -67,8 +59,6 @@ class AccountStore:
     written before anything is decided about their payments.
 
     Attributes:
-        database: The database.
-        account: The account of the payments.
         grace: Seconds after a request in which the service's list may not show its payment.
         cipher: Encrypts the login token.
         resend_absent_collections: Whether an absent collection may be sent again without confirmation.

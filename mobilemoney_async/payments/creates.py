@@ -83,16 +83,10 @@ class _Attempts:
     outcome: CallOutcome = "not_sent"
 
     async def sending(self, lives: float) -> float:
-        """Record that the payment is about to be sent, durably.
+        """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
 
-        Args:
-            lives: The longest that the attempt may take, seconds.
-
-        Returns:
-            The seconds that may pass before it is sent. Later, other processes may count it as lost.
-
-        Raises:
-            StoreError: It could not be recorded; nothing may be sent.
+        Returns the seconds that may pass before it is sent: later, other processes may count it as lost. After a
+        `StoreError` nothing may be sent.
         """
         self.sent_at = sent_at = self.utcnow()
         expected = self.expected if self.attempt is None else self.attempt
@@ -190,12 +184,7 @@ class IdempotentCreates:
     async def create(
         self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], *, idempotency_key: str
     ) -> Acknowledgement:
-        """Make a payment, once.
-
-        Args:
-            endpoint: That of collections or of disbursements.
-            body: The request, with ``phone_number`` and ``amount`` as they are sent.
-            idempotency_key: The payment's key.
+        """Make a payment, once; `body` has ``phone_number`` and ``amount`` as they are sent.
 
         Raises:
             IdempotencyConflict: The key was used for another payment; nothing was sent.
@@ -207,8 +196,6 @@ class IdempotentCreates:
         """
         request = _payment_request(endpoint, body, idempotency_key)
         progress = _Progress()
-        if self._deadline is None:
-            return await self._create(endpoint, body, request, progress)
         with anyio.move_on_after(self._deadline):
             return await self._create(endpoint, body, request, progress)
         late = RequestTimeout(f"the call's deadline of {self._deadline:g} s passed", outcome="not_sent")

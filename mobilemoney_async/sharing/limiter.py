@@ -43,12 +43,9 @@ def share_limiter(store: AccountStore, limiter: Limiter) -> Limiter:
 
 
 class Reservations:
-    """Reserved slots, in place of a bucket. Times are those of the event loop, unless stated otherwise.
+    """Reserved slots, in place of a bucket: each may be used `slack` seconds late, at most.
 
-    Args:
-        fleet: The budget used by all processes, at first.
-        slack: How late a slot may be used, seconds.
-        clock: Returns the time.
+    Times are those of the event loop, unless stated otherwise. `fleet` is the bucket of all processes.
     """
 
     def __init__(self, fleet: Bucket, slack: float, clock: Callable[[], float]) -> None:
@@ -112,11 +109,8 @@ class SharedLimiter:
       with theirs, and may use the slots that they have reserved.
     - Slots that a process has reserved when it dies are lost: at most a quarter of a second of the limit.
 
-    Args:
-        limiter: The limit. Processes should agree on it. If they do not, the stricter one is kept until no process has
-            used it for the length of its window.
-        database: The store's.
-        account: The account that the budget belongs to.
+    Processes should agree on the limit. If they do not, the stricter one is kept until no process has used it for the
+    length of its window.
 
     `acquire` raises `StoreError` if the store cannot be reached: nothing was sent. So does every other `acquire` of
     this process that is in line then; the next one asks the store again.

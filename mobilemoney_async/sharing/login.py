@@ -270,13 +270,9 @@ class SharedLogin:
         self._state = state
 
     async def _change(self, decide: Callable[[LoginRow, float], tuple[LoginRow, bool]]) -> tuple[LoginRow, bool, float]:
-        """Change the row in one transaction, and take over its state.
+        """Change the row in one transaction, by `decide` at a time of the store, and take over its state.
 
-        Args:
-            decide: Gets the row and the store's time; returns the next row, and whether this process logs in.
-
-        Returns:
-            What `decide` has returned, and the seconds to add to the store's time to get the loop's.
+        Returns what `decide` has returned, and the seconds to add to the store's time to get the loop's.
 
         Raises:
             StoreError: The database failed.

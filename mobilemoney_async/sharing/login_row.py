@@ -29,12 +29,7 @@ _FORGOTTEN_AFTER = 86_400.0
 
 @attrs.frozen
 class LoginRow:
-    """State of the login of one account and its credentials, and its lease.
-
-    Attributes:
-        state: Of the login.
-        lease: Of the process that is logging in.
-    """
+    """State of the login of one account and its credentials, and the lease of the process that is logging in."""
 
     state: LoginState = attrs.field(factory=LoginState)
     lease: Lease = attrs.field(factory=Lease)
@@ -43,13 +38,8 @@ class LoginRow:
         """Return the part of a row that can be true.
 
         SQLite's time is the clock of the host, which restarts with it. A row written later than now belongs to an
-        earlier start and is forgotten; one that seems to fit is bounded by the wall clock.
-
-        Args:
-            written: When it was written, the store's time.
-            expires_at: When the token ends, by the wall clock of its writer.
-            now: Now, the store's time.
-            wall: The wall clock, or None if the store's time never restarts.
+        earlier start and is forgotten; one that seems to fit is bounded by the wall clock, `expires_at` by its writer's
+        and `wall` now, which is None if the store's time never restarts.
         """
         if written > now + _SETBACK:
             return LoginRow()
@@ -64,11 +54,11 @@ class LoginRow:
     def visited(
         self, me: str, now: float, *, ttl: float, refused: tuple[Secret, bool] | None, may_log_in: bool
     ) -> tuple[LoginRow, bool]:
-        """Return the row after a process came for a token, and whether that process has the lease, and logs in.
+        """Return the row after a process came for a token, and whether it got the lease, to log in.
 
         Args:
             me: The process.
-            now: Now.
+            now: The store's time.
             ttl: The length of a lease, seconds.
             refused: A token that the service refused, and whether it was a replacement of a refused one.
             may_log_in: Whether the process would log in.
@@ -97,13 +87,7 @@ class LoginRow:
 
 @attrs.frozen
 class LoginTable:
-    """Table of the logins of one account, as statements inside one transaction.
-
-    Attributes:
-        account: The account.
-        name: Of the credentials, by `TokenCipher.name`.
-        cipher: Encrypts the token.
-    """
+    """Table of the logins of one account, as statements inside one transaction; `name` is of the credentials."""
 
     account: str
     name: str

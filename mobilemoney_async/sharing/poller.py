@@ -12,7 +12,6 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.database.clock import LONGEST
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
@@ -21,7 +20,6 @@ from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.polling.sharing import Incoming, News, Outgoing, Peek
 from mobilemoney_async.sharing import followed as tables
 from mobilemoney_async.sharing.followed import LeaseRow
-from mobilemoney_async.values import refuse
 
 # Between two deletions of old rows, seconds.
 _TIDY = 300.0
@@ -35,17 +33,9 @@ def join_fleet(store: AccountStore, utcnow: Callable[[], datetime]) -> StoreFlee
 
 
 class StoreFleet:
-    """One poller's part in following payments together; see `polling.sharing.Fleet`.
+    """One poller's part in following payments together; see `polling.sharing.Fleet` for the times, in seconds.
 
-    It is used by one task at a time, except for `listen`.
-
-    Args:
-        database: The database that all pollers share.
-        account: The account of the payments.
-        utcnow: The wall clock, as aware UTC.
-        ttl: How long the poller with the lease may be silent before another takes over, seconds, at most 60.
-        poll: The time between two looks for news, seconds.
-        linger: How long the lease is kept while no payment is followed, seconds.
+    It is used by one task at a time, except for `listen`. `ttl` is at most `clock.LONGEST`.
     """
 
     def __init__(
@@ -58,8 +48,6 @@ class StoreFleet:
         poll: float = 0.5,
         linger: float = 10.0,
     ) -> None:
-        if not 0 < ttl <= LONGEST:
-            raise refuse("ttl", f"a number of seconds, more than 0 and at most {LONGEST:g}")
         self.follower: str = uuid.uuid4().hex
         self.ttl: float = ttl
         self.poll: float = poll
