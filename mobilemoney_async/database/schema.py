@@ -206,16 +206,22 @@ def lock_row(connection: sa.Connection, table: sa.Table, key: Mapping[str, str],
     """Return the row of a primary key, locked until the commit; if there is none it is made, of `new` and defaults."""
     found = connection.execute(_locked(table), key).one_or_none()
     if found is None:
-        # Two processes may come here at once. Both databases know this clause, SQLAlchemy only as two.
-        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-        connection.execute(dialect.insert(table).on_conflict_do_nothing(), {**key, **new})
+        # Two processes may come here at once.
+        connection.execute(insert_missing(table, connection.dialect.name), {**key, **new})
         found = connection.execute(_locked(table), key).one()
     return found
 
 
 @functools.cache
+def insert_missing(table: sa.Table, dialect: str) -> Any:
+    """Return the statement that inserts a row, and gives its primary key, unless a unique index forbids it."""
+    # Both databases know this clause, SQLAlchemy only as two.
+    insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+    return insert.on_conflict_do_nothing().returning(*table.primary_key)
+
+
+@functools.cache
 def _locked(table: sa.Table) -> sa.Select[Any]:
-    # Built once: that costs as much as SQLite takes to run it.
     return sa.select(table).where(*(each == sa.bindparam(each.name) for each in table.primary_key)).with_for_update()
 
 

@@ -20,11 +20,10 @@ from typing import Any
 
 import attrs
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import history, payments
+from mobilemoney_async.database.schema import history, insert_missing, payments
 from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_transaction
 from mobilemoney_async.errors import DuplicateSuspected, IdempotencyConflict, StoreError
 from mobilemoney_async.payments.records import (
@@ -63,10 +62,6 @@ _OWNER = sa.select(_columns.key).where(
     _columns.account == sa.bindparam("of_account"), _columns.transaction_id == sa.bindparam("of_transaction")
 )
 _UPDATE = payments.update().where(_columns.id == sa.bindparam("of_id")).returning(payments)
-_INSERT = {
-    name: dialect.insert(payments).on_conflict_do_nothing().returning(_columns.id)
-    for name, dialect in (("postgresql", postgresql), ("sqlite", sqlite))
-}
 _NOTE = history.insert().inline()
 
 
@@ -252,7 +247,8 @@ class Journal:
             "created_at": sending["sent_at"],
             **sending,
         }
-        made: int | None = self.connection.execute(_INSERT[self.connection.dialect.name], values).scalar_one_or_none()
+        statement = insert_missing(payments, self.connection.dialect.name)
+        made: int | None = self.connection.execute(statement, values).scalar_one_or_none()
         return made
 
     def _send_again(self, key: str, expected: int, sending: Mapping[str, Any]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +24,13 @@ _NAMES: Mapping[str, Sequence[Any]] = {
     "key": (),
     **{name: (sa.text(f"length({name}) <= 200"),) for name in ("reference", "external_id")},
 }
+
+
+def chunks(ids: Iterable[str]) -> Iterator[list[str]]:
+    """Return transaction ids in lists that are short enough for one statement."""
+    everything = list(ids)
+    for start in range(0, len(everything), _IDS_AT_ONCE):
+        yield everything[start : start + _IDS_AT_ONCE]
 
 
 def find_with_history(journal: Journal, key: str) -> PaymentRecord | None:
@@ -52,8 +59,7 @@ def pending_ids(journal: Journal) -> list[str]:
 def owners(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, PaymentRecord]:
     """Return the payments that own these transactions, by transaction id."""
     found: dict[str, PaymentRecord] = {}
-    for start in range(0, len(transaction_ids), _IDS_AT_ONCE):
-        some = transaction_ids[start : start + _IDS_AT_ONCE]
+    for some in chunks(transaction_ids):
         statement = sa.select(payments).where(_columns.account == journal.account, _columns.transaction_id.in_(some))
         found |= {row.transaction_id: to_record(row) for row in journal.connection.execute(statement)}
     return found

@@ -129,9 +129,6 @@ class PaymentRequest:
     """Payment that a caller asks for, in the form that is compared with earlier requests under its key.
 
     Attributes:
-        key: The idempotency key.
-        type: Collection or disbursement.
-        phone_number: In international format.
         amount: Whole TZS, as digits.
         extra_digest: Of the extra fields of the request; empty where there are none.
         external_id: The one among the extra fields, to find the payment by.

@@ -64,12 +64,7 @@ class Limit:
 
 @attrs.frozen
 class InLine:
-    """Requests that wait in one lane of a process.
-
-    Attributes:
-        number: Their number, at least 1.
-        waited: The time for which the first of them has waited, seconds.
-    """
+    """Number of requests, at least 1, that wait in one lane of a process, and seconds that the first has waited."""
 
     number: int
     waited: float
@@ -138,10 +133,8 @@ def reserve(row: str | None, request: ReservationRequest, now: float) -> tuple[s
 class _Line:
     """Requests of one process in one lane.
 
-    Attributes:
-        number: Their number.
-        since: When the first of them came, or the process had its last turn in this lane, the later of both.
-        taken: The slots that it has had of its present turn.
+    The first has been in line since it came, or since the process's last turn in this lane. Of its present turn the
+    process has taken some slots.
     """
 
     number: int
@@ -151,12 +144,7 @@ class _Line:
 
 @attrs.define
 class _Process:
-    """Process with requests in line.
-
-    Attributes:
-        due_at: When its turn is due, as estimated when it asked.
-        lines: By lane, none empty.
-    """
+    """Process with requests in line, in no empty lines; its turn is due then, as estimated when it asked."""
 
     due_at: float
     lines: dict[Priority, _Line]
@@ -170,7 +158,6 @@ class _Budget:
         limit: The limit that is kept.
         confirmed_at: When a process last asked with that limit.
         at: The latest time of the store that was read.
-        bucket: The used part of the budget.
         turns: The time of each lane's last turn.
         processes: Those with requests in line.
     """

@@ -7,7 +7,8 @@ row counts grow in the order of the commits, and a reader that has read up to a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,13 +21,13 @@ from mobilemoney_async.database.schema import followed, leases, lock_row, news, 
 from mobilemoney_async.database.serialization import dump, dump_error, load_error, load_transaction
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import Source
 from mobilemoney_async.polling.sharing import Followed, News, Outgoing
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 _NAME = "poller"
-_IDS_AT_ONCE = 500  # in one statement
 # News is kept for as long as a process may be asleep and still read on from its place, days.
 _KEPT = 7
 # A payment that is no longer followed ended at this distance, by any host's clock.
@@ -84,35 +85,27 @@ def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: dat
     said = [each for each in said if is_holder or _final(each) is not None]
     finals = [final for final in map(_final, said) if final is not None]
     known = _known_finals(journal, [each.id for each in finals])
-    _insert_news(journal, row, [each for each in said if each.transaction_id not in known], at)
+    rows = [
+        {
+            "account": journal.account,
+            "number": number,
+            "transaction_id": each.transaction_id,
+            "is_final": _final(each) is not None,
+            "transaction": None if each.transaction is None else dump(each.transaction),
+            "error": None if each.error is None else dump_error(each.error),
+            "lag": each.lag,
+            "at": at,
+        }
+        for number, each in enumerate((each for each in said if each.transaction_id not in known), row.told + 1)
+    ]
+    if rows:
+        row.told += len(rows)
+        journal.connection.execute(news.insert(), rows)
     for transaction in finals:
         contradiction = journal.record_seen(transaction, source=Source.POLL, at=at)
         if contradiction is not None:
             logger.error("the service contradicts itself: %s", contradiction.message)
-    for ids in _chunks(each.transaction_id for each in said if each.is_ending):
-        journal.connection.execute(
-            followed.delete().where(followed.c.account == journal.account, followed.c.transaction_id.in_(ids))
-        )
-
-
-def _insert_news(journal: Journal, row: LeaseRow, said: Sequence[News], at: datetime) -> None:
-    rows = []
-    for each in said:
-        row.told += 1
-        rows.append(
-            {
-                "account": journal.account,
-                "number": row.told,
-                "transaction_id": each.transaction_id,
-                "is_final": _final(each) is not None,
-                "transaction": None if each.transaction is None else dump(each.transaction),
-                "error": None if each.error is None else dump_error(each.error),
-                "lag": each.lag,
-                "at": at,
-            }
-        )
-    if rows:
-        journal.connection.execute(news.insert(), rows)
+    _change(journal, followed.delete(), (each.transaction_id for each in said if each.is_ending))
 
 
 def read_news(
@@ -144,14 +137,10 @@ def write_followed(
     unknown = {number: each for number, each in outgoing.tracked.items() if number not in known}
     if not (unknown or outgoing.withdrawn or outgoing.hinted):
         return list(known.values())
-    row.followed += 1
-    number, connection = row.followed, journal.connection
-    own = (followed.c.account == journal.account, followed.c.follower == follower)
-    changes: dict[str, Any] = {"number": number, "until": at - _LONG_AGO}
-    for ids in _chunks(outgoing.withdrawn):
-        connection.execute(followed.update().where(*own, followed.c.transaction_id.in_(ids)).values(changes))
-    for ids in _chunks(unknown):
-        connection.execute(followed.delete().where(*own, followed.c.transaction_id.in_(ids)))
+    row.followed = number = row.followed + 1
+    own = followed.update().where(followed.c.follower == follower).values(number=number)
+    _change(journal, own.values(until=at - _LONG_AGO), outgoing.withdrawn)
+    _change(journal, followed.delete().where(followed.c.follower == follower), unknown)
     if unknown:
         rows = [
             {
@@ -167,11 +156,16 @@ def write_followed(
             }
             for each in unknown.values()
         ]
-        connection.execute(followed.insert(), rows)
-    changes = {"number": number, "hinted": number}
-    for ids in _chunks(outgoing.hinted):
-        connection.execute(followed.update().where(*own, followed.c.transaction_id.in_(ids)).values(changes))
+        journal.connection.execute(followed.insert(), rows)
+    _change(journal, own.values(hinted=number), outgoing.hinted)
     return list(known.values())
+
+
+def _change(journal: Journal, statement: sa.Update | sa.Delete, ids: Iterable[str]) -> None:
+    """Update or delete the rows of some followed payments."""
+    of_account = statement.where(followed.c.account == journal.account)
+    for some in chunks(ids):
+        journal.connection.execute(of_account.where(followed.c.transaction_id.in_(some)))
 
 
 def read_followed(journal: Journal, *, after: int, ahead: timedelta) -> list[Followed]:
@@ -221,30 +215,23 @@ def tidy(journal: Journal, *, at: datetime) -> None:
 def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, News]:
     """Return the final states of some payments that the store has."""
     found: dict[str, News] = {}
-    for ids in _chunks(transaction_ids):
-        texts = journal.connection.execute(
-            sa.select(payments.c.transaction).where(
-                payments.c.account == journal.account,
-                payments.c.transaction_id.in_(ids),
-                payments.c.transaction.is_not(None),
-            )
+    for ids in chunks(transaction_ids):
+        texts = sa.select(payments.c.transaction).where(
+            payments.c.account == journal.account,
+            payments.c.transaction_id.in_(ids),
+            payments.c.transaction.is_not(None),
         )
-        for text in texts.scalars():
-            transaction = _readable(text)
-            if transaction is not None and transaction.is_final:
-                found[transaction.id] = News(transaction_id=transaction.id, transaction=transaction)
+        for text in journal.connection.execute(texts).scalars():
+            # An unreadable record of payments is passed over: the service can show its state again.
+            with suppress(StoreError):
+                transaction = load_transaction(text)
+                if transaction.is_final:
+                    found[transaction.id] = News(transaction_id=transaction.id, transaction=transaction)
         rows = journal.connection.execute(
             sa.select(news).where(news.c.account == journal.account, news.c.transaction_id.in_(ids), news.c.is_final)
         )
         found |= {row.transaction_id: attrs.evolve(_news(row), lag=None) for row in rows}
     return found
-
-
-def _readable(text: str) -> Transaction | None:
-    try:
-        return load_transaction(text)
-    except StoreError:
-        return None  # of a record of payments: the service can show its state again
 
 
 def _final(each: News) -> Transaction | None:
@@ -268,9 +255,3 @@ def _lease_row(row: sa.Row[Any]) -> LeaseRow:
 
 def _here(journal: Journal) -> tuple[sa.ColumnElement[bool], ...]:
     return leases.c.account == journal.account, leases.c.name == _NAME
-
-
-def _chunks(ids: Iterable[str]) -> Iterator[list[str]]:
-    everything = list(ids)
-    for start in range(0, len(everything), _IDS_AT_ONCE):
-        yield everything[start : start + _IDS_AT_ONCE]
