@@ -42,6 +42,8 @@ Clock = Callable[[], float]
 class Database:
     """Database that runs transactions in worker threads.
 
+    Every async method raises `StoreError` if the database fails or cannot be reached.
+
     Raises:
         InvalidRequest: The URL is neither of SQLite with a file nor of PostgreSQL.
     """
@@ -58,20 +60,12 @@ class Database:
         return f"<Database {self._url.render_as_string(hide_password=True)}>"
 
     async def open(self) -> None:
-        """Make the tables if they are missing, and read the clock, unless that was done before.
-
-        Raises:
-            StoreError: The database failed, or cannot be reached.
-        """
+        """Make the tables if they are missing, and read the clock, unless that was done before."""
         if not self._is_prepared:
             await self.read(lambda _: None)
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run work that changes nothing, and return its result.
-
-        Raises:
-            StoreError: The database failed, or cannot be reached.
-        """
+        """Run work that changes nothing, and return its result."""
         until = time.monotonic() + _QUEUE
         return await self._in_thread(lambda: self._transact(work, writes=False, durable=False, until=until))
 
@@ -114,9 +108,6 @@ class Database:
 
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
-
-        Raises:
-            StoreError: As for `write`.
         """
         if self.dialect == "postgresql":
             return await self._timed_by_server(work, durable=durable)
@@ -149,11 +140,7 @@ class Database:
         return result, anyio.current_time() - (time.monotonic() - at) - seen
 
     async def open_driver(self, statement: str) -> Any:
-        """Open a connection of the driver, outside every transaction, execute a statement, and leave it open.
-
-        Raises:
-            StoreError: The database failed, or cannot be reached.
-        """
+        """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""
         return await self._in_thread(lambda: self._open_driver(statement))
 
     @property
@@ -162,11 +149,7 @@ class Database:
         return file_of(self._url)
 
     async def peek(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run work on a connection of its own, without making or migrating the tables, and roll it back.
-
-        Raises:
-            StoreError: The database failed, or cannot be reached.
-        """
+        """Run work on a connection of its own, without making or migrating the tables, and roll it back."""
 
         def roll_back() -> T:
             engine = make_engine(self._url)

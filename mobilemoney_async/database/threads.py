@@ -41,11 +41,7 @@ async def run_in_thread(work: Callable[[], T], *, limiter: anyio.CapacityLimiter
 
     Once begun it runs to its end. A task that is cancelled in between gets the cancellation at its next await; one that
     asyncio cancels natively, which no shield of anyio's stops, when the function has ended. Not for work that waits for
-    the event loop: a virtual clock stops until the work is done.
-
-    Args:
-        work: The function.
-        limiter: Bounds the number of working threads; anyio's own by default.
+    the event loop: a virtual clock stops until the work is done. The limiter of threads is anyio's own by default.
     """
     with ExitStack() as stack:
         for watcher in _watchers:

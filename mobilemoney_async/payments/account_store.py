@@ -14,7 +14,7 @@ from anyio.lowlevel import current_token
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.journal import Contradiction, Journal, JournalEntry
+from mobilemoney_async.payments.journal import Journal, JournalEntry
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -117,8 +117,8 @@ class AccountStore:
         # Another task may have replaced it during the write.
         if self.is_kept(entry):
             del self._unwritten[entry.key]
-        if isinstance(written, Contradiction):
-            raise written.error()
+        if isinstance(written, StoreError):
+            raise written
 
     async def flush(self, *, key: str | None = None) -> None:
         """Write the buffer, except for entries that other tasks are about to write; the caller holds the lock of `key`.

@@ -84,17 +84,6 @@ class JournalEntry:
 
 
 @attrs.frozen
-class Contradiction:
-    """Event that does not fit the payment's state. The history has it; nothing else was changed."""
-
-    message: str
-
-    def error(self) -> StoreError:
-        """Return the error to raise."""
-        return StoreError(self.message, outcome="unknown")
-
-
-@attrs.frozen
 class Journal:
     """Payments of one account, inside one transaction of the connection."""
 
@@ -177,8 +166,8 @@ class Journal:
         )
         return attempt
 
-    def apply(self, entry: JournalEntry) -> PaymentRecord | Contradiction:
-        """Record an event, if it fits the payment's state.
+    def apply(self, entry: JournalEntry) -> PaymentRecord | StoreError:
+        """Record an event; if it contradicts the payment's state, note only that, and return the error to raise.
 
         Raises:
             KeyError: There is no such payment.
@@ -192,7 +181,10 @@ class Journal:
             return record
         is_other_attempt = entry.attempt is not None and entry.attempt != record.attempt
         target = None if is_other_attempt else move(record.state, entry.event)
-        owner = None if acknowledged is None else self._owner(acknowledged.transaction_id)
+        owner = None
+        if acknowledged is not None:
+            of_transaction = {"of_account": self.account, "of_transaction": acknowledged.transaction_id}
+            owner = self.connection.execute(_OWNER, of_transaction).scalar_one_or_none()
         if target is None or owner is not None:
             subject = "it" if acknowledged is None else f"transaction {acknowledged.transaction_id}"
             problem = f"belongs to another payment ({owner})" if owner else f"is {record.state} already"
@@ -204,8 +196,8 @@ class Journal:
             self.note(row.id, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
         return to_record(changed)
 
-    def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> Contradiction | None:
-        """Record the state of a transaction as the service showed it, if a payment owns it; or return why it cannot."""
+    def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> StoreError | None:
+        """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""
         of_transaction = {"of_account": self.account, "of_transaction": transaction.id}
         row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
         status = str(transaction.status)
@@ -268,15 +260,10 @@ class Journal:
         made: int = row.id
         return made
 
-    def _owner(self, transaction_id: str) -> str | None:
-        """Return the key of the payment that owns a transaction."""
-        of_transaction = {"of_account": self.account, "of_transaction": transaction_id}
-        key: str | None = self.connection.execute(_OWNER, of_transaction).scalar_one_or_none()
-        return key
-
-    def _contradict(self, payment_id: int, entry: JournalEntry, message: str) -> Contradiction:
+    def _contradict(self, payment_id: int, entry: JournalEntry, message: str) -> StoreError:
+        """Note in the history that an event contradicts what is known, and return the error for it."""
         self.note(payment_id, at=entry.at, what="contradiction", source=entry.source, detail=message)
-        return Contradiction(f"payment {entry.key!r}: {message}")
+        return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")
 
 
 def to_record(row: sa.Row[Any]) -> PaymentRecord:

@@ -12,7 +12,7 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments import queries
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.journal import Contradiction, Journal, JournalEntry
+from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.reconciler import Reconciler, query_for
 from mobilemoney_async.payments.reconciliation import adopt
 from mobilemoney_async.payments.records import (
@@ -149,7 +149,7 @@ class PaymentBook:
         await self._store.database.open()
         now = self._utcnow()
 
-        def confirm(journal: Journal) -> PaymentRecord | Contradiction:
+        def confirm(journal: Journal) -> PaymentRecord | StoreError:
             attempt = _lock_unresolved(journal, key, now).attempt
             return journal.apply(
                 JournalEntry(key, attempt, PaymentEvent.CONFIRM_ABSENT, source=Source.PERSON, at=now, detail=note)
@@ -157,15 +157,15 @@ class PaymentBook:
 
         return await self._decide(key, confirm)
 
-    async def _decide(self, key: str, decide: Callable[[Journal], PaymentRecord | Contradiction]) -> PaymentRecord:
+    async def _decide(self, key: str, decide: Callable[[Journal], PaymentRecord | StoreError]) -> PaymentRecord:
         """Record a decision about a payment, and return the payment as it is then."""
         # Under the key's lock no create of this event loop is under way. Other processes are kept off by the row's
         # lock inside `decide`, which looks at the state once more.
         async with self._store.locks.hold(key):
             await self._store.flush(key=key)
             record = await self._store.write(decide)
-        if isinstance(record, Contradiction):
-            raise record.error()
+        if isinstance(record, StoreError):
+            raise record
         return record
 
 
@@ -173,11 +173,6 @@ class Payments(PaymentBook):
     """Payments of one account, from the store and the service. Nothing here moves money.
 
     Every method raises `StoreError` if the database fails or cannot be reached.
-
-    Args:
-        store: Keeps the payments.
-        pipeline: Makes the calls.
-        reconciler: Looks for unknown payments.
     """
 
     def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
@@ -236,7 +231,7 @@ class Payments(PaymentBook):
         transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
         now = self._utcnow()
 
-        def identify(journal: Journal) -> PaymentRecord | Contradiction:
+        def identify(journal: Journal) -> PaymentRecord | StoreError:
             record = _lock_unresolved(journal, key, now)
             if not query_for(record).fits(transaction):
                 raise StoreError(

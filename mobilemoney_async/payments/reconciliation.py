@@ -22,7 +22,8 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import history, payments
-from mobilemoney_async.payments.journal import WAS_RELEASED, Contradiction, Journal, JournalEntry, to_record
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, to_record
 from mobilemoney_async.payments.matching import PaymentQuery, Skew, Verdict
 from mobilemoney_async.payments.records import LISTINGS, PaymentEvent, PaymentRecord, PaymentState, Source
 
@@ -110,7 +111,7 @@ def record_listing(
         verdict = _contest(journal, current, verdict.adopt.id, rival, at=at)
     if verdict.adopt is not None:
         adopted = adopt(journal, current, verdict.adopt, source=Source.RECONCILE, at=at)
-        return current if isinstance(adopted, Contradiction) else adopted
+        return current if isinstance(adopted, StoreError) else adopted
     if verdict.candidates:
         return _record_candidates(journal, row, current, verdict.candidates, at)
     if _is_evidence(current, began_at, row.walked_at, grace):
@@ -126,7 +127,7 @@ def adopt(
     source: Source,
     at: datetime,
     note: str | None = None,
-) -> PaymentRecord | Contradiction:
+) -> PaymentRecord | StoreError:
     """Record the transaction that an unknown payment is, in the attempt of the record, and the transaction's state."""
     first = TransactionStatus.PENDING if record.type == TransactionType.COLLECTION else TransactionStatus.PROCESSING
     acknowledgement = Acknowledgement(
@@ -149,7 +150,7 @@ def adopt(
             acknowledgement=acknowledgement,
         )
     )
-    if isinstance(adopted, Contradiction):
+    if isinstance(adopted, StoreError):
         return adopted
     journal.record_seen(transaction, source=source, at=at)
     return journal.find(record.key) or adopted

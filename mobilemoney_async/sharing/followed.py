@@ -104,7 +104,7 @@ def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: dat
     for transaction in finals:
         contradiction = journal.record_seen(transaction, source=Source.POLL, at=at)
         if contradiction is not None:
-            logger.error("the service contradicts itself: %s", contradiction.message)
+            logger.error("the service contradicts itself: %s", contradiction)
     _change(journal, followed.delete(), (each.transaction_id for each in said if each.is_ending))
 
 

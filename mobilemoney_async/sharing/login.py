@@ -70,16 +70,11 @@ class SharedLogin:
     failed, stops only its own process from trying.
 
     Processes with other credentials, or another key, share nothing. While the database is away, a token in memory stays
-    in use. The password is never stored; see `database.encryption`.
+    in use. The password is never stored; see `database.encryption`. Without a key, a reader of the database
+    or its backups can move money until the token ends.
 
-    Args:
-        auth: Logs in. Its own state is neither used nor changed, so that it may serve other clients too.
-        database: Stores the token.
-        account: The account that it belongs to.
-        cipher: Encrypts the token. Without a key, a reader of the database or its backups can move money until the
-            token ends.
-        utcnow: The wall clock, as aware UTC.
-        lease: How long the others wait for a process that died while it logged in, seconds.
+    The `LoginAuth` may serve other clients too: its own state is neither used nor changed. The others wait `lease`
+    seconds for a process that died while it logged in.
     """
 
     def __init__(

@@ -38,21 +38,13 @@ class StoreFleet:
     It is used by one task at a time, except for `listen`. `ttl` is at most `clock.LONGEST`.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        account: str,
-        *,
-        utcnow: Callable[[], datetime],
-        ttl: float = 4.0,
-        poll: float = 0.5,
-        linger: float = 10.0,
-    ) -> None:
+    ttl: float = 4.0
+    poll: float = 0.5
+    listening_poll: float = 2.0
+    linger: float = 10.0
+
+    def __init__(self, database: Database, account: str, *, utcnow: Callable[[], datetime]) -> None:
         self.follower: str = uuid.uuid4().hex
-        self.ttl: float = ttl
-        self.poll: float = poll
-        self.listening_poll: float = max(poll, ttl / 2)
-        self.linger: float = linger
         self.database: Database = database
         self._account = account
         self._utcnow = utcnow

@@ -84,8 +84,8 @@ class Watched(StoreFleet):
     is_dead = False
 
     def __init__(self, url: str) -> None:
-        super().__init__(Database(url), "default", utcnow=utcnow, ttl=LEASE, poll=0.05, linger=0.2)
-        self.listening_poll = TTL / 2
+        super().__init__(Database(url), "default", utcnow=utcnow)
+        self.ttl, self.poll, self.listening_poll, self.linger = LEASE, 0.05, TTL / 2, 0.2
         self.turns: list[Outgoing] = []
         self.peeks = 0
         self.held: bool = False
@@ -666,7 +666,7 @@ async def test_the_holder_gets_every_change_once(store_url: str) -> None:
 async def test_accounts_do_not_meet(sqlite_file_url: str) -> None:
     """Two merchants in one database have a holder each, and know nothing of each other's payments."""
     one = make_fleet(sqlite_file_url)
-    other = StoreFleet(one.database, "another", utcnow=utcnow, ttl=30)
+    other = StoreFleet(one.database, "another", utcnow=utcnow)
     assert (await turn(one, tracked=following(one, "x"))).holds
     learned = await turn(other, "x")
     assert (learned.holds, list(learned.followed), list(learned.news)) == (True, [], [])

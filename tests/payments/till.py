@@ -112,7 +112,8 @@ def make_poller(client: AsyncClient, fleet: Fleet, **options: Any) -> Poller:
 
 def make_fleet(url: str, *, ttl: float = LEASE, poll: float = 0.05) -> StoreFleet:
     """Return a connection to the store that is quicker than the real ones."""
-    fleet = StoreFleet(Database(url), "default", utcnow=utcnow, ttl=ttl, poll=poll, linger=0.2)
+    fleet = StoreFleet(Database(url), "default", utcnow=utcnow)
+    fleet.ttl, fleet.poll, fleet.linger = ttl, poll, 0.2
     fleet.listening_poll = max(poll, TTL / 2)
     return fleet
 
