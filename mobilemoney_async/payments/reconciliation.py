@@ -37,15 +37,9 @@ _SETTLING = frozenset(
 
 @attrs.define(kw_only=True)
 class EarlierAttempt:
-    """Attempt of a payment that was released, perhaps too early.
+    """Attempt of a payment that was released, perhaps too early; settled if its result is known.
 
-    Attributes:
-        payment_id: The row of its payment.
-        key: The idempotency key of its payment.
-        number: From 1.
-        sent_at: When it was sent.
-        ended_at: When its request was given up.
-        is_settled: Whether its result is known.
+    Its number counts from 1; its request was given up at `ended_at`.
     """
 
     payment_id: int
@@ -86,19 +80,10 @@ def record_listing(
     ended_at: datetime,
     grace: float,
 ) -> PaymentRecord:
-    """Record the result of a full listing for an unknown payment, unless the payment has changed since.
+    """Record the result of a full listing for an unknown payment, and return the payment as it is now.
 
-    Args:
-        journal: Writing.
-        record: The payment as it was before the listing.
-        verdict: The conclusion from the listing.
-        rival: The earlier attempt of another payment that the match fits as well.
-        began_at: When the listing began.
-        ended_at: When it was complete.
-        grace: Seconds after the end of a request in which a listing may still miss its payment.
-
-    Returns:
-        The payment as it is now.
+    A payment that is no longer as it was before the listing, `record`, is left as it is. The match of the verdict may
+    fit a rival as well. For `grace` seconds after the end of its request a listing may miss a payment that exists.
     """
     # Locked until the commit: another process may have found the payment during the listing, but not from here on.
     row = journal.row(record.key, lock=True)

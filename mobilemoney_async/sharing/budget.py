@@ -117,14 +117,11 @@ def reserve(row: str | None, request: ReservationRequest, now: float) -> tuple[s
     the length of its window.
 
     Args:
-        row: The row after the last reservation of any process, or None.
+        row: The row after the last reservation of any process, or None. The next one is returned.
         request: The request.
         now: The time of the store, read while the row was locked.
-
-    Returns:
-        The row to write, and the slots.
     """
-    budget = _Budget.read(row, request.limit)
+    budget = _Budget.read(row, request.limit, now)
     reservation = budget.reserve(request, now)
     return budget.write(), reservation
 
@@ -170,7 +167,7 @@ class _Budget:
     processes: dict[str, _Process] = attrs.field(factory=dict)
 
     def reserve(self, request: ReservationRequest, now: float) -> Reservation:
-        now = self._follow_clock(now)
+        now = self.at = max(self.at, now)
         self._agree(request.limit, now)
         if request.hold > 0:
             self.bucket.hold(now + request.hold)
@@ -190,30 +187,6 @@ class _Budget:
         return Reservation(
             slots=slots, ask_again_at=ask_again_at, unserved=frozenset(own.lines), turns=turns, bucket=self.bucket
         )
-
-    def _follow_clock(self, now: float) -> float:
-        """Return a time that never goes back: after a reboot, or if a clock was set back, the past moves along."""
-        back = self.at - now
-        if back <= 0:
-            self.at = now
-        elif back > _CLOCKS_DIFFER:
-            self._move(-back)
-        return self.at
-
-    def _move(self, by: float) -> None:
-        past = self.bucket.dump()
-        self.bucket.load(
-            Past(
-                grants=[_round_up(each + by) for each in past.grants],
-                made_up=[each + by for each in past.made_up],
-                held_until=past.held_until + by,
-                taken=past.taken,
-            )
-        )
-        self.at += by
-        self.confirmed_at += by
-        self.turns = {lane: at + by for lane, at in self.turns.items()}
-        self.processes.clear()  # they ask again
 
     def _agree(self, limit: Limit, now: float) -> None:
         """Choose the limit that is kept."""
@@ -313,28 +286,34 @@ class _Budget:
         return before
 
     @classmethod
-    def read(cls, row: str | None, limit: Limit) -> _Budget:
+    def read(cls, row: str | None, limit: Limit, now: float) -> _Budget:
+        """Return the contents of a row. If the clock was set back, by a reboot say, the past moves along."""
         if row is None:
             return cls(limit)
         raw: dict[str, Any] = json.loads(row)
-        budget = cls(Limit(**raw["limit"]))
-        budget.at = raw["at"] / _MICRO
-        budget.confirmed_at = raw["confirmed_at"] / _MICRO
+        back = raw["at"] - _micros(now)
+        shift = -back if back > _CLOCKS_DIFFER * _MICRO else 0
+
+        def seconds(micros: int) -> float:
+            return (micros + shift) / _MICRO
+
+        budget = cls(Limit(**raw["limit"]), confirmed_at=seconds(raw["confirmed_at"]), at=seconds(raw["at"]))
         budget.bucket.load(
             Past(
-                grants=_times(raw["grants"]),
-                made_up=_times(raw["made_up"]),
-                held_until=-math.inf if raw["held_until"] is None else raw["held_until"] / _MICRO,
+                grants=[seconds(micros) for micros in accumulate(raw["grants"])],
+                made_up=[seconds(micros) for micros in accumulate(raw["made_up"])],
+                held_until=-math.inf if raw["held_until"] is None else seconds(raw["held_until"]),
                 taken=raw["taken"],
             )
         )
-        budget.turns = {Priority(int(lane)): at / _MICRO for lane, at in raw["turns"].items()}
-        for name, process in raw["processes"].items():
-            lines = {
-                Priority(int(lane)): _Line(number, since / _MICRO, taken)
-                for lane, (number, since, taken) in process["lines"].items()
-            }
-            budget.processes[name] = _Process(process["due_at"] / _MICRO, lines)
+        budget.turns = {Priority(int(lane)): seconds(at) for lane, at in raw["turns"].items()}
+        if not shift:  # else they ask again
+            for name, process in raw["processes"].items():
+                lines = {
+                    Priority(int(lane)): _Line(number, seconds(since), taken)
+                    for lane, (number, since, taken) in process["lines"].items()
+                }
+                budget.processes[name] = _Process(seconds(process["due_at"]), lines)
         return budget
 
     def write(self) -> str:
@@ -378,7 +357,3 @@ def _steps(times: Sequence[float]) -> list[int]:
     """Return times as the first and the distances, which takes a third of the text."""
     micros = [_micros(at) for at in times]
     return micros[:1] + [later - sooner for sooner, later in pairwise(micros)]
-
-
-def _times(steps: Sequence[int]) -> list[float]:
-    return [micros / _MICRO for micros in accumulate(steps)]

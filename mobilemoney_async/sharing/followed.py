@@ -36,13 +36,7 @@ _LONG_AGO = timedelta(days=1)
 
 @attrs.define(kw_only=True)
 class LeaseRow:
-    """Row of the poller's lease: its holder, and the numbers of the latest messages.
-
-    Attributes:
-        lease: The lease.
-        followed: The number of the latest change of the followed payments.
-        told: The number of the latest news.
-    """
+    """Row of the poller's lease, and the numbers of the latest change of the followed payments and the latest news."""
 
     lease: Lease
     followed: int

@@ -184,28 +184,22 @@ class SharedLogin:
         except MobileMoneyError as exc:
             return await self._fail(exc, me)
         except BaseException:
-            with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
-                await self._finish(me, lambda state, _: state)
+            await self._finish(me, lambda state, _: state)
             raise
         self._own = LoginState()
         self._state = self._state.logged_in(token, lifetime, began=began, now=anyio.current_time())
-        with anyio.move_on_after(_SHIELD, shield=True):
-            try:
-                await self._finish(
-                    me, lambda state, now: state.logged_in(token, lifetime, began=min(began - ahead, now), now=now)
-                )
-            except StoreError as exc:
-                self._warn(_AWAY, exc)
+        failure = await self._finish(
+            me, lambda state, now: state.logged_in(token, lifetime, began=min(began - ahead, now), now=now)
+        )
+        if failure is not None:
+            self._warn(_AWAY, failure)
         return self._state.fresh(anyio.current_time()) or token
 
     async def _fail(self, error: MobileMoneyError, me: str) -> Secret:
         """Begin a pause, for all or for this process; return a token that is still valid, or raise the error."""
         is_own = isinstance(error, StoreError) or (isinstance(error, TransportError) and error.outcome == "not_sent")
-        with anyio.move_on_after(_SHIELD, shield=True):
-            try:
-                await self._finish(me, lambda state, now: state if is_own else state.failed(error, now))
-            except StoreError:
-                is_own = True
+        failure = await self._finish(me, lambda state, now: state if is_own else state.failed(error, now))
+        is_own = is_own or failure is not None
         now = anyio.current_time()
         if is_own:
             self._own = self._own.failed(error, now)
@@ -252,8 +246,14 @@ class SharedLogin:
             self._refused = None
         return visit
 
-    async def _finish(self, me: str, change: Callable[[LoginState, float], LoginState]) -> None:
-        await self._change(lambda row, now: (row.finished(me, now, change), False))
+    async def _finish(self, me: str, change: Callable[[LoginState, float], LoginState]) -> StoreError | None:
+        """Save the result of a login and give the lease back, in a cancelled call too; return the store's failure."""
+        with anyio.move_on_after(_SHIELD, shield=True):
+            try:
+                await self._change(lambda row, now: (row.finished(me, now, change), False))
+            except StoreError as exc:
+                return exc
+        return None
 
     def _learn(self, state: LoginState) -> None:
         """Take over the state of the row. A token that only this process has stays in use to its end."""
