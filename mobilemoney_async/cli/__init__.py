@@ -22,8 +22,13 @@ def main() -> None:
         print('mobilemoney: the command line needs an extra: pip install "mobilemoney-async[cli]"', file=sys.stderr)
         raise SystemExit(2)
     from mobilemoney_async.cli.app import app
+    from mobilemoney_async.cli.output import ignoring_closed_pipe
 
-    app(prog_name="mobilemoney")
+    try:
+        app(prog_name="mobilemoney")
+    finally:
+        with ignoring_closed_pipe():
+            sys.stdout.flush()
 
 
 def _open_streams() -> None:

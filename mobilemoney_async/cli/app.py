@@ -42,7 +42,7 @@ class LazyCommand(NamedTuple):
     name: str
     target: str
     summary: str
-    panel: str | None = None
+    panel: str
 
     def listed(self) -> TyperCommand:
         """Return the entry in the list of commands."""
@@ -61,12 +61,7 @@ class LazyCommand(NamedTuple):
 
 
 def command_group(*commands: LazyCommand, **options: Any) -> typer.Typer:
-    """Return a group of commands; `add_command` adds those of the group's own module.
-
-    Args:
-        commands: Commands that are imported when they run.
-        options: Of `typer.Typer`.
-    """
+    """Return a group of commands, with these options of `typer.Typer`; `add_command` adds those of its own module."""
     return typer.Typer(cls=_group_class(commands), **(_PLAIN | {"add_completion": False} | options))
 
 
@@ -127,6 +122,9 @@ def _errors_in_one_line(ctx: Any) -> Iterator[None]:
     """Turn an error that the user can act on into one line and an exit code."""
     try:
         yield
+    except BrokenPipeError as exc:
+        # The reader of a pipe has read enough. A command whose exit code reports a payment goes on without a reader.
+        raise typer.Exit(failures.ExitCode.FINE) from exc
     except _USAGE_ERROR as exc:
         if type(exc).__name__ == "NoArgsIsHelpError":
             raise
@@ -157,21 +155,9 @@ COMMANDS: tuple[LazyCommand, ...] = tuple(
         "Payments": (
             ("collect", "create:collect", "Ask a customer to pay, and wait until the payment succeeds or fails."),
             ("disburse", "create:disburse", "Send money to a wallet, and wait until the payment succeeds or fails."),
-            (
-                "get",
-                "transactions:get",
-                "Show one transaction: by its id, the service's reference or the merchant's.",
-            ),
-            (
-                "list",
-                "transactions:list_transactions",
-                "List transactions in the service's order: as a table, CSV or JSON lines.",
-            ),
-            (
-                "watch",
-                "watch:watch",
-                "Follow payments to their final states: a table on a terminal, else a line for each change.",
-            ),
+            ("get", "transactions:get", "Show one transaction: by its id, the service's reference or the merchant's."),
+            ("list", "transactions:list_transactions", "List transactions: as a table, CSV or JSON lines."),
+            ("watch", "watch:watch", "Follow payments to their final states."),
             ("payments", "payments:payments_app", "Payments in your store, and those with an unknown result."),
         ),
         "Account": (

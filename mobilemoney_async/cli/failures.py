@@ -45,12 +45,7 @@ class ExitCode(enum.IntEnum):
 
 
 class Refused(Exception):
-    """Error of a command, in the words that the user reads.
-
-    Args:
-        text: The error and the next step, in one line.
-        exit_code: The command's.
-    """
+    """Error of a command, with the next step, in one line for the user."""
 
     def __init__(self, text: str, exit_code: ExitCode = ExitCode.ERROR) -> None:
         super().__init__(text)
@@ -61,56 +56,39 @@ class _Interrupted(Exception):
     """Request of the user or the system to stop."""
 
 
-_CHECK_LOGIN = "check e-mail and password; the service limits attempts, so do not guess"
 _LOG_IN = "get a new token: mobilemoney login, or from its issuer"
 _FIND_CAUSE = "run `mobilemoney doctor` to find the cause"
 
-# The next step after an error of a class, or of its nearest base class, and the exit code.
-_ADVICE: dict[type, tuple[str, ExitCode]] = {
-    errors.InvalidRequest: ("", ExitCode.USAGE),
-    errors.OutcomeUnknown: (
-        "do not send it again before you have looked: mobilemoney list shows whether it exists",
-        ExitCode.UNRESOLVED,
-    ),
-    errors.WaitTimeout: ("it may still become final: look again with mobilemoney watch", ExitCode.NOT_FINAL),
-    errors.InvalidCredentials: (_CHECK_LOGIN, ExitCode.ERROR),
-    errors.AuthenticationError: (_LOG_IN, ExitCode.ERROR),
-    errors.PermissionDenied: ("ask the issuer of the credentials for the permission", ExitCode.ERROR),
-    errors.TransactionNotFound: (
-        "check the id and the profile; the service may show a new payment only after a moment",
-        ExitCode.ERROR,
-    ),
-    errors.InvalidTransactionId: ("copy the id from the answer of collect or disburse, or from list", ExitCode.ERROR),
-    errors.RateLimitExceeded: ("another program uses up this merchant's requests: wait a minute", ExitCode.ERROR),
-    errors.ServerError: ("the service has a fault: try again later", ExitCode.ERROR),
-    errors.UnexpectedResponse: (
-        f"is this the service, with its version prefix? {_FIND_CAUSE}",
-        ExitCode.ERROR,
-    ),
-    errors.IdempotencyConflict: (
-        "look at that payment with mobilemoney payments show, and use another key for another payment",
-        ExitCode.ERROR,
-    ),
-    errors.DuplicateSuspected: (
-        "resolve the other payment first: mobilemoney payments reconcile",
-        ExitCode.ERROR,
-    ),
-    errors.TransportError: (_FIND_CAUSE, ExitCode.ERROR),
-    Exception: ("", ExitCode.ERROR),
+# The next step after an error of a class, or of its nearest base class.
+_ADVICE: dict[type, str] = {
+    errors.OutcomeUnknown: "do not send it again before you have looked: mobilemoney list shows whether it exists",
+    errors.WaitTimeout: "it may still become final: look again with mobilemoney watch",
+    errors.InvalidCredentials: "check e-mail and password; the service limits attempts, so do not guess",
+    errors.AuthenticationError: _LOG_IN,
+    errors.PermissionDenied: "ask the issuer of the credentials for the permission",
+    errors.TransactionNotFound: "check the id and the profile; the service may show a new payment only after a moment",
+    errors.InvalidTransactionId: "copy the id from the answer of collect or disburse, or from list",
+    errors.RateLimitExceeded: "another program uses up this merchant's requests: wait a minute",
+    errors.ServerError: "the service has a fault: try again later",
+    errors.UnexpectedResponse: f"is this the service, with its version prefix? {_FIND_CAUSE}",
+    errors.IdempotencyConflict: "see that payment with mobilemoney payments show; use another key for another payment",
+    errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile",
+    errors.TransportError: _FIND_CAUSE,
+}
+_EXIT_CODES: dict[type, ExitCode] = {
+    errors.InvalidRequest: ExitCode.USAGE,
+    errors.OutcomeUnknown: ExitCode.UNRESOLVED,
+    errors.WaitTimeout: ExitCode.NOT_FINAL,
 }
 
 
 def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, ExitCode]:
-    """Return the error and the next step, as one line, and the exit code.
-
-    Args:
-        exc: A `MobileMoneyError` or an `OSError`.
-        settings: Of the service of the call.
-    """
+    """Return a `MobileMoneyError` or an `OSError` with the next step, as one line, and the exit code."""
     if isinstance(exc, OSError) and not isinstance(exc, MobileMoneyError):
         return _explain_file(exc)
     text = str(exc)
-    advice, exit_code = next(_ADVICE[cls] for cls in type(exc).__mro__ if cls in _ADVICE)
+    advice = next((_ADVICE[cls] for cls in type(exc).__mro__ if cls in _ADVICE), "")
+    exit_code = next((_EXIT_CODES[cls] for cls in type(exc).__mro__ if cls in _EXIT_CODES), ExitCode.ERROR)
     if isinstance(exc, errors.StoreError) and not advice and "failed" in text:
         advice = _FIND_CAUSE
     if settings is not None:
@@ -143,12 +121,7 @@ def first_error(exc: BaseException) -> BaseException:
 
 
 def conclude(command: str, exc: BaseException, settings: Settings | None = None) -> typer.Exit | None:
-    """Print an error in one line, and return the end of the command.
-
-    Args:
-        command: Its name, for the line.
-        exc: The error, or a group of errors of which the first counts.
-        settings: Of the service, for better advice.
+    """Print an error, or the first of a group, in one line, and return the end of the command.
 
     Returns:
         None, with nothing printed, for a fault of this program, and where the reader of a pipe has left.

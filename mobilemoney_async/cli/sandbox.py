@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mobilemoney_async.cli.app import LazyCommand, command_group
+from mobilemoney_async.cli.app import add_command, command_group
 
 if TYPE_CHECKING:
     from mobilemoney_async.sandbox import Sandbox
 
-COMMANDS: tuple[LazyCommand, ...] = (
-    LazyCommand("numbers", "sandbox:numbers", "Print the magic phone numbers and their effects."),
-)
-
-sandbox_app: typer.Typer = command_group(*COMMANDS, help="The service on your own machine, with simulated money.")
+sandbox_app: typer.Typer = command_group(help="The service on your own machine, with simulated money.")
 
 Speed = Annotated[
     float, typer.Option(min=0.01, max=1000.0, help="Divides the sandbox's delays and multiplies its rate limit.")
@@ -40,6 +36,7 @@ def sandbox(
         run_sandbox(port=port, speed=speed, by_hand=by_hand)
 
 
+@add_command(sandbox_app, "numbers")
 def numbers() -> None:
     """Print the magic phone numbers and their effects."""
     from mobilemoney_async.sandbox import MAGIC_NUMBERS

@@ -135,10 +135,11 @@ def list_transactions(
     unmasked: Unmasked = False,
     service: Service,
 ) -> None:
-    """List transactions in the service's order: as a table, CSV or JSON lines.
+    """List transactions: as a table, CSV or JSON lines.
 
-    CSV and JSON lines are printed as pages arrive. A long list takes a second for each hundred. If it fails half way,
-    the printed lines are correct but not all, and the exit code is not 0.
+    The order is the service's, which it does not document. CSV and JSON lines are printed as pages arrive. A long list
+    takes a second for each hundred. If it fails half way, the printed lines are correct but not all, and the exit code
+    is not 0.
 
     Exit codes: 0 fine, 1 an error, 2 wrong usage.
     """

@@ -58,9 +58,10 @@ def watch(
     unmasked: Unmasked = False,
     service: Service,
 ) -> None:
-    """Follow payments to their final states: a table on a terminal, else a line for each change.
+    """Follow payments to their final states.
 
-    Ctrl-C and --timeout end the watching, not the payments, and name those that are still open.
+    Shows a table on a terminal, else a line for each change. Ctrl-C and --timeout end the watching, not the payments,
+    and name those that are still open.
 
     Exit codes: 0 all succeeded, 5 some are final without success, 4 some were not final in time, 1 an error, or the
     service has no such transaction, 2 wrong usage, 130 Ctrl-C.

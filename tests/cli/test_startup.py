@@ -17,13 +17,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from mobilemoney_async.cli.app import COMMANDS, app
     from mobilemoney_async.cli.failures import ExitCode
-    from mobilemoney_async.cli.sandbox import COMMANDS as SANDBOX_COMMANDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
 # What a list of commands needs none of: the client and what it brings, the sandbox, databases, tables.
 HEAVY = ("httpx", "anyio", "asyncio", "ssl", "msgspec", "cattrs", "sqlalchemy", "starlette", "uvicorn", "rich.table")
 OURS = ("calls", "client", "contract", "payments", "polling", "resources", "sandbox")
-ALL = (*COMMANDS, *SANDBOX_COMMANDS)
 
 
 def run(*arguments: str, code: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -54,7 +52,7 @@ def test_the_list_of_commands_loads_nothing_heavy() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("command", ALL, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_the_list_says_what_the_command_says(command: Any) -> None:
     """The line about a command is the first sentence of its own help."""
     assert command.listed().get_short_help_str(500) == command.load().get_short_help_str(500)
@@ -133,16 +131,13 @@ class TestCompletion:
 
 def _commands() -> dict[str, Any]:
     """Return each command as it is typed, with the real one behind it: not what stands for it in a list."""
-    lazy = {f"sandbox {command.name}": command for command in SANDBOX_COMMANDS}
     found: dict[str, Any] = {}
     for command in COMMANDS:
         loaded = command.load()
         inside = getattr(loaded, "commands", {})
         if not inside or loaded.invoke_without_command:
             found[command.name] = loaded
-        for name, each in inside.items():
-            path = f"{command.name} {name}"
-            found[path] = lazy[path].load() if path in lazy else each
+        found |= {f"{command.name} {name}": each for name, each in inside.items()}
     return found
 
 
