@@ -17,14 +17,7 @@ import typer
 from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.clients import KeptLogin, forget_login, keep_login, open_client
 from mobilemoney_async.cli.failures import run, say
-from mobilemoney_async.cli.options import (
-    AsJSON,
-    Service,
-    Unmasked,
-    ask,
-    require_phone_number,
-    with_service,
-)
+from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, ask, require_phone_number, with_service
 from mobilemoney_async.cli.output import mask_email, plain, print_json, show_facts, visible
 from mobilemoney_async.cli.profiles import read_secret_file
 from mobilemoney_async.cli.settings import Settings

@@ -32,11 +32,8 @@ _PLAIN: dict[str, Any] = {
 class LazyCommand(NamedTuple):
     """Command that is imported when it runs.
 
-    Attributes:
-        name: As the user types it.
-        target: ``module:name`` below `mobilemoney_async.cli`: a function with options, or a `typer.Typer`.
-        summary: Its line in the list of commands: the first sentence of its help.
-        panel: Its heading in that list.
+    The target is ``module:name`` below `mobilemoney_async.cli`: a function with options, or a `typer.Typer`. The list
+    of commands shows the summary, which is the first sentence of the command's help, below the panel's heading.
     """
 
     name: str

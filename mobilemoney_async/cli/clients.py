@@ -36,13 +36,7 @@ _MARGIN = timedelta(seconds=30)
 
 @attrs.frozen(kw_only=True)
 class KeptLogin:
-    """Login in a file.
-
-    Attributes:
-        email: The user's.
-        token: The access token.
-        expires_at: The end of the token as the service says, an aware UTC datetime of this machine's clock.
-    """
+    """Login in a file; the token expires at a UTC time of this machine's clock."""
 
     email: str
     token: Secret
@@ -72,11 +66,7 @@ class KeptFirst:
 
 
 def open_client(settings: Settings, **options: Any) -> AsyncClient:
-    """Return a client of the service, with its store if there is one. The caller closes it.
-
-    Args:
-        settings: The service and the credentials.
-        options: Of `AsyncClient`; they win over the settings.
+    """Return a client of the service, with its store if there is one; options win over settings. The caller closes it.
 
     Raises:
         InvalidRequest: There are no credentials, or a setting is not accepted.
@@ -106,15 +96,7 @@ def missing_file(settings: Settings) -> str | None:
 
 
 def open_store(settings: Settings, **options: Any) -> SQLStore:
-    """Return the store of the settings; its errors name the settings of the command line.
-
-    Args:
-        settings: With a store.
-        options: Of `SQLStore`.
-
-    Raises:
-        InvalidRequest: An argument is not accepted, or an extra is missing.
-    """
+    """Return the store of the settings; its errors name the settings of the command line."""
     from mobilemoney_async.payments.store import SQLStore
 
     try:
@@ -169,10 +151,7 @@ def sandbox_token() -> str:
 def find_login(settings: Settings, *, email: str | None = None, now: datetime | None = None) -> KeptLogin | None:
     """Return the kept login of a profile at its URL, unless it has expired or belongs to another user.
 
-    Args:
-        settings: The profile and the URL.
-        email: The user's; None for any.
-        now: Aware UTC; None for the present.
+    Without an e-mail, the login of any user counts.
     """
     try:
         kept = json.loads(_login_file(settings).read_text("utf-8"))
@@ -193,8 +172,7 @@ def find_login(settings: Settings, *, email: str | None = None, now: datetime | 
 def keep_login(settings: Settings, login: KeptLogin) -> Path:
     """Write a login to its file, in place of an earlier one, and return the file.
 
-    Raises:
-        OSError: The file cannot be written; an earlier one stays.
+    If the file cannot be written (`OSError`), an earlier one stays.
     """
     file = _login_file(settings)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -220,11 +198,7 @@ def keep_login(settings: Settings, login: KeptLogin) -> Path:
 
 
 def forget_login(settings: Settings) -> bool:
-    """Delete the kept login of a profile at its URL, and return whether there was one.
-
-    Raises:
-        OSError: The file cannot be deleted.
-    """
+    """Delete the kept login of a profile at its URL, and return whether there was one."""
     try:
         _login_file(settings).unlink()
     except FileNotFoundError:

@@ -10,6 +10,7 @@ import secrets
 import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated
 
 import anyio
@@ -17,20 +18,10 @@ import attrs
 import typer
 
 from mobilemoney_async import errors
-from mobilemoney_async.cli import following
+from mobilemoney_async.cli import following, options
 from mobilemoney_async.cli.clients import open_client
 from mobilemoney_async.cli.failures import ExitCode, Refused, explain, run, say
-from mobilemoney_async.cli.options import (
-    Service,
-    Unmasked,
-    Yes,
-    check_timeout,
-    command_line,
-    confirm_money,
-    require_phone_number,
-    require_service,
-    with_service,
-)
+from mobilemoney_async.cli.options import Service, Unmasked, Yes, command_line, with_service
 from mobilemoney_async.cli.output import ignoring_closed_pipe, phone, plain, print_json_line, visible, waiting
 from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.client import AsyncClient
@@ -133,12 +124,12 @@ class PaymentRequest:
 
 def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: float, yes: bool) -> None:
     command, is_key_given = request.command, request.key is not None
-    check_timeout(timeout)
+    options.check_timeout(timeout)
     settings = service.settings()
     request = _checked(request, has_store=settings.store is not None)
     if settings.store is not None:
-        require_service(settings)
-    confirm_money(settings, str(request), yes=yes)
+        options.require_service(settings)
+    options.confirm_money(settings, str(request), yes=yes)
     payment = Payment(request, settings, service)
 
     async def work() -> None:
@@ -156,42 +147,26 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
 
 
 def _checked(request: PaymentRequest, *, has_store: bool) -> PaymentRequest:
-    """Return a request with normal phone number and amount, and with a key if there is a store.
-
-    Raises:
-        Refused: An argument is not accepted.
-    """
-    number = require_phone_number(request.phone_number)
-    try:
-        amount = normalise_amount(request.amount)
-    except ValueError:
-        raise Refused("AMOUNT must be whole TZS, more than 0, in digits such as 15000", ExitCode.USAGE) from None
-    if request.key is not None and not has_store:
+    """Return a request with normal phone number and amount, and with a key if there is a store."""
+    number = options.require_phone_number(request.phone_number)
+    accepted = "AMOUNT must be whole TZS, more than 0, in digits such as 15000"
+    amount = options.check(normalise_amount, request.amount, accepted)
+    key = request.key
+    if key is not None and not has_store:
         raise Refused(
             "--key needs a store: without one the key is not saved, and the same command again would be a second "
             "payment; give --store, or name a store in the profile",
             ExitCode.USAGE,
         )
-    try:
-        key = None if request.key is None else require_name("key", request.key)
-    except ValueError:
-        raise Refused("--key must be at most 200 characters, not blank", ExitCode.USAGE) from None
-    if key is None and has_store:
+    if key is not None:
+        options.check(partial(require_name, "key"), key, "--key must be at most 200 characters, not blank")
+    elif has_store:
         key = f"cli-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
     return attrs.evolve(request, phone_number=number, amount=amount, key=key)
 
 
 class Payment:
-    """One payment from the request to the final state.
-
-    Args:
-        request: Checked.
-        settings: Of the service.
-        service: The user's options.
-
-    Attributes:
-        watchlist: Holds the transaction, once there is one.
-    """
+    """One payment from the request to the final state; its watchlist holds the transaction, once there is one."""
 
     def __init__(self, request: PaymentRequest, settings: Settings, service: Service) -> None:
         self.watchlist: following.Watchlist | None = None
@@ -218,7 +193,7 @@ class Payment:
         """Print the key that the command made, if there is one."""
         key = self._request.key
         if key is not None and self._request.as_json:
-            self._print_event("sending", idempotency_key=key)
+            self._print("sending", idempotency_key=key)
         elif key is not None:
             say(self._request.command, f"the key of this payment is {key}")
 
@@ -251,10 +226,6 @@ class Payment:
 
     async def follow(self, client: AsyncClient, timeout: float) -> None:
         """Follow the payment until it is final, or the time is up.
-
-        Args:
-            client: As for `send`.
-            timeout: Seconds, more than 0.
 
         Raises:
             Refused: The service no longer accepts the credentials, or does not know the payment; names the next step.
@@ -297,16 +268,13 @@ class Payment:
 
     def _acknowledge(self, answer: Acknowledgement) -> None:
         self.watchlist = following.Watchlist([answer.transaction_id], self._changes.append)
-        if self._request.as_json:
-            self._print_event(
-                "acknowledged",
-                idempotency_key=self._request.key,
-                transaction_id=answer.transaction_id,
-                acknowledgement=attrs.evolve(answer, idempotency_key=None),
-            )
-        else:
-            with ignoring_closed_pipe():
-                print(f"{visible(answer.transaction_id)}  {self._line(str(answer.status_code))}", flush=True)
+        self._print(
+            "acknowledged",
+            f"{answer.transaction_id}  {self._line(str(answer.status_code))}",
+            idempotency_key=self._request.key,
+            transaction_id=answer.transaction_id,
+            acknowledgement=attrs.evolve(answer, idempotency_key=None),
+        )
 
     def _refusal(self, exc: MobileMoneyError) -> Refused:
         text, code = explain(exc, self._settings)
@@ -352,7 +320,11 @@ class Payment:
             except errors.StoreError as exc:
                 say(self._request.command, f"the store cannot show the payment's state: {exc}")
 
-    def _print_event(self, event: str, **fields: object) -> None:
-        line = {"event": event, "at": datetime.now(UTC), **fields}
+    def _print(self, event: str, text: str = "", **fields: object) -> None:
+        """Print an event: its text, or with ``--json`` its fields."""
         with ignoring_closed_pipe():
-            print_json_line(plain(line, unmasked=self._request.unmasked))
+            if self._request.as_json:
+                line = {"event": event, "at": datetime.now(UTC), **fields}
+                print_json_line(plain(line, unmasked=self._request.unmasked))
+            else:
+                print(visible(text), flush=True)

@@ -73,16 +73,7 @@ def plan(payments: int) -> list[tuple[TransactionType, str, int]]:
 
 
 async def run_demo(speed: float, payments: int) -> None:
-    """Run the demonstration and print it.
-
-    Args:
-        speed: The sandbox's, more than 0.
-        payments: Their number, at least 30.
-
-    Raises:
-        ImportError: The extra `sandbox` is not installed.
-        MobileMoneyError: A call failed that should not.
-    """
+    """Run the demonstration and print it; raise `ImportError` without the extra `sandbox`."""
     sandbox, refusals = Sandbox(speed=speed, balance=_BALANCE), Refusals()
     limiter = RateLimiter(per_minute=REQUESTS_PER_MINUTE * speed, burst=BURST, window=60 / speed, jitter=_JITTER)
     auth = LoginAuth(sandbox.email, sandbox.password)
@@ -131,11 +122,7 @@ async def _pay_all(
 def _print_figures(finals: list[Transaction], sandbox: Sandbox, stats: PollerStats, took: float) -> None:
     """Print the final states by type, the money that moved, and the requests and seconds that it took.
 
-    Args:
-        finals: The payments in their final states.
-        sandbox: Its ledger and its count of requests are the truth.
-        stats: The poller's.
-        took: Seconds.
+    The sandbox's ledger and its count of requests are the truth.
     """
     counts = Counter((str(final.status), str(final.type)) for final in finals)
     rows = []

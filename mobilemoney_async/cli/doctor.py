@@ -122,12 +122,7 @@ def _print(finding: Finding) -> None:
 
 
 async def check(settings: Settings, timeout: float) -> list[Finding]:
-    """Return the findings of all checks.
-
-    Args:
-        settings: The checked configuration.
-        timeout: Of the request, seconds, more than 0.
-    """
+    """Return the findings of all checks; the time-out of the request is in seconds, more than 0."""
     url = judge_url(settings.base_url, is_production=settings.is_production)
     findings = [*_check_configuration(settings), url]
     if url.level is not Level.PROBLEM:
@@ -306,12 +301,7 @@ def judge_clock(skew: Skew | None) -> Finding:
 
 
 def judge_call(failure: Exception | None, user: str) -> list[Finding]:
-    """Judge credentials and rate limit by a call of the profile.
-
-    Args:
-        failure: The call's error, or None.
-        user: The credentials that were used, without secrets.
-    """
+    """Judge credentials and rate limit by a call of the profile, and its error if it failed."""
     if failure is None:
         return [_ok("credentials", f"{user}: accepted")]
     if isinstance(failure, errors.PermissionDenied):

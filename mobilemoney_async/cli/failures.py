@@ -165,9 +165,6 @@ def run(
         work: The command's coroutine function.
         open_work: Called after an interrupt: returns a line for each payment that is still open, and the next step.
         settings: Of the service, for better advice.
-
-    Raises:
-        typer.Exit: It failed; the reason and the next step were printed on standard error, in one line.
     """
     import anyio
 

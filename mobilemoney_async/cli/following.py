@@ -18,18 +18,13 @@ import anyio
 import attrs
 import typer
 
+from mobilemoney_async import errors
 from mobilemoney_async.cli.failures import ExitCode, first_error, say
 from mobilemoney_async.cli.options import command_line
 from mobilemoney_async.cli.output import ignoring_closed_pipe, plain, print_json_line, visible
 from mobilemoney_async.cli.transactions import describe
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.errors import (
-    AuthenticationError,
-    InvalidTransactionId,
-    MobileMoneyError,
-    PermissionDenied,
-    TransactionNotFound,
-)
+from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event, TokenRenewed
 
 if TYPE_CHECKING:
@@ -42,10 +37,11 @@ _MOST_NAMED = 10
 _SAME_WARNING = 60.0
 # Refused requests in a row, of any kind, that no longer count as a passing fault.
 _REFUSALS = 3
+_NOT_PERMITTED = (errors.AuthenticationError, errors.PermissionDenied)
 _REFUSED = {"AuthenticationError", "InvalidCredentials", "InvalidToken", "TokenExpired", "PermissionDenied"}
 
 
-class ChangeKind(str, enum.Enum):
+class ChangeKind(enum.StrEnum):
     """Kind of a change; its value is the name in JSON."""
 
     OPEN = "open"
@@ -56,9 +52,6 @@ class ChangeKind(str, enum.Enum):
     """The service does not show the payment so far. It may be too new: the search goes on for two minutes."""
     NOT_KNOWN = "not_known"
     """The service has no such transaction."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 CHANGES_IN_WORDS: Mapping[ChangeKind, str] = {
@@ -71,15 +64,7 @@ CHANGES_IN_WORDS: Mapping[ChangeKind, str] = {
 
 @attrs.frozen(kw_only=True)
 class StatusChange:
-    """Change of one payment.
-
-    Attributes:
-        transaction_id: The payment's.
-        kind: Its kind.
-        at: Its time on this machine.
-        transaction: The payment as the service showed it, or None.
-        error: The reason why the service did not show it, or None.
-    """
+    """Change of one payment: the transaction that the service showed, or the reason why it did not."""
 
     transaction_id: str
     kind: ChangeKind
@@ -89,12 +74,7 @@ class StatusChange:
 
 
 class Watchlist:
-    """Followed payments with the latest change of each.
-
-    Args:
-        ids: Transaction ids, in the order of the output; each counts once.
-        report: Called with each change.
-    """
+    """Followed payments, in the order of the output, with the latest change of each, which it reports."""
 
     def __init__(self, ids: Iterable[str], report: Callable[[StatusChange], object]) -> None:
         self._latest: dict[str, StatusChange | None] = dict.fromkeys(ids)
@@ -172,12 +152,7 @@ def exit_code(watchlist: Watchlist) -> ExitCode:
 
 
 def still_open(watchlist: Watchlist, flags: Sequence[str] = ()) -> list[str]:
-    """Return lines about the open payments, and the command that goes on; none if all are final.
-
-    Args:
-        watchlist: After the following.
-        flags: Options that choose the service; see `Service.flags`.
-    """
+    """Return lines about the open payments, and the command that goes on; none if all are final."""
     ids = watchlist.open
     if not ids:
         return []
@@ -283,7 +258,7 @@ async def follow(
     Faults that pass are waited out. A cancelled call ends the following, not the payments.
 
     Args:
-        client: Of the service; reports its events to `refusals`.
+        client: Reports its events to `refusals`.
         watchlist: Records the changes.
         begin: Gives the payments to the poller; `look_up` for payments of any age.
         refusals: Of this client.
@@ -310,19 +285,16 @@ async def follow(
 def look_up(client: AsyncClient, watchlist: Watchlist, *, is_recorded: bool) -> Callable[[Poller], Awaitable[object]]:
     """Return a function that looks up the payments of a watchlist, and gives those that are not final to the poller.
 
-    Args:
-        client: Of the service.
-        watchlist: Records the results.
-        is_recorded: Whether the client has a store: the poller saves final states there.
+    With a store (`is_recorded`) it gives all to the poller, which saves final states there.
     """
 
     async def begin(poller: Poller) -> None:
         since = (datetime.now(UTC) - timedelta(days=1)).date()
         async for lookup in client.transactions.get_many(watchlist.open, since=since):
             transaction, error = lookup.transaction, lookup.error
-            if isinstance(error, AuthenticationError | PermissionDenied):
+            if isinstance(error, _NOT_PERMITTED):
                 raise error
-            if isinstance(error, InvalidTransactionId):
+            if isinstance(error, errors.InvalidTransactionId):
                 watchlist.record_missing(lookup.transaction_id, ChangeKind.NOT_KNOWN, error)
                 continue
             is_final = transaction is not None and transaction.is_final
@@ -330,7 +302,7 @@ def look_up(client: AsyncClient, watchlist: Watchlist, *, is_recorded: bool) -> 
                 poller.track(lookup.transaction_id)
             if transaction is not None and not (is_recorded and is_final):  # of which the poller reports the end
                 watchlist.record(transaction)
-            elif isinstance(error, TransactionNotFound):
+            elif isinstance(error, errors.TransactionNotFound):
                 watchlist.record_missing(lookup.transaction_id, ChangeKind.NOT_SHOWN, error)
 
     return begin
@@ -351,7 +323,7 @@ async def _watch_refusals(client: AsyncClient, watchlist: Watchlist, refusals: R
         try:
             for transaction_id in watchlist.open[:1]:
                 watchlist.record(await client.transactions.get(transaction_id))
-        except (AuthenticationError, PermissionDenied):
+        except _NOT_PERMITTED:
             raise
         except MobileMoneyError:
             continue  # the poller goes on, and a real refusal comes again

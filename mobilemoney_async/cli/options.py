@@ -11,7 +11,8 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import attrs
 import typer
@@ -21,6 +22,9 @@ from mobilemoney_async.cli.output import visible
 from mobilemoney_async.cli.profiles import holds_password
 from mobilemoney_async.cli.settings import Settings, load_settings, profile_names
 from mobilemoney_async.values import normalise_phone_number, require_seconds
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before real money moves: for scripts.")]
@@ -38,31 +42,26 @@ def _refuse_password(url: str | None) -> str | None:
 
 _SERVICE_OPTIONS: dict[str, Any] = {
     "profile": typer.Option(
-        "--profile",
         metavar="NAME",
         autocompletion=lambda incomplete: [name for name in profile_names() if name.startswith(incomplete)],
         help="The service and credentials: a profile of mobilemoney.toml, or sandbox. Or MOBILEMONEY_PROFILE.",
     ),
     "config": typer.Option(
-        "--config",
         metavar="FILE",
         help="The file with the profiles, instead of the first mobilemoney.toml found. Or MOBILEMONEY_CONFIG.",
     ),
     "base_url": typer.Option(
-        "--base-url",
         metavar="URL",
         help="The service with its version prefix, https://…/v1; credentials of another URL are not sent to it. "
         "Or MOBILEMONEY_BASE_URL.",
     ),
     "store": typer.Option(
-        "--store",
         metavar="URL",
         callback=_refuse_password,
         help="The database of payments: sqlite:///payments.db or postgresql+psycopg://user@host/database. "
         "Or MOBILEMONEY_STORE.",
     ),
     "account": typer.Option(
-        "--account",
         metavar="NAME",
         help="The account of the payments, in a store of several merchants.",
         show_default="the profile's, or default",
@@ -100,11 +99,7 @@ class Service:
 
 
 def with_service(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces the parameter ``service`` of a command by the options that choose it.
-
-    Args:
-        names: Of the attributes of `Service` that are options of the command; none for all.
-    """
+    """Return a decorator that replaces the parameter ``service`` of a command by these options, or by all."""
     chosen = names or tuple(_SERVICE_OPTIONS)
     option = inspect.Parameter.KEYWORD_ONLY
     added = [
@@ -133,13 +128,10 @@ def command_line(*words: str) -> str:
 
 
 def require_service(settings: Settings) -> Settings:
-    """Return the settings if the user named a service.
+    """Return the settings, or raise `Refused` if the user named no service, and the sandbox is only the default.
 
     A store holds the payments of one service. Another service would not show them, and a key of the sandbox's payments
     would never be paid at the real service.
-
-    Raises:
-        Refused: No service was named, and the sandbox is only the default.
     """
     if not settings.is_chosen:
         raise Refused(
@@ -150,33 +142,34 @@ def require_service(settings: Settings) -> Settings:
     return settings
 
 
-def require_phone_number(text: str) -> str:
-    """Return a phone number in its normal form, or raise `Refused`; the message does not repeat the text."""
+def check(convert: Callable[[V], T], value: V, accepted: str) -> T:
+    """Return the value of an argument; the error names what is accepted, and does not repeat the value.
+
+    Raises:
+        Refused: The conversion raised a `ValueError`.
+    """
     try:
-        return normalise_phone_number(text)
+        return convert(value)
     except ValueError:
-        raise Refused("PHONE must be + and 8 to 15 digits, such as +255681234567", ExitCode.USAGE) from None
+        raise Refused(accepted, ExitCode.USAGE) from None
+
+
+def require_phone_number(text: str) -> str:
+    """Return a phone number in its normal form, or raise `Refused`."""
+    return check(normalise_phone_number, text, "PHONE must be + and 8 to 15 digits, such as +255681234567")
 
 
 def check_timeout(timeout: float | None) -> None:
     """Raise `Refused` if the option ``--timeout`` is not a number of seconds."""
-    try:
-        if timeout is not None:
-            require_seconds("timeout", timeout)
-    except ValueError:
-        raise Refused("--timeout must be a number of seconds, more than 0", ExitCode.USAGE) from None
+    if timeout is not None:
+        check(partial(require_seconds, "timeout"), timeout, "--timeout must be a number of seconds, more than 0")
 
 
 def ask(name: str, otherwise: str, *, is_hidden: bool = False) -> str:
     """Return a line that the user types, or a line of standard input if that is no terminal.
 
-    Args:
-        name: Of the value.
-        otherwise: The other ways to give the value, for the error.
-        is_hidden: Whether a terminal shows it not: for secrets.
-
     Raises:
-        Refused: The line is blank, or the user pressed Ctrl-C.
+        Refused: The line is blank, and the error names the other ways to give the value; or the user pressed Ctrl-C.
     """
     if sys.stdin.isatty():
         try:
@@ -192,12 +185,7 @@ def ask(name: str, otherwise: str, *, is_hidden: bool = False) -> str:
 
 
 def confirm_money(settings: Settings, text: str, *, yes: bool = False) -> None:
-    """Ask before real money moves; do nothing with a profile of simulated money.
-
-    Args:
-        settings: Whether the money is real, and the profile.
-        text: The payment, without the whole phone number: ``collect 5,000 TZS from +25568…567``.
-        yes: The user has given ``--yes``.
+    """Ask before real money moves, as the text says; do nothing with a profile of simulated money, and after ``--yes``.
 
     Raises:
         Refused: The user said no, or there is no terminal. Nothing was sent.

@@ -65,9 +65,7 @@ def moment(at: datetime | None) -> str:
 def plain(value: Any, *, unmasked: bool) -> Any:
     """Return a value as JSON data: money and times as text, phone numbers masked, without secrets and empty fields.
 
-    Args:
-        value: A value of the library (attrs), or plain JSON data.
-        unmasked: Whether to show whole phone numbers.
+    A value of the library (attrs) becomes an object.
     """
     if attrs.has(type(value)):
         value = {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
@@ -114,14 +112,10 @@ def ignoring_closed_pipe() -> Iterator[None]:
 
 @attrs.frozen
 class Column(Generic[T]):
-    """Column of a table, for tables of payments, transactions and counts.
+    """Column of a table, with the function that returns its cell of a row.
 
-    Attributes:
-        name: Its heading.
-        cell: Returns the text of a row.
-        min_width: Characters; a narrow terminal folds longer cells, and never cuts them, since users copy ids and keys.
-            None for a column that stays on one line.
-        is_number: Whether the cells are aligned to the right.
+    With a `min_width` a narrow terminal folds longer cells, and never cuts them, since users copy ids and keys. Without
+    one a column stays on one line.
     """
 
     name: str
@@ -158,7 +152,8 @@ def show(*things: RenderableType) -> None:
     console = Console(highlight=False, width=_PIPED_WIDTH if is_piped else None)
     with console.capture() as shown:
         console.print(*things, sep="\n")
-    print("\n".join(line.rstrip() for line in shown.get().splitlines()), flush=True)
+    with ignoring_closed_pipe():
+        print("\n".join(line.rstrip() for line in shown.get().splitlines()), flush=True)
 
 
 def show_facts(facts: Mapping[str, str | None]) -> None:

@@ -190,7 +190,7 @@ def confirm_absent(
             raise Refused(f"payment {key!r} has changed in the meantime: look at it again")
         return await book.confirm_absent(key, note=note)
 
-    _print_decision(_run(confirm, store))
+    _print_next_step(_run(confirm, store))
 
 
 @add_command(payments_app, "identify")
@@ -213,7 +213,7 @@ def identify(
         async with open_client(settings, store=_open(_require_store(settings))) as client:
             return await client.payments.identify(key, transaction_id, note=note)
 
-    _print_decision(run("payments", work, settings=settings))
+    _print_next_step(run("payments", work, settings=settings))
 
 
 def _find_store(service: Service) -> Settings:
@@ -316,7 +316,7 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
         Column("phone", lambda each: output.phone(each.phone_number, unmasked=unmasked)),
         Column("state", _state, min_width=7),
         Column("sent, UTC", lambda each: output.moment(each.sent_at), min_width=5),
-        Column("transaction", lambda each: each.transaction_id or "", min_width=6),
+        Column("transaction", lambda each: each.transaction_id or " ".join(each.candidates), min_width=6),
     )
     output.show(output.new_table(columns, records))
 
@@ -353,30 +353,22 @@ def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
 
 
 def print_reconciled(looked_up: Sequence[PaymentRecord], left: Sequence[PaymentRecord], *, unmasked: bool) -> None:
-    """Print the results of a reconciliation, and the number of payments that are left."""
+    """Print the results of a reconciliation, the next steps, and the number of payments that are left."""
     now = datetime.now(UTC)
-
-    def payment(record: PaymentRecord) -> str:
-        number = output.phone(record.phone_number, unmasked=unmasked)
-        return f"{record.type} of {output.money(record.amount)}, {number}"
-
-    def result(record: PaymentRecord) -> str:
-        return f"{_state(record)} {record.transaction_id or ' '.join(record.candidates)}".rstrip()
-
-    columns: tuple[Column[PaymentRecord], ...] = (
-        Column("key", lambda each: each.key, min_width=8),
-        Column("payment", payment, min_width=8),
-        Column("result", result, min_width=8),
-        Column("what to do", lambda each: advice(each, now), min_width=8),
-    )
-    output.show(output.new_table(columns, looked_up) if looked_up else "No payment has an unknown result.")
+    if looked_up:
+        print_payments(looked_up, unmasked=unmasked)
+    else:
+        print("No payment has an unknown result.")
+    for record in looked_up:
+        if record.is_unresolved:
+            _print_next_step(record)
     resolved = sum(not record.is_unresolved for record in looked_up)
     waiting = sum(needs_attention(record, now) for record in left)
-    output.show(f"{resolved} resolved, {waiting} still unresolved, {len(left) - waiting} being sent.")
+    print(f"{resolved} resolved, {waiting} still unresolved, {len(left) - waiting} being sent.")
 
 
-def _print_decision(record: PaymentRecord) -> None:
-    typer.echo(f"{record.key}: {record.state}. {advice(record, datetime.now(UTC))}")
+def _print_next_step(record: PaymentRecord) -> None:
+    print(output.visible(f"{record.key}: {record.state}. {advice(record, datetime.now(UTC))}"))
 
 
 def _state(record: PaymentRecord) -> str:

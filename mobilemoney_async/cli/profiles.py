@@ -39,11 +39,8 @@ def invalid(argument: str, text: str) -> InvalidRequest:
 class Source:
     """Source of settings: a profile of the file, the environment, or the options of a command.
 
-    Attributes:
-        name: The profile's name, or a name for messages.
-        place: The file or another place, for messages.
-        values: Its checked values, by key. Paths, and that of an SQLite store, are absolute: a relative one counts
-            from the file's folder, so that commands in any folder use the same store.
+    The place is for messages. Paths, and that of an SQLite store, are absolute: a relative one counts from the file's
+    folder, so that commands in any folder use the same store.
     """
 
     name: str
@@ -91,24 +88,14 @@ class Source:
 
 @attrs.frozen(kw_only=True)
 class Profiles:
-    """Profiles of a file.
-
-    Attributes:
-        path: The file, or None if there is none.
-        default: The name of the profile for commands that name none, or None.
-        by_name: The profiles.
-    """
+    """Profiles of a file, if there is one; the default is the name of the profile for commands that name none."""
 
     path: Path | None = None
     default: str | None = None
     by_name: Mapping[str, Source] = attrs.field(factory=dict)
 
     def get(self, name: str) -> Source:
-        """Return a profile; ``sandbox`` always exists.
-
-        Raises:
-            InvalidRequest: There is none of that name.
-        """
+        """Return a profile, or raise `InvalidRequest` if there is none of that name; ``sandbox`` always exists."""
         if name in self.by_name:
             return self.by_name[name]
         if name == "sandbox":
@@ -122,10 +109,6 @@ def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, s
     """Return the profiles of a named file, or of the first file found.
 
     The search goes from the working directory upwards, and then to ``$XDG_CONFIG_HOME/mobilemoney``.
-
-    Args:
-        config: The file; None to search for one.
-        environ: The environment.
 
     Raises:
         InvalidRequest: A key of the file is not accepted; the error names it.
@@ -154,12 +137,7 @@ def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, s
 
 
 def read_secret_file(path: Path) -> Secret:
-    """Return the text of a file, without its last line break.
-
-    Raises:
-        InvalidRequest: It is empty, or no text.
-        OSError: It cannot be read.
-    """
+    """Return the text of a file, without its last line break."""
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:

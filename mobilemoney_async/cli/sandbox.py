@@ -48,11 +48,6 @@ def numbers() -> None:
 def run_sandbox(*, port: int = 8765, speed: float = 1.0, by_hand: bool = False) -> None:
     """Serve a sandbox and its phone page until Ctrl-C (or SIGTERM), and log each request on standard error.
 
-    Args:
-        port: TCP port on loopback; 0 takes a free one.
-        speed: Divides delays and multiplies the rate limit.
-        by_hand: Whether payments of ordinary numbers wait for the user; the phone page can change it.
-
     Raises:
         SystemExit: With a message: the extra `sandbox` is missing, the port is in use, or `speed` is not positive.
     """

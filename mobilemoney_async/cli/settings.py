@@ -36,17 +36,12 @@ class Settings:
 
     Attributes:
         profile: The profile's name; ``environment`` or ``command line`` for a URL that was given there without one.
-        base_url: The service, with its version prefix.
         is_production: Whether money is real: unless the profile says otherwise, it is, except on loopback.
-        token: An issued token.
-        email: Logs in together with `password`.
-        password: The password.
+        token: An issued token, in place of `email` and `password`.
         store: The URL of an `SQLStore`, which may hold a password; None for none.
         store_key: Encrypts the login token in the store.
         account: The account of the payments, in a store of several merchants.
         timeout: Of one attempt, seconds; None for the client's default.
-        config: The file that was read, or None.
-        secret_files: The files that secrets came from.
         is_chosen: Whether the user named the profile or the URL; False if the sandbox is only the default.
         sources: The source of each setting, by the attribute's name: for messages, never secret.
     """
@@ -97,15 +92,7 @@ def load_settings(
     *,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Return the settings of a command.
-
-    Args:
-        profile: The option ``--profile``; None if it was not given, as for the others.
-        config: The option ``--config``.
-        base_url: The option ``--base-url``.
-        store: The option ``--store``.
-        account: The option ``--account``.
-        environ: The environment.
+    """Return the settings of a command, from its options, where None was not given, and the environment.
 
     Raises:
         InvalidRequest: A setting is missing, contradicts another, or is not accepted.
@@ -160,12 +147,7 @@ def is_loopback(base_url: str) -> bool:
 class _Target:
     """Service of a command, and the sources of its other settings.
 
-    Attributes:
-        name: The profile's name, or a name in its place.
-        base_url: The service.
-        place: The source of the URL.
-        uses: The sources that belong to this service, the weakest first.
-        is_chosen: Whether the user named the service.
+    `place` is the source of the URL; `uses` are the sources that belong to this service, the weakest first.
     """
 
     name: str

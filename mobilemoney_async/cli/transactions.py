@@ -12,22 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
+from mobilemoney_async.cli import output
 from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_service
-from mobilemoney_async.cli.output import (
-    Column,
-    moment,
-    money,
-    new_table,
-    phone,
-    plain,
-    print_json_line,
-    show,
-    show_facts,
-    visible,
-    waiting,
-)
+from mobilemoney_async.cli.output import Column, moment, money, phone, plain, visible
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
@@ -117,7 +106,7 @@ def get(
 
     transaction = run("get", look_up, settings=settings)
     if as_json:
-        print_json_line(plain(transaction, unmasked=unmasked))
+        output.print_json_line(plain(transaction, unmasked=unmasked))
     else:
         print_transaction(transaction, unmasked=unmasked)
 
@@ -162,7 +151,7 @@ def list_transactions(
         page_size = min(limit or PAGE_SIZE_MAX, PAGE_SIZE_MAX)
         async with open_reader(settings) as client:
             pager = client.transactions.list(**filters, limit=page_size, max_items=limit or None)
-            with nullcontext(len) if shows_lines else waiting("reading") as report:
+            with nullcontext(len) if shows_lines else output.waiting("reading") as report:
                 async for page in pager.pages():
                     printed, total = printed + len(page.transactions), page.pagination.total_count
                     for transaction in page.transactions:
@@ -173,7 +162,7 @@ def list_transactions(
     run("list", print_pages, settings=settings)
     if rows:
         created: Column[Transaction] = Column("created, UTC", lambda each: moment(each.created_at), min_width=8)
-        show(new_table((*columns(unmasked=unmasked), created), rows))
+        output.show(output.new_table((*columns(unmasked=unmasked), created), rows))
     if not printed:
         say("list", "no such transactions")
     elif total > printed:
@@ -186,7 +175,7 @@ def _line_printer(*, as_csv: bool, as_json: bool, unmasked: bool) -> Callable[[T
         _print_row(CSV_COLUMNS)
         return lambda each: _print_row(csv_cells(each, unmasked=unmasked))
     if as_json:
-        return lambda each: print_json_line(plain(each, unmasked=unmasked))
+        return lambda each: output.print_json_line(plain(each, unmasked=unmasked))
     return None
 
 
@@ -272,7 +261,7 @@ def print_transaction(transaction: Transaction, *, unmasked: bool) -> None:
     if settlement is not None:
         batch = f"{moment(settlement.settled_at)}, {settlement.settlement_batch}"
         facts["settled"] = f"{money(settlement.net_amount)} at {batch}"
-    show_facts(facts)
+    output.show_facts(facts)
 
 
 def csv_cells(transaction: Transaction, *, unmasked: bool) -> list[str]:

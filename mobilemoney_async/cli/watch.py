@@ -15,20 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from mobilemoney_async.cli import following
 from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
-from mobilemoney_async.cli.following import (
-    CHANGES_IN_WORDS,
-    Refusals,
-    StatusChange,
-    Watchlist,
-    finish,
-    follow,
-    look_up,
-    print_change,
-    printing_warnings,
-    still_open,
-)
+from mobilemoney_async.cli.following import CHANGES_IN_WORDS, Refusals, StatusChange, Watchlist
 from mobilemoney_async.cli.options import Service, Unmasked, check_timeout, with_service
 from mobilemoney_async.cli.output import add_row, literal, new_table
 from mobilemoney_async.cli.transactions import columns
@@ -76,7 +66,7 @@ def watch(
 
     def report(change: StatusChange) -> None:
         if not is_table:  # the table reads the watchlist
-            print_change(change, as_json=as_json, unmasked=unmasked)
+            following.print_change(change, as_json=as_json, unmasked=unmasked)
 
     watchlist, refusals = Watchlist(wanted, report), Refusals()
     view: AbstractContextManager[object] = (
@@ -85,22 +75,16 @@ def watch(
 
     async def work() -> None:
         async with open_reader(settings, on_event=refusals) as client:
-            with view, printing_warnings("watch"):
-                begin = look_up(client, watchlist, is_recorded=settings.store is not None)
-                await follow(client, watchlist, begin, refusals=refusals, timeout=timeout)
+            with view, following.printing_warnings("watch"):
+                begin = following.look_up(client, watchlist, is_recorded=settings.store is not None)
+                await following.follow(client, watchlist, begin, refusals=refusals, timeout=timeout)
 
-    run("watch", work, open_work=lambda: still_open(watchlist, service.flags), settings=settings)
-    finish("watch", watchlist, service.flags)
+    run("watch", work, open_work=lambda: following.still_open(watchlist, service.flags), settings=settings)
+    following.finish("watch", watchlist, service.flags)
 
 
 class LiveTable:
-    """Table of a watchlist on a terminal that changes with it; its last state stays on the screen.
-
-    Args:
-        watchlist: The followed payments.
-        unmasked: Whether to show whole phone numbers.
-        hint: The end of the line below the table.
-    """
+    """Table of a watchlist on a terminal that changes with it; its last state stays on the screen."""
 
     def __init__(self, watchlist: Watchlist, *, unmasked: bool = False, hint: str = "") -> None:
         self._watchlist = watchlist
@@ -142,11 +126,7 @@ class LiveTable:
 
 
 def _read_ids(arguments: Sequence[str], lines: Iterable[str]) -> list[str]:
-    """Return the ids of the arguments, with those of standard input in place of ``-``.
-
-    Raises:
-        Refused: One is not an id.
-    """
+    """Return the ids of the arguments, with those of standard input in place of ``-``."""
     ids: list[str] = []
     for argument in arguments:
         if argument == _STDIN:
