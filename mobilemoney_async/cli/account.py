@@ -40,8 +40,7 @@ otp_app: typer.Typer = command_group(
 )
 
 Phone = Annotated[
-    str,
-    typer.Argument(metavar="PHONE", help="In international format: +255681234567; blanks and hyphens are fine."),
+    str, typer.Argument(metavar="PHONE", help="In international format: +255681234567; blanks and hyphens are fine.")
 ]
 
 
@@ -49,12 +48,10 @@ Phone = Annotated[
 def login(
     *,
     email: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="The user's e-mail, if the profile has none."),
+        str | None, typer.Option(metavar="ADDRESS", help="The user's e-mail, if the profile has none.")
     ] = None,
     password_file: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Holds the password; - for standard input. Default: a prompt."),
+        str | None, typer.Option(metavar="FILE", help="Holds the password; - for standard input. Default: a prompt.")
     ] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Keep the token, or only try the login.")] = True,
     as_json: AsJSON = False,

@@ -126,7 +126,7 @@ async def check(settings: Settings, timeout: float) -> list[Finding]:
     url = judge_url(settings.base_url, is_production=settings.is_production)
     findings = [*_check_configuration(settings), url]
     if url.level is not Level.PROBLEM:
-        findings += _judge_exchange(await _exchange(settings, timeout), settings)
+        findings += await _check_service(settings, timeout)
     return [*findings, *await _check_store(settings)]
 
 
@@ -158,31 +158,22 @@ def judge_url(base_url: str, *, is_production: bool) -> Finding:
     return _ok("url", f"{base_url} ({parts.scheme}; {'real money' if is_production else 'no real money'})")
 
 
-@attrs.define
-class _Exchange:
-    """One request of the doctor and its result: of the profile, or without credentials of the base URL alone."""
-
-    began_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))
-    ended_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))
-    connection: list[Finding] = attrs.field(factory=list)
-    date: str = ""
-    missing: InvalidRequest | None = None
-    failure: Exception | None = None
-
-
-async def _exchange(settings: Settings, timeout: float) -> _Exchange:
-    exchange = _Exchange()
+async def _check_service(settings: Settings, timeout: float) -> list[Finding]:
+    """Check by one request: of the profile, or without credentials of the base URL alone."""
+    connection: list[Finding] = []
+    dates: list[str] = []
 
     async def note_answer(response: httpx.Response) -> None:
         # While the connection is open: a closed one has no address.
-        exchange.connection = list(_judge_stream(response.extensions["network_stream"], settings.base_url))
-        exchange.date = response.headers.get("Date", "")
+        connection[:] = _judge_stream(response.extensions["network_stream"], settings.base_url)
+        dates.append(response.headers.get("Date", ""))
 
     try:
         http_client = httpx.AsyncClient(event_hooks={"response": [note_answer]}, timeout=timeout)
     except OSError as exc:
         text = f"the trusted certificates cannot be read: {exc.strerror or exc}"
-        return _Exchange(connection=[_problem("tls", text, "check SSL_CERT_FILE and SSL_CERT_DIR")], failure=exc)
+        return [_problem("tls", text, "check SSL_CERT_FILE and SSL_CERT_DIR")]
+    missing = failure = None
     async with http_client:
         call: Any = partial(http_client.head, settings.base_url)
         try:
@@ -190,36 +181,31 @@ async def _exchange(settings: Settings, timeout: float) -> _Exchange:
             options = {"retry": RetryPolicy(max_attempts=1), "timeout": timeout, "http_client": http_client}
             call = open_client(settings, store=None, **options).users.profile
         except InvalidRequest as exc:
-            exchange.missing = exc
-        exchange.began_at = datetime.now(UTC)
+            missing = _problem("credentials", *_accepted(exc).split(": ", 1))
+        began_at = datetime.now(UTC)
         try:
             await call()
         except (MobileMoneyError, httpx.HTTPError) as exc:
-            exchange.failure = exc
-            exchange.connection = exchange.connection or [judge_unreached(exc, settings.base_url)]
-    exchange.ended_at = datetime.now(UTC)
-    return exchange
-
-
-def _judge_exchange(exchange: _Exchange, settings: Settings) -> Iterator[Finding]:
-    yield from exchange.connection
-    is_reached = all(finding.level is not Level.PROBLEM for finding in exchange.connection)
+            failure = exc
+    ended_at = datetime.now(UTC)
+    if failure is not None and not connection:
+        connection.append(judge_unreached(failure, settings.base_url))
     shared = "shared by all processes of the store" if settings.store else "in each process by itself"
-    yield _ok("rate limit", f"at most {REQUESTS_PER_MINUTE:g} requests a minute and {BURST} at once, {shared}")
-    if (shown := read_date(exchange.date)) is not None:
-        # The service read its clock at some time during the request: the difference is uncertain by that much.
-        sample = ClockSample(shown=shown, began_at=exchange.began_at, ended_at=exchange.ended_at)
-        yield judge_clock(sample.skew)
-    elif is_reached and settings.is_sandbox:
-        yield _skipped("clock", "a sandbox on this machine has this machine's clock")
-    elif exchange.failure is None:
-        yield judge_clock(None)
-    if exchange.missing is not None:
-        yield _problem("credentials", *_accepted(exchange.missing).split(": ", 1))
-    elif not is_reached:
-        yield _skipped("credentials", f"{_user(settings)}: not tried, the service was not reached")
-    else:
-        yield from judge_call(exchange.failure, _user(settings))
+    rate_limit = _ok("rate limit", f"at most {REQUESTS_PER_MINUTE:g} requests a minute and {BURST} at once, {shared}")
+    if any(finding.level is Level.PROBLEM for finding in connection):
+        not_tried = _skipped("credentials", f"{_user(settings)}: not tried, the service was not reached")
+        return [*connection, rate_limit, missing or not_tried]
+    clock = _judge_date(dates[-1] if dates else "", began_at, ended_at, settings)
+    credentials = judge_call(failure, _user(settings)) if missing is None else [missing]
+    return [*connection, rate_limit, clock, *credentials]
+
+
+def _judge_date(date: str, began_at: datetime, ended_at: datetime, settings: Settings) -> Finding:
+    shown = read_date(date)
+    if shown is None and settings.is_sandbox:
+        return _skipped("clock", "a sandbox on this machine has this machine's clock")
+    # The service read its clock at some time during the request: the difference is uncertain by that much.
+    return judge_clock(None if shown is None else ClockSample(shown=shown, began_at=began_at, ended_at=ended_at).skew)
 
 
 def _address(base_url: str) -> str:

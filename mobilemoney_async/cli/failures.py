@@ -158,13 +158,8 @@ def run(
 ) -> T:
     """Run the work of a command, and end the program if it fails.
 
-    Ctrl-C and SIGTERM cancel the work, which cleans up; a second one ends the program at once.
-
-    Args:
-        command: Its name, for the line on standard error.
-        work: The command's coroutine function.
-        open_work: Called after an interrupt: returns a line for each payment that is still open, and the next step.
-        settings: Of the service, for better advice.
+    Ctrl-C and SIGTERM cancel the work, which cleans up; a second one ends the program at once. After it, a line is
+    printed for each payment that is still open, from `open_work`.
     """
     import anyio
 

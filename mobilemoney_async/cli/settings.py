@@ -160,30 +160,46 @@ class _Target:
 def _choose(
     profile: str | None, base_url: str | None, environ: Mapping[str, str], profiles: Profiles, environment: Source
 ) -> _Target:
-    # The home is the service that the environment belongs to.
-    home_url, home = (environ.get(f"MOBILEMONEY_{name}", "").strip() or None for name in ("BASE_URL", "PROFILE"))
+    home_url, home = _find_home(environ, profiles)
     if home_url is None and home is None:
-        home = profiles.default
-    has_home = home_url is not None or home is not None
-    if not has_home and environment.values and (base_url is None or profile is not None):
-        raise invalid(
-            f"MOBILEMONEY_{next(iter(environment.values)).upper()}",
-            "no service is named for it: set MOBILEMONEY_BASE_URL or MOBILEMONEY_PROFILE too (to sandbox, for example)",
-        )
-    effective = home_url
-    if home_url is None and home is not None:
-        effective = (_profile_url(profiles.by_name.get(home, Source(name=home))) or (base_url, ""))[0]
-    if base_url is not None and profile is None and not _is_same(base_url, effective):
+        return _choose_without_home(profile, base_url, profiles, environment)
+    service_url = home_url or _home_url(home or "", profiles) or base_url
+    if base_url is not None and profile is None and not _is_same(base_url, service_url):
         # The command knows nothing but the URL of this service.
-        return _Target("command line", base_url, "--base-url", () if has_home else (environment,))
+        return _Target("command line", base_url, "--base-url", ())
     is_home = profile in {None, home}
-    name = profile or home or (None if has_home else SANDBOX)
+    name = profile or home
     section = None if name is None else profiles.get(name)
     url, place = _find_url(base_url, home_url if is_home else None, section)
     uses = () if section is None else (section,)
-    if is_home and _is_same(url, effective):
+    if is_home and _is_same(url, service_url):
         uses = (*uses, environment)
-    return _Target(name or "environment", url, place, uses, has_home or profile is not None)
+    return _Target(name or "environment", url, place, uses)
+
+
+def _find_home(environ: Mapping[str, str], profiles: Profiles) -> tuple[str | None, str | None]:
+    """Return URL and profile of the service that the environment belongs to."""
+    url, name = (environ.get(f"MOBILEMONEY_{key}", "").strip() or None for key in ("BASE_URL", "PROFILE"))
+    return url, name or (profiles.default if url is None else None)
+
+
+def _choose_without_home(profile: str | None, base_url: str | None, profiles: Profiles, environment: Source) -> _Target:
+    """Choose where the environment names no service: its values go to ``--base-url``, or are refused."""
+    if base_url is not None and profile is None:
+        return _Target("command line", base_url, "--base-url", (environment,))
+    for key in environment.values:
+        raise invalid(
+            environment.key(key),
+            "no service is named for it: set MOBILEMONEY_BASE_URL or MOBILEMONEY_PROFILE too (to sandbox, for example)",
+        )
+    section = profiles.get(profile or SANDBOX)
+    url, place = _find_url(base_url, None, section)
+    return _Target(section.name, url, place, (section,), is_chosen=profile is not None)
+
+
+def _home_url(name: str, profiles: Profiles) -> str | None:
+    found = _profile_url(profiles.by_name.get(name, Source(name=name)))
+    return None if found is None else found[0]
 
 
 def _profile_url(profile: Source) -> tuple[str, str] | None:

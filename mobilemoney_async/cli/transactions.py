@@ -54,25 +54,14 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _NUMBER = re.compile(r"[+-][0-9.…]+", re.ASCII)
 
 Status = Annotated[
-    str | None,
-    typer.Option("--status", metavar="STATE", help=f"Only this state: {', '.join(TransactionStatus)}."),
+    str | None, typer.Option("--status", metavar="STATE", help=f"Only this state: {', '.join(TransactionStatus)}.")
 ]
-Type = Annotated[
-    str | None,
-    typer.Option("--type", metavar="TYPE", help="Only this type: collection or disbursement."),
-]
+Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only this type: collection or disbursement.")]
 FromDay = Annotated[
     str | None,
-    typer.Option(
-        "--from",
-        metavar="DAY",
-        help="From this day on: YYYY-MM-DD, or today or yesterday of UTC.",
-    ),
+    typer.Option("--from", metavar="DAY", help="From this day on: YYYY-MM-DD, or today or yesterday of UTC."),
 ]
-ToDay = Annotated[
-    str | None,
-    typer.Option("--to", metavar="DAY", help="To the end of this day, in the same form."),
-]
+ToDay = Annotated[str | None, typer.Option("--to", metavar="DAY", help="To the end of this day, in the same form.")]
 
 
 @with_service()
