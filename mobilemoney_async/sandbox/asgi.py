@@ -97,6 +97,7 @@ async def _break_off(reply: Reply, http: HTTPRequest, send: Send) -> None:
 
 async def _client_left_within(seconds: float, receive: Receive) -> bool:
     """Wait, at most until the client closes the connection; return whether it did."""
+    # Only this task receives here, so no two tasks ever receive at once.
     with anyio.move_on_after(seconds) as waiting:
         await _until_left(receive)
     return not waiting.cancelled_caught

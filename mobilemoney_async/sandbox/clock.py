@@ -15,15 +15,11 @@ FASTEST = 1000.0
 
 
 class Clock:
-    """Clock of the sandbox: seconds since its start, which never go back.
+    """Clock of the sandbox: seconds since its start (aware UTC), which never go back.
 
     Inside an event loop they pass as `anyio.current_time()` does, the service's seconds `rate` times as fast. Outside,
     its last reading holds. Without a `start` it takes the present, and follows the computer's clock between event
     loops, so that `created_at` agrees with the caller's clock.
-
-    Attributes:
-        start: Aware UTC time at second 0.
-        rate: Seconds of the service's time in one second of the event loop's; 0 while it is paused.
     """
 
     def __init__(self, start: datetime | None = None) -> None:

@@ -11,10 +11,11 @@ from mobilemoney_async.sandbox.behaviour import Choices, RateBudget
 from mobilemoney_async.sandbox.callbacks import CallbackSender
 from mobilemoney_async.sandbox.clock import Clock
 from mobilemoney_async.sandbox.engine import Engine, dice
+from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.phones import Phone, Phones
 from mobilemoney_async.sandbox.records import Ledger, RequestLog, opening_balance
-from mobilemoney_async.sandbox.script import Rule, SwitchBoard
+from mobilemoney_async.sandbox.script import Rule
 from mobilemoney_async.sandbox.states import Event, Kind, Payment
 
 EMAIL = "merchant@example.com"

@@ -21,18 +21,13 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 @attrs.frozen
 class Route:
-    """Endpoint of the service.
-
-    Args:
-        name: Its name in scripts and in the request log.
-        path: Below the version prefix; a segment in braces is a parameter.
-        permission: The permission that the token must have, None for any token.
-    """
+    """Endpoint of the service; its path is below the version prefix, with parameters in braces."""
 
     name: str
     method: str
     path: str
     bearer: bool = attrs.field(default=True, kw_only=True)
+    # That the token must have; None for any token.
     permission: Permission | None = attrs.field(default=None, kw_only=True)
 
 

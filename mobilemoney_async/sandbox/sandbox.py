@@ -121,7 +121,7 @@ class Sandbox(Controls):
         return self._engine.handle(request, self._clock.seconds(), self._clock.unscaled_seconds())
 
     def _open_page(self) -> ASGIApp:
-        from mobilemoney_async.sandbox.page import create_page
+        from mobilemoney_async.sandbox.page.app import create_page
 
         return create_page(self)
 

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sandbox.page import create_page, labels
+from mobilemoney_async.sandbox.page import labels
+from mobilemoney_async.sandbox.page.app import create_page
 from mobilemoney_async.sandbox.page.security import refusal
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
 from tests.sandbox.service import ORDINARY
