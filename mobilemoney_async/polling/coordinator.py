@@ -20,10 +20,10 @@ import anyio.abc
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
-from mobilemoney_async.polling.local import LocalPayment, LocalPayments, Subscriptions
-from mobilemoney_async.polling.pacing import HintThrottle
+from mobilemoney_async.polling.pacing import Backoff, HintThrottle
 from mobilemoney_async.polling.planner import Planner
-from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing
+from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing, Subscriptions
+from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from mobilemoney_async.values import refuse
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -39,7 +39,7 @@ _BREATH = 0.05
 # Time until the next attempt to listen, seconds.
 _DEAF = 5.0
 # Times between two attempts while the store fails, seconds: the first, and the longest.
-_PAUSES = 0.25, 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 
 
 class Coordinator:
@@ -70,17 +70,15 @@ class Coordinator:
         self._utcnow = utcnow
         self._hand_out = hand_out
         self._wake = wake
-        self._local = LocalPayments()
+        self._local = TrackedPayments()
         self._outgoing = Outgoing()
         self._hints = HintThrottle()
         self._changed = anyio.Event()
         self._is_listening = False
-        self._has_failed = False
-        self._pause = _PAUSES[0]
-        self._has_joined = False
+        self._backoff = Backoff(first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
         self._turn_at = self._peek_at = math.inf
-        self._turned_at = self._not_before = -math.inf
-        self._renew_at = math.inf
+        self._turned_at = -math.inf  # the beginning of the latest turn, minus infinity before the first
+        self._renew_at = -math.inf
         # As the holder.
         self._epoch: int | None = None
         self._held_until = -math.inf
@@ -105,7 +103,8 @@ class Coordinator:
             return False
         if "\x00" in transaction_id:
             raise refuse("payment", "an id of the service")  # PostgreSQL has no such text
-        payment = self._local.add(transaction_id, now, is_new=is_new, deadline=deadline)
+        payment = TrackedPayment(transaction_id, tracked_at=now, due=math.inf, deadline=deadline, is_new=is_new)
+        self._local.add(payment)
         self._state(payment, now)
         self._stir(now)
         return True
@@ -155,13 +154,13 @@ class Coordinator:
         self._faulty_since = math.inf
         for each in endings:
             self._settling.add(each.transaction_id)
-            self._local.saw(each.transaction_id, each.transaction)
+            self._keep(each)
             self._outgoing.news.append(each)
         for row in rows:
             if row.is_final:
                 continue
-            self._local.saw(row.id, row)
             news = News(transaction_id=row.id, transaction=row)
+            self._keep(news)
             if self._subscriptions.is_wanted(news):
                 self._outgoing.news.append(news)
         if self._outgoing.news:
@@ -199,7 +198,7 @@ class Coordinator:
 
     async def leave(self) -> None:
         """Give the lease back, so that another process goes on at once. If the store fails, it runs out by itself."""
-        if self._has_failed or not self._has_joined:
+        if self._backoff.is_on or self._turned_at == -math.inf:
             return
         # The poller's tasks have ended. Shielded: the block may be left by a cancellation, and news would be lost.
         with anyio.CancelScope(shield=True):
@@ -210,7 +209,13 @@ class Coordinator:
 
     # Inside
 
-    def _state(self, payment: LocalPayment, now: float) -> None:
+    def _keep(self, news: News) -> None:
+        """Keep a payment's state, if it is one of this process's: its `WaitTimeout` carries it."""
+        payment = self._local.get(news.transaction_id)
+        if payment is not None and news.transaction is not None:
+            payment.keep(news.transaction)
+
+    def _state(self, payment: TrackedPayment, now: float) -> None:
         """Add the statement that a payment is tracked to the next turn."""
         at = self._utcnow()
         self._outgoing.tracked[payment.id] = Followed(
@@ -224,7 +229,7 @@ class Coordinator:
 
     def _stir(self, at: float) -> None:
         """Take a turn at a time, or as soon as the store may be tried again."""
-        at = max(at, self._not_before)
+        at = max(at, self._backoff.until)
         if at < self._turn_at:
             self._turn_at = at
             self._changed.set()
@@ -253,9 +258,6 @@ class Coordinator:
                 raise
             self._failed(exc)
             return
-        if not self._has_joined:
-            self._has_joined = True
-            self._renew_at = now + _HOLD / 2
         self._turned_at = now
         self._works()
         for news in sent.news:
@@ -334,10 +336,12 @@ class Coordinator:
             if news.is_ending:
                 self._subscriptions.end(news.transaction_id)
                 self._planner.forget(news.transaction_id)
-                if self._local.remove(news.transaction_id):
+                payment = self._local.get(news.transaction_id)
+                if payment is not None:
+                    self._local.remove(payment)
                     endings.append(news)
             else:
-                self._local.saw(news.transaction_id, news.transaction)
+                self._keep(news)
         if incoming.holds:
             self._track_all(incoming.followed)
         self._hand_out(endings)
@@ -369,21 +373,17 @@ class Coordinator:
         self._subscriptions = Subscriptions()
 
     def _failed(self, exc: Exception) -> None:
-        if not self._has_failed:
+        if not self._backoff.is_on:
             logger.warning("the poller waits for the store: %s", _shown(exc))
-        self._has_failed = True
         now = anyio.current_time()
-        self._not_before = now + self._pause
-        self._pause = min(_PAUSES[1], 2 * self._pause)
+        self._backoff.extend(now, now)
         self._turn_at = math.inf
         self._stir(now)
 
     def _works(self) -> None:
-        if self._has_failed:
+        if self._backoff.is_on:
             logger.info("the store is back: the poller goes on")
-        self._has_failed = False
-        self._pause = _PAUSES[0]
-        self._not_before = -math.inf
+        self._backoff.clear()
 
 
 def _shown(exc: Exception) -> str:

@@ -17,8 +17,6 @@ _SAVED = 5
 _LONGEST_UNREADABLE = 600.0
 # Looks due within so many seconds before this process took over were not made by the process before, seconds.
 _TAKEN_OVER = 5.0
-# First pause after a fault, seconds.
-_FIRST_BACKOFF = 1.0
 # Longest interval of the pacer, seconds. The limiter serves the poller's lane about that often.
 _LONGEST_INTERVAL = 10.0
 # A shorter history says too little about a minute's use, seconds.
@@ -73,7 +71,7 @@ class LookupSchedule:
 
     def take_back(self, payment: TrackedPayment, due: float, looks: int) -> None:
         """Restore the schedule of a payment after a request that did not show it."""
-        if payment in self._payments:
+        if self._payments.has(payment):
             payment.looks = looks
             self._payments.set_due(payment, due)
 
@@ -108,15 +106,16 @@ class Backoff:
 
     Args:
         longest: Seconds.
+        first: Seconds.
     """
 
-    __slots__ = ("_began", "_longest", "_next", "until")
+    __slots__ = ("_began", "_first", "_longest", "_next", "until")
 
-    def __init__(self, *, longest: float) -> None:
+    def __init__(self, *, longest: float, first: float = 1.0) -> None:
         self.until: float = -math.inf
         self._began = -math.inf
         self._longest = longest
-        self._next = _FIRST_BACKOFF
+        self._first = self._next = first
 
     @property
     def is_on(self) -> bool:
@@ -134,7 +133,7 @@ class Backoff:
     def clear(self) -> None:
         """End the pause."""
         self.until = -math.inf
-        self._next = _FIRST_BACKOFF
+        self._next = self._first
 
 
 class HintThrottle:

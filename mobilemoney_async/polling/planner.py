@@ -25,7 +25,7 @@ from mobilemoney_async.polling.list_model import NOISE, ListFreshness, ListModel
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle, LookupSchedule
 from mobilemoney_async.polling.scoring import Estimator, IdSweep, InFlight, Lookup, Page, Request, Scorer
 from mobilemoney_async.polling.sharing import News
-from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments, timed_out
+from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 
 # A new payment that was tracked elsewhere has a place at the end of the list for so long, seconds.
 _AT_THE_END = 30.0
@@ -78,7 +78,7 @@ class Planner:
         return len(self._payments)
 
     def __contains__(self, transaction_id: object) -> bool:
-        return isinstance(transaction_id, str) and self._payments.get(transaction_id) is not None
+        return transaction_id in self._payments
 
     # Tracking
 
@@ -106,7 +106,7 @@ class Planner:
         payment.looks = looks
         self._payments.add(payment)
         if not is_likely_new or now - began > _AT_THE_END:
-            self._sweep.add(payment)
+            self._sweep.add(payment.id)
         elif self._list.is_known:
             self._payments.put(payment, self._list.add_own(now))
         return True
@@ -132,10 +132,12 @@ class Planner:
 
     def give_up(self, now: float) -> list[News]:
         """Stop tracking the payments that are past their deadline."""
-        return [
-            self._end(payment, error=timed_out(payment.id, payment.tracked_at, payment.transaction, now))
-            for payment in self._payments.past_deadline(now)
-        ]
+        endings = self._payments.give_up(now)
+        if endings:
+            self._worth_from = None
+        for each in endings:
+            self._sweep.remove(each.transaction_id)
+        return endings
 
     def give_up_at(self) -> float:
         """Return the time at which the next payment is given up, infinite for never."""
@@ -205,7 +207,7 @@ class Planner:
             payment = self._payments.get(row.id)
             if payment is not None:
                 rows.setdefault(payment, (row, place))
-        found = sum(self._sweep.remove(payment) for payment in rows)
+        found = sum(self._sweep.remove(payment.id) for payment in rows)
         endings = self._take_rows(sent, rows, now)
         if sent.request.number == self._list.head(0, now):
             self._learn_missing(sent, rows)
@@ -249,7 +251,7 @@ class Planner:
         self._sweep.failed(sent.request)
         for payment, (due, looks) in sent.before.items():
             self._schedule.take_back(payment, due, looks)
-            if is_unreadable and payment in self._payments:
+            if is_unreadable and self._payments.has(payment):
                 self._payments.put(payment, None)
 
     def refuse(self, sent: InFlight, error: MobileMoneyError, now: float) -> list[News]:
@@ -261,7 +263,7 @@ class Planner:
         # A payment that the service has shown exists, whatever it says now.
         if payment is None or payment.is_seen:
             return []
-        self._sweep.remove(payment)
+        self._sweep.remove(payment.id)
         is_early = now - payment.tracked_at < UNSEEN_GRACE
         if isinstance(error, InvalidTransactionId) or (isinstance(error, TransactionNotFound) and not is_early):
             return [self._end(payment, error=error)]
@@ -303,7 +305,7 @@ class Planner:
         """Take back the looks of the payments that a page did not show; a payment that surely moved loses its place."""
         low, high = self._list.places(page.number, sent.at)
         blur = _BLUR if self._list.has_strangers else _OVERLAP
-        for payment in [each for each in sent.expected if each not in rows and each in self._payments]:
+        for payment in [each for each in sent.expected if each not in rows and self._payments.has(each)]:
             if payment.place is None:
                 continue
             if payment in sent.before:
@@ -323,7 +325,7 @@ class Planner:
         for each in self._payments:
             if not (each.is_new or each.is_seen):
                 self._payments.put(each, None)
-                self._sweep.add(each)
+                self._sweep.add(each.id)
 
     def _fail_lookup(self, sent: InFlight, request: Lookup, now: float, *, is_unreadable: bool) -> None:
         """Note that a lookup failed. Its look is used up: a lookup that always fails must not be repeated at once."""
@@ -374,8 +376,7 @@ class Planner:
         payment.is_seen = True
         payment.was_hinted = payment.hinted_at is not None
         payment.seen_at = max(payment.seen_at, at)
-        if payment.deadline < math.inf:
-            payment.transaction = row
+        payment.keep(row)
         return None
 
     def _learn_end(self, payment: TrackedPayment, row: Transaction, paged_at: float, now: float) -> float | None:
@@ -409,7 +410,7 @@ class Planner:
         lag: float | None = None,
     ) -> News:
         self._worth_from = None
-        self._sweep.remove(payment)
+        self._sweep.remove(payment.id)
         self._payments.remove(payment)
         return News(transaction_id=payment.id, transaction=transaction, error=error, lag=lag)
 

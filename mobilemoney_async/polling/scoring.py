@@ -178,20 +178,22 @@ class IdSweep:
 
     def __init__(self, model: ListModel) -> None:
         self._list = model
-        self._wanted: dict[str, TrackedPayment] = {}
+        self._wanted: set[str] = set()
         self._sweep = PageSweep()
         self._in_flight: Page | None = None
 
-    def __contains__(self, payment: TrackedPayment) -> bool:
-        return payment.id in self._wanted
+    def __contains__(self, transaction_id: str) -> bool:
+        return transaction_id in self._wanted
 
-    def add(self, payment: TrackedPayment) -> None:
+    def add(self, transaction_id: str) -> None:
         """Look for a payment."""
-        self._wanted[payment.id] = payment
+        self._wanted.add(transaction_id)
 
-    def remove(self, payment: TrackedPayment) -> bool:
+    def remove(self, transaction_id: str) -> bool:
         """Stop looking for a payment; return whether it was looked for."""
-        return self._wanted.pop(payment.id, None) is not None
+        was_wanted = transaction_id in self._wanted
+        self._wanted.discard(transaction_id)
+        return was_wanted
 
     def next(self, now: float) -> tuple[Page, float] | None:
         """Return the next page, and the wanted payments that it is expected to show; None if there is none."""
@@ -313,7 +315,7 @@ class Scorer:
         following = self.sweep.next(now)
         if following is not None:
             page, found = following
-            wanted = max((weight for payment, weight in weights.items() if payment in self.sweep), default=0.0)
+            wanted = max((weight for payment, weight in weights.items() if payment.id in self.sweep), default=0.0)
             scores[page] = scores.get(page, 0.0) + found * wanted
 
     def _last_moment(self, payment: TrackedPayment) -> float:

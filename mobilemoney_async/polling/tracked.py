@@ -1,4 +1,4 @@
-"""The tracked payments, found by id, by place in the list and by due time. Pure."""
+"""Tracked payments, found by id, by place in the list, by due time and by deadline. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import WaitTimeout
+from mobilemoney_async.polling.sharing import News
 
 # Rows of the list in one slot of the index by place.
 _SLOT = 100
@@ -63,6 +64,11 @@ class TrackedPayment:
     def is_listed(self) -> bool:
         """True if a page has ever shown it open."""
         return self.open_at > _NEVER
+
+    def keep(self, row: Transaction) -> None:
+        """Keep the latest state, if there is a deadline, whose error will carry it."""
+        if self.deadline < math.inf:
+            self.transaction = row
 
 
 class _Timers:
@@ -122,8 +128,8 @@ class TrackedPayments:
     def __iter__(self) -> Iterator[TrackedPayment]:
         return iter(self._by_id.values())
 
-    def __contains__(self, payment: TrackedPayment) -> bool:
-        return self._by_id.get(payment.id) is payment
+    def __contains__(self, transaction_id: object) -> bool:
+        return transaction_id in self._by_id
 
     @property
     def timers(self) -> int:
@@ -133,6 +139,10 @@ class TrackedPayments:
     def get(self, transaction_id: str) -> TrackedPayment | None:
         """Return a payment, or None if it is not tracked."""
         return self._by_id.get(transaction_id)
+
+    def has(self, payment: TrackedPayment) -> bool:
+        """Return whether a payment is tracked; it may have been removed, and its id tracked again."""
+        return self._by_id.get(payment.id) is payment
 
     def add(self, payment: TrackedPayment) -> None:
         """Add a payment."""
@@ -168,9 +178,19 @@ class TrackedPayments:
         """Return the time at which the first payment is given up, infinite for never."""
         return self._deadlines.first()
 
-    def past_deadline(self, now: float) -> list[TrackedPayment]:
-        """Return the payments to give up now; the caller removes them."""
-        return self._deadlines.take(now, len(self))
+    def give_up(self, now: float) -> list[News]:
+        """Remove the payments that are past their deadline."""
+        news = []
+        for payment in self._deadlines.take(now, len(self)):
+            state = "not seen" if payment.transaction is None else str(payment.transaction.status)
+            error = WaitTimeout(
+                f"not final after {round(now - payment.tracked_at, 1):g} s: {state}",
+                transaction_id=payment.id,
+                transaction=payment.transaction,
+            )
+            news.append(News(transaction_id=payment.id, error=error))
+            self.remove(payment)
+        return news
 
     def put(self, payment: TrackedPayment, place: float | None) -> None:
         """Set a payment's place in the list; None for unknown."""
@@ -195,13 +215,3 @@ class TrackedPayments:
             for payment in self._slots.get(number, {}).values()
             if payment.place is not None and low < payment.place <= high
         ]
-
-
-def timed_out(transaction_id: str, tracked_at: float, transaction: Transaction | None, now: float) -> WaitTimeout:
-    """Return the error of a payment that is given up at its deadline."""
-    state = "not seen" if transaction is None else str(transaction.status)
-    return WaitTimeout(
-        f"not final after {round(now - tracked_at, 1):g} s: {state}",
-        transaction_id=transaction_id,
-        transaction=transaction,
-    )

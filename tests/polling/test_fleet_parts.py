@@ -8,10 +8,10 @@ import pytest
 
 from mobilemoney_async import Schedule, Transaction, WaitTimeout
 from mobilemoney_async.contract.codec import reader
-from mobilemoney_async.polling.local import LocalPayments, Subscriptions
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.scoring import Lookup, Page
-from mobilemoney_async.polling.sharing import Followed, News
+from mobilemoney_async.polling.sharing import Followed, News, Subscriptions
+from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from tests.contract import samples
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -70,18 +70,26 @@ def test_an_open_state_is_sent_once_for_a_poller_with_a_deadline() -> None:
 
 def test_one_s_own_payments_are_given_up_in_time() -> None:
     """Those that ended before, or were tracked again since, are not."""
-    local = LocalPayments()
-    for number, deadline in (("late", 30.0), ("early", 10.0), ("ended", 5.0), ("never", math.inf)):
-        local.add(number, 0.0, is_new=False, deadline=deadline)
-    assert local.remove("ended")
-    assert not local.remove("ended")
+    local = TrackedPayments()
+
+    def add(number: str, now: float, deadline: float) -> TrackedPayment:
+        payment = TrackedPayment(number, tracked_at=now, due=math.inf, deadline=deadline, is_new=False)
+        local.add(payment)
+        return payment
+
+    payments = {each: add(each, 0.0, at) for each, at in (("late", 30.0), ("early", 10.0), ("ended", 5.0))}
+    never = add("never", 0.0, math.inf)
+    local.remove(payments["ended"])
     assert local.first_deadline() == 10
-    local.remove("early")
-    local.add("early", 8.0, is_new=False, deadline=20.0)
+    local.remove(payments["early"])
+    assert not local.has(payments["early"])
+    early = add("early", 8.0, 20.0)
+    assert (local.has(payments["early"]), local.has(early)) == (False, True)
     assert local.give_up(19.0) == []
     shown = row("early")
-    local.saw("early", shown)
-    local.saw("unknown", shown)
+    for payment in (early, never):
+        payment.keep(shown)
+    assert never.transaction is None, "kept only where it is needed"
     (ending,) = local.give_up(20.0)
     assert isinstance(ending.error, WaitTimeout)
     assert (ending.transaction_id, ending.error.transaction) == ("early", shown)

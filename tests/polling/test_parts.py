@@ -123,7 +123,8 @@ def test_the_book_forgets_what_it_removes() -> None:
     assert payments.timers <= 2 * (2 * len(payments) + 1000)
     assert [payment.id for payment in payments.longest_due(25.0, 10)] == ["0", "10", "20"]
     assert [payment.id for payment in payments.between(10.0, 40.0)] == ["20", "30", "40"]
-    assert len(payments.past_deadline(1e6)) == 500
+    assert len(payments.give_up(1e6)) == 500
+    assert len(payments) == 0
 
 
 # When to ask
