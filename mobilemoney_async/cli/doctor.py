@@ -217,7 +217,7 @@ def _judge_stream(stream: Any, base_url: str) -> Iterator[Finding]:
     """Judge the connection of an answer, which httpcore describes: to the service, or to a proxy in between."""
     peer = "{}:{}".format(*stream.get_extra_info("server_addr"))
     address = _address(base_url)
-    yield _ok("connection", f"{address} answers{'' if peer == address else f', through {peer}'}")
+    yield _ok("connection", f"{address} answers{'' if peer == address else f' (connected to {peer})'}")
     tls = stream.get_extra_info("ssl_object")
     if tls is not None:
         end = (tls.getpeercert() or {}).get("notAfter")

@@ -169,12 +169,11 @@ def _choose(
         return _Target("command line", base_url, "--base-url", ())
     is_home = profile in {None, home}
     name = profile or home
-    section = None if name is None else profiles.get(name)
+    # A URL of the environment needs no profile.
+    section = Source(name=environment.name) if name is None else profiles.get(name)
     url, place = _find_url(base_url, home_url if is_home else None, section)
-    uses = () if section is None else (section,)
-    if is_home and _is_same(url, service_url):
-        uses = (*uses, environment)
-    return _Target(name or "environment", url, place, uses)
+    uses = (section, environment) if is_home and _is_same(url, service_url) else (section,)
+    return _Target(section.name, url, place, uses)
 
 
 def _find_home(environ: Mapping[str, str], profiles: Profiles) -> tuple[str | None, str | None]:
@@ -209,19 +208,18 @@ def _profile_url(profile: Source) -> tuple[str, str] | None:
     return (SANDBOX_URL, "built in") if profile.name == SANDBOX else None
 
 
-def _find_url(option: str | None, variable: str | None, profile: Source | None) -> tuple[str, str]:
+def _find_url(option: str | None, variable: str | None, profile: Source) -> tuple[str, str]:
     """Return the URL of a command's service, and its source."""
     for url, source in ((option, "--base-url"), (variable, "MOBILEMONEY_BASE_URL")):
         if url is None:
             continue
-        if profile is not None and profile.base_url is not None and not _is_same(url, profile.base_url):
+        if profile.base_url is not None and not _is_same(url, profile.base_url):
             raise invalid(
                 source,
                 f"not the base_url of profile {profile.name}, whose credentials go to no other service; "
                 "give one of the two",
             )
         return url, source
-    assert profile is not None  # without a URL a command has a profile
     found = _profile_url(profile)
     if found is None:
         raise invalid(f"profiles.{profile.name}.base_url", "missing: give it in the file, or by --base-url")
