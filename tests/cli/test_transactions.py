@@ -14,7 +14,7 @@ from mobilemoney_async import RateLimiter
 from mobilemoney_async.cli.transactions import CSV_COLUMNS
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
-from tests.support.commands import leave_home, run, served
+from tests.support.commands import leave_home, run, served, started
 from tests.support.terminal import terminal
 
 NUMBER, MASKED = "+255681234501", "+25568…501"
@@ -167,6 +167,15 @@ class TestList:
         result = run("list", "--json", "--limit", "0", "--base-url", url)
         assert (result.exit_code, len(result.stdout.splitlines())) == (1, 100)
         assert len(result.stderr.splitlines()) == 1
+
+    def test_a_reader_that_has_enough_ends_it(self, sandbox: Sandbox, url: str) -> None:
+        """`list --json | head -1` is no error: where nobody reads on, the list ends with 0 and without a message."""
+        paid(sandbox, 3)
+        for form in ("--json", "--csv"):
+            with started("list", form, "--base-url", url) as process:
+                process.leave()
+                code, _, errors = process.end()
+            assert (code, errors) == (0, "")
 
     @pytest.mark.parametrize(
         ("options", "said"),
