@@ -1,4 +1,4 @@
-"""Outcomes of tracked payments: the stream for readers, the waiters of single payments, and the poller's metrics.
+"""Outcomes of tracked payments, for readers and for tasks that wait for one payment, and the poller's metrics.
 
 Outcomes form a chain, each with a link to the next. A reader holds its latest link, and the chain holds the first link
 that is unread. So outcomes that all readers have are freed by themselves, and unread ones wait for the next reader.
@@ -62,8 +62,16 @@ class _Link:
         self.next: _Link | None = None
 
 
-class OutcomeStream:
-    """All outcomes in their order, from the first unread one.
+@attrs.define(eq=False)
+class _Waiter:
+    """Event for the tasks that wait for one payment, and its outcome; None if the poller is closed before."""
+
+    ended: anyio.Event = attrs.field(factory=anyio.Event)
+    outcome: Outcome | None = None
+
+
+class Outcomes:
+    """All outcomes in their order, from the first unread one, and the latest 10,000 by payment.
 
     Args:
         is_idle: Returns whether nothing is pending.
@@ -74,9 +82,26 @@ class OutcomeStream:
         self._end = self._unread = _Link(0)
         self._changed = anyio.Event()
         self._is_closed = False
+        self._latest: OrderedDict[str, Outcome] = OrderedDict()
+        self._waiters: dict[str, _Waiter] = {}
+
+    def latest(self, transaction_id: str) -> Outcome | None:
+        """Return the outcome of a payment, if it came lately."""
+        return self._latest.get(transaction_id)
+
+    def forget(self, transaction_id: str) -> None:
+        """Forget the outcome of a payment that is tracked again."""
+        self._latest.pop(transaction_id, None)
 
     def add(self, outcome: Outcome) -> None:
-        """Add an outcome."""
+        """Add an outcome, for readers and for the tasks that wait for its payment."""
+        self._latest[outcome.transaction_id] = outcome
+        if len(self._latest) > UNREAD:
+            self._latest.popitem(last=False)
+        waiter = self._waiters.pop(outcome.transaction_id, None)
+        if waiter is not None:
+            waiter.outcome = outcome
+            waiter.ended.set()
         link = self._end
         link.outcome = outcome
         self._end = link.next = _Link(link.number + 1)
@@ -85,9 +110,23 @@ class OutcomeStream:
         self._wake()
 
     def close(self) -> None:
-        """End the readers once they have read everything."""
+        """Release all waiting tasks, and end the readers once they have read everything."""
         self._is_closed = True
+        for waiter in self._waiters.values():
+            waiter.ended.set()
         self._wake()
+
+    async def wait(self, transaction_id: str) -> Outcome:
+        """Wait until a tracked payment ends; raise `InvalidRequest` if the poller is closed before.
+
+        A cancelled task leaves the others waiting: their event stays until the payment ends.
+        """
+        # The payment may have ended, and been tracked again, before this task wakes: each event has its own outcome.
+        waiter = self._waiters.setdefault(transaction_id, _Waiter())
+        await waiter.ended.wait()
+        if waiter.outcome is None:
+            raise refuse("poller", "open until the payment has ended")
+        return waiter.outcome
 
     def read(self, *, forever: bool) -> AsyncIterator[Outcome]:
         """Return a reader, which begins with the first unread outcome."""
@@ -114,8 +153,8 @@ class OutcomeStream:
 
 
 class _Reader:
-    def __init__(self, stream: OutcomeStream, link: _Link, *, forever: bool) -> None:
-        self._stream = stream
+    def __init__(self, outcomes: Outcomes, link: _Link, *, forever: bool) -> None:
+        self._outcomes = outcomes
         self._link = link
         self._forever = forever
 
@@ -124,74 +163,12 @@ class _Reader:
 
     async def __anext__(self) -> Outcome:
         await anyio.lowlevel.checkpoint()
-        after = await self._stream.after(self._link, forever=self._forever)
+        after = await self._outcomes.after(self._link, forever=self._forever)
         if after is None:
             raise StopAsyncIteration
         outcome, self._link = self._link.outcome, after
         assert outcome is not None
         return outcome
-
-
-class _Waiter:
-    """Tasks that wait for one payment."""
-
-    __slots__ = ("ended", "number", "outcome")
-
-    def __init__(self) -> None:
-        self.ended = anyio.Event()
-        self.outcome: Outcome | None = None
-        self.number = 0
-
-
-class Waiters:
-    """Tasks that wait for single payments, and the latest 10,000 outcomes for later ones."""
-
-    def __init__(self) -> None:
-        self._latest: OrderedDict[str, Outcome] = OrderedDict()
-        self._waiters: dict[str, _Waiter] = {}
-
-    def latest(self, transaction_id: str) -> Outcome | None:
-        """Return the outcome of a payment, if it came lately."""
-        return self._latest.get(transaction_id)
-
-    def forget(self, transaction_id: str) -> None:
-        """Forget the outcome of a payment that is tracked again."""
-        self._latest.pop(transaction_id, None)
-
-    def end(self, outcome: Outcome) -> None:
-        """Give an outcome to the tasks that wait for it."""
-        self._latest[outcome.transaction_id] = outcome
-        if len(self._latest) > UNREAD:
-            self._latest.popitem(last=False)
-        waiter = self._waiters.pop(outcome.transaction_id, None)
-        if waiter is not None:
-            waiter.outcome = outcome
-            waiter.ended.set()
-
-    async def wait(self, transaction_id: str) -> Outcome:
-        """Wait until a payment ends.
-
-        Raises:
-            InvalidRequest: The poller was closed before.
-        """
-        waiter = self._waiters.setdefault(transaction_id, _Waiter())
-        waiter.number += 1
-        try:
-            await waiter.ended.wait()
-        finally:
-            # A cancelled task leaves the others waiting. The payment may have ended, and been tracked and waited for
-            # again, before this task runs: only an entry of its own is removed.
-            waiter.number -= 1
-            if not waiter.number and self._waiters.get(transaction_id) is waiter:
-                del self._waiters[transaction_id]
-        if waiter.outcome is None:
-            raise refuse("poller", "open until the payment has ended")
-        return waiter.outcome
-
-    def close(self) -> None:
-        """Release all waiting tasks."""
-        for waiter in self._waiters.values():
-            waiter.ended.set()
 
 
 @attrs.frozen(kw_only=True)
@@ -244,21 +221,14 @@ class Metrics:
     def tracked(self, transaction_id: str) -> None:
         """Count a newly tracked payment."""
         self._tracked += 1
-        if self._on_event is not None:
-            emit(self._on_event, PaymentFollowed(transaction_id=transaction_id, pending=self._pending()))
+        emit(self._on_event, PaymentFollowed(transaction_id=transaction_id, pending=self._pending()))
 
-    def chosen(self, request: Request, waited: float) -> None:
-        """Report the choice of a request, after so many seconds in line."""
-        if self._on_event is not None:
-            kind: Literal["page", "lookup"] = "page" if isinstance(request, Page) else "lookup"
-            emit(self._on_event, PollerAsked(kind=kind, pending=self._pending(), waited=waited))
-
-    def sent(self, request: Request) -> None:
-        """Count a request."""
-        if isinstance(request, Page):
-            self._pages += 1
-        else:
-            self._lookups += 1
+    def sent(self, request: Request, waited: float) -> None:
+        """Count a request, after so many seconds in line."""
+        kind: Literal["page", "lookup"] = "page" if isinstance(request, Page) else "lookup"
+        self._pages += kind == "page"
+        self._lookups += kind == "lookup"
+        emit(self._on_event, PollerAsked(kind=kind, pending=self._pending(), waited=waited))
 
     def failed(self) -> None:
         """Count a request that failed for a reason that says nothing about a payment."""
@@ -266,19 +236,15 @@ class Metrics:
 
     def ended(self, news: News) -> None:
         """Count the end of one tracking."""
-        if news.error is None:
-            self._final += 1
-        else:
-            self._unresolved += 1
+        seen, pending = news.transaction, self._pending()
         if news.lag is not None:
             self._lag = news.lag if self._lag is None else self._lag + (news.lag - self._lag) / _LAGS
-        if self._on_event is None:
-            return
-        seen, pending = news.transaction, self._pending()
         if news.error is not None:
+            self._unresolved += 1
             error = type(news.error).__name__
             emit(self._on_event, PaymentGivenUp(transaction_id=news.transaction_id, error=error, pending=pending))
         elif seen is not None:
+            self._final += 1
             final = PaymentFinal(
                 transaction_id=seen.id, type=str(seen.type), status=str(seen.status), lag=news.lag, pending=pending
             )
@@ -286,8 +252,7 @@ class Metrics:
 
     def closed(self) -> None:
         """Report the end of the poller."""
-        if self._on_event is not None:
-            emit(self._on_event, PollerClosed(pending=self._pending()))
+        emit(self._on_event, PollerClosed(pending=self._pending()))
 
     def stats(self, *, next_request_in: float | None) -> PollerStats:
         """Return the counters."""

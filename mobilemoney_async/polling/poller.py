@@ -29,7 +29,7 @@ from mobilemoney_async.errors import (
     UnexpectedResponse,
 )
 from mobilemoney_async.polling.coordinator import Coordinator
-from mobilemoney_async.polling.outcomes import Metrics, Outcome, OutcomeStream, PollerStats, Waiters
+from mobilemoney_async.polling.outcomes import Metrics, Outcome, Outcomes, PollerStats
 from mobilemoney_async.polling.pacing import Pacer
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import Requester
@@ -86,8 +86,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             raise InvalidRequest("resume needs a client with a store", argument="resume")
         self._requester = Requester(pipeline)
         self._planner = Planner(pauses)
-        self._fleet = fleet
-        self._resume = resume
+        self._resumed = fleet if resume else None
         self._coordinator = (
             None
             if fleet is None
@@ -95,8 +94,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         )
         # This poller's payments. The planner may have those of other processes too, or none.
         self._tracked: Planner | Coordinator = self._planner if self._coordinator is None else self._coordinator
-        self._outcomes = OutcomeStream(lambda: not self._tracked)
-        self._waiters = Waiters()
+        self._outcomes = Outcomes(lambda: not self._tracked)
         self._metrics = Metrics(pipeline.on_event, lambda: self.pending)
         self._changed = anyio.Event()
         self._is_open = self._was_open = False
@@ -107,7 +105,7 @@ class Poller(anyio.AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         if self._was_open:
             raise refuse("poller", "a new one: each is used once")
-        unfinished = await self._unfinished()
+        unfinished = [] if self._resumed is None else await self._resumed.unfinished()
         self._was_open = True
         failure: BaseException | None = None
         try:
@@ -132,7 +130,8 @@ class Poller(anyio.AsyncContextManagerMixin):
                 raise
         finally:
             # The tasks have ended: no turn of the coordinator runs beside this one.
-            await self._leave()
+            if self._coordinator is not None:
+                await self._coordinator.leave()
         if failure is not None:
             raise failure
 
@@ -157,10 +156,10 @@ class Poller(anyio.AsyncContextManagerMixin):
             raise refuse("payment", "an Acknowledgement or a transaction id", payment)
         transaction_id = require_identifier("payment", payment if isinstance(payment, str) else payment.transaction_id)
         patience = self._timeout if timeout is None else require_seconds("timeout", timeout)
-        ended = self._waiters.latest(transaction_id)
+        ended = self._outcomes.latest(transaction_id)
         if ended is not None and ended.transaction is not None:
             return
-        self._waiters.forget(transaction_id)
+        self._outcomes.forget(transaction_id)
         now = anyio.current_time()
         deadline = math.inf if patience is None else now + patience
         if self._tracked.track(transaction_id, now, is_new=is_new, deadline=deadline):
@@ -205,10 +204,10 @@ class Poller(anyio.AsyncContextManagerMixin):
         """
         self._check_open()
         require_identifier("transaction_id", transaction_id)
-        outcome = self._waiters.latest(transaction_id)
+        outcome = self._outcomes.latest(transaction_id)
         if outcome is None:
             self.track(transaction_id)
-            outcome = await self._waiters.wait(transaction_id)
+            outcome = await self._outcomes.wait(transaction_id)
         else:
             await anyio.lowlevel.checkpoint()
         if outcome.error is not None:
@@ -253,9 +252,6 @@ class Poller(anyio.AsyncContextManagerMixin):
         if not self._is_open:
             raise refuse("poller", "open: use it inside its `async with`")
 
-    async def _unfinished(self) -> list[str]:
-        return await self._fleet.unfinished() if self._fleet is not None and self._resume else []
-
     def _begin(self, group: anyio.abc.TaskGroup, unfinished: list[str]) -> None:
         self._is_open = True
         self._requester.prepare()
@@ -267,15 +263,10 @@ class Poller(anyio.AsyncContextManagerMixin):
         for transaction_id in unfinished:
             self.track(transaction_id)
 
-    async def _leave(self) -> None:
-        if self._coordinator is not None:
-            await self._coordinator.leave()
-
     def _close(self) -> None:
         self._is_open = False
         self._metrics.closed()
         self._outcomes.close()
-        self._waiters.close()
 
     def _wake(self) -> None:
         """Let the tasks look at the state again. Each event is set once: sleeping tasks hold the old one."""
@@ -318,7 +309,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             request = self._planner.choose(now)
             if request is not None:
                 self._in_flight += 1
-                self._metrics.chosen(request, now - queued_at)
+                self._metrics.sent(request, now - queued_at)
                 group.start_soon(self._answer, self._planner.send(request, now))
 
     async def _give_up(self) -> None:
@@ -334,7 +325,6 @@ class Poller(anyio.AsyncContextManagerMixin):
         """Send a request, and take its answer or its fault. Up to four of these run at once."""
         rows: Sequence[Transaction] = ()
         try:
-            self._metrics.sent(sent.request)
             answer = await self._requester.send(sent.request)
             endings, rows = self._take(sent, answer)
             self._fault = None
@@ -372,7 +362,7 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     def _hand_out(self, endings: list[News]) -> None:
         for news in endings:
-            outcome = Outcome(transaction_id=news.transaction_id, transaction=news.transaction, error=news.error)
             self._metrics.ended(news)
-            self._waiters.end(outcome)
-            self._outcomes.add(outcome)
+            self._outcomes.add(
+                Outcome(transaction_id=news.transaction_id, transaction=news.transaction, error=news.error)
+            )
