@@ -46,14 +46,8 @@ class Coordinator:
     """This process's part in sharing one poller.
 
     Three tasks of the poller use it: `run`, `listen`, and the requests that end in `settle` or `failed`. All state
-    changes between two awaits, so none needs a lock; only `run` calls `Fleet.turn`, one at a time.
-
-    Args:
-        fleet: The connection to the others.
-        planner: Empty while another process makes the requests.
-        utcnow: The wall clock.
-        hand_out: Gets the results of this process's payments.
-        wake: Called when there may be a request to make, or a payment to give up.
+    changes between two awaits, so none needs a lock; only `run` calls `Fleet.turn`, one at a time. `hand_out` gets the
+    results of this process's payments; `wake` is called when there may be a request to make.
     """
 
     def __init__(
@@ -145,12 +139,7 @@ class Coordinator:
         self._faulty_since = min(self._faulty_since, now)
 
     def settle(self, endings: Iterable[News], rows: Iterable[Transaction]) -> None:
-        """Take the answer to a request. Its endings are handed out by the turn that stores them.
-
-        Args:
-            endings: Payments that it ended.
-            rows: All rows that the service showed.
-        """
+        """Take all rows of an answer, and the endings among them, which the turn that stores them hands out."""
         self._faulty_since = math.inf
         for each in endings:
             self._settling.add(each.transaction_id)

@@ -96,13 +96,7 @@ class ListModel:
         return depth + 1 if self.newest_first else max(1, self.pages(now) - depth)
 
     def observe(self, page: int, answer: PageAnswer, now: float) -> list[float]:
-        """Learn from a page, and return the places of its rows.
-
-        Args:
-            page: Its number.
-            answer: The service's answer.
-            now: Now, monotonic seconds.
-        """
+        """Learn from the page of a number, and return the places of its rows."""
         rows = answer.transactions
         if 0 < answer.pagination.per_page <= PAGE_SIZE_MAX:
             self.page_size = max(len(rows), answer.pagination.per_page)
@@ -182,11 +176,9 @@ class ListFreshness:
             self._unshown += min(1.0, max(_LEAST, expected))
 
     def saw_new(self, *, shown: float, missing: float) -> None:
-        """Note the ages of new payments on the newest page, seconds.
+        """Note the age of the youngest new payment that the newest page showed, seconds, infinite if it showed none.
 
-        Args:
-            shown: Of the youngest that it showed, infinite if it showed none.
-            missing: Of the oldest that it did not show and that is younger than that, 0 if there is none.
+        Also that of the oldest one that it did not show, if that is younger; 0 if there is none.
         """
         # A payment that is missing is not expected right afterwards: until it is listed, pages would be in vain.
         least = 0.0 if not missing else min(_LONGEST_MISSING, shown, _LATER * (missing + 1))
@@ -195,9 +187,8 @@ class ListFreshness:
     def saw_end(self, open_after: float, shown_after: float) -> None:
         """Note the delay of one ending.
 
-        Args:
-            open_after: Seconds from the end to the latest page that still showed the payment open; may be negative.
-            shown_after: Seconds from the end to the page that showed it, infinite if a lookup did.
+        It is given in seconds from the end to the latest page that still showed the payment open, which may be
+        negative, and to the page that showed the end, infinite if a lookup did.
         """
         late = min(_LONGEST_DELAY, open_after) if open_after > NOISE else 0.0
         bound = max(self._delay, late) if shown_after >= self._delay else max(0.0, late, shown_after)

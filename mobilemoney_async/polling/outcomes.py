@@ -71,11 +71,7 @@ class _Waiter:
 
 
 class Outcomes:
-    """All outcomes in their order, from the first unread one, and the latest 10,000 by payment.
-
-    Args:
-        is_idle: Returns whether nothing is pending.
-    """
+    """All outcomes in their order, from the first unread one, and the latest 10,000 by payment."""
 
     def __init__(self, is_idle: Callable[[], bool]) -> None:
         self._is_idle = is_idle
@@ -205,12 +201,7 @@ class PollerStats:
 
 
 class Metrics:
-    """Counters of one poller, and its events.
-
-    Args:
-        on_event: Gets the events, if there is one.
-        pending: Returns the number of tracked payments.
-    """
+    """Counters of one poller, and its events. `pending` returns the number of tracked payments."""
 
     def __init__(self, on_event: Handler | None, pending: Callable[[], int]) -> None:
         self._on_event = on_event

@@ -36,10 +36,6 @@ class LookupSchedule:
     A look that the schedule allows may be taken later: a look saved while an ending is unlikely is spent when it is
     likely. At any age a payment has had no more looks than the schedule would have made by then. That holds for pages,
     which show others as well. Two lookups of one payment by its id are a pause of the schedule apart.
-
-    Args:
-        schedule: The pauses between two looks at one payment.
-        payments: The tracked payments.
     """
 
     __slots__ = ("_payments", "_schedule")
@@ -99,14 +95,10 @@ class LookupSchedule:
 
 
 class Backoff:
-    """Pause that doubles with each fault, and ends with the first answer.
+    """Pause that doubles with each fault, from the first length to the longest, and ends with the first answer.
 
     Attributes:
         until: Its end, monotonic seconds; minus infinity outside a pause.
-
-    Args:
-        longest: Seconds.
-        first: Seconds.
     """
 
     __slots__ = ("_began", "_first", "_longest", "_next", "until")
@@ -160,9 +152,6 @@ class Pacer:
     A poller that sent whenever the limiter allows would use up the burst and then the minute, and see nothing in the
     pause that follows: bunches cost lag. So the poller spreads its share of the minute evenly. The share is the part
     that others leave, and is measured.
-
-    Args:
-        min_interval: The shortest time between two requests, seconds.
     """
 
     __slots__ = ("_began", "_min_interval", "_own", "_sent_at", "_waited")
@@ -179,12 +168,7 @@ class Pacer:
         return now >= self._sent_at + self._min_interval
 
     def sent(self, now: float, waited: float) -> None:
-        """Note that a request goes out.
-
-        Args:
-            now: Now.
-            waited: Its time in line, seconds.
-        """
+        """Note that a request goes out, after so many seconds in line."""
         self._sent_at = now
         self._waited = waited
         self._own.append(now)

@@ -44,11 +44,7 @@ _Rows: TypeAlias = dict[TrackedPayment, tuple[Transaction, float]]  # with their
 
 
 class Planner:
-    """Choice of the next request, and the results of its answer. All times are monotonic seconds.
-
-    Args:
-        schedule: The pauses between two looks at one payment.
-    """
+    """Choice of the next request, and the results of its answer. All times are monotonic seconds."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._payments = TrackedPayments()
@@ -61,14 +57,7 @@ class Planner:
         self._hints = HintThrottle()
         self._backoff = Backoff(longest=30.0)
         self._list_backoff = Backoff(longest=300.0)
-        self._scorer = Scorer(
-            payments=self._payments,
-            schedule=self._schedule,
-            model=self._list,
-            freshness=self._freshness,
-            estimator=self._estimator,
-            sweep=self._sweep,
-        )
+        self._scorer = Scorer(self._payments, self._schedule, self._list, self._freshness, self._estimator, self._sweep)
         self._new_ids = 0  # in a row
         self._pages_in_flight = 0
         self._lookups_fail = False
@@ -85,16 +74,10 @@ class Planner:
     def track(
         self, transaction_id: str, now: float, *, is_new: bool, deadline: float, tracked_at: float | None = None
     ) -> bool:
-        """Track a payment; return False if it is tracked already.
+        """Track a payment until its deadline, infinite for none; return False if it is tracked already.
 
-        Args:
-            transaction_id: Its id.
-            now: Now.
-            is_new: Whether it was certainly created just now. Then its first look is due after the schedule's first
-                pause, otherwise at once.
-            deadline: When to give it up, infinite for never.
-            tracked_at: Start of the tracking by another process, which this one continues: the payment has the pauses
-                of its age.
+        The first look at one that was certainly created just now is due after the schedule's first pause, at others at
+        once. One that another process has tracked since `tracked_at` has the pauses of its age.
         """
         if transaction_id in self:
             return False
@@ -184,16 +167,7 @@ class Planner:
     # Answers
 
     def take_page(self, sent: InFlight, answer: PageAnswer, now: float) -> list[News]:
-        """Learn from a page.
-
-        Args:
-            sent: The request.
-            answer: The service's answer.
-            now: Now.
-
-        Returns:
-            The final states that it shows.
-        """
+        """Learn from a page, and return the final states that it shows."""
         self._worth_from = None
         assert isinstance(sent.request, Page)
         self._pages_in_flight -= 1
@@ -236,10 +210,7 @@ class Planner:
     def fail(self, sent: InFlight, now: float, *, is_unreadable: bool) -> None:
         """Note that a request failed for a reason that says nothing about its payments.
 
-        Args:
-            sent: The request.
-            now: Now.
-            is_unreadable: Whether there was an answer, outside the contract: the next may be the same.
+        An unreadable answer is one outside the contract: the next may be the same.
         """
         self._worth_from = None
         if isinstance(sent.request, Lookup):
@@ -352,15 +323,7 @@ class Planner:
     def _saw(
         self, payment: TrackedPayment, row: Transaction, at: float, now: float, *, paged_at: float = math.inf
     ) -> News | None:
-        """Learn from a row.
-
-        Args:
-            payment: Its payment.
-            row: The row.
-            at: The earliest time at which its state was true.
-            now: Now.
-            paged_at: When its page was requested, infinite for a lookup.
-        """
+        """Learn from a row whose state was true at `at` or later; `paged_at` is infinite for a lookup."""
         payment.failures = 0
         if not payment.is_new:
             age = self._clock.age(row, now)

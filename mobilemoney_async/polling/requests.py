@@ -31,9 +31,6 @@ class ReservedSlot:
     """Limiter for one call in the lane `Priority.POLL` with a slot that was acquired just now.
 
     The pipeline acquires a slot itself. Its first `acquire` takes the reserved one; everything else is the limiter's.
-
-    Args:
-        limiter: The limiter that granted the slot.
     """
 
     def __init__(self, limiter: Limiter) -> None:
@@ -94,11 +91,7 @@ class PageReader:
 
 
 class Requester:
-    """Sender of the poller's requests, each once: the planner decides on what to do after a fault.
-
-    Args:
-        pipeline: Makes the calls.
-    """
+    """Sender of the poller's requests, each once: the planner decides on what to do after a fault."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         once = attrs.evolve(pipeline.options, deadline=None, retry=attrs.evolve(pipeline.options.retry, max_attempts=1))

@@ -209,14 +209,9 @@ class IdSweep:
             self._in_flight = page
 
     def took(self, page: Page, now: float, *, found: int, rows: int, turned: bool) -> None:
-        """Note a page.
+        """Note a page with so many rows; the wanted payments found among them have been removed.
 
-        Args:
-            page: The request.
-            now: Now.
-            found: Wanted payments that it showed; they have been removed.
-            rows: Rows that it showed in all.
-            turned: Whether it showed the list to be in another order than expected.
+        It has turned the list if that is in another order than expected.
         """
         if page != self._in_flight:
             return
@@ -234,7 +229,7 @@ class IdSweep:
             self._in_flight = None
 
 
-@attrs.define(kw_only=True)
+@attrs.define
 class Scorer:
     """Weights of payments, and the candidate that ends the most waiting."""
 
