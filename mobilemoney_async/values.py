@@ -175,11 +175,7 @@ def redact(text: str, limit: int = 200) -> str:
 
 
 def require_text(argument: str, value: object) -> str:
-    """Return a non-blank ``str`` that can be encoded, or refuse it.
-
-    Raises:
-        InvalidRequest: It is not a str, is blank, or holds a lone surrogate.
-    """
+    """Return a ``str`` that is not blank and can be encoded, or raise `InvalidRequest`."""
     if not isinstance(value, str) or not value.strip():
         raise refuse(argument, "a str that is not blank")
     if not can_encode(value):
@@ -188,11 +184,7 @@ def require_text(argument: str, value: object) -> str:
 
 
 def require_name(argument: str, value: object) -> str:
-    """Return a text that any database can hold as a name, or refuse it.
-
-    Raises:
-        InvalidRequest: It is not a str, is blank, longer than 200 characters, or holds a lone surrogate or a NUL.
-    """
+    """Return a text that any database can hold as a name, at most 200 characters, or raise `InvalidRequest`."""
     text = require_text(argument, value)
     if len(text) > 200 or "\0" in text:
         raise refuse(argument, "a str of at most 200 characters, not blank, without NUL")
@@ -208,12 +200,9 @@ def valid_name(text: object) -> str | None:
 
 
 def require_identifier(argument: str, value: object) -> str:
-    """Return an identifier fit for a URL path, or refuse it.
+    """Return an identifier fit for a URL path, or raise `InvalidRequest`.
 
     An empty id would address another endpoint, and so would ``.`` and ``..``, which URLs resolve away.
-
-    Raises:
-        InvalidRequest: It is not such a str.
     """
     text = require_text(argument, value)
     if text in {".", ".."}:
@@ -222,32 +211,20 @@ def require_identifier(argument: str, value: object) -> str:
 
 
 def require_seconds(argument: str, value: object, *, allow_zero: bool = False) -> float:
-    """Return a finite number of seconds, or refuse it.
-
-    Raises:
-        InvalidRequest: It is not a positive (or, with `allow_zero`, non-negative) finite number.
-    """
+    """Return a finite number of seconds, more than 0 (with `allow_zero`, 0 too), or raise `InvalidRequest`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refuse(argument, "a number of seconds", value)
     seconds = _as_float(value)
-    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not allow_zero):
+    if seconds < 0 or (seconds == 0 and not allow_zero) or not math.isfinite(seconds):
         raise refuse(argument, f"a finite number of seconds, {'0 or more' if allow_zero else 'more than 0'}")
     return seconds
 
 
 def require_factor(argument: str, value: object) -> float:
-    """Return a finite number of at least 1, or refuse it.
-
-    Raises:
-        InvalidRequest: It is not such a number.
-    """
-    accepts = "a number of at least 1"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refuse(argument, accepts)
-    factor = _as_float(value)
-    if not math.isfinite(factor) or factor < 1:
-        raise refuse(argument, accepts)
-    return factor
+    """Return a finite number of at least 1, or raise `InvalidRequest`."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 1 <= (factor := _as_float(value)) < math.inf:
+        return factor
+    raise refuse(argument, "a number of at least 1")
 
 
 def _as_float(value: float) -> float:
@@ -259,11 +236,7 @@ def _as_float(value: float) -> float:
 
 
 def require_integer(argument: str, value: object, low: int, high: int | None = None) -> int:
-    """Return an integer within its range, or refuse it.
-
-    Raises:
-        InvalidRequest: It is not an int from `low` to `high`.
-    """
+    """Return an integer from `low` to `high`, or raise `InvalidRequest`."""
     span = f"an int of at least {low}" if high is None else f"an int from {low} to {high}"
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         raise refuse(argument, span)
@@ -271,22 +244,14 @@ def require_integer(argument: str, value: object, low: int, high: int | None = N
 
 
 def require_date(argument: str, value: object) -> date:
-    """Return a date, or refuse it; a ``datetime`` is refused rather than cut (contract, section 4.4).
-
-    Raises:
-        InvalidRequest: It is not a plain date.
-    """
+    """Return a plain ``date``, or raise `InvalidRequest`: a ``datetime`` is refused rather than cut (section 4.4)."""
     if not isinstance(value, date) or isinstance(value, datetime):
         raise refuse(argument, "a datetime.date", value)
     return value
 
 
 def require_bearer(argument: str, value: object) -> Secret:
-    """Return a token fit for the Authorization header, as a secret, or refuse it.
-
-    Raises:
-        InvalidRequest: It is not a str or `Secret` of visible ASCII characters.
-    """
+    """Return a token fit for the Authorization header, as a secret, or raise `InvalidRequest`."""
     secret = value if isinstance(value, Secret) else Secret(value) if isinstance(value, str) else None
     if secret is None or not _HEADER_TOKEN.fullmatch(secret.reveal()):
         raise refuse(argument, "a token of visible ASCII characters, as a str")

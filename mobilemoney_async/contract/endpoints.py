@@ -60,7 +60,7 @@ class Endpoint(Generic[T_co]):
     path: str
     bearer: bool = True
     effect: Effect
-    lane: Priority
+    lane: Priority = Priority.LOOKUP
     read: Callable[[bytes], T_co]
     empty_is_success: bool = False
     shown: str = attrs.field(default=attrs.Factory(lambda self: self.path, takes_self=True))
@@ -97,40 +97,16 @@ CREATE_DISBURSEMENT = Endpoint(
     read=_read_acknowledgement,
 )
 GET_TRANSACTION = Endpoint(
-    method="GET",
-    path="/payment-service/transaction/{transaction_id}",
-    effect=Effect.READ,
-    lane=Priority.LOOKUP,
-    read=_read_transaction,
+    method="GET", path="/payment-service/transaction/{transaction_id}", effect=Effect.READ, read=_read_transaction
 )
 FIND_TRANSACTION = Endpoint(
-    method="GET",
-    path="/payment-service/transaction",
-    effect=Effect.READ,
-    lane=Priority.LOOKUP,
-    read=_read_transaction,
+    method="GET", path="/payment-service/transaction", effect=Effect.READ, read=_read_transaction
 )
 LIST_TRANSACTIONS = Endpoint(
-    method="GET",
-    path="/payment-service/transactions",
-    effect=Effect.READ,
-    lane=Priority.LOOKUP,
-    read=reader(PageAnswer),
+    method="GET", path="/payment-service/transactions", effect=Effect.READ, read=reader(PageAnswer)
 )
-PROFILE = Endpoint(
-    method="GET",
-    path="/user-service/profile",
-    effect=Effect.READ,
-    lane=Priority.LOOKUP,
-    read=_read_object,
-)
-USERS_PROFILE = Endpoint(
-    method="GET",
-    path="/user-service/users/profile",
-    effect=Effect.READ,
-    lane=Priority.LOOKUP,
-    read=_read_object,
-)
+PROFILE = Endpoint(method="GET", path="/user-service/profile", effect=Effect.READ, read=_read_object)
+USERS_PROFILE = Endpoint(method="GET", path="/user-service/users/profile", effect=Effect.READ, read=_read_object)
 LOGIN = Endpoint(
     method="POST",
     path="/user-service/login",
@@ -139,40 +115,24 @@ LOGIN = Endpoint(
     lane=Priority.PAYMENT,  # whatever waits, a payment included, waits for the token
     read=reader(LoginResult),
 )
-REQUEST_OTP = Endpoint(
-    method="POST",
-    path="/user-service/request-otp",
-    effect=Effect.SESSION,
-    lane=Priority.LOOKUP,
-    read=_read_object,
-    empty_is_success=True,
-)
-VERIFY_OTP = Endpoint(
-    method="POST",
-    path="/user-service/verify-otp",
-    effect=Effect.SESSION,
-    lane=Priority.LOOKUP,
-    read=_read_object,
-    empty_is_success=True,
-)
-FORGOT_PASSWORD = Endpoint(
-    method="POST",
-    path="/user-service/forgot-password",
-    bearer=False,
-    effect=Effect.SESSION,
-    lane=Priority.LOOKUP,
-    read=_read_object,
-    empty_is_success=True,
-)
-RESET_PASSWORD = Endpoint(
-    method="POST",
-    path="/user-service/reset-password",
-    bearer=False,
-    effect=Effect.SESSION,
-    lane=Priority.LOOKUP,
-    read=_read_object,
-    empty_is_success=True,
-)
+
+
+def _user_service(path: str, *, bearer: bool = True) -> Endpoint[JSONObject]:
+    """Return the row of a call whose success the contract does not show: its body may be empty."""
+    return Endpoint(
+        method="POST",
+        path=f"/user-service/{path}",
+        bearer=bearer,
+        effect=Effect.SESSION,
+        read=_read_object,
+        empty_is_success=True,
+    )
+
+
+REQUEST_OTP = _user_service("request-otp")
+VERIFY_OTP = _user_service("verify-otp")
+FORGOT_PASSWORD = _user_service("forgot-password", bearer=False)
+RESET_PASSWORD = _user_service("reset-password", bearer=False)
 
 
 def undocumented(method: str, path: str, effect: Effect) -> Endpoint[JSONObject]:

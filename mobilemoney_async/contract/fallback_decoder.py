@@ -54,15 +54,11 @@ def structure(plain: Any, cl: type[T]) -> T:
 def _describe(exc: BaseException, expected: type | None) -> str:
     if isinstance(exc, KeyError):
         return "a required field is missing"
-    return str(exc) if isinstance(exc, _WrongValue | _WrongMoney) else "unexpected value"
+    return str(exc) if isinstance(exc, _WrongValue) else "unexpected value"
 
 
-class _WrongValue(TypeError):
-    """JSON value of another type than the contract's."""
-
-
-class _WrongMoney(ValueError):
-    """Text that is no decimal or timestamp."""
+class _WrongValue(ValueError):
+    """JSON value of another type than the contract's, or text that is no decimal or timestamp."""
 
 
 def _is_tuple(cl: Any) -> bool:
@@ -71,19 +67,14 @@ def _is_tuple(cl: Any) -> bool:
 
 
 def _only(kind: type, expected: str, read: Callable[[Any, Any], T]) -> Callable[[Any, Any], T]:
+    """Return a hook that reads values of one JSON type, and refuses all others."""
+
     def structure(value: Any, cl: Any) -> T:
         if not isinstance(value, kind):
             raise _WrongValue(expected)
         return read(value, cl)
 
     return structure
-
-
-def _read_text(value: Any, cl: type[str]) -> str:
-    # cattrs brings the string enums here too: a hook for a class serves its subclasses.
-    if not isinstance(value, str):
-        raise _WrongValue("expected str")
-    return cl(value)
 
 
 def _read_int(value: Any, _: Any) -> int:
@@ -95,37 +86,23 @@ def _read_int(value: Any, _: Any) -> int:
     raise _WrongValue("expected int")
 
 
-def _read_bool(value: Any, _: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _WrongValue("expected bool")
-    return value
-
-
 def _read_decimal(value: Any, _: Any) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
         raise _WrongValue("expected a decimal string")
     try:
         money = Decimal(value)
     except InvalidOperation:
-        raise _WrongMoney("expected a decimal string") from None
+        raise _WrongValue("expected a decimal string") from None
     if not money.is_finite():
-        raise _WrongMoney("expected a finite decimal")
+        raise _WrongValue("expected a finite decimal")
     return money
 
 
-def _read_datetime(value: Any, _: Any) -> datetime:
-    if not isinstance(value, str):
-        raise _WrongValue("expected an ISO 8601 timestamp")
+def _read_datetime(value: str, _: Any) -> datetime:
     try:
         return datetime.fromisoformat(value)
     except ValueError:
-        raise _WrongMoney("expected an ISO 8601 timestamp") from None
-
-
-def _read_secret(value: Any, _: Any) -> Secret:
-    if not isinstance(value, str):
-        raise _WrongValue("expected str")
-    return Secret(value)
+        raise _WrongValue("expected an ISO 8601 timestamp") from None
 
 
 def _make_converter() -> cattrs.Converter:
@@ -142,12 +119,13 @@ def _make_converter() -> cattrs.Converter:
     # cattrs itself takes anything that can be indexed for an object, and "" and {} for an empty array.
     converter.register_structure_hook_factory(attrs.has, read_object)
     converter.register_structure_hook_factory(_is_tuple, read_rows)
-    converter.register_structure_hook(str, _read_text)
+    # A hook for a class serves its subclasses: the string enums come to `str` too, so it calls their class.
+    converter.register_structure_hook(str, _only(str, "expected str", lambda value, cl: cl(value)))
     converter.register_structure_hook(int, _read_int)
-    converter.register_structure_hook(bool, _read_bool)
+    converter.register_structure_hook(bool, _only(bool, "expected bool", lambda value, _: value))
     converter.register_structure_hook(Decimal, _read_decimal)
-    converter.register_structure_hook(datetime, _read_datetime)
-    converter.register_structure_hook(Secret, _read_secret)
+    converter.register_structure_hook(datetime, _only(str, "expected an ISO 8601 timestamp", _read_datetime))
+    converter.register_structure_hook(Secret, _only(str, "expected str", lambda value, _: Secret(value)))
     return converter
 
 
