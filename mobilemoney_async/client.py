@@ -15,18 +15,15 @@ import attrs
 from mobilemoney_async._version import __version__
 from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.options import (
+    Options,
     auth_from_env,
     check_auth,
     check_handler,
-    check_headers,
     check_json,
     check_limiter,
     check_method,
     check_params,
     check_path,
-    check_retry,
-    make_options,
-    merge_headers,
     optional_variable,
     variable,
 )
@@ -40,7 +37,7 @@ from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
-from mobilemoney_async.values import Secret, refuse, require_seconds
+from mobilemoney_async.values import Secret, refuse
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
@@ -125,7 +122,7 @@ class AsyncClient:
         on_event: Handler | None = None,
         utcnow: Callable[[], datetime] | None = None,
     ) -> None:
-        options = make_options(timeout=timeout, deadline=deadline, retry=retry, headers=_DEFAULT_HEADERS)
+        options = Options(timeout=timeout, deadline=deadline, retry=retry, headers=_DEFAULT_HEADERS)
         tokens = check_auth(auth)
         limiter = check_limiter(rate_limiter)
         check_handler(on_event)
@@ -211,19 +208,13 @@ class AsyncClient:
         Raises:
             InvalidRequest: An argument is invalid.
         """
-        changes: dict[str, Any] = {}
-        if not isinstance(timeout, _Unset):
-            changes["timeout"] = require_seconds("timeout", timeout)
-        if not isinstance(deadline, _Unset):
-            changes["deadline"] = None if deadline is None else require_seconds("deadline", deadline)
-        if not isinstance(retry, _Unset):
-            changes["retry"] = check_retry(retry)
-        if extra_headers is not None:
-            changes["headers"] = merge_headers(self._pipeline.options.headers, check_headers(extra_headers))
+        given = {"timeout": timeout, "deadline": deadline, "retry": retry}
+        changes = {name: value for name, value in given.items() if not isinstance(value, _Unset)}
+        options = self._pipeline.options.changed(changes, extra_headers)
         client = object.__new__(type(self))
         client._owns_wire = False
         client._store, client._is_attached = self._store, False
-        client._assemble(attrs.evolve(self._pipeline, options=attrs.evolve(self._pipeline.options, **changes)))
+        client._assemble(attrs.evolve(self._pipeline, options=options))
         return client
 
     @property

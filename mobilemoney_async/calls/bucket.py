@@ -76,7 +76,7 @@ class Past(NamedTuple):
 
 
 class Places(Protocol):
-    """Source of a limiter's places: its own bucket, or reservations in a bucket that other processes use too."""
+    """Source of a queue's places, as `Bucket`: that, or reservations in a bucket that other processes use too."""
 
     def ready_at(self) -> float:
         """Return the time from which the next request may go; a time in the past means now."""
@@ -86,12 +86,6 @@ class Places(Protocol):
 
     def undo(self) -> None:
         """Take back the last `take`, for a request that did not go."""
-
-    def hold(self, until: float) -> None:
-        """Grant nothing before a time."""
-
-    def usage(self, now: float) -> Usage:
-        """Return the recent use of the limit."""
 
 
 class Bucket:

@@ -33,38 +33,22 @@ _TICK = 1e-9
 
 @runtime_checkable
 class Limiter(Protocol):
-    """Rate limiter as calls, pages and the poller use it."""
+    """Rate limiter as calls, pages and the poller use it; `RateLimiter` documents the methods.
+
+    Where many processes share the limit, `acquire` raises `StoreError` if the store fails; nothing is used up then.
+    """
 
     def has_capacity(self) -> bool:
-        """Return whether a request could go now without waiting. Call it inside the event loop."""
-        ...
+        """Return whether a request could go now without waiting."""
 
     def usage(self) -> Usage:
-        """Return the recent use of the limit, by all processes. Call it inside the event loop."""
-        ...
+        """Return the recent use of the limit, by all processes."""
 
     def hold(self, seconds: float) -> None:
-        """Grant nothing for a while, as the service asked.
-
-        Args:
-            seconds: From now on, at least 0. A shorter hold does not end a longer one.
-
-        Raises:
-            InvalidRequest: `seconds` is out of its range.
-        """
-        ...
+        """Grant nothing for a while, as the service asked."""
 
     async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
-        """Wait until a request may be sent. Cancelling uses nothing up.
-
-        Args:
-            priority: The lane.
-            ahead: Whether to go to the head of the lane: for a request that those in line depend on.
-
-        Raises:
-            StoreError: The limit is shared, and the store failed; nothing was used up.
-        """
-        ...
+        """Wait until a request may be sent."""
 
 
 class _Waiter:
@@ -149,11 +133,7 @@ class LaneQueue:
         return self._backend.current_time()
 
     def take_free(self, now: float) -> bool:
-        """Take a place if one is free and nothing waits for it.
-
-        Args:
-            now: The time, from `now`.
-        """
+        """Take a place if one is free and nothing waits for it."""
         if self.length or self._places.ready_at() > now:
             return False
         self._places.take(now)
@@ -187,16 +167,9 @@ class LaneQueue:
         self.length = 0
 
     async def wait(self, priority: Priority, now: float, *, ahead: bool) -> None:
-        """Wait for a place in a lane, and take it. Cancelling gives it back.
+        """Wait for a place in a lane from `now` on, and take it. Cancelling gives it back.
 
-        Args:
-            priority: The lane.
-            now: The time, from `now`.
-            ahead: Whether to go to the head of the lane.
-
-        Raises:
-            Exception: The error given to `fail` while this one was in line, or raised by `pause` while it kept the
-                time.
+        Raises the error given to `fail` while this one was in line, or raised by `pause` while it kept the time.
         """
         assert self._backend is not None  # `now` comes from it
         lane = self._lanes[priority]

@@ -26,6 +26,15 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*", re.ASCII)
 _OUR_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "transfer-encoding"})
 
 
+def _check_timeout(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    require_seconds(attribute.name, value)
+
+
+def _check_retry(instance: object, attribute: attrs.Attribute[RetryPolicy], value: RetryPolicy) -> None:
+    if not isinstance(value, RetryPolicy):
+        raise refuse("retry", "a RetryPolicy", value)
+
+
 @attrs.frozen(kw_only=True)
 class Options:
     """Options of each call, which `AsyncClient.with_options` may change.
@@ -37,20 +46,15 @@ class Options:
         headers: Sent with every request.
     """
 
-    timeout: float
-    deadline: float | None
-    retry: RetryPolicy
+    timeout: float = attrs.field(validator=_check_timeout)
+    deadline: float | None = attrs.field(validator=attrs.validators.optional(_check_timeout))
+    retry: RetryPolicy = attrs.field(validator=_check_retry)
     headers: Mapping[str, str]
 
-
-def make_options(*, timeout: float, deadline: float | None, retry: RetryPolicy, headers: Mapping[str, str]) -> Options:
-    """Return the options of a call."""
-    return Options(
-        timeout=require_seconds("timeout", timeout),
-        deadline=None if deadline is None else require_seconds("deadline", deadline),
-        retry=check_retry(retry),
-        headers=headers,
-    )
+    def changed(self, changes: Mapping[str, Any], extra_headers: Mapping[str, str] | None) -> Options:
+        """Return the options with changes, and with more headers."""
+        headers = self.headers if extra_headers is None else _merge(self.headers, _check_headers(extra_headers))
+        return attrs.evolve(self, **changes, headers=headers)
 
 
 def check_auth(auth: str | Secret | TokenSource) -> TokenSource:
@@ -91,14 +95,7 @@ def check_path(path: str) -> str:
     return path
 
 
-def check_retry(retry: RetryPolicy) -> RetryPolicy:
-    """Return a retry policy, or refuse any other object."""
-    if not isinstance(retry, RetryPolicy):
-        raise refuse("retry", "a RetryPolicy", retry)
-    return retry
-
-
-def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers that hide their values, or refuse those that cannot be sent or that the client sets itself."""
     if not isinstance(headers, Mapping):
         raise refuse("extra_headers", "a mapping of str to str", headers)
@@ -110,7 +107,7 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: HiddenText(value) for name, value in headers.items()}
 
 
-def merge_headers(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+def _merge(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
     """Return both, the new ones in place of the old: a name is the same in upper and lower case."""
     replaced = {name.lower() for name in new}
     return {**{name: value for name, value in old.items() if name.lower() not in replaced}, **new}
