@@ -54,7 +54,7 @@ if _typing.TYPE_CHECKING:
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.outcomes import Outcome
     from mobilemoney_async.resources.bulk_lookup import Lookup
-    from mobilemoney_async.resources.paging import TransactionPager
+    from mobilemoney_async.resources.transactions import TransactionPager
     from mobilemoney_async.values import Secret
 
 __all__ = [
@@ -153,7 +153,7 @@ _HOMES = {
     "Transaction": "contract.models",
     "TransactionNotFound": "errors",
     "TransactionPage": "contract.models",
-    "TransactionPager": "resources.paging",
+    "TransactionPager": "resources.transactions",
     "TransactionStatus": "contract.states",
     "TransactionType": "contract.states",
     "TransportError": "errors",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Self
@@ -36,14 +36,29 @@ class Lookup:
 
 
 class BulkLookup:
-    """Iterator that looks up ids side by side, and yields each `Lookup` as it arrives.
+    """Iterator that yields a `Lookup` for each id as it arrives.
 
-    A reader that stops asking stops the lookups: requests on their way end by themselves, and nothing more is sent.
+    With `page`, it reads pages of the list first, as long as they show more than lookups would. The ids that are left
+    are looked up side by side. State changes only once an answer has come, so that a cancelled reader may ask again. A
+    reader that stops asking stops the lookups: requests on their way end by themselves, and nothing more is sent.
+
+    Args:
+        ids: Distinct transaction ids.
+        get: Looks one up.
+        page: Fetches a page by its number, or None.
     """
 
-    def __init__(self, ids: Iterable[str], get: Callable[[str], Awaitable[Transaction]]) -> None:
-        self._ids = deque(ids)
+    def __init__(
+        self,
+        ids: Iterable[str],
+        get: Callable[[str], Awaitable[Transaction]],
+        page: Callable[[int], Awaitable[TransactionPage]] | None = None,
+    ) -> None:
+        self._ids: OrderedDict[str, None] = OrderedDict.fromkeys(ids)
         self._get = get
+        self._page = page
+        self._sweep = PageSweep()
+        self._pages: int | None = None
         self._flying = 0
         self._arrived: deque[Lookup | Exception] = deque()
         self._arrival = anyio.Event()
@@ -54,9 +69,14 @@ class BulkLookup:
     async def __anext__(self) -> Lookup:
         await anyio.lowlevel.checkpoint()
         while not self._arrived:
+            if self._page is not None and self._sweep.worth(len(self._ids), self._pages):
+                await self._read(self._page)
+                continue
+            self._page = None
             while self._ids and self._flying < BURST:
+                transaction_id, _ = self._ids.popitem(last=False)
                 self._flying += 1
-                start_task(partial(self._look_up, self._ids.popleft()))
+                start_task(partial(self._look_up, transaction_id))
             if not self._flying:
                 raise StopAsyncIteration
             self._arrival = anyio.Event()
@@ -68,8 +88,27 @@ class BulkLookup:
 
     async def aclose(self) -> None:
         """Send nothing more; requests on their way end by themselves."""
+        if self._page is not None:
+            self._arrived.clear()
         self._ids.clear()
         await anyio.lowlevel.checkpoint()
+
+    async def _read(self, page: Callable[[int], Awaitable[TransactionPage]]) -> None:
+        try:
+            answer = await page(self._sweep.depth + 1)
+        except InvalidRequest:
+            raise  # the client was closed
+        except MobileMoneyError as exc:
+            logger.warning("the bulk lookup goes on by id after: %s", exc)
+            self._page = None
+            return
+        wanted = len(self._ids)
+        for row in answer.transactions:
+            if row.id in self._ids:
+                del self._ids[row.id]
+                self._arrived.append(Lookup(transaction_id=row.id, transaction=row))
+        self._pages = answer.pagination.total_pages
+        self._sweep.took(wanted, wanted - len(self._ids), len(answer.transactions))
 
     async def _look_up(self, transaction_id: str) -> None:
         try:
@@ -82,69 +121,3 @@ class BulkLookup:
         finally:
             self._flying -= 1
             self._arrival.set()
-
-
-class SweptBulkLookup:
-    """Iterator that reads pages while they show more than lookups would, and looks up the ids that they do not show.
-
-    State changes only once an answer has come, so that a cancelled reader may ask again.
-
-    Args:
-        ids: Distinct transaction ids.
-        page: Fetches a page by its number.
-        get: Looks one up.
-    """
-
-    def __init__(
-        self,
-        ids: Iterable[str],
-        page: Callable[[int], Awaitable[TransactionPage]],
-        get: Callable[[str], Awaitable[Transaction]],
-    ) -> None:
-        self._wanted = dict.fromkeys(ids)
-        self._page = page
-        self._get = get
-        self._sweep = PageSweep()
-        self._pages: int | None = None
-        self._found: deque[Lookup] = deque()
-        self._rest: BulkLookup | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Lookup:
-        while self._rest is None and not self._found:
-            if not self._sweep.worth(len(self._wanted), self._pages):
-                self._rest = BulkLookup(self._wanted, self._get)
-                break
-            try:
-                answer = await self._page(self._sweep.depth + 1)
-            except InvalidRequest:
-                raise  # the client was closed
-            except MobileMoneyError as exc:
-                logger.warning("the bulk lookup goes on by id after: %s", exc)
-                self._rest = BulkLookup(self._wanted, self._get)
-                break
-            self._take(answer)
-        if self._found:
-            await anyio.lowlevel.checkpoint()
-            return self._found.popleft()
-        assert self._rest is not None
-        return await anext(self._rest)
-
-    async def aclose(self) -> None:
-        """Send nothing more; requests on their way end by themselves."""
-        self._wanted.clear()
-        self._found.clear()
-        if self._rest is not None:
-            await self._rest.aclose()
-        await anyio.lowlevel.checkpoint()
-
-    def _take(self, answer: TransactionPage) -> None:
-        wanted = len(self._wanted)
-        for row in answer.transactions:
-            if row.id in self._wanted:
-                del self._wanted[row.id]
-                self._found.append(Lookup(transaction_id=row.id, transaction=row))
-        self._pages = answer.pagination.total_pages
-        self._sweep.took(wanted, wanted - len(self._wanted), len(answer.transactions))

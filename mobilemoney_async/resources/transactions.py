@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import date
 from functools import partial
+from typing import Self
 
 import anyio
 
@@ -23,8 +24,9 @@ from mobilemoney_async.errors import (
     UnexpectedResponse,
     WaitTimeout,
 )
-from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup, SweptBulkLookup
-from mobilemoney_async.resources.paging import TransactionPager
+from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup
+from mobilemoney_async.resources.page_choice import FullListing
+from mobilemoney_async.resources.prefetch import Prefetch
 from mobilemoney_async.values import (
     refuse,
     require_date,
@@ -36,7 +38,118 @@ from mobilemoney_async.values import (
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
+Fetch = Callable[[int], Awaitable[TransactionPage]]
+
 _PASSING = (TransportError, UnexpectedResponse, ServerError, RateLimitExceeded)
+
+
+class _Pages:
+    """Pages of one full listing.
+
+    State changes only once a page has come, so that a cancelled one can be asked for again.
+    """
+
+    def __init__(
+        self, fetch: Fetch, max_items: int | None, has_room: Callable[[], bool], *, ahead: bool = False
+    ) -> None:
+        self._fetch = fetch
+        self._ahead = ahead  # whether the next page is on its way while the caller works
+        self._listing = FullListing()
+        self._left = max_items
+        self._has_room = has_room
+        self._next: Prefetch[TransactionPage] | None = None
+        if max_items == 0:
+            self._listing.page = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TransactionPage:
+        while self._listing.page is not None:
+            answer = await self._get(self._listing.page)
+            rows = self._take(answer)
+            if rows:
+                if self._ahead:
+                    self.prefetch()
+                return TransactionPage(transactions=tuple(rows), pagination=answer.pagination)
+        raise StopAsyncIteration
+
+    async def _get(self, page: int) -> TransactionPage:
+        if self._next is None:
+            return await self._fetch(page)
+        try:
+            return await self._next.result()
+        except Exception:
+            self._next = None  # the next reader asks again
+            raise
+
+    def _take(self, answer: TransactionPage) -> list[Transaction]:
+        self._next = None
+        rows = self._listing.take(answer)
+        if self._left is not None:
+            rows = rows[: self._left]
+            self._left -= len(rows)
+            if self._left == 0:
+                self._listing.page = None
+        return rows
+
+    def prefetch(self) -> None:
+        """Begin to fetch the next page, if there is one and the limiter has a free place for it."""
+        page = self._listing.page
+        if page is not None and self._next is None and self._has_room():
+            self._next = Prefetch(lambda: self._fetch(page))
+
+
+class _Items:
+    """Iterator over rows. The next page is on its way once the caller has asked for a second row."""
+
+    def __init__(self, pages: _Pages) -> None:
+        self._pages = pages
+        self._rows: tuple[Transaction, ...] = ()
+        self._next = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Transaction:
+        if self._next == len(self._rows):
+            self._rows = (await anext(self._pages)).transactions
+            self._next = 0
+        else:
+            if self._next == 1:
+                self._pages.prefetch()
+            await anyio.lowlevel.checkpoint()  # which also lets the next page come nearer
+        self._next += 1
+        return self._rows[self._next - 1]
+
+
+class TransactionPager:
+    """Full listing of the transactions: ``async for transaction in pager``.
+
+    Each transaction comes once, although rows arrive while the list is read. In either order you get every transaction
+    that was there when the listing began and stays in the list, also where others leave it because their state no
+    longer fits the `status` filter. Where some arrive and some leave between two pages, only the difference is known: a
+    transaction may then be missed.
+
+    The next page is fetched while the caller works on this one, if the limiter has a free place. A page that failed or
+    was cancelled is asked for again by asking the same iterator again. Each ``async for`` is a new listing.
+
+    Iterating raises the errors of `transactions.page`.
+    """
+
+    def __init__(self, fetch: Fetch, *, max_items: int | None, has_room: Callable[[], bool]) -> None:
+        self._start = partial(_Pages, fetch, max_items, has_room)
+
+    def __aiter__(self) -> AsyncIterator[Transaction]:
+        return _Items(self._start())
+
+    def pages(self) -> AsyncIterator[TransactionPage]:
+        """Return the same listing a page at a time: each has only its new transactions, and none is empty."""
+        return self._start(ahead=True)
+
+    async def collect(self) -> list[Transaction]:
+        """Return all transactions as one list."""
+        return [row async for page in self._start() for row in page]
 
 
 class Transactions:
@@ -107,7 +220,7 @@ class Transactions:
             return BulkLookup(distinct, get)
         require_date("since", since)
         filters = _check_filters(status=None, type=None, from_date=since, to_date=None, limit=PAGE_SIZE_MAX)
-        return SweptBulkLookup(distinct, partial(self._page, filters=filters, lane=Priority.BULK), get)
+        return BulkLookup(distinct, get, partial(self._page, filters=filters, lane=Priority.BULK))
 
     async def page(
         self,
