@@ -1,18 +1,21 @@
 """Payments of a merchant's backend, without a web framework: one object for the life of a process.
 
 Creates run in the backend's own tasks, not in the tasks of HTTP requests, so that a customer who closes the page does
-not leave a payment unknown. The store has the state of every order, `order_board` is this process's cache of it. The
-poller reports final states; a loop here reconciles unknown payments.
+not leave a payment unknown. The poller reports final states; a loop here reconciles unknown payments.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
+import weakref
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import anyio.abc
@@ -21,7 +24,6 @@ import attrs
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contract.models import Acknowledgement
-from mobilemoney_async.contrib.order_board import Board, Watch
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, ended, read_record
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
+# Orders in the cache at most; others are read from the store again.
+_REMEMBERED = 20_000
+# Seconds between two reads of a watched order that this process does not track.
+_RECHECK = 2.0
 # Seconds for which a status read from the store counts, for an order that this process does not track.
 _FRESH = 1.0
 # The same after the poller gave the payment up.
@@ -45,9 +51,123 @@ _FIRST_LOOK = 2.0
 class _Attempt:
     """One create in progress, with an event for the tasks that wait for it."""
 
-    asked: tuple[Any, ...]
+    asked: tuple[Collections | Disbursements, str, int | Decimal | str]
     done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
+
+
+@attrs.frozen
+class _Known:
+    """Latest status of an order.
+
+    Attributes:
+        status: The status.
+        until: Until when it counts, monotonic seconds. Infinite for a final one, and for an order that this process
+            tracks: each of its changes arrives here.
+        changed_at: When the record that shows it was last changed, if it comes from one.
+    """
+
+    status: OrderStatus
+    until: float = math.inf
+    changed_at: datetime | None = None
+
+    def is_newer_than(self, record: PaymentRecord) -> bool:
+        """Return whether the status is newer than a record: reads of the store may overtake each other."""
+        return self.until == math.inf or (self.changed_at is not None and record.changed_at < self.changed_at)
+
+
+class _Board:
+    """Cache of the latest order statuses, with a signal for each change. The store has every order; this saves queries.
+
+    A writer updates the cache first and sends the signal second; a watcher takes the signal before it reads. So no
+    change is missed between the two.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        # A signal is kept as long as a watcher holds it.
+        self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
+
+    def get(self, order: str) -> _Known | None:
+        """Return what is known of an order, also if it has expired."""
+        return self._known.get(order)
+
+    def post(self, known: _Known) -> None:
+        """Store an order's status and signal the change."""
+        order = known.status.order
+        self._known[order] = known
+        self._known.move_to_end(order)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        self.ring(order)
+
+    def expire(self, order: str) -> None:
+        """Make the next reader ask the store for an order's status, unless the status is final."""
+        known = self._known.get(order)
+        if known is not None and not known.status.is_final:
+            self._known[order] = attrs.evolve(known, until=-math.inf)
+
+    def signal(self, order: str) -> anyio.Event:
+        """Return the signal of the order's next change."""
+        return self._signals.setdefault(order, anyio.Event())
+
+    def ring(self, order: str) -> None:
+        """Wake all watchers of an order."""
+        signal = self._signals.pop(order, None)
+        if signal is not None:
+            signal.set()
+
+
+class _Watch:
+    """Iterator over the statuses of one order.
+
+    A class, since an async generator that its reader leaves early would stay open.
+
+    Args:
+        order: The order's name.
+        heartbeat: Seconds after which the same status is returned again.
+        board: The cache, which signals changes.
+        read: Returns the status, None if there is no payment. After its `StoreError` the iterator tries again.
+        is_live: Returns whether the cache signals every change of the order.
+    """
+
+    def __init__(
+        self,
+        order: str,
+        heartbeat: float,
+        *,
+        board: _Board,
+        read: Callable[[str], Awaitable[OrderStatus | None]],
+        is_live: Callable[[str], bool],
+    ) -> None:
+        self._order = order
+        self._heartbeat = heartbeat
+        self._board = board
+        self._read = read
+        self._is_live = is_live
+        self._last: OrderStatus | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> OrderStatus:
+        if self._last is not None and self._last.is_settled:
+            raise StopAsyncIteration
+        until = anyio.current_time() + self._heartbeat
+        while True:
+            signal = self._board.signal(self._order)  # before the read, so that a change in between is not missed
+            try:
+                status = await self._read(self._order)
+            except StoreError:
+                status = self._last or OrderStatus(order=self._order, state=OrderState.FINDING_OUT)
+            if status is None:
+                raise StopAsyncIteration
+            now = anyio.current_time()
+            if status != self._last or now >= until:
+                self._last = status
+                return status
+            with anyio.CancelScope(deadline=until if self._is_live(self._order) else min(until, now + _RECHECK)):
+                await signal.wait()
 
 
 class Backend(anyio.AsyncContextManagerMixin):
@@ -104,7 +224,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._drain = require_seconds("drain", drain, allow_zero=True)
         self._most_waiting = require_integer("most_waiting", most_waiting, 1)
         self._attempts: dict[str, _Attempt] = {}
-        self._board = Board()
+        self._board = _Board()
         self._tracked: dict[str, OrderStatus] = {}
         self._is_unknown = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -175,16 +295,18 @@ class Backend(anyio.AsyncContextManagerMixin):
             StoreError: The store failed.
         """
         require_text("order", order)
-        known = self._board.holds(order, anyio.current_time())
-        if known is None:
-            record = await self._payments.get(order)
-            known = None if record is None else self._take(record)
-        else:
+        known = self._board.get(order)
+        status: OrderStatus | None
+        if known is not None and anyio.current_time() < known.until:
             await anyio.lowlevel.checkpoint()
+            status = known.status
+        else:
+            record = await self._payments.get(order)
+            status = None if record is None else self._take(record)
         # An order that is paid for again shows what is known of the first attempt: it does not go back to "sending".
-        if order in self._attempts and (known is None or known.state is OrderState.NOT_MADE):
+        if order in self._attempts and (status is None or status.state is OrderState.NOT_MADE):
             return OrderStatus(order=order, state=OrderState.SENDING)
-        return known
+        return status
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
         """Return an iterator over an order's statuses: now, after each change, and after each heartbeat.
@@ -199,13 +321,17 @@ class Backend(anyio.AsyncContextManagerMixin):
         Raises:
             InvalidRequest: An argument is not what it accepts.
         """
-        return Watch(
+        return _Watch(
             require_text("order", order),
             require_seconds("heartbeat", heartbeat),
             board=self._board,
             read=self.status,
-            is_live=lambda each: each in self._attempts or self._board.is_live(each),
+            is_live=self._is_live,
         )
+
+    def _is_live(self, order: str) -> bool:
+        known = self._board.get(order)
+        return order in self._attempts or (known is not None and known.until == math.inf)
 
     def __repr__(self) -> str:
         return f"<Backend: {len(self._attempts)} being created, {len(self._tracked)} tracked>"
@@ -224,13 +350,13 @@ class Backend(anyio.AsyncContextManagerMixin):
         require_seconds("patience", patience, allow_zero=True)
         if self._tasks is None:
             raise refuse("backend", "open: use it inside its `async with`")
-        asked = (type(creates), phone_number, amount)
+        asked = (creates, phone_number, amount)
         attempt = self._attempts.get(order)
         if attempt is None:
             if len(self._attempts) >= self._most_waiting:
                 raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
             attempt = self._attempts[order] = _Attempt(asked)
-            self._tasks.start_soon(self._create, attempt, creates, order, phone_number, amount)
+            self._tasks.start_soon(self._create, order, attempt)
         elif attempt.asked != asked:
             raise IdempotencyConflict("the order is being paid with another number or amount", idempotency_key=order)
         with anyio.move_on_after(patience):
@@ -241,14 +367,8 @@ class Backend(anyio.AsyncContextManagerMixin):
             raise attempt.error
         return await self.status(order) or OrderStatus(order=order, state=OrderState.SENDING)
 
-    async def _create(
-        self,
-        attempt: _Attempt,
-        creates: Collections | Disbursements,
-        order: str,
-        phone_number: str,
-        amount: int | Decimal | str,
-    ) -> None:
+    async def _create(self, order: str, attempt: _Attempt) -> None:
+        creates, phone_number, amount = attempt.asked
         try:
             answer = await creates.create(phone_number=phone_number, amount=amount, idempotency_key=order)
             await self._created(order, answer)
@@ -268,43 +388,39 @@ class Backend(anyio.AsyncContextManagerMixin):
             self._board.ring(order)
 
     async def _created(self, order: str, answer: Acknowledgement) -> None:
-        try:
+        with suppress(StoreError):  # the payment is tracked all the same
             record = await self._payments.get(order)
-        except StoreError:
-            record = None  # it is tracked; the next reader of its status asks the store
-        if record is None or record.state is not PaymentState.FINAL:
-            status = OrderStatus(
-                order=order, state=OrderState.PENDING, amount=answer.amount, reference=answer.reference
-            )
-            self._track(status, answer)
-        else:
-            self._take(record)  # an old order, paid for again
+            if record is not None and record.state is PaymentState.FINAL:
+                self._take(record)  # an old order, paid for again
+                return
+        status = OrderStatus(order=order, state=OrderState.PENDING, amount=answer.amount, reference=answer.reference)
+        self._track(status, answer)
 
     def _take(self, record: PaymentRecord) -> OrderStatus:
-        """Return a record's order status, cache it, and track the payment if it is open."""
-        ended_meanwhile = self._board.final(record.key)
-        if ended_meanwhile is not None:
-            return ended_meanwhile  # the record was read before the final state arrived
+        """Return a record's order status, cache it, and track the payment if it is open. An order does not go back."""
+        known = self._board.get(record.key)
+        if known is not None and known.status.is_final:
+            return known.status  # the record was read before the final state arrived
         status = read_record(record)
         if record.state is PaymentState.ACKNOWLEDGED and record.transaction_id is not None:
             self._track(status, record.transaction_id)
         elif status.is_final:
-            self._board.post(status)
-        elif self._board.is_live(record.key) or self._board.is_outdated(record.key, record.changed_at):
-            # Another task has read a newer record in between: an order does not go back.
-            return self._board.latest(record.key) or status
+            self._board.post(_Known(status))
+        elif known is not None and known.is_newer_than(record):
+            return known.status
         else:
-            self._board.post(status, until=anyio.current_time() + _FRESH, changed_at=record.changed_at)
+            self._board.post(_Known(status, anyio.current_time() + _FRESH, record.changed_at))
         return status
 
     def _track(self, status: OrderStatus, payment: Acknowledgement | str) -> None:
-        if self._board.final(status.order) is not None:
+        known = self._board.get(status.order)
+        if known is not None and known.status.is_final:
             return
         transaction_id = payment if isinstance(payment, str) else payment.transaction_id
         if transaction_id not in self._tracked:
             self._tracked[transaction_id] = status
             self.callbacks.track(payment, *filter(None, (status.order, status.reference)))
-        self._board.post(status)
+        self._board.post(_Known(status))
 
     async def _listen(self) -> None:
         async for outcome in self.poller.outcomes(forever=True):
@@ -314,11 +430,11 @@ class Backend(anyio.AsyncContextManagerMixin):
             if outcome.transaction is None:
                 # Given up, or not found although acknowledged: an operator has to look at it.
                 logger.error("order %r: %s", status.order, outcome.error)
-                until = anyio.current_time() + _GIVEN_UP
-                self._board.post(attrs.evolve(status, state=OrderState.FINDING_OUT), until=until)
+                status = attrs.evolve(status, state=OrderState.FINDING_OUT)
+                self._board.post(_Known(status, anyio.current_time() + _GIVEN_UP))
                 continue
             status = ended(status, outcome.transaction)
-            self._board.post(status)
+            self._board.post(_Known(status))
             if self._on_settled is not None and self._tasks is not None:
                 self._tasks.start_soon(self._settle, self._on_settled, status)
 

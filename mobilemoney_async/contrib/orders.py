@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from decimal import Decimal
-from typing import Any
 
 import attrs
 
@@ -72,32 +71,29 @@ class TooManyOrders(MobileMoneyError):
     outcome: CallOutcome = "not_sent"
 
 
+_STATES = {
+    PaymentState.SENDING: OrderState.SENDING,
+    PaymentState.NOT_SENT: OrderState.NOT_MADE,
+    PaymentState.REFUSED: OrderState.NOT_MADE,
+    PaymentState.RELEASED: OrderState.NOT_MADE,
+    PaymentState.ACKNOWLEDGED: OrderState.PENDING,
+}
+
+
 def read_record(record: PaymentRecord) -> OrderStatus:
     """Return the order status of a record."""
-    status = OrderStatus(
-        order=record.key, state=OrderState.FINDING_OUT, amount=record.amount, reference=record.reference
-    )
-    match record.state:
-        case PaymentState.SENDING:
-            return attrs.evolve(status, state=OrderState.SENDING)
-        case PaymentState.NOT_SENT | PaymentState.REFUSED | PaymentState.RELEASED:
-            return attrs.evolve(status, state=OrderState.NOT_MADE)
-        case PaymentState.ACKNOWLEDGED:
-            return attrs.evolve(status, state=OrderState.PENDING)
-        case PaymentState.FINAL if record.transaction is not None:
-            return ended(status, record.transaction)
-        case _:
-            return status
+    state = _STATES.get(record.state, OrderState.FINDING_OUT)
+    status = OrderStatus(order=record.key, state=state, amount=record.amount, reference=record.reference)
+    if record.state is PaymentState.FINAL and record.transaction is not None:
+        return ended(status, record.transaction)
+    return status
 
 
 def ended(status: OrderStatus, transaction: Transaction) -> OrderStatus:
     """Return an order's status after its transaction's final state."""
-    return attrs.evolve(status, **_ended(transaction))
-
-
-def _ended(transaction: Transaction) -> dict[str, Any]:
     if transaction.succeeded:
-        return {"state": OrderState.SUCCEEDED}
+        return attrs.evolve(status, state=OrderState.SUCCEEDED)
     if transaction.status == TransactionStatus.TIMEOUT:
-        return {"state": OrderState.EXPIRED}
-    return {"state": OrderState.FAILED, "reason": transaction.failure_reason or str(transaction.status)}
+        return attrs.evolve(status, state=OrderState.EXPIRED)
+    reason = transaction.failure_reason or str(transaction.status)
+    return attrs.evolve(status, state=OrderState.FAILED, reason=reason)
