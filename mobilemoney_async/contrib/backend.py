@@ -49,9 +49,17 @@ _FIRST_LOOK = 2.0
 
 @attrs.define(eq=False)
 class _Attempt:
-    """One create in progress, with an event for the tasks that wait for it."""
+    """One create in progress, with an event for the tasks that wait for it.
+
+    Attributes:
+        asked: The create, its phone number and amount.
+        is_read: Whether `before` was read from the store.
+        before: The order's status when the create began: readers of the status need not ask the store meanwhile.
+    """
 
     asked: tuple[Collections | Disbursements, str, int | Decimal | str]
+    is_read: bool = False
+    before: OrderStatus | None = None
     done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
 
@@ -295,15 +303,16 @@ class Backend(anyio.AsyncContextManagerMixin):
             StoreError: The store failed.
         """
         require_text("order", order)
-        known = self._board.get(order)
-        status: OrderStatus | None
+        known, attempt = self._board.get(order), self._attempts.get(order)
         if known is not None and anyio.current_time() < known.until:
             await anyio.lowlevel.checkpoint()
-            status = known.status
+            status: OrderStatus | None = known.status
+        elif attempt is not None and attempt.is_read:
+            await anyio.lowlevel.checkpoint()
+            status = attempt.before
         else:
-            record = await self._payments.get(order)
-            status = None if record is None else self._take(record)
-        # An order that is paid for again shows what is known of the first attempt: it does not go back to "sending".
+            status = await self._read(order)
+        # An order that is paid for again keeps the status of its first attempt: it does not go back to "sending".
         if order in self._attempts and (status is None or status.state is OrderState.NOT_MADE):
             return OrderStatus(order=order, state=OrderState.SENDING)
         return status
@@ -370,6 +379,7 @@ class Backend(anyio.AsyncContextManagerMixin):
     async def _create(self, order: str, attempt: _Attempt) -> None:
         creates, phone_number, amount = attempt.asked
         try:
+            attempt.before, attempt.is_read = await self._read(order), True
             answer = await creates.create(phone_number=phone_number, amount=amount, idempotency_key=order)
             await self._created(order, answer)
         except MobileMoneyError as exc:
@@ -395,6 +405,10 @@ class Backend(anyio.AsyncContextManagerMixin):
                 return
         status = OrderStatus(order=order, state=OrderState.PENDING, amount=answer.amount, reference=answer.reference)
         self._track(status, answer)
+
+    async def _read(self, order: str) -> OrderStatus | None:
+        record = await self._payments.get(order)
+        return None if record is None else self._take(record)
 
     def _take(self, record: PaymentRecord) -> OrderStatus:
         """Return a record's order status, cache it, and track the payment if it is open. An order does not go back."""

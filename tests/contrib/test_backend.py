@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,7 +82,7 @@ async def test_a_slow_service_does_not_keep_the_customer(sandbox: Sandbox, tmp_p
             await backend.collect("order-1", phone_number=PAYS, amount=1500)
         assert left.cancelled_caught
         soon = await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
-        assert soon == OrderStatus(order="order-1", state=OrderState.SENDING, amount=Decimal(1500))
+        assert soon == OrderStatus(order="order-1", state=OrderState.SENDING)
         with pytest.raises(IdempotencyConflict):
             await backend.collect("order-1", phone_number=PAYS, amount=1501)
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
@@ -171,11 +170,15 @@ async def test_a_second_click_does_not_hide_what_is_known(
 async def test_a_slow_read_does_not_overtake_a_newer_one(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A status that was read before the result became unknown, and arrives after it, changes nothing."""
+    """A slow read of another process's order, from before its result became unknown, changes nothing afterwards."""
     sandbox.script(attrs.evolve(faults.drop(processed=True), latency=0.3 * SPEED), on="POST c2b")
     sandbox.script(faults.drop(processed=False), on="GET transactions", times=100)
-    async with opened(sandbox, tmp_path) as backend, anyio.create_task_group() as tasks:
-        read, has_read, go_on = backend.client.payments.get, anyio.Event(), anyio.Event()
+    async with (
+        opened(sandbox, tmp_path) as backend,
+        opened(sandbox, tmp_path) as other,
+        anyio.create_task_group() as tasks,
+    ):
+        read, has_read, go_on = other.client.payments.get, anyio.Event(), anyio.Event()
         late: list[OrderStatus | None] = []
 
         async def slow(key: str) -> Any:
@@ -186,22 +189,22 @@ async def test_a_slow_read_does_not_overtake_a_newer_one(
             return record
 
         async def ask() -> None:
-            late.append(await backend.status("order-1"))
+            late.append(await other.status("order-1"))
 
         await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
         with monkeypatch.context() as patch:
-            patch.setattr(backend.client.payments, "get", slow)
+            patch.setattr(other.client.payments, "get", slow)
             tasks.start_soon(ask)
             with anyio.fail_after(60):
                 await has_read.wait()
-        while (status := await backend.status("order-1")) is None or status.state is OrderState.SENDING:
+        while (status := await other.status("order-1")) is None or status.state is OrderState.SENDING:
             await anyio.sleep(0.01)
         assert status.state is OrderState.FINDING_OUT
         go_on.set()
         while not late:
             await anyio.sleep(0.01)
         assert late == [status]
-        assert await backend.status("order-1") == status
+        assert await other.status("order-1") == status
 
 
 async def test_a_refused_order_may_be_paid_again(sandbox: Sandbox, tmp_path: Path) -> None:
