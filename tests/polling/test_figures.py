@@ -18,15 +18,23 @@ from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.magic import ORDINARY
 from mobilemoney_async.sandbox.states import Kind
 from tests.support.paper import PaperService
+from tests.support.scale import soak
 from tests.support.shop import CUSTOMER, Ended, Figures, Order, Shop, Trade
 
-pytestmark = [pytest.mark.anyio, pytest.mark.once, pytest.mark.untraced]
+pytestmark = [pytest.mark.anyio, pytest.mark.once, pytest.mark.soak, pytest.mark.untraced]
+
+LOOPS = ("asyncio", "trio")
 
 
-def one_loop_each(names: str, *cases: tuple[object, ...]) -> pytest.MarkDecorator:
-    """Run the cases on asyncio and trio by turns: both loops and all cases, in half the time of all pairs."""
-    by_turns = [(*case, ("asyncio", "trio")[number % 2]) for number, case in enumerate(cases)]
-    return pytest.mark.parametrize(f"{names}, anyio_backend", by_turns, indirect=["anyio_backend"])
+def loops_by_turns(names: str = "", *cases: tuple[object, ...]) -> pytest.MarkDecorator:
+    """Run each case on one loop, asyncio and trio by turns; at full scale on both."""
+    by_turns = [
+        (*case, LOOPS[(number + turn) % 2])
+        for number, case in enumerate(cases or [()])
+        for turn in range(min(2, soak(2)))
+    ]
+    arguments = [*filter(None, names.split(", ")), "anyio_backend"]
+    return pytest.mark.parametrize(arguments, by_turns, indirect=["anyio_backend"])
 
 
 async def follow(client: AsyncClient, ended: Ended, trade: Trade, *, by_id: bool = False) -> None:
@@ -63,7 +71,7 @@ async def with_callbacks(wanted: float, minutes: float = 14, **options: object) 
     return await shop.run(follow_hinted, minutes=minutes)
 
 
-@one_loop_each(
+@loops_by_turns(
     "wanted, confirmed, mean, p95",
     (6, 5.5, 1.5, 4),
     (30, 28.5, 2.0, 5),
@@ -83,7 +91,7 @@ async def test_the_table(wanted: float, confirmed: float, mean: float, p95: floa
     assert found.rejections == 0
 
 
-@one_loop_each("wanted, confirmed, mean, p95", (6, 5.5, 1.5, 4), (54, 51.5, 9.5, 22))
+@loops_by_turns("wanted, confirmed, mean, p95", (6, 5.5, 1.5, 4), (54, 51.5, 9.5, 22))
 async def test_the_table_by_ids(wanted: float, confirmed: float, mean: float, p95: float) -> None:
     """The same where payments are tracked by their ids, as one that wrote them down does."""
     found = await Shop(wanted).run(functools.partial(follow, by_id=True), minutes=14)
@@ -93,7 +101,7 @@ async def test_the_table_by_ids(wanted: float, confirmed: float, mean: float, p9
     assert found.rejections == 0
 
 
-@one_loop_each("wanted, confirmed, mean, p95", (6, 5, 1.5, 4), (54, 51, 9.5, 22))
+@loops_by_turns("wanted, confirmed, mean, p95", (6, 5, 1.5, 4), (54, 51, 9.5, 22))
 async def test_the_table_with_creates_at_random(wanted: float, confirmed: float, mean: float, p95: float) -> None:
     """Creates at random distances cost little where the limit leaves room, or none at all.
 
@@ -106,7 +114,7 @@ async def test_the_table_with_creates_at_random(wanted: float, confirmed: float,
     assert not any(day.rejections for day in days)
 
 
-@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
+@loops_by_turns()
 async def test_a_list_that_is_oldest_first() -> None:
     """The order of the list costs little."""
     found = await figures(30, order="oldest-first")
@@ -115,7 +123,7 @@ async def test_a_list_that_is_oldest_first() -> None:
     assert found.rejections == 0
 
 
-@one_loop_each("order", ("newest-first",), ("oldest-first",))
+@loops_by_turns("order", ("newest-first",), ("oldest-first",))
 async def test_six_hundred_strangers_a_minute(order: Order) -> None:
     """A list full of other merchants' payments is read where ours are."""
     found = await figures(20, minutes=9, strangers=600, order=order)
@@ -124,7 +132,7 @@ async def test_six_hundred_strangers_a_minute(order: Order) -> None:
     assert found.rejections == 0
 
 
-@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
+@loops_by_turns()
 async def test_a_list_that_lags_by_a_minute() -> None:
     """Payments that the list does not show yet are looked up."""
     found = await figures(20, choices=Choices(latency=0.05, list_lag=60.0))
@@ -133,7 +141,7 @@ async def test_a_list_that_lags_by_a_minute() -> None:
     assert found.rejections == 0
 
 
-@one_loop_each("wanted, evenly, mean, p95", (6, True, 0.6, 1.2), (6, False, 0.6, 1.25))
+@loops_by_turns("wanted, evenly, mean, p95", (6, True, 0.6, 1.2), (6, False, 0.6, 1.25))
 async def test_callbacks_bring_the_news_sooner(wanted: float, evenly: bool, mean: float, p95: float) -> None:
     """Where every callback arrives 0.3 s after the end, the final state is there another 0.3 s later, on average."""
     found = await with_callbacks(wanted, evenly=evenly)
@@ -142,7 +150,7 @@ async def test_callbacks_bring_the_news_sooner(wanted: float, evenly: bool, mean
     assert found.rejections == 0
 
 
-@one_loop_each("wanted, evenly", (30, True), (45, True), (30, False), (45, False))
+@loops_by_turns("wanted, evenly", (30, True), (45, True), (30, False), (45, False))
 async def test_callbacks_never_make_it_later(wanted: float, evenly: bool) -> None:
     """Where requests are scarce, callbacks draw none of their own.
 
