@@ -16,6 +16,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import anyio
@@ -113,11 +114,9 @@ class Following(Protocol):
 
     def track(self, payment: Acknowledgement | str, *, timeout: float | None = None) -> None:
         """Follow a payment."""
-        ...
 
     def hint(self, transaction_id: str) -> bool:
         """Note that a payment may have changed; return whether it is followed."""
-        ...
 
 
 class _Latest(OrderedDict[K, V]):
@@ -168,10 +167,13 @@ class CallbackReceiver:
         for argument, function in (("verify", verify), ("find", find)):
             if function is not None and not callable(function):
                 raise refuse(argument, "a function or None", function)
+        revealed = secret.reveal() if isinstance(secret, Secret) else secret
+        if revealed is not None and (not isinstance(revealed, str) or len(revealed) < _SECRET_LENGTH):
+            raise refuse("secret", f"a str or Secret of at least {_SECRET_LENGTH} characters")
         self._poller = poller
         self._verify = verify
         self._find = find
-        self._secret = _check_secret(secret)
+        self._secret = Secret(secret) if isinstance(secret, str) else secret
         self._kept = _Latest[bytes, KeptCallback](require_integer("keep", keep, 0))
         self._known = _Latest[str, str](_KNOWN_NAMES)  # name -> transaction id
         self._early = _Latest[str, float](_EARLY_NAMES)  # unknown name -> end of its time
@@ -293,10 +295,8 @@ class CallbackReceiver:
         if old is not None:
             self._kept[digest] = attrs.evolve(old, times=old.times + 1)
             return True
-        shown = {
-            _shown(name, 100): "[redacted]" if name in _HIDDEN_HEADERS else _shown(value, 100)
-            for name, value in list(headers.items())[:_KEPT_HEADERS]
-        }
+        hidden = {**headers, **dict.fromkeys(_HIDDEN_HEADERS & headers.keys(), "[redacted]")}
+        shown = {_shown(name, 100): _shown(value, 100) for name, value in islice(hidden.items(), _KEPT_HEADERS)}
         text = body[: 2 * _KEPT_TEXT].decode(errors="replace")
         self._kept[digest] = KeptCallback(body=_shown(text, _KEPT_TEXT), headers=shown, size=len(body))
         return False
@@ -308,18 +308,8 @@ def _shown(text: str, limit: int) -> str:
 
 
 def _plain_headers(headers: Headers) -> dict[str, str]:
+    def plain(text: str | bytes) -> str:
+        return text.decode("latin-1") if isinstance(text, bytes) else text
+
     pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
-    return {_plain(name).lower(): _plain(value) for name, value in pairs}
-
-
-def _plain(text: str | bytes) -> str:
-    return text.decode("latin-1") if isinstance(text, bytes) else text
-
-
-def _check_secret(secret: object) -> Secret | None:
-    if secret is None:
-        return None
-    value = Secret(secret) if isinstance(secret, str) else secret
-    if not isinstance(value, Secret) or len(value.reveal()) < _SECRET_LENGTH:
-        raise refuse("secret", f"a str or Secret of at least {_SECRET_LENGTH} characters")
-    return value
+    return {plain(name).lower(): plain(value) for name, value in pairs}

@@ -72,13 +72,9 @@ class LoginState:
         return copy.copy(self.pause.error) if self.pause is not None and now < self.pause.until else None
 
     def logged_in(self, token: Secret, lifetime: float, *, began: float, now: float) -> LoginState:
-        """Return the state after a login.
+        """Return the state after a login that was sent at `began`: the service began to count after that.
 
-        Args:
-            token: The new token.
-            lifetime: Its lifetime by the service's answer, seconds; if that is not more than 0, the contract's 3600 s.
-            began: The time at which the login was sent: the service began to count after that.
-            now: Now.
+        A lifetime that is not more than 0 s counts as the contract's 3600 s.
         """
         lifetime = min(lifetime, _LONGEST_LIFE) if lifetime > 0 else TOKEN_LIFETIME
         expires_at = max(began + lifetime, now + _SHORTEST_LIFE)
@@ -96,10 +92,7 @@ class LoginState:
     def rejected(self, token: Secret, now: float, *, replacement: bool) -> LoginState:
         """Return the state after the service refused a token; the same one if a newer token has taken its place.
 
-        Args:
-            token: The refused token.
-            now: Now.
-            replacement: Whether it was fetched for the same call in place of a refused one.
+        A `replacement` was fetched for the same call in place of a refused one.
         """
         if token != self.token:
             return self

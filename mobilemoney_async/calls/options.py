@@ -37,14 +37,7 @@ def _check_retry(instance: object, attribute: attrs.Attribute[RetryPolicy], valu
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """Options of each call, which `AsyncClient.with_options` may change.
-
-    Attributes:
-        timeout: One attempt, seconds.
-        deadline: The whole call, seconds, or None.
-        retry: Number of attempts and pauses between them.
-        headers: Sent with every request.
-    """
+    """Options of each call, as arguments of `AsyncClient`; `with_options` may change them."""
 
     timeout: float = attrs.field(validator=_check_timeout)
     deadline: float | None = attrs.field(validator=attrs.validators.optional(_check_timeout))

@@ -52,13 +52,9 @@ class AttemptRecorder(Protocol):
     """Record of one call that moves money, on disk before the socket is touched."""
 
     async def sending(self, lives: float) -> float:
-        """Record that an attempt is about to be sent; an error of it ends the call, which was then not sent.
+        """Record that an attempt of at most `lives` seconds is about to be sent; return in how many it must be.
 
-        Args:
-            lives: The longest that the attempt may take, seconds.
-
-        Returns:
-            The seconds that may pass before it is sent.
+        An error ends the call, which was then not sent.
         """
         ...
 
@@ -106,24 +102,14 @@ class _Call:
 
 @attrs.define(eq=False, repr=False)
 class Pipeline:
-    """Pipeline that makes the calls of one client.
-
-    Attributes:
-        wire: Sends and receives.
-        limiter: Paces the requests.
-        tokens: The source of the bearer token.
-        options: Time-outs, retries and headers.
-        utcnow: The wall clock, as aware UTC.
-        random: Returns a random number from 0 to 1.
-        on_event: The handler of the client's events.
-    """
+    """Pipeline that makes the calls of one client."""
 
     wire: Wire
     limiter: Limiter
     tokens: TokenSource
     options: Options
-    utcnow: Callable[[], datetime]
-    random: Callable[[], float]
+    utcnow: Callable[[], datetime]  # aware UTC
+    random: Callable[[], float]  # from 0 to 1
     on_event: Handler | None = None
     _instrumentation: Instrumentation | None = attrs.field(init=False, default=None)
 

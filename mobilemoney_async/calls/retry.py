@@ -158,7 +158,7 @@ def decide(
     Args:
         error: The attempt's error.
         effect: The endpoint's.
-        bearer: Whether it carries the token.
+        bearer: Whether the endpoint carries the token.
         policy: The caller's.
         attempt: The number of attempts that count against the policy, this one included.
         renewed: Whether this call has renewed its token already.

@@ -153,16 +153,6 @@ class LoginAuth:
         return self._email, self._password
 
     async def log_in(self, login: Login) -> tuple[Secret, float]:
-        """Log in regardless of earlier logins, and keep nothing: for a caller that keeps tokens elsewhere.
-
-        Args:
-            login: Makes the call.
-
-        Returns:
-            The token, and its lifetime by the service's answer, seconds.
-
-        Raises:
-            MobileMoneyError: The login failed.
-        """
+        """Log in regardless of earlier logins, keep nothing, and return the token and its lifetime, seconds."""
         result = await login(*self.credentials)
         return require_bearer("access_token", result.access_token), result.expires_in

@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import anyio
 import httpx
@@ -105,19 +105,22 @@ class _Body(httpx.AsyncByteStream):
         return self._content
 
 
-class _Sender(Protocol):
+class _Sender:
     """Way of a request to the service: a transport, or a caller's client."""
-
-    def prepare(self) -> None: ...
 
     async def send(
         self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
-    ) -> Answer: ...
+    ) -> Answer:
+        raise NotImplementedError
 
-    async def aclose(self) -> None: ...
+    def prepare(self) -> None:
+        """Open connections ahead of the first request, where they are ours."""
+
+    async def aclose(self) -> None:
+        """Close connections, where they are ours."""
 
 
-class _TransportSender:
+class _TransportSender(_Sender):
     """Sender through an httpx transport, below httpx's client: no redirects, cookies, netrc or INFO line.
 
     Args:
@@ -177,15 +180,12 @@ class _TransportSender:
                 await transport.aclose()
 
 
-class _ClientSender:
+class _ClientSender(_Sender):
     """Sender through a caller's client, httpx's or httpx2's, which the caller closes."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
-        _silence(type(client).__module__.partition(".")[0])
-
-    def prepare(self) -> None:
-        return None
+        logging.getLogger(_library(type(client))).addFilter(_drop_our_calls)
 
     async def send(
         self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
@@ -197,9 +197,6 @@ class _ClientSender:
         with _our_call():
             response = await self._client.send(request, auth=None, follow_redirects=False)
         return _answer(response, response.content)
-
-    async def aclose(self) -> None:
-        return None
 
 
 class Wire:
@@ -241,11 +238,7 @@ class Wire:
             raise refuse("transport", 'an httpx.AsyncBaseTransport, "aiohttp" or None', transport)
 
     def check_open(self) -> None:
-        """Refuse to go on with a closed client.
-
-        Raises:
-            InvalidRequest: `aclose` was called.
-        """
+        """Raise `InvalidRequest` after `aclose`."""
         if self._closed:
             raise InvalidRequest("the client is closed", argument="client")
 
@@ -269,18 +262,10 @@ class Wire:
         timeout: float,
         flight: Flight,
     ) -> Answer:
-        """Send one request.
-
-        Args:
-            method: The HTTP method.
-            target: Path and query below the base URL, quoted.
-            headers: The headers, without those that frame the body.
-            content: The body.
-            timeout: For each phase of the request, seconds.
-            flight: Filled in with the progress of the request.
+        """Send one request to a quoted target below the base URL, and note its progress in `flight`.
 
         Raises:
-            TransportError: No whole answer came back.
+            TransportError: No whole answer came back. Each phase of the request may take `timeout` seconds.
         """
         try:
             url = self.base_url + target
@@ -365,12 +350,8 @@ async def _read_body(response: httpx.Response) -> bytes:
 
 
 def _drop_our_calls(record: logging.LogRecord) -> bool:
-    return not _in_our_call.get()
-
-
-def _silence(logger: str) -> None:
     """Keep a client's INFO line with the whole URL out of the logs, for our calls only."""
-    logging.getLogger(logger).addFilter(_drop_our_calls)
+    return not _in_our_call.get()
 
 
 @contextmanager

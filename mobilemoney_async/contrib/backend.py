@@ -126,55 +126,46 @@ class _Board:
             signal.set()
 
 
+@attrs.define(eq=False)
 class _Watch:
-    """Iterator over the statuses of one order.
+    """Iterator over the statuses of one order; a class, since an async generator left early would stay open.
 
-    A class, since an async generator that its reader leaves early would stay open.
-
-    Args:
+    Attributes:
         order: The order's name.
         heartbeat: Seconds after which the same status is returned again.
         board: The cache, which signals changes.
         read: Returns the status, None if there is no payment. After its `StoreError` the iterator tries again.
         is_live: Returns whether the cache signals every change of the order.
+        last: The status returned last.
     """
 
-    def __init__(
-        self,
-        order: str,
-        heartbeat: float,
-        *,
-        board: _Board,
-        read: Callable[[str], Awaitable[OrderStatus | None]],
-        is_live: Callable[[str], bool],
-    ) -> None:
-        self._order = order
-        self._heartbeat = heartbeat
-        self._board = board
-        self._read = read
-        self._is_live = is_live
-        self._last: OrderStatus | None = None
+    order: str
+    heartbeat: float
+    board: _Board
+    read: Callable[[str], Awaitable[OrderStatus | None]]
+    is_live: Callable[[str], bool]
+    last: OrderStatus | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> OrderStatus:
-        if self._last is not None and self._last.is_settled:
+        if self.last is not None and self.last.is_settled:
             raise StopAsyncIteration
-        until = anyio.current_time() + self._heartbeat
+        until = anyio.current_time() + self.heartbeat
         while True:
-            signal = self._board.signal(self._order)  # before the read, so that a change in between is not missed
+            signal = self.board.signal(self.order)  # before the read, so that a change in between is not missed
             try:
-                status = await self._read(self._order)
+                status = await self.read(self.order)
             except StoreError:
-                status = self._last or OrderStatus(order=self._order, state=OrderState.FINDING_OUT)
+                status = self.last or OrderStatus(order=self.order, state=OrderState.FINDING_OUT)
             if status is None:
                 raise StopAsyncIteration
             now = anyio.current_time()
-            if status != self._last or now >= until:
-                self._last = status
+            if status != self.last or now >= until:
+                self.last = status
                 return status
-            with anyio.CancelScope(deadline=until if self._is_live(self._order) else min(until, now + _RECHECK)):
+            with anyio.CancelScope(deadline=until if self.is_live(self.order) else min(until, now + _RECHECK)):
                 await signal.wait()
 
 

@@ -125,10 +125,7 @@ class _Telemetry:
         self._asked = _counter(meter, "mobilemoney.poller.requests", "request", "Requests of the poller.")
         self._final = _counter(meter, "mobilemoney.payments.final", "payment", "Payments seen in their final state.")
         self._given_up = _counter(
-            meter,
-            "mobilemoney.payments.given_up",
-            "payment",
-            "Payments that the poller gave up on.",
+            meter, "mobilemoney.payments.given_up", "payment", "Payments that the poller gave up on."
         )
 
     def __call__(self, event: Event) -> None:
@@ -138,11 +135,17 @@ class _Telemetry:
             case RetryScheduled():
                 self._retries.add(1, {**_request(event.method, event.path), "error.type": event.error})
             case LimiterWaited():
-                self._limiter(event)
+                lane: Attributes = {"mobilemoney.lane": event.lane}
+                self._limiter_wait.record(event.waited, lane)
+                self._span("mobilemoney.limiter.wait", lane, event.waited)
             case TokenRenewed():
                 self._logins.add(1, _error(event.error))
             case PaymentUnknown():
-                self._payment_unknown(event)
+                error = _error(event.error)
+                self._unknown.add(1, error)
+                key: Attributes = {"mobilemoney.idempotency_key": event.idempotency_key}
+                sent_for = time.time() - event.sent_at.timestamp()
+                self._span("mobilemoney.payment.unknown", {**error, **key}, max(0.0, sent_for))
             case _:
                 self._poller(event)
 
@@ -158,46 +161,25 @@ class _Telemetry:
             details["http.request.resend_count"] = event.attempt - 1
         self._span(_name(attributes), {**attributes, **details}, event.duration, kind=SpanKind.CLIENT)
 
-    def _limiter(self, event: LimiterWaited) -> None:
-        lane: Attributes = {"mobilemoney.lane": event.lane}
-        self._limiter_wait.record(event.waited, lane)
-        self._span("mobilemoney.limiter.wait", lane, event.waited)
-
-    def _payment_unknown(self, event: PaymentUnknown) -> None:
-        error = _error(event.error)
-        self._unknown.add(1, error)
-        key: Attributes = {"mobilemoney.idempotency_key": event.idempotency_key}
-        sent_for = time.time() - event.sent_at.timestamp()
-        self._span("mobilemoney.payment.unknown", {**error, **key}, max(0.0, sent_for))
-
     def _poller(self, event: PaymentFollowed | PollerAsked | PaymentFinal | PaymentGivenUp | PollerClosed) -> None:
         self._pending.set(0 if isinstance(event, PollerClosed) else event.pending)
         match event:
             case PollerAsked():
-                self._poller_asked(event)
+                self._asked.add(1, {"mobilemoney.kind": event.kind})
+                if event.waited > 0:
+                    self._limiter_wait.record(event.waited, {"mobilemoney.lane": "POLL"})
             case PaymentFinal():
-                self._payment_final(event)
+                attributes: Attributes = {"mobilemoney.type": event.type, "mobilemoney.status": event.status}
+                self._final.add(1, attributes)
+                if event.lag is not None:
+                    self._lag.record(event.lag, {"mobilemoney.type": event.type})
+                which: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
+                self._span("mobilemoney.payment.final", {**attributes, **which}, event.lag or 0.0)
             case PaymentGivenUp():
-                self._payment_given_up(event)
-
-    def _poller_asked(self, event: PollerAsked) -> None:
-        self._asked.add(1, {"mobilemoney.kind": event.kind})
-        if event.waited > 0:
-            self._limiter_wait.record(event.waited, {"mobilemoney.lane": "POLL"})
-
-    def _payment_final(self, event: PaymentFinal) -> None:
-        attributes: Attributes = {"mobilemoney.type": event.type, "mobilemoney.status": event.status}
-        self._final.add(1, attributes)
-        if event.lag is not None:
-            self._lag.record(event.lag, {"mobilemoney.type": event.type})
-        which: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
-        self._span("mobilemoney.payment.final", {**attributes, **which}, event.lag or 0.0)
-
-    def _payment_given_up(self, event: PaymentGivenUp) -> None:
-        error = _error(event.error)
-        self._given_up.add(1, error)
-        which: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
-        self._span("mobilemoney.payment.given_up", {**error, **which}, 0.0)
+                error = _error(event.error)
+                self._given_up.add(1, error)
+                which = {"mobilemoney.transaction_id": event.transaction_id}
+                self._span("mobilemoney.payment.given_up", {**error, **which}, 0.0)
 
     def _span(self, name: str, attributes: Attributes, duration: float, *, kind: SpanKind = SpanKind.INTERNAL) -> None:
         """Record a span that ends now and took so many seconds."""

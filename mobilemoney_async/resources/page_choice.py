@@ -117,13 +117,7 @@ class PageSweep:
         return min(expected, float(wanted)) if expected > 1 else 0.0
 
     def took(self, wanted: int, found: int, rows: int) -> None:
-        """Note the ids that the page showed.
-
-        Args:
-            wanted: The number of ids looked for.
-            found: The number of them on the page.
-            rows: The number of all rows on the page; none ends the search.
-        """
+        """Note how many of the `wanted` ids the page showed among its `rows`; a page without rows ends the search."""
         expected = min(float(wanted), PAGE_SIZE_MAX) if self._found is None else self._found
         self._found = (expected + found) / 2
         self._is_past_the_end = not rows
