@@ -41,19 +41,13 @@ _LONGEST_MISSING = 120.0
 
 
 class ListModel:
-    """The list, as far as its pages have shown it.
-
-    Attributes:
-        is_known: Whether any page has been seen.
-        newest_first: The order; newest first until shown otherwise.
-        page_size: Rows on a full page.
-    """
+    """The list, as far as its pages have shown it."""
 
     __slots__ = ("_counted_at", "_own", "_strangers", "_total", "is_known", "newest_first", "page_size")
 
     def __init__(self) -> None:
-        self.is_known: bool = False
-        self.newest_first: bool = True
+        self.is_known: bool = False  # by any page
+        self.newest_first: bool = True  # until shown otherwise
         self.page_size: int = PAGE_SIZE_MAX
         self._total = 0
         self._counted_at = 0.0
@@ -142,16 +136,12 @@ def _is_newest_first(rows: Sequence[Transaction]) -> bool | None:
 
 
 class ListFreshness:
-    """Delay of pages behind lookups. A final state is believed wherever it is shown, an open one may be old.
-
-    Attributes:
-        missing: The time for which a new payment is missing from the list, an estimate in seconds.
-    """
+    """Delay of pages behind lookups. A final state is believed wherever it is shown, an open one may be old."""
 
     __slots__ = ("_delay", "_ends", "_is_proven", "_paged_at", "_unshown", "missing")
 
     def __init__(self) -> None:
-        self.missing: float = 0.0
+        self.missing: float = 0.0  # a new payment is missing from the list for so long, an estimate in seconds
         self._delay = 0.0
         self._paged_at = 0.0
         self._ends = 0

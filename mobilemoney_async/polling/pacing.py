@@ -95,16 +95,12 @@ class LookupSchedule:
 
 
 class Backoff:
-    """Pause that doubles with each fault, from the first length to the longest, and ends with the first answer.
-
-    Attributes:
-        until: Its end, monotonic seconds; minus infinity outside a pause.
-    """
+    """Pause that doubles with each fault, from the first length to the longest, and ends with the first answer."""
 
     __slots__ = ("_began", "_first", "_longest", "_next", "until")
 
     def __init__(self, *, longest: float, first: float = 1.0) -> None:
-        self.until: float = -math.inf
+        self.until: float = -math.inf  # monotonic seconds; minus infinity outside a pause
         self._began = -math.inf
         self._longest = longest
         self._first = self._next = first

@@ -84,6 +84,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             raise refuse("resume", "a bool", resume)
         if resume and fleet is None:
             raise InvalidRequest("resume needs a client with a store", argument="resume")
+        self._pipeline = pipeline
         self._requester = Requester(pipeline)
         self._planner = Planner(pauses)
         self._resumed = fleet if resume else None
@@ -254,7 +255,7 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     def _begin(self, group: anyio.abc.TaskGroup, unfinished: list[str]) -> None:
         self._is_open = True
-        self._requester.prepare()
+        self._pipeline.wire.prepare()  # before the first slot is taken
         group.start_soon(self._poll, group)
         group.start_soon(self._give_up)
         if self._coordinator is not None:
@@ -281,7 +282,7 @@ class Poller(anyio.AsyncContextManagerMixin):
     def _ready_at(self) -> float:
         if not self._planner or not self._may_send():
             return math.inf
-        queue_at = self._pacer.queue_at(anyio.current_time(), self._requester.usage())
+        queue_at = self._pacer.queue_at(anyio.current_time(), self._pipeline.limiter.usage())
         return max(self._planner.ready_at(), queue_at)
 
     def _may_send(self) -> bool:

@@ -99,14 +99,6 @@ class Requester:
         self._list = attrs.evolve(LIST_TRANSACTIONS, read=PageReader())
         self._store_fails = False
 
-    def prepare(self) -> None:
-        """Open the connection pool, before the first slot is taken."""
-        self._pipeline.wire.prepare()
-
-    def usage(self) -> Usage:
-        """Return the use of the limit."""
-        return self._pipeline.limiter.usage()
-
     async def reserve(self) -> bool:
         """Wait for a slot under the limit; return False, after a pause, if the store that keeps the limit fails.
 

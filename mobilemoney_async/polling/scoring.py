@@ -75,19 +75,12 @@ Request: TypeAlias = Page | Lookup
 
 @attrs.define(eq=False)
 class InFlight:
-    """A request in flight.
-
-    Attributes:
-        request: The request.
-        at: The time it was sent, monotonic seconds.
-        expected: The payments that the answer should show.
-        before: Due time and looks, before the request, of those payments that it costs a look.
-    """
+    """A request in flight, sent at `at`, monotonic seconds."""
 
     request: Request
     at: float
-    expected: list[TrackedPayment]
-    before: dict[TrackedPayment, tuple[float, int]]
+    expected: list[TrackedPayment]  # the answer should show them
+    before: dict[TrackedPayment, tuple[float, int]]  # due time and looks, before it cost them a look
 
 
 class Estimator:

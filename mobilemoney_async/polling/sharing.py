@@ -1,59 +1,44 @@
-"""Messages between the pollers of one merchant's processes, and the interface of the store that carries them. Pure.
+"""Messages between the pollers of one merchant's processes, and the interface of the store that carries them.
 
 The poller knows no store and the store no poller: both know these values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from datetime import datetime
 from typing import Protocol
 
 import attrs
 
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.errors import MobileMoneyError
 
 
 @attrs.frozen(kw_only=True)
 class Followed:
-    """Statement of one poller that it tracks one payment.
+    """Statement of one poller, the follower, that it tracks one payment.
 
-    Attributes:
-        transaction_id: The payment.
-        follower: The poller.
-        is_new: Whether the payment was created when it was tracked.
-        tracked_at: Start of the tracking.
-        until: The end of the statement, unless the poller repeats it. In the past: the poller tracks it no longer.
-        has_deadline: Whether the poller needs the payment's latest state, for a `WaitTimeout`.
-        is_hinted: Whether a hint came for it.
+    It ends at `until` unless the poller repeats it. If that is in the past, the poller tracks the payment no longer.
     """
 
     transaction_id: str
     follower: str
-    is_new: bool
+    is_new: bool  # the payment was created when it was tracked
     tracked_at: datetime
     until: datetime
-    has_deadline: bool = False
+    has_deadline: bool = False  # the poller needs the payment's latest state, for a `WaitTimeout`
     is_hinted: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class News:
-    """Status of a payment as the service gave it, or the end of its tracking.
-
-    Attributes:
-        transaction_id: The payment.
-        transaction: Its state, final or not; None if the service does not know it.
-        error: The error that ends the tracking, or None.
-        lag: Time from the final state to its being seen, an estimate in seconds; None if unknown.
-    """
+    """Status of a payment as the service gave it, or the end of its tracking."""
 
     transaction_id: str
-    transaction: Transaction | None = None
-    error: MobileMoneyError | None = None
-    lag: float | None = None
+    transaction: Transaction | None = None  # final or not; None if the service does not know it
+    error: MobileMoneyError | None = None  # ends the tracking
+    lag: float | None = None  # from the final state to its being seen, an estimate in seconds
 
     @property
     def is_ending(self) -> bool:
@@ -63,19 +48,12 @@ class News:
 
 @attrs.define(kw_only=True, eq=False)
 class Outgoing:
-    """Messages of one poller to the others, for one turn.
+    """Messages of one poller to the others, for one turn, by transaction ids."""
 
-    Attributes:
-        tracked: Payments that it tracks, stated for the first time or again, by transaction id.
-        withdrawn: Payments that it tracks no longer.
-        hinted: Payments that have got a hint, of those that it tracks.
-        news: Answers of the service.
-    """
-
-    tracked: dict[str, Followed] = attrs.field(factory=dict)
-    withdrawn: set[str] = attrs.field(factory=set)
-    hinted: set[str] = attrs.field(factory=set)
-    news: list[News] = attrs.field(factory=list)
+    tracked: dict[str, Followed] = attrs.field(factory=dict)  # stated for the first time or again
+    withdrawn: set[str] = attrs.field(factory=set)  # tracked no longer
+    hinted: set[str] = attrs.field(factory=set)  # of those that it tracks
+    news: list[News] = attrs.field(factory=list)  # answers of the service
 
     def __bool__(self) -> bool:
         return bool(self.tracked or self.withdrawn or self.hinted or self.news)
@@ -115,71 +93,10 @@ class Incoming:
 
 @attrs.frozen(kw_only=True)
 class Peek:
-    """State of the store without a turn.
+    """State of the store without a turn."""
 
-    Attributes:
-        has_news: Whether there is anything that this poller has not read.
-        lease_ends_at: As in `Incoming`.
-    """
-
-    has_news: bool
-    lease_ends_at: float | None
-
-
-class Subscriptions:
-    """The pollers that track each payment, and until when, as the holder of the lease knows them."""
-
-    def __init__(self) -> None:
-        self._until: dict[str, dict[str, datetime]] = {}
-        # Payments for which a poller needs open states too, with the latest that was sent.
-        self._sent_status: dict[str, TransactionStatus | None] = {}
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def __contains__(self, transaction_id: str) -> bool:
-        return transaction_id in self._until
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._until)
-
-    def take(self, change: Followed, now: datetime) -> bool:
-        """Note a change; return whether any poller tracks the payment after it."""
-        pollers = self._until.setdefault(change.transaction_id, {})
-        if change.until > now:
-            pollers[change.follower] = change.until
-            if change.has_deadline:
-                self._sent_status.setdefault(change.transaction_id, None)
-        else:
-            pollers.pop(change.follower, None)
-        if not pollers:
-            self.end(change.transaction_id)
-        return bool(pollers)
-
-    def has_others_than(self, follower: str) -> bool:
-        """Return whether another poller tracks anything."""
-        return any(each != follower for pollers in self._until.values() for each in pollers)
-
-    def end(self, transaction_id: str) -> None:
-        """Remove a payment."""
-        self._until.pop(transaction_id, None)
-        self._sent_status.pop(transaction_id, None)
-
-    def expired(self, now: datetime) -> list[str]:
-        """Remove the payments that no poller tracks any more, and return them."""
-        gone = [number for number, pollers in self._until.items() if all(until <= now for until in pollers.values())]
-        for number in gone:
-            self.end(number)
-        return gone
-
-    def is_wanted(self, news: News) -> bool:
-        """Return whether to send an open state: it is new, and a poller with a deadline needs it."""
-        if news.transaction is None or news.transaction_id not in self._sent_status:
-            return False
-        if self._sent_status[news.transaction_id] == news.transaction.status:
-            return False
-        self._sent_status[news.transaction_id] = news.transaction.status
-        return True
+    has_news: bool  # something that this poller has not read
+    lease_ends_at: float | None  # as in `Incoming`
 
 
 class Fleet(Protocol):

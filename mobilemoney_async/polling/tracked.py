@@ -1,4 +1,4 @@
-"""Tracked payments, found by id, by place in the list, by due time and by deadline. Pure."""
+"""Tracked payments, found by id, by place in the list, by due time and by deadline; subscriptions. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator
+from datetime import datetime
 
 import attrs
 
 from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.errors import WaitTimeout
-from mobilemoney_async.polling.sharing import News
+from mobilemoney_async.polling.sharing import Followed, News
 
 # Rows of the list in one slot of the index by place.
 _SLOT = 100
@@ -21,44 +23,24 @@ _TRACKED_AT = attrs.Factory(lambda payment: payment.tracked_at, takes_self=True)
 
 @attrs.define(eq=False, weakref_slot=False)
 class TrackedPayment:
-    """One tracked payment. Times are monotonic seconds.
-
-    Attributes:
-        id: Its transaction id.
-        tracked_at: Start of the tracking.
-        created_at: Its creation, as far as it is known.
-        seen_at: The latest time at which it is known to have been open.
-        due: The time from which the advised schedule allows the next look.
-        looks: Looks of the schedule that it has had.
-        place: Its row in the list, counted from the oldest; None where that is unknown.
-        open_at: When the latest page was requested that showed it open, minus infinity before the first. The page may
-            have been out of date.
-        misses: Pages in a row that should have shown it and did not.
-        failures: Lookups of it in a row that failed.
-        is_seen: Whether the service has ever shown it, on a page or by id.
-        is_new: Whether it was tracked by its acknowledgement, so that its creation is known.
-        hinted_at: The time of a hint that waits for a request, or None.
-        was_hinted: Whether a hint came since it was last seen open.
-        deadline: When the tracking is given up, infinite for never.
-        transaction: Its latest state. Kept only for a payment with a deadline: it is the largest part.
-    """
+    """One tracked payment, with its transaction id. Times are monotonic seconds."""
 
     id: str
     tracked_at: float = attrs.field(kw_only=True)
-    due: float = attrs.field(kw_only=True)
-    deadline: float = attrs.field(kw_only=True)
-    is_new: bool = attrs.field(kw_only=True)
-    created_at: float = attrs.field(init=False, default=_TRACKED_AT)
-    seen_at: float = attrs.field(init=False, default=_TRACKED_AT)
-    looks: int = 0
-    place: float | None = None
-    open_at: float = _NEVER
-    misses: int = 0
-    failures: int = 0
-    is_seen: bool = False
-    hinted_at: float | None = None
-    was_hinted: bool = False
-    transaction: Transaction | None = None
+    due: float = attrs.field(kw_only=True)  # the advised schedule allows the next look from then
+    deadline: float = attrs.field(kw_only=True)  # infinite for never
+    is_new: bool = attrs.field(kw_only=True)  # tracked by its acknowledgement, so that its creation is known
+    created_at: float = attrs.field(init=False, default=_TRACKED_AT)  # as far as it is known
+    seen_at: float = attrs.field(init=False, default=_TRACKED_AT)  # the latest time at which it was surely open
+    looks: int = 0  # looks of the schedule that it has had
+    place: float | None = None  # its row in the list, counted from the oldest, if it is known
+    open_at: float = _NEVER  # the latest page that showed it open was sent for then; it may have been out of date
+    misses: int = 0  # pages in a row that should have shown it and did not
+    failures: int = 0  # lookups in a row that failed
+    is_seen: bool = False  # the service has shown it, on a page or by id
+    hinted_at: float | None = None  # the time of a hint that waits for a request
+    was_hinted: bool = False  # a hint came since it was last seen open
+    transaction: Transaction | None = None  # see `keep`
 
     @property
     def is_listed(self) -> bool:
@@ -66,7 +48,7 @@ class TrackedPayment:
         return self.open_at > _NEVER
 
     def keep(self, row: Transaction) -> None:
-        """Keep the latest state, if there is a deadline, whose error will carry it."""
+        """Keep the latest state if there is a deadline, whose error carries it: it is the largest part."""
         if self.deadline < math.inf:
             self.transaction = row
 
@@ -215,3 +197,56 @@ class TrackedPayments:
             for payment in self._slots.get(number, {}).values()
             if payment.place is not None and low < payment.place <= high
         ]
+
+
+class Subscriptions:
+    """The pollers that track each payment, and until when, as the holder of the lease knows them."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, dict[str, datetime]] = {}
+        # Payments for which a poller needs open states too, with the latest that was sent.
+        self._sent_status: dict[str, TransactionStatus | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._until)
+
+    def take(self, change: Followed, now: datetime) -> bool:
+        """Note a change; return whether any poller tracks the payment after it."""
+        pollers = self._until.setdefault(change.transaction_id, {})
+        if change.until > now:
+            pollers[change.follower] = change.until
+            if change.has_deadline:
+                self._sent_status.setdefault(change.transaction_id, None)
+        else:
+            pollers.pop(change.follower, None)
+        if not pollers:
+            self.end(change.transaction_id)
+        return bool(pollers)
+
+    def has_others_than(self, follower: str) -> bool:
+        """Return whether another poller tracks anything."""
+        return any(each != follower for pollers in self._until.values() for each in pollers)
+
+    def end(self, transaction_id: str) -> None:
+        """Remove a payment."""
+        self._until.pop(transaction_id, None)
+        self._sent_status.pop(transaction_id, None)
+
+    def expired(self, now: datetime) -> list[str]:
+        """Remove the payments that no poller tracks any more, and return them."""
+        gone = [number for number, pollers in self._until.items() if all(until <= now for until in pollers.values())]
+        for number in gone:
+            self.end(number)
+        return gone
+
+    def is_wanted(self, news: News) -> bool:
+        """Return whether to send an open state: it is new, and a poller with a deadline needs it."""
+        if news.transaction is None or news.transaction_id not in self._sent_status:
+            return False
+        if self._sent_status[news.transaction_id] == news.transaction.status:
+            return False
+        self._sent_status[news.transaction_id] = news.transaction.status
+        return True

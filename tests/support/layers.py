@@ -80,7 +80,6 @@ PURE = (
     "polling.pacing",
     "polling.planner",
     "polling.scoring",
-    "polling.sharing",
     "polling.tracked",
     "resources.page_choice",
     "sharing.budget",
