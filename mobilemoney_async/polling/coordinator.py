@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 
 import anyio
-import anyio.abc
+import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
@@ -42,6 +42,7 @@ _DEAF = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 
 
+@attrs.define(kw_only=True, eq=False)
 class Coordinator:
     """This process's part in sharing one poller.
 
@@ -50,38 +51,30 @@ class Coordinator:
     results of this process's payments; `wake` is called when there may be a request to make.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        planner: Planner,
-        *,
-        utcnow: Callable[[], datetime],
-        hand_out: Callable[[list[News]], None],
-        wake: Callable[[], None],
-    ) -> None:
-        self._fleet = fleet
-        self._planner = planner
-        self._utcnow = utcnow
-        self._hand_out = hand_out
-        self._wake = wake
-        self._local = TrackedPayments()
-        self._outgoing = Outgoing()
-        self._hints = HintThrottle()
-        self._changed = anyio.Event()
-        self._is_listening = False
-        self._backoff = Backoff(first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
-        self._turn_at = self._peek_at = math.inf
-        self._turned_at = -math.inf  # the beginning of the latest turn, minus infinity before the first
-        self._renew_at = -math.inf
-        # As the holder.
-        self._epoch: int | None = None
-        self._held_until = -math.inf
-        self._subscriptions = Subscriptions()
-        self._settling: set[str] = set()  # their endings are on the way to the store
-        self._sweep_at = 0.0
-        self._idle_since = 0.0
-        self._faulty_since = math.inf
-        self._stands_back_until = -math.inf
+    _fleet: Fleet
+    _planner: Planner  # empty while another process makes the requests
+    _utcnow: Callable[[], datetime]
+    _hand_out: Callable[[list[News]], None]
+    _wake: Callable[[], None]
+    _local: TrackedPayments = attrs.field(factory=TrackedPayments)
+    _outgoing: Outgoing = attrs.field(factory=Outgoing)
+    _hints: HintThrottle = attrs.field(factory=HintThrottle)
+    _changed: anyio.Event = attrs.field(factory=anyio.Event)
+    _is_listening: bool = False
+    _backoff: Backoff = attrs.field(factory=lambda: Backoff(first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
+    _turn_at: float = math.inf
+    _peek_at: float = math.inf
+    _turned_at: float = -math.inf  # the beginning of the latest turn, minus infinity before the first
+    _renew_at: float = -math.inf
+    # As the holder.
+    _epoch: int | None = None
+    _held_until: float = -math.inf
+    _subscriptions: Subscriptions = attrs.field(factory=Subscriptions)
+    _settling: set[str] = attrs.field(factory=set)  # their endings are on the way to the store
+    _sweep_at: float = 0.0
+    _idle_since: float = 0.0
+    _faulty_since: float = math.inf
+    _stands_back_until: float = -math.inf
 
     def __len__(self) -> int:
         return len(self._local)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import attrs
+
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, Transaction
 
@@ -40,19 +42,17 @@ _LATER = 1.5
 _LONGEST_MISSING = 120.0
 
 
+@attrs.define
 class ListModel:
     """The list, as far as its pages have shown it."""
 
-    __slots__ = ("_counted_at", "_own", "_strangers", "_total", "is_known", "newest_first", "page_size")
-
-    def __init__(self) -> None:
-        self.is_known: bool = False  # by any page
-        self.newest_first: bool = True  # until shown otherwise
-        self.page_size: int = PAGE_SIZE_MAX
-        self._total = 0
-        self._counted_at = 0.0
-        self._own = 0
-        self._strangers = 0.0  # rows a second that others add
+    is_known: bool = False  # by any page
+    newest_first: bool = True  # until shown otherwise
+    page_size: int = PAGE_SIZE_MAX
+    _total: int = 0
+    _counted_at: float = 0.0
+    _own: int = 0
+    _strangers: float = 0.0  # rows a second that others add
 
     @property
     def has_strangers(self) -> bool:
@@ -135,18 +135,16 @@ def _is_newest_first(rows: Sequence[Transaction]) -> bool | None:
     return newer > older
 
 
+@attrs.define
 class ListFreshness:
     """Delay of pages behind lookups. A final state is believed wherever it is shown, an open one may be old."""
 
-    __slots__ = ("_delay", "_ends", "_is_proven", "_paged_at", "_unshown", "missing")
-
-    def __init__(self) -> None:
-        self.missing: float = 0.0  # a new payment is missing from the list for so long, an estimate in seconds
-        self._delay = 0.0
-        self._paged_at = 0.0
-        self._ends = 0
-        self._unshown = 0.0
-        self._is_proven = False
+    missing: float = 0.0  # a new payment is missing from the list for so long, an estimate in seconds
+    _delay: float = 0.0
+    _paged_at: float = 0.0
+    _ends: int = 0
+    _unshown: float = 0.0
+    _is_proven: bool = False
 
     def delay(self, now: float) -> float:
         """Return the delay of the list, seconds; it fades, so that a list that was late is tried again."""
@@ -193,6 +191,7 @@ class ListFreshness:
         self._is_proven = self._is_proven and not is_late
 
 
+@attrs.define
 class ServerClock:
     """The service's clock, as far as its rows show it: none of them is from its future.
 
@@ -200,10 +199,7 @@ class ServerClock:
     all the time, too young where none are.
     """
 
-    __slots__ = ("_ahead",)
-
-    def __init__(self) -> None:
-        self._ahead = -math.inf  # of the monotonic clock, seconds
+    _ahead: float = -math.inf  # of the monotonic clock, seconds
 
     def saw(self, rows: Iterable[Transaction], now: float) -> None:
         """Learn from rows that the service has just shown."""

@@ -51,15 +51,13 @@ class Outcome:
     error: MobileMoneyError | None = None
 
 
+@attrs.define(eq=False)
 class _Link:
     """Place of one outcome, before and after it arrives."""
 
-    __slots__ = ("next", "number", "outcome")
-
-    def __init__(self, number: int) -> None:
-        self.number: int = number
-        self.outcome: Outcome | None = None
-        self.next: _Link | None = None
+    number: int
+    outcome: Outcome | None = None
+    next: _Link | None = None
 
 
 @attrs.define(eq=False)
@@ -126,7 +124,7 @@ class Outcomes:
 
     def read(self, *, forever: bool) -> AsyncIterator[Outcome]:
         """Return a reader, which begins with the first unread outcome."""
-        return _Reader(self, self._unread, forever=forever)
+        return _Reader(self, self._unread, forever)
 
     async def after(self, link: _Link, *, forever: bool) -> _Link | None:
         """Wait for the outcome of a link, and return the next link; None if there will be none.
@@ -148,11 +146,11 @@ class Outcomes:
         self._changed = anyio.Event()
 
 
+@attrs.define(eq=False)
 class _Reader:
-    def __init__(self, outcomes: Outcomes, link: _Link, *, forever: bool) -> None:
-        self._outcomes = outcomes
-        self._link = link
-        self._forever = forever
+    _outcomes: Outcomes
+    _link: _Link
+    _forever: bool
 
     def __aiter__(self) -> Self:
         return self

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
+import attrs
+
 from mobilemoney_async.calls.bucket import Usage
 from mobilemoney_async.contract.limits import Schedule
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
@@ -30,6 +32,7 @@ _HINTS_AT_ONCE = 5.0
 _HINTS_PER_SECOND = 1.0
 
 
+@attrs.frozen
 class LookupSchedule:
     """Advised schedule of each payment (contract, section 6).
 
@@ -38,11 +41,8 @@ class LookupSchedule:
     which show others as well. Two lookups of one payment by its id are a pause of the schedule apart.
     """
 
-    __slots__ = ("_payments", "_schedule")
-
-    def __init__(self, schedule: Schedule, payments: TrackedPayments) -> None:
-        self._schedule = schedule
-        self._payments = payments
+    _schedule: Schedule
+    _payments: TrackedPayments
 
     def first(self, tracked_at: float, now: float, *, is_new: bool) -> tuple[int, float]:
         """Return the looks that a payment tracked since `tracked_at` has had, and the time of its next."""
@@ -94,16 +94,15 @@ class LookupSchedule:
         self._payments.set_due(payment, max(payment.due, now + pause))
 
 
+@attrs.define(kw_only=True)
 class Backoff:
     """Pause that doubles with each fault, from the first length to the longest, and ends with the first answer."""
 
-    __slots__ = ("_began", "_first", "_longest", "_next", "until")
-
-    def __init__(self, *, longest: float, first: float = 1.0) -> None:
-        self.until: float = -math.inf  # monotonic seconds; minus infinity outside a pause
-        self._began = -math.inf
-        self._longest = longest
-        self._first = self._next = first
+    _longest: float
+    _first: float = 1.0
+    until: float = -math.inf  # monotonic seconds; minus infinity outside a pause
+    _began: float = -math.inf
+    _next: float = attrs.Factory(lambda backoff: backoff._first, takes_self=True)
 
     @property
     def is_on(self) -> bool:
@@ -124,14 +123,12 @@ class Backoff:
         self._next = self._first
 
 
+@attrs.define
 class HintThrottle:
     """Token bucket of five hints at one a second: with a callback address hints can be forged."""
 
-    __slots__ = ("_at", "_left")
-
-    def __init__(self) -> None:
-        self._left = _HINTS_AT_ONCE
-        self._at = 0.0
+    _left: float = _HINTS_AT_ONCE
+    _at: float = 0.0
 
     def take(self, now: float) -> bool:
         """Take a token; return False if none is left."""
@@ -142,6 +139,7 @@ class HintThrottle:
         return True
 
 
+@attrs.define
 class Pacer:
     """Even distances between the poller's requests, as far as others leave room under the limit.
 
@@ -150,14 +148,11 @@ class Pacer:
     that others leave, and is measured.
     """
 
-    __slots__ = ("_began", "_min_interval", "_own", "_sent_at", "_waited")
-
-    def __init__(self, min_interval: float) -> None:
-        self._min_interval = min_interval
-        self._own: deque[float] = deque()
-        self._began = math.inf
-        self._sent_at = -math.inf
-        self._waited = 0.0
+    _min_interval: float  # the shortest time between two requests, seconds
+    _own: deque[float] = attrs.field(factory=deque)
+    _began: float = math.inf
+    _sent_at: float = -math.inf
+    _waited: float = 0.0
 
     def may_send(self, now: float) -> bool:
         """Return whether the shortest interval has passed."""

@@ -20,7 +20,7 @@ import anyio.abc
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.limits import Schedule
-from mobilemoney_async.contract.models import Acknowledgement, PageAnswer, Transaction
+from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.errors import (
     InvalidRequest,
     InvalidTransactionId,
@@ -91,7 +91,9 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._coordinator = (
             None
             if fleet is None
-            else Coordinator(fleet, self._planner, utcnow=pipeline.utcnow, hand_out=self._hand_out, wake=self._wake)
+            else Coordinator(
+                fleet=fleet, planner=self._planner, utcnow=pipeline.utcnow, hand_out=self._hand_out, wake=self._wake
+            )
         )
         # This poller's payments. The planner may have those of other processes too, or none.
         self._tracked: Planner | Coordinator = self._planner if self._coordinator is None else self._coordinator
@@ -327,7 +329,12 @@ class Poller(anyio.AsyncContextManagerMixin):
         rows: Sequence[Transaction] = ()
         try:
             answer = await self._requester.send(sent.request)
-            endings, rows = self._take(sent, answer)
+            if isinstance(answer, Transaction):
+                rows = [answer]
+                endings = self._planner.take_transaction(sent, answer, anyio.current_time())
+            else:
+                rows = answer.transactions
+                endings = self._planner.take_page(sent, answer, anyio.current_time())
             self._fault = None
         except InvalidRequest:
             raise  # the client was closed
@@ -344,12 +351,6 @@ class Poller(anyio.AsyncContextManagerMixin):
             self._hand_out(endings)
         else:
             self._coordinator.settle(endings, rows)
-
-    def _take(self, sent: InFlight, answer: PageAnswer | Transaction) -> tuple[list[News], Sequence[Transaction]]:
-        now = anyio.current_time()
-        if isinstance(answer, Transaction):
-            return self._planner.take_transaction(sent, answer, now), [answer]
-        return self._planner.take_page(sent, answer, now), answer.transactions
 
     def _fail(self, sent: InFlight, exc: Exception) -> None:
         shown = exc if isinstance(exc, MobileMoneyError) else type(exc).__name__

@@ -27,16 +27,16 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _STORE_PAUSE = 1.0
 
 
+@attrs.define
 class ReservedSlot:
     """Limiter for one call in the lane `Priority.POLL` with a slot that was acquired just now.
 
     The pipeline acquires a slot itself. Its first `acquire` takes the reserved one; everything else is the limiter's.
     """
 
-    def __init__(self, limiter: Limiter) -> None:
-        self._limiter = limiter
-        self._is_used = False
-        self._granted_at = anyio.current_time()
+    _limiter: Limiter
+    _is_used: bool = False
+    _granted_at: float = attrs.field(factory=anyio.current_time)
 
     def has_capacity(self) -> bool:
         """Return the limiter's answer."""

@@ -53,15 +53,13 @@ class TrackedPayment:
             self.transaction = row
 
 
+@attrs.define
 class _Timers:
     """Heap of payments by one of their times. An entry that is out of date is dropped when it comes up."""
 
-    __slots__ = ("_attribute", "_heap", "_ticket")
-
-    def __init__(self, attribute: str) -> None:
-        self._attribute = attribute
-        self._heap: list[tuple[float, int, TrackedPayment]] = []
-        self._ticket = itertools.count()
+    _attribute: str
+    _heap: list[tuple[float, int, TrackedPayment]] = attrs.field(factory=list)
+    _ticket: Iterator[int] = attrs.field(factory=itertools.count)
 
     def __len__(self) -> int:
         return len(self._heap)
