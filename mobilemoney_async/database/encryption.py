@@ -38,7 +38,7 @@ class TokenCipher:
     def __init__(self, account: str, key: str | bytes | Secret | None = None) -> None:
         self._account = account
         self._key = None if key is None else _key_bytes(key)
-        self._aead = None if key is None else _aead()
+        self._aead: Any = None if key is None else _aead()
 
     def __repr__(self) -> str:
         return f"<TokenCipher {'with' if self._key else 'without'} a key>"
@@ -57,8 +57,7 @@ class TokenCipher:
         if self._keys is None:
             return f"{_CLEAR}:{token.reveal()}"
         nonce = os.urandom(_NONCE)
-        assert self._aead is not None
-        encrypted = self._aead(self._keys[0]).encrypt(nonce, token.reveal().encode(), self._row(name))
+        encrypted = self._keys[0].encrypt(nonce, token.reveal().encode(), self._row(name))
         return f"{_ENCRYPTED}:{base64.b64encode(nonce + encrypted).decode()}"
 
     def decrypt(self, text: str, name: str) -> Secret | None:
@@ -68,22 +67,19 @@ class TokenCipher:
             return None
         try:
             if self._keys is not None:
-                assert self._aead is not None
                 encrypted = base64.b64decode(rest, validate=True)
-                rest = (
-                    self._aead(self._keys[0]).decrypt(encrypted[:_NONCE], encrypted[_NONCE:], self._row(name)).decode()
-                )
+                rest = self._keys[0].decrypt(encrypted[:_NONCE], encrypted[_NONCE:], self._row(name)).decode()
             return require_bearer("token", rest)
         except Exception:  # noqa: BLE001 (an error of cryptography's, or ValueError: there is no token)
             return None
 
     @functools.cached_property
-    def _keys(self) -> tuple[bytes, bytes] | None:
-        """The keys of AES-GCM and of HMAC."""
+    def _keys(self) -> tuple[Any, bytes] | None:
+        """AES-GCM under its key, and the key of HMAC."""
         if self._key is None:
             return None
         stretched = _scrypt(self._key, _join("key", self._account), 64)
-        return stretched[:32], stretched[32:]
+        return self._aead(stretched[:32]), stretched[32:]
 
     def _row(self, name: str) -> bytes:
         return _join("token", self._account, name)

@@ -217,18 +217,18 @@ class Database:
 
     def _transact(self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float) -> T:
         try:
-            engine = self._ready_engine(until)
-            if self.dialect == "sqlite" and writes:
-                with _held(self._writer, until):
-                    return self._on_sqlite(engine, work, durable=durable)
-            with engine.begin() as connection:
-                return work(connection)
+            return self._run(self._ready_engine(until), work, writes=writes, durable=durable, until=until)
         except (sa.exc.SQLAlchemyError, OSError) as exc:
             # Not as the cause: a driver quotes the values of a row in its errors, phone numbers among them.
             raise self._failed(exc) from None
 
-    def _on_sqlite(self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, durable: bool) -> T:
-        with engine.connect() as connection:
+    def _run(
+        self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float
+    ) -> T:
+        if self.dialect != "sqlite" or not writes:
+            with engine.begin() as connection:
+                return work(connection)
+        with _held(self._writer, until), engine.connect() as connection:
             # Outside a transaction, the only place where SQLite lets it change.
             driver: Any = connection.connection.dbapi_connection
             driver.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
@@ -245,16 +245,15 @@ class Database:
                 weakref.finalize(self, _dispose, self._engine, self._pid)
             engine = self._engine
             if not self._is_prepared:
-                # Another process may do the same at the same time: `schema.prepare` lets one in at a time.
-                if self.dialect == "sqlite":
-                    with _held(self._writer, until):
-                        self._on_sqlite(engine, schema.prepare, durable=True)
-                else:
-                    with engine.begin() as connection:
-                        schema.prepare(connection)
-                        self._read_clock(connection)
+                self._run(engine, self._prepare, writes=True, durable=True, until=until)
                 self._is_prepared = True
             return engine
+
+    def _prepare(self, connection: sa.Connection) -> None:
+        # Another process may do the same at the same time: `schema.prepare` lets one in at a time.
+        schema.prepare(connection)
+        if self.dialect == "postgresql":
+            self._read_clock(connection)
 
     def _read_clock(self, connection: sa.Connection) -> float:
         """Return the time of PostgreSQL, seconds since 1970, and correct the wall clock by it."""

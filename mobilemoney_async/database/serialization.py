@@ -67,9 +67,9 @@ def load_error(text: str) -> MobileMoneyError:
             error.args = tuple(str(each) for each in fields.pop("args"))
             vars(error).update(fields.pop("attributes", {}), **fields)
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise _unreadable("error") from exc
+        raise _unreadable("recorded error") from exc
     if not isinstance(error, MobileMoneyError):
-        raise _unreadable("error")
+        raise _unreadable("recorded error")
     return error
 
 

@@ -57,8 +57,8 @@ class Limit:
         return Bucket(per_minute=self.per_minute, burst=self.burst, window=self.window, jitter=self.jitter)
 
     @property
-    def strictness(self) -> tuple[float, ...]:
-        """Of two limits that processes ask for, the one with the lesser strictness is kept."""
+    def rank(self) -> tuple[float, ...]:
+        """Rank among the limits that processes ask for: the one with the lowest is the strictest, and is kept."""
         return (self.per_minute, self.burst, self.window, -self.jitter)
 
 
@@ -191,7 +191,7 @@ class _Budget:
     def _agree(self, limit: Limit, now: float) -> None:
         """Choose the limit that is kept."""
         if limit != self.limit:
-            if not (limit.strictness < self.limit.strictness or now > self.confirmed_at + self.limit.window):
+            if not (limit.rank < self.limit.rank or now > self.confirmed_at + self.limit.window):
                 return
             past = self.bucket.dump()
             self.limit, self.bucket = limit, limit.bucket()

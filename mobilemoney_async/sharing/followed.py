@@ -79,22 +79,11 @@ def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: dat
     said = [each for each in said if is_holder or _final(each) is not None]
     finals = [final for final in map(_final, said) if final is not None]
     known = _known_finals(journal, [each.id for each in finals])
-    rows = [
-        {
-            "account": journal.account,
-            "number": number,
-            "transaction_id": each.transaction_id,
-            "is_final": _final(each) is not None,
-            "transaction": None if each.transaction is None else dump(each.transaction),
-            "error": None if each.error is None else dump_error(each.error),
-            "lag": each.lag,
-            "at": at,
-        }
-        for number, each in enumerate((each for each in said if each.transaction_id not in known), row.told + 1)
-    ]
-    if rows:
-        row.told += len(rows)
+    unknown = [each for each in said if each.transaction_id not in known]
+    if unknown:
+        rows = [_values(journal.account, each, number, at) for number, each in enumerate(unknown, row.told + 1)]
         journal.connection.execute(news.insert(), rows)
+        row.told += len(rows)
     for transaction in finals:
         contradiction = journal.record_seen(transaction, source=Source.POLL, at=at)
         if contradiction is not None:
@@ -231,6 +220,19 @@ def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[st
 def _final(each: News) -> Transaction | None:
     """Return the transaction of news that show a final state."""
     return each.transaction if each.transaction is not None and each.transaction.is_final else None
+
+
+def _values(account: str, each: News, number: int, at: datetime) -> dict[str, Any]:
+    return {
+        "account": account,
+        "number": number,
+        "transaction_id": each.transaction_id,
+        "is_final": _final(each) is not None,
+        "transaction": None if each.transaction is None else dump(each.transaction),
+        "error": None if each.error is None else dump_error(each.error),
+        "lag": each.lag,
+        "at": at,
+    }
 
 
 def _news(row: sa.Row[Any]) -> News:

@@ -188,9 +188,16 @@ class SharedLimiter:
             await checkpoint_if_cancelled()  # before a slot goes to a request that has left
 
     async def _ask(self) -> None:
-        request = self._request(self._now())
+        now, held_until = self._now(), self._slots.held_until
+        request = ReservationRequest(
+            process=f"{self._name}-{os.getpid()}",
+            limit=self._limit,
+            waiting={priority: InLine(line.length, now - line.since) for priority, line in self._queue.lines().items()},
+            delay=self._delay,
+            hold=0.0 if held_until is None else max(0.0, held_until - now),
+            unused=tuple(self._slots.unused),
+        )
         self._is_outdated = False
-        held_until = self._slots.held_until
         reservation, seen_at, offset = await self._reserve(request)
         # No await from here to the end: a cancellation cannot lose a slot.
         now = self._now()
@@ -222,14 +229,3 @@ class SharedLimiter:
 
         (reservation, seen_at), offset = await self._database.timed(work)
         return reservation, seen_at, offset
-
-    def _request(self, now: float) -> ReservationRequest:
-        held_until = self._slots.held_until
-        return ReservationRequest(
-            process=f"{self._name}-{os.getpid()}",
-            limit=self._limit,
-            waiting={priority: InLine(line.length, now - line.since) for priority, line in self._queue.lines().items()},
-            delay=self._delay,
-            hold=0.0 if held_until is None else max(0.0, held_until - now),
-            unused=tuple(self._slots.unused),
-        )

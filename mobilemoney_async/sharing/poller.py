@@ -17,7 +17,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import pending_ids
-from mobilemoney_async.polling.sharing import Incoming, News, Outgoing, Peek
+from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
 from mobilemoney_async.sharing import followed as tables
 from mobilemoney_async.sharing.followed import LeaseRow
 
@@ -63,9 +63,13 @@ class StoreFleet:
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[LeaseRow, Incoming]:
             journal = Journal(connection, self._account)
-            return self._exchange(
-                journal, clock, outgoing, wants_lease=wants_lease, wanted=wanted if reads_on else None, tidies=tidies
+            row = tables.lock(journal)
+            # From here to the commit no other poller of the account writes.
+            asked = wanted if reads_on else None
+            incoming = self._exchange(
+                journal, row, clock(), outgoing, wants_lease=wants_lease, wanted=asked, tidies=tidies
             )
+            return row, incoming
 
         # A final state that the poller hands out afterwards must not be lost with the machine's power.
         is_final = any(each.is_ending for each in outgoing.news)
@@ -130,17 +134,16 @@ class StoreFleet:
     def _exchange(
         self,
         journal: Journal,
-        clock: Clock,
+        row: LeaseRow,
+        now: float,
         outgoing: Outgoing,
         *,
         wants_lease: bool,
         wanted: Container[str] | None,
         tidies: bool,
-    ) -> tuple[LeaseRow, Incoming]:
-        """Write and read all messages; the returned end of the lease is a time of the store's clock."""
-        row = tables.lock(journal)
-        # From here to the commit no other poller of the account writes.
-        now, at = clock(), self._utcnow()
+    ) -> Incoming:
+        """Write and read all messages at a time of the store's clock, which counts the end of the lease too."""
+        at = self._utcnow()
         # PostgreSQL's clock counts for all hosts, since theirs may differ. SQLite's is of one host only.
         is_shared = journal.connection.dialect.name == "postgresql"
         ahead = datetime.fromtimestamp(now, UTC) - at if is_shared else timedelta()
@@ -154,27 +157,30 @@ class StoreFleet:
         if wanted is not None:
             after = before.told if self._told is None else self._told
             news += tables.read_news(journal, after=after, wanted=wanted, but_no_refusals_of=outgoing.tracked)
-        changes = []
-        if is_holder:
-            # A new holder reads all followed payments.
-            after = self._followed if row.lease.epoch == self._epoch else 0
-            changes = tables.read_followed(journal, after=after, ahead=ahead)
-            if not wants_lease and not changes:
-                row.lease = row.lease.released(self.follower)
-            if tidies:
-                tables.tidy(journal, at=at + ahead)
+        changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
+        if is_holder and tidies:
+            tables.tidy(journal, at=at + ahead)
         if row != before:
             tables.save(journal, row)
         if (row.told, row.followed) != (before.told, before.followed):
             kind = _NEWS if row.told != before.told else _FOLLOWED
             tables.notify(journal, self._channel, kind + self.follower)
-        return row, Incoming(
+        return Incoming(
             holds=row.lease.holder == self.follower,
             epoch=row.lease.epoch,
             lease_ends_at=row.lease.ends_at(now),
             news=news,
             followed=changes,
         )
+
+    def _lead(self, journal: Journal, row: LeaseRow, ahead: timedelta, *, wants_lease: bool) -> list[Followed]:
+        """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""
+        # A new holder reads all of them.
+        after = self._followed if row.lease.epoch == self._epoch else 0
+        changes = tables.read_followed(journal, after=after, ahead=ahead)
+        if not wants_lease and not changes:
+            row.lease = row.lease.released(self.follower)
+        return changes
 
     def _has_notice(self) -> bool:
         """Return whether another poller has sent a message since the last time."""
