@@ -18,7 +18,7 @@ from mobilemoney_async.cli.failures import Refused, run
 from mobilemoney_async.cli.following import ChangeKind, Refusals, StatusChange, Watchlist, follow, print_change
 from mobilemoney_async.cli.output import Column, money, new_table, show, show_facts
 from mobilemoney_async.cli.sandbox import Speed
-from mobilemoney_async.cli.watch import LiveTable
+from mobilemoney_async.cli.watch import live_table
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE, Schedule
 from mobilemoney_async.contract.models import Transaction
@@ -113,7 +113,7 @@ async def _pay_all(
     pollers: list[Poller] = []
     watchlist = Watchlist((), report)
     schedule = Schedule(first=1 / speed, factor=1.5, cap=30 / speed)
-    with LiveTable(watchlist) if is_table else nullcontext():
+    with live_table(watchlist) if is_table else nullcontext():
         await follow(client, watchlist, create_all, refusals=refusals, min_interval=1 / speed, schedule=schedule)
     seen = [change.transaction for change in watchlist.latest.values() if change is not None]
     return [each for each in seen if each is not None], pollers[0].stats

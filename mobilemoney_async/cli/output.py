@@ -71,7 +71,7 @@ def plain(value: Any, *, unmasked: bool) -> Any:
         value = {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
     if isinstance(value, dict):
         return {
-            name: _plain_field(name, inside, unmasked=unmasked)
+            name: phone(str(inside), unmasked=unmasked) if name == "phone_number" else plain(inside, unmasked=unmasked)
             for name, inside in value.items()
             if not isinstance(inside, Secret) and inside is not None and inside != ()
         }
@@ -82,12 +82,6 @@ def plain(value: Any, *, unmasked: bool) -> Any:
     if isinstance(value, Decimal):
         return f"{value:f}"
     return str(value) if isinstance(value, str) else value
-
-
-def _plain_field(name: str, value: Any, *, unmasked: bool) -> Any:
-    if name == "phone_number" and isinstance(value, str):
-        return phone(value, unmasked=unmasked)
-    return plain(value, unmasked=unmasked)
 
 
 def print_json(value: Any) -> None:

@@ -123,10 +123,7 @@ def list_transactions(
     """
     if as_csv and as_json:
         raise Refused("give either --csv or --json", ExitCode.USAGE)
-    first, last = _read_day("--from", from_day), _read_day("--to", to_day)
-    filters: Any = {"status": _read_status(status), "type": _read_type(kind), "from_date": first, "to_date": last}
-    if first is not None and last is not None and first > last:
-        raise Refused("--from must be no later than --to", ExitCode.USAGE)
+    filters = _read_filters(status, kind, from_day, to_day)
     settings = service.settings()
     rows: list[Transaction] = []
     printed = total = 0
@@ -156,6 +153,13 @@ def list_transactions(
         say("list", "no such transactions")
     elif total > printed:
         say("list", f"these are {printed:,} of {total:,}; --limit 0 shows all")
+
+
+def _read_filters(status: str | None, kind: str | None, from_day: str | None, to_day: str | None) -> dict[str, Any]:
+    first, last = _read_day("--from", from_day), _read_day("--to", to_day)
+    if first is not None and last is not None and first > last:
+        raise Refused("--from must be no later than --to", ExitCode.USAGE)
+    return {"status": _read_status(status), "type": _read_type(kind), "from_date": first, "to_date": last}
 
 
 def _line_printer(*, as_csv: bool, as_json: bool, unmasked: bool) -> Callable[[Transaction], None] | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Annotated, Self
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -70,7 +69,7 @@ def watch(
 
     watchlist, refusals = Watchlist(wanted, report), Refusals()
     view: AbstractContextManager[object] = (
-        LiveTable(watchlist, unmasked=unmasked, hint=_HINT) if is_table else nullcontext()
+        live_table(watchlist, unmasked=unmasked, hint=_HINT) if is_table else nullcontext()
     )
 
     async def work() -> None:
@@ -83,46 +82,37 @@ def watch(
     following.finish("watch", watchlist, service.flags)
 
 
-class LiveTable:
-    """Table of a watchlist on a terminal that changes with it; its last state stays on the screen."""
+@contextmanager
+def live_table(watchlist: Watchlist, *, unmasked: bool = False, hint: str = "") -> Iterator[None]:
+    """Show a table of a watchlist on a terminal, which changes with it; its last state stays on the screen."""
+    console = Console(highlight=False)
 
-    def __init__(self, watchlist: Watchlist, *, unmasked: bool = False, hint: str = "") -> None:
-        self._watchlist = watchlist
-        self._unmasked = unmasked
-        self._hint = hint
-        self._console = Console(highlight=False)
-        self._live = Live(console=self._console, transient=True, get_renderable=self._render)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._live.stop()
-        self._console.print(self._table(len(self._watchlist.latest)))
-
-    def _render(self) -> RenderableType:
-        room = max(1, self._console.height - _SPARE_LINES)
-        count, left = len(self._watchlist.latest), len(self._watchlist.open)
+    def render() -> RenderableType:
+        room = max(1, console.height - _SPARE_LINES)
+        count, left = len(watchlist.latest), len(watchlist.open)
         hidden = f", {count - room} rows hidden" if count > room else ""
-        return Group(self._table(room), Text(f"\n{count - left} of {count} ended{hidden}{self._hint}"))
+        return Group(_table(watchlist, room, unmasked), Text(f"\n{count - left} of {count} ended{hidden}{hint}"))
 
-    def _table(self, room: int) -> Table:
-        latest = self._watchlist.latest
-        rows = list(latest.items())
-        if len(rows) > room:
-            is_open = set(self._watchlist.open)
-            rows = sorted(rows, key=lambda row: row[0] not in is_open)[:room]
-        table = new_table(columns(unmasked=self._unmasked))
-        for transaction_id, change in rows:
-            if change is not None and change.transaction is not None:
-                add_row(table, columns(unmasked=self._unmasked), change.transaction)
-            else:
-                state = "not seen yet" if change is None else CHANGES_IN_WORDS[change.kind]
-                table.add_row(literal(transaction_id), "", "", "", state)
-        return table
+    try:
+        with Live(console=console, transient=True, get_renderable=render):
+            yield
+    finally:
+        console.print(_table(watchlist, len(watchlist.latest), unmasked))
+
+
+def _table(watchlist: Watchlist, room: int, unmasked: bool) -> Table:
+    rows = list(watchlist.latest.items())
+    if len(rows) > room:
+        is_open = set(watchlist.open)
+        rows = sorted(rows, key=lambda row: row[0] not in is_open)[:room]
+    table = new_table(columns(unmasked=unmasked))
+    for transaction_id, change in rows:
+        if change is not None and change.transaction is not None:
+            add_row(table, columns(unmasked=unmasked), change.transaction)
+        else:
+            state = "not seen yet" if change is None else CHANGES_IN_WORDS[change.kind]
+            table.add_row(literal(transaction_id), "", "", "", state)
+    return table
 
 
 def _read_ids(arguments: Sequence[str], lines: Iterable[str]) -> list[str]:
