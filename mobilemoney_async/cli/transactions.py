@@ -134,9 +134,10 @@ def list_transactions(
         nonlocal printed, total
         # A terminal that shows the lines themselves needs no count of them.
         shows_lines = (as_csv or as_json) and sys.stdout.isatty()
-        page_size = min(limit or PAGE_SIZE_MAX, PAGE_SIZE_MAX)
         async with open_reader(settings) as client:
-            pager = client.transactions.list(**filters, limit=page_size, max_items=limit or None)
+            pager = client.transactions.list(
+                **filters, limit=min(limit or PAGE_SIZE_MAX, PAGE_SIZE_MAX), max_items=limit or None
+            )
             with nullcontext(len) if shows_lines else output.waiting("reading") as report:
                 async for page in pager.pages():
                     printed, total = printed + len(page.transactions), page.pagination.total_count
@@ -149,6 +150,10 @@ def list_transactions(
     if rows:
         created: Column[Transaction] = Column("created, UTC", lambda each: moment(each.created_at), min_width=8)
         output.show(output.new_table((*columns(unmasked=unmasked), created), rows))
+    _say_rest(printed, total)
+
+
+def _say_rest(printed: int, total: int) -> None:
     if not printed:
         say("list", "no such transactions")
     elif total > printed:
