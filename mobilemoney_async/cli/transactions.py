@@ -53,6 +53,8 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 # A phone number, whole or masked, is no formula, and neither is an amount.
 _NUMBER = re.compile(r"[+-][0-9.…]+", re.ASCII)
 
+_CREATED: Column[Transaction] = Column("created, UTC", lambda each: moment(each.created_at), min_width=8)
+
 Status = Annotated[
     str | None, typer.Option("--status", metavar="STATE", help=f"Only this state: {', '.join(TransactionStatus)}.")
 ]
@@ -127,13 +129,12 @@ def list_transactions(
     settings = service.settings()
     rows: list[Transaction] = []
     printed = total = 0
-
     print_one = _line_printer(as_csv=as_csv, as_json=as_json, unmasked=unmasked) or rows.append
+    # A terminal that shows the lines themselves needs no count of them.
+    shows_lines = (as_csv or as_json) and sys.stdout.isatty()
 
     async def print_pages() -> None:
         nonlocal printed, total
-        # A terminal that shows the lines themselves needs no count of them.
-        shows_lines = (as_csv or as_json) and sys.stdout.isatty()
         async with open_reader(settings) as client:
             pager = client.transactions.list(
                 **filters, limit=min(limit or PAGE_SIZE_MAX, PAGE_SIZE_MAX), max_items=limit or None
@@ -148,8 +149,7 @@ def list_transactions(
 
     run("list", print_pages, settings=settings)
     if rows:
-        created: Column[Transaction] = Column("created, UTC", lambda each: moment(each.created_at), min_width=8)
-        output.show(output.new_table((*columns(unmasked=unmasked), created), rows))
+        output.show(output.new_table((*columns(unmasked=unmasked), _CREATED), rows))
     _say_rest(printed, total)
 
 
