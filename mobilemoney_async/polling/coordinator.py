@@ -109,7 +109,7 @@ class Coordinator:
 
     def give_up_at(self) -> float:
         """Return the time at which the next payment is given up, infinite for never."""
-        return self._local.first_deadline()
+        return self._local.deadlines.first()
 
     def give_up(self, now: float) -> list[News]:
         """Stop tracking the payments that are past their deadline."""

@@ -198,14 +198,19 @@ class PollerStats:
         return self.pages + self.lookups
 
 
+@attrs.define(eq=False)
 class Metrics:
     """Counters of one poller, and its events. `pending` returns the number of tracked payments."""
 
-    def __init__(self, on_event: Handler | None, pending: Callable[[], int]) -> None:
-        self._on_event = on_event
-        self._pending = pending
-        self._tracked = self._final = self._unresolved = self._pages = self._lookups = self._faults = 0
-        self._lag: float | None = None
+    _on_event: Handler | None
+    _pending: Callable[[], int]
+    _tracked: int = 0
+    _final: int = 0
+    _unresolved: int = 0
+    _pages: int = 0
+    _lookups: int = 0
+    _faults: int = 0
+    _lag: float | None = None
 
     def tracked(self, transaction_id: str) -> None:
         """Count a newly tracked payment."""

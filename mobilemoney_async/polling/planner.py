@@ -124,7 +124,7 @@ class Planner:
 
     def give_up_at(self) -> float:
         """Return the time at which the next payment is given up, infinite for never."""
-        return self._payments.first_deadline()
+        return self._payments.deadlines.first()
 
     # Requests
 
@@ -132,7 +132,7 @@ class Planner:
         """Return the time from which there is a request to make, infinite for none until an answer comes."""
         if self._pages_in_flight and not self._list.is_known:
             return math.inf
-        first = max(self._payments.first_due(), self._backoff.until)
+        first = max(self._payments.due.first(), self._backoff.until)
         if first == math.inf or self._list_backoff.until > first:
             return first
         if self._worth_from is None:

@@ -61,6 +61,7 @@ class ReservedSlot:
         await self._limiter.acquire(priority, ahead=ahead)
 
 
+@attrs.define
 class PageReader:
     """Reader of pages, also of those of which a part breaks the contract.
 
@@ -69,8 +70,7 @@ class PageReader:
     The poller looks up the payments that are not shown, as always. The log has one warning until a page is whole.
     """
 
-    def __init__(self) -> None:
-        self._is_whole = True
+    _is_whole: bool = True
 
     def __call__(self, body: bytes) -> PageAnswer:
         """Return the readable part of a page.

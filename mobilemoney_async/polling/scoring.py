@@ -83,17 +83,15 @@ class InFlight:
     before: dict[TrackedPayment, tuple[float, int]]  # due time and looks, before it cost them a look
 
 
+@attrs.define(eq=False)
 class Estimator:
-    """Incoming chance to end, by age in seconds."""
+    """Learned chance of payments to end, by age in seconds."""
 
-    __slots__ = ("_cumulative", "_ended", "_endings", "_is_stale", "_open")
-
-    def __init__(self) -> None:
-        self._ended = [0.0] * _BINS
-        self._open = [0.0] * _BINS
-        self._cumulative = [0.0] * (_BINS + 1)
-        self._is_stale = True
-        self._endings = 0
+    _ended: list[float] = attrs.field(factory=lambda: [0.0] * _BINS)
+    _open: list[float] = attrs.field(factory=lambda: [0.0] * _BINS)
+    _cumulative: list[float] = attrs.field(factory=lambda: [0.0] * (_BINS + 1))
+    _is_stale: bool = True
+    _endings: int = 0
 
     @property
     def is_learned(self) -> bool:
@@ -163,17 +161,17 @@ def _bin(age: float) -> int:
     return min(_BINS - 1, int(math.log(max(0.0, age) + _SHIFT) / _LOG_FACTOR))
 
 
+@attrs.define(eq=False)
 class IdSweep:
     """Sweep through the list for bare ids: they can be on any page, as after a restart.
 
     It goes on as long as pages show more of them than lookups would. The others are looked up.
     """
 
-    def __init__(self, model: ListModel) -> None:
-        self._list = model
-        self._wanted: set[str] = set()
-        self._sweep = PageSweep()
-        self._in_flight: Page | None = None
+    _list: ListModel
+    _wanted: set[str] = attrs.field(factory=set)
+    _sweep: PageSweep = attrs.field(factory=PageSweep)
+    _in_flight: Page | None = None
 
     def __contains__(self, transaction_id: str) -> bool:
         return transaction_id in self._wanted

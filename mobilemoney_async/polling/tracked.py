@@ -54,7 +54,7 @@ class TrackedPayment:
 
 
 @attrs.define
-class _Timers:
+class Timers:
     """Heap of payments by one of their times. An entry that is out of date is dropped when it comes up."""
 
     _attribute: str
@@ -65,6 +65,7 @@ class _Timers:
         return len(self._heap)
 
     def set(self, payment: TrackedPayment, at: float) -> None:
+        """Set a payment's time, infinite for never."""
         setattr(payment, self._attribute, at)
         if at < math.inf:
             heapq.heappush(self._heap, (at, next(self._ticket), payment))
@@ -83,7 +84,7 @@ class _Timers:
         return taken
 
     def tidy(self, valid: int) -> None:
-        """Drop outdated entries once they outnumber the valid ones."""
+        """Drop outdated entries once they outnumber the valid ones: the heap is bounded by the number of payments."""
         if len(self._heap) > 2 * valid + 1000:
             self._heap = [entry for entry in self._heap if self._is_valid(entry)]
             heapq.heapify(self._heap)
@@ -99,8 +100,8 @@ class TrackedPayments:
         self._by_id: dict[str, TrackedPayment] = {}
         self._slots: dict[int, dict[str, TrackedPayment]] = {}
         self._top = 0
-        self._due = _Timers("due")
-        self._deadlines = _Timers("deadline")
+        self.due = Timers("due")
+        self.deadlines = Timers("deadline")
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -110,11 +111,6 @@ class TrackedPayments:
 
     def __contains__(self, transaction_id: object) -> bool:
         return transaction_id in self._by_id
-
-    @property
-    def timers(self) -> int:
-        """Entries of the heaps, outdated ones included: bounded by the number of payments."""
-        return len(self._due) + len(self._deadlines)
 
     def get(self, transaction_id: str) -> TrackedPayment | None:
         """Return a payment, or None if it is not tracked."""
@@ -127,41 +123,33 @@ class TrackedPayments:
     def add(self, payment: TrackedPayment) -> None:
         """Add a payment."""
         self._by_id[payment.id] = payment
-        self._due.set(payment, payment.due)
-        self._deadlines.set(payment, payment.deadline)
+        self.due.set(payment, payment.due)
+        self.deadlines.set(payment, payment.deadline)
 
     def remove(self, payment: TrackedPayment) -> None:
         """Remove a payment."""
         del self._by_id[payment.id]
         self.put(payment, None)
         payment.due = payment.deadline = math.nan  # equal to nothing: its timers are out of date
-        self._due.tidy(len(self))
-        self._deadlines.tidy(len(self))
+        self.due.tidy(len(self))
+        self.deadlines.tidy(len(self))
 
     def set_due(self, payment: TrackedPayment, at: float) -> None:
         """Set the time of a payment's next look."""
         if payment.due != at:
-            self._due.set(payment, at)
-
-    def first_due(self) -> float:
-        """Return the time at which the first payment falls due, infinite if there is none."""
-        return self._due.first()
+            self.due.set(payment, at)
 
     def longest_due(self, now: float, limit: int) -> list[TrackedPayment]:
         """Return the payments that have been due for longest, at most `limit`."""
-        due = list(dict.fromkeys(self._due.take(now, limit)))
+        due = list(dict.fromkeys(self.due.take(now, limit)))
         for payment in due:
-            self._due.set(payment, payment.due)
+            self.due.set(payment, payment.due)
         return due
-
-    def first_deadline(self) -> float:
-        """Return the time at which the first payment is given up, infinite for never."""
-        return self._deadlines.first()
 
     def give_up(self, now: float) -> list[News]:
         """Remove the payments that are past their deadline."""
         news = []
-        for payment in self._deadlines.take(now, len(self)):
+        for payment in self.deadlines.take(now, len(self)):
             state = "not seen" if payment.transaction is None else str(payment.transaction.status)
             error = WaitTimeout(
                 f"not final after {round(now - payment.tracked_at, 1):g} s: {state}",
@@ -197,13 +185,13 @@ class TrackedPayments:
         ]
 
 
+@attrs.define(eq=False)
 class Subscriptions:
     """The pollers that track each payment, and until when, as the holder of the lease knows them."""
 
-    def __init__(self) -> None:
-        self._until: dict[str, dict[str, datetime]] = {}
-        # Payments for which a poller needs open states too, with the latest that was sent.
-        self._sent_status: dict[str, TransactionStatus | None] = {}
+    _until: dict[str, dict[str, datetime]] = attrs.field(factory=dict)
+    # Payments for which a poller needs open states too, with the latest that was sent.
+    _sent_status: dict[str, TransactionStatus | None] = attrs.field(factory=dict)
 
     def __len__(self) -> int:
         return len(self._until)

@@ -80,7 +80,7 @@ def test_one_s_own_payments_are_given_up_in_time() -> None:
     payments = {each: add(each, 0.0, at) for each, at in (("late", 30.0), ("early", 10.0), ("ended", 5.0))}
     never = add("never", 0.0, math.inf)
     local.remove(payments["ended"])
-    assert local.first_deadline() == 10
+    assert local.deadlines.first() == 10
     local.remove(payments["early"])
     assert not local.has(payments["early"])
     early = add("early", 8.0, 20.0)
