@@ -17,6 +17,7 @@ import attrs
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import (
+    Event,
     Handler,
     PaymentFinal,
     PaymentFollowed,
@@ -215,14 +216,14 @@ class Metrics:
     def tracked(self, transaction_id: str) -> None:
         """Count a newly tracked payment."""
         self._tracked += 1
-        emit(self._on_event, PaymentFollowed(transaction_id=transaction_id, pending=self._pending()))
+        self._report(PaymentFollowed(transaction_id=transaction_id, pending=self._pending()))
 
     def sent(self, request: Request, waited: float) -> None:
         """Count a request, after so many seconds in line."""
         kind: Literal["page", "lookup"] = "page" if isinstance(request, Page) else "lookup"
         self._pages += kind == "page"
         self._lookups += kind == "lookup"
-        emit(self._on_event, PollerAsked(kind=kind, pending=self._pending(), waited=waited))
+        self._report(PollerAsked(kind=kind, pending=self._pending(), waited=waited))
 
     def failed(self) -> None:
         """Count a request that failed for a reason that says nothing about a payment."""
@@ -236,17 +237,17 @@ class Metrics:
         if news.error is not None:
             self._unresolved += 1
             error = type(news.error).__name__
-            emit(self._on_event, PaymentGivenUp(transaction_id=news.transaction_id, error=error, pending=pending))
+            self._report(PaymentGivenUp(transaction_id=news.transaction_id, error=error, pending=pending))
         elif seen is not None:
             self._final += 1
             final = PaymentFinal(
                 transaction_id=seen.id, type=str(seen.type), status=str(seen.status), lag=news.lag, pending=pending
             )
-            emit(self._on_event, final)
+            self._report(final)
 
     def closed(self) -> None:
         """Report the end of the poller."""
-        emit(self._on_event, PollerClosed(pending=self._pending()))
+        self._report(PollerClosed(pending=self._pending()))
 
     def stats(self, *, next_request_in: float | None) -> PollerStats:
         """Return the counters."""
@@ -261,3 +262,7 @@ class Metrics:
             mean_lag=self._lag,
             next_request_in=next_request_in,
         )
+
+    def _report(self, event: Event) -> None:
+        if self._on_event is not None:
+            emit(self._on_event, event)
