@@ -18,8 +18,6 @@ from mobilemoney_async.calls.options import (
     Options,
     auth_from_env,
     check_auth,
-    check_handler,
-    check_json,
     check_limiter,
     check_method,
     check_params,
@@ -125,7 +123,8 @@ class AsyncClient:
         options = Options(timeout=timeout, deadline=deadline, retry=retry, headers=_DEFAULT_HEADERS)
         tokens = check_auth(auth)
         limiter = check_limiter(rate_limiter)
-        check_handler(on_event)
+        if on_event is not None and not callable(on_event):
+            raise refuse("on_event", "a function of one event", on_event)
         self._owns_wire = True
         wire = Wire(base_url, transport, http_client)
         self._store: AccountStore | None = None
@@ -258,6 +257,8 @@ class AsyncClient:
             MobileMoneyError: The call failed; see `mobilemoney_async.errors`.
         """
         method, path = check_method(method), check_path(path)
+        if json is not None and not isinstance(json, Mapping):
+            raise refuse("json", "a mapping", json)
         if effect is None:
             effect = Effect.READ if method in {"GET", "HEAD", "OPTIONS"} else Effect.MONEY
         try:
@@ -268,7 +269,7 @@ class AsyncClient:
         return await self._pipeline.call(
             undocumented(method, path, effect),
             query=check_params(params),
-            body=None if json is None else check_json(json),
+            body=None if json is None else dict(json),
             idempotency_key=key,
         )
 

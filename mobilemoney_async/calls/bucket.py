@@ -60,19 +60,12 @@ def patience(per_minute: float) -> dict[Priority, float]:
 
 
 class Past(NamedTuple):
-    """State of a bucket, in a form that can be stored.
+    """State of a bucket, in a form that can be stored."""
 
-    Attributes:
-        grants: The last requests, oldest first.
-        made_up: For the last of them, the times at which the service's bucket has made up for each.
-        held_until: The end of the last hold, or minus infinity.
-        taken: The number of grants since the bucket was last emptied, at most a burst.
-    """
-
-    grants: Sequence[float]
-    made_up: Sequence[float]
-    held_until: float
-    taken: int
+    grants: Sequence[float]  # the last requests, oldest first
+    made_up: Sequence[float]  # for the last of them, when the service's bucket has made up for each
+    held_until: float  # the end of the last hold, or minus infinity
+    taken: int  # grants since the bucket was last emptied, at most a burst
 
 
 class Places(Protocol):

@@ -8,26 +8,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from mobilemoney_async.calls.limiter import Limiter, RateLimiter
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
+from mobilemoney_async.contract.limits import check_seconds
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse, require_seconds
-
-if TYPE_CHECKING:
-    from mobilemoney_async.events import Handler
+from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*", re.ASCII)
 _OUR_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "transfer-encoding"})
-
-
-def _check_timeout(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-    require_seconds(attribute.name, value)
 
 
 def _check_retry(instance: object, attribute: attrs.Attribute[RetryPolicy], value: RetryPolicy) -> None:
@@ -39,8 +33,8 @@ def _check_retry(instance: object, attribute: attrs.Attribute[RetryPolicy], valu
 class Options:
     """Options of each call, as arguments of `AsyncClient`; `with_options` may change them."""
 
-    timeout: float = attrs.field(validator=_check_timeout)
-    deadline: float | None = attrs.field(validator=attrs.validators.optional(_check_timeout))
+    timeout: float = attrs.field(validator=check_seconds)
+    deadline: float | None = attrs.field(validator=attrs.validators.optional(check_seconds))
     retry: RetryPolicy = attrs.field(validator=_check_retry)
     headers: Mapping[str, str]
 
@@ -66,12 +60,6 @@ def check_limiter(rate_limiter: Limiter | None) -> Limiter:
     if not isinstance(rate_limiter, Limiter):
         raise refuse("rate_limiter", "a RateLimiter", rate_limiter)
     return rate_limiter
-
-
-def check_handler(on_event: Handler | None) -> None:
-    """Refuse a handler of events that cannot be called."""
-    if on_event is not None and not callable(on_event):
-        raise refuse("on_event", "a function of one event", on_event)
 
 
 def check_method(method: str) -> str:
@@ -110,22 +98,14 @@ def check_params(params: Mapping[str, str | int] | None) -> dict[str, str | int]
     """Return the parameters of a query string, or refuse them."""
     if params is None:
         return {}
-    accepts = "a mapping of str to str or int, all of which can be encoded"
-    if not isinstance(params, Mapping):
-        raise refuse("params", accepts)
-    for name, value in params.items():
-        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, str | int):
-            raise refuse("params", accepts)
-        if not can_encode(f"{name}{value}"):
-            raise refuse("params", accepts)
-    return dict(params)
+    if isinstance(params, Mapping) and all(_is_parameter(name, value) for name, value in params.items()):
+        return dict(params)
+    raise refuse("params", "a mapping of str to str or int, all of which can be encoded")
 
 
-def check_json(json: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a body, or refuse it."""
-    if not isinstance(json, Mapping):
-        raise refuse("json", "a mapping", json)
-    return dict(json)
+def _is_parameter(name: object, value: object) -> bool:
+    is_plain = isinstance(name, str) and isinstance(value, str | int) and not isinstance(value, bool)
+    return is_plain and can_encode(f"{name}{value}")
 
 
 def _climbs(path: str) -> bool:

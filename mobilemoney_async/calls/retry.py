@@ -11,6 +11,7 @@ from typing import NamedTuple
 import attrs
 
 from mobilemoney_async.contract.endpoints import Effect
+from mobilemoney_async.contract.limits import check_factor, growing_pause
 from mobilemoney_async.errors import (
     InvalidToken,
     MobileMoneyError,
@@ -20,7 +21,7 @@ from mobilemoney_async.errors import (
     TransportError,
     UnexpectedResponse,
 )
-from mobilemoney_async.values import require_factor, require_integer, require_seconds
+from mobilemoney_async.values import require_integer, require_seconds
 
 
 class Failure(enum.Enum):
@@ -89,10 +90,6 @@ def _check_pause(instance: object, attribute: attrs.Attribute[float], value: flo
     require_seconds(attribute.name, value, allow_zero=True)
 
 
-def _check_factor(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-    require_factor(attribute.name, value)
-
-
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
     """Number of attempts of a call, and the pauses between them. Whether a call may be sent again is not a setting.
@@ -111,7 +108,7 @@ class RetryPolicy:
 
     max_attempts: int = attrs.field(default=4, validator=_check_attempts)
     first_delay: float = attrs.field(default=0.5, validator=_check_pause)
-    factor: float = attrs.field(default=2.0, validator=_check_factor)
+    factor: float = attrs.field(default=2.0, validator=check_factor)
     max_delay: float = attrs.field(default=8.0, validator=_check_pause)
     max_retry_after: float = attrs.field(default=120.0, validator=_check_pause)
 
@@ -122,10 +119,7 @@ class RetryPolicy:
             attempt: The number of the attempt, 1 for the first.
             chance: A random number from 0 to 1.
         """
-        try:
-            delay = min(self.max_delay, self.first_delay * self.factor ** (attempt - 1))
-        except OverflowError:
-            delay = self.max_delay
+        delay = growing_pause(attempt - 1, first=self.first_delay, factor=self.factor, cap=self.max_delay)
         return delay * (1 - chance / 2)
 
 

@@ -47,15 +47,7 @@ _CODE = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*", re.ASCII)
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """Answer as it came over the wire.
-
-    Attributes:
-        status_code: The HTTP status.
-        content_type: The Content-Type header.
-        retry_after: The Retry-After header.
-        date: The Date header.
-        body: The body, decompressed.
-    """
+    """Answer as it came over the wire: the HTTP status, the headers that we read, and the body, decompressed."""
 
     status_code: int
     content_type: str | None = None
@@ -74,7 +66,8 @@ def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
     if not 200 <= answer.status_code < 300:
         raise _map_error(endpoint, answer, None)
     try:
-        if not answer.body.strip() and _may_be_empty(endpoint, answer):
+        no_content = answer.status_code == 204 and endpoint.effect is not Effect.MONEY
+        if not answer.body.strip() and (endpoint.empty_is_success or no_content):
             return endpoint.read(b"{}")
         value = endpoint.read(answer.body)
     except DecodeError as exc:
@@ -82,11 +75,6 @@ def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
     if _is_error(value):
         raise _map_error(endpoint, answer, None)
     return value
-
-
-def _may_be_empty(endpoint: Endpoint[Any], answer: Answer) -> bool:
-    no_content = answer.status_code == 204 and endpoint.effect is not Effect.MONEY
-    return endpoint.empty_is_success or no_content
 
 
 def _is_error(value: Any) -> bool:
@@ -177,7 +165,5 @@ def _text(body: Mapping[str, Any], key: str) -> str | None:
 def _seconds(value: Any) -> float | None:
     """Return a plausible retry_after, or None. The contract has an integer; a header is text."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
-        return None
-    return float(value)
+        value = int(value)
+    return float(value) if type(value) is int and 0 <= value < 10**9 else None

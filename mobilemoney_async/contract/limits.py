@@ -19,12 +19,22 @@ UNSEEN_GRACE = 120.0
 transaction can be looked up."""
 
 
-def _more_than_zero(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+def check_seconds(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    """Refuse anything but a number of seconds more than 0; a validator of attrs."""
     require_seconds(attribute.name, value)
 
 
-def _at_least_one(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+def check_factor(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    """Refuse anything but a number of at least 1; a validator of attrs."""
     require_factor(attribute.name, value)
+
+
+def growing_pause(number: int, *, first: float, factor: float, cap: float) -> float:
+    """Return a pause that grows by a factor each time, up to a cap, seconds; the number of the first is 0."""
+    try:
+        return min(cap, first * factor**number)
+    except OverflowError:  # so many that only the cap is left
+        return cap
 
 
 @attrs.frozen(kw_only=True)
@@ -40,9 +50,9 @@ class Schedule:
         InvalidRequest: A value is out of its range.
     """
 
-    first: float = attrs.field(default=1.0, validator=_more_than_zero)
-    factor: float = attrs.field(default=1.5, validator=_at_least_one)
-    cap: float = attrs.field(default=30.0, validator=_more_than_zero)
+    first: float = attrs.field(default=1.0, validator=check_seconds)
+    factor: float = attrs.field(default=1.5, validator=check_factor)
+    cap: float = attrs.field(default=30.0, validator=check_seconds)
 
     def delay(self, look: int) -> float:
         """Return the pause after a look, seconds.
@@ -50,7 +60,4 @@ class Schedule:
         Args:
             look: The number of the look, 0 for the first.
         """
-        try:
-            return min(self.cap, self.first * self.factor**look)
-        except OverflowError:  # so many looks that only the cap is left
-            return self.cap
+        return growing_pause(look, first=self.first, factor=self.factor, cap=self.cap)
