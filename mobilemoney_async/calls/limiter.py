@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, runtime_checkable
 
 import anyio
+import attrs
 
 from mobilemoney_async.calls.bucket import Bucket, Places, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
@@ -51,27 +52,23 @@ class Limiter(Protocol):
         """Wait until a request may be sent."""
 
 
+@attrs.define(eq=False)
 class _Waiter:
     """Request in line."""
 
-    __slots__ = ("error", "granted", "since", "woken")
-
-    def __init__(self, since: float, woken: anyio.Event) -> None:
-        self.since = since
-        self.woken = woken  # it has a grant or an error, or becomes the timekeeper
-        self.granted = False
-        self.error: Exception | None = None  # then it is in line no longer
+    since: float
+    woken: anyio.Event  # it has a grant or an error, or becomes the timekeeper
+    granted: bool = False
+    error: Exception | None = None  # then it is in line no longer
 
 
+@attrs.define(eq=False)
 class _Lane:
     """Line of requests of one priority: after `patience` seconds without a turn, it is served before any other."""
 
-    __slots__ = ("last_turn", "patience", "waiters")
-
-    def __init__(self, patience: float) -> None:
-        self.patience = patience
-        self.last_turn = float("-inf")
-        self.waiters: OrderedDict[int, _Waiter] = OrderedDict()
+    patience: float
+    last_turn: float = float("-inf")
+    waiters: OrderedDict[int, _Waiter] = attrs.field(factory=OrderedDict)
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the first in a line that is not empty has waited long enough."""

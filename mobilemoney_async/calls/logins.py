@@ -28,36 +28,22 @@ _LONGEST_LIFE = 1e9
 
 @attrs.frozen
 class Pause:
-    """Time in which no login is made: calls that need one fail at once, with the error that began it.
-
-    Attributes:
-        error: That error.
-        until: When it ends.
-        length: Its length, seconds.
-    """
+    """Time in which no login is made: calls that need one fail at once, with the error that began it."""
 
     error: MobileMoneyError
     until: float
-    length: float
+    length: float  # seconds
 
 
 @attrs.frozen
 class LoginState:
-    """State of the logins of one account. Each transition returns the next state.
+    """State of the logins of one account. Each transition returns the next state."""
 
-    Attributes:
-        token: The newest token, unless it was refused.
-        renew_at: From this time on it is renewed.
-        expires_at: The end of the token.
-        pause: The latest one.
-        fresh_refused_at: The last time that a token was refused which had just been fetched.
-    """
-
-    token: Secret | None = None
+    token: Secret | None = None  # the newest one, unless it was refused
     renew_at: float = NEVER
     expires_at: float = NEVER
-    pause: Pause | None = None
-    fresh_refused_at: float = NEVER
+    pause: Pause | None = None  # the latest one
+    fresh_refused_at: float = NEVER  # when a token was last refused which had just been fetched
 
     def fresh(self, now: float) -> Secret | None:
         """Return the token, if it need not be renewed yet."""

@@ -124,17 +124,11 @@ class RetryPolicy:
 
 
 class Decision(NamedTuple):
-    """Decision about a failed attempt.
-
-    Attributes:
-        action: The next step.
-        pause: Before it, seconds.
-        hold: Time in which the whole limiter grants nothing, seconds, whether or not this call goes on.
-    """
+    """Decision about a failed attempt."""
 
     action: Action
-    pause: float = 0.0
-    hold: float = 0.0
+    pause: float = 0.0  # before the next attempt, seconds
+    hold: float = 0.0  # seconds in which the whole limiter grants nothing, whether or not this call goes on
 
 
 def decide(

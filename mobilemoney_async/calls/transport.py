@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from typing import Literal, TypeAlias
 
 import anyio
+import attrs
 import httpx
 
 from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp
@@ -59,6 +60,7 @@ HTTPClient: TypeAlias = httpx.AsyncClient
 _in_our_call: ContextVar[bool] = ContextVar("mobilemoney_async_in_our_call", default=False)
 
 
+@attrs.define(eq=False)
 class Flight:
     """Progress of one request.
 
@@ -70,12 +72,9 @@ class Flight:
             that it then does not send.
     """
 
-    __slots__ = ("begun", "is_direct", "proves_unsent")
-
-    def __init__(self) -> None:
-        self.begun: bool = False
-        self.proves_unsent: bool = False
-        self.is_direct: bool = False
+    begun: bool = False
+    proves_unsent: bool = False
+    is_direct: bool = False
 
     @property
     def may_have_arrived(self) -> bool:

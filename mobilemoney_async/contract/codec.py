@@ -94,14 +94,10 @@ class Content(bytes):
 
 
 def encode(argument: str, body: dict[str, Any]) -> Content:
-    """Return a request body as JSON.
-
-    Args:
-        argument: The argument that the body came from, for the error.
-        body: Plain JSON values and `Secret` ones. A float is refused: it may be money.
+    """Return a request body of plain JSON values and secrets as JSON.
 
     Raises:
-        InvalidRequest: It holds a float, or a value that JSON does not have.
+        InvalidRequest: It holds a float, which may be money, or a value that JSON does not have; names `argument`.
     """
     _check_plain(argument, body)
     try:

@@ -24,12 +24,7 @@ _EXACT_AS_FLOAT = 2**53
 
 
 class Mismatch(ValueError):
-    """Value that does not fit the contract.
-
-    Attributes:
-        expected: The value in its place.
-        path: The place, such as ``$.transaction.amount``.
-    """
+    """Value that does not fit the contract, at a path such as ``$.transaction.amount``."""
 
     def __init__(self, expected: str, path: str) -> None:
         super().__init__(f"{expected} at {path}")

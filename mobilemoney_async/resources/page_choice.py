@@ -52,16 +52,13 @@ class FullListing:
             self._size = max(1, len(answer.transactions))
         else:
             self._arrived += max(0, total - self._total)
-            self._doubt(max(0, self._total - total))
+            left = max(0, self._total - total)
+            self._beyond = (self._beyond[0], self._beyond[1] - left)
+            self._covered = max(0, self._covered - left)
         self._total = total
         assert self.page is not None
         self.page = self._next(self.page, answer)
         return fresh
-
-    def _doubt(self, rows_left: int) -> None:
-        start, end = self._beyond
-        self._beyond = (start, end - rows_left)
-        self._covered = max(0, self._covered - rows_left)
 
     def _next(self, page: int, answer: TransactionPage) -> int | None:
         start, end = (page - 1) * self._size, page * self._size
