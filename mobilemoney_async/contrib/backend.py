@@ -97,7 +97,7 @@ class _Board:
         self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
 
     def get(self, order: str) -> _Known | None:
-        """Return what is known of an order, also if it has expired."""
+        """Return the latest status of an order, also if it has expired."""
         return self._known.get(order)
 
     def post(self, known: _Known) -> None:
