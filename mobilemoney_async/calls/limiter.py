@@ -110,7 +110,7 @@ class LaneQueue:
     def __init__(
         self, places: Places, per_minute: float, *, pause: Callable[[float, float], Awaitable[None]] = _sleep
     ) -> None:
-        self.length = 0
+        self.length: int = 0
         self._places = places
         self._pause = pause
         self._lanes = {priority: _Lane(seconds) for priority, seconds in patience(per_minute).items()}

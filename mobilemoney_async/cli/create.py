@@ -89,12 +89,12 @@ def _command(kind: TransactionType, first_line: str, ends: str) -> Callable[...,
     return create
 
 
-collect = _command(
+collect: Callable[..., None] = _command(
     TransactionType.COLLECTION,
     "Ask a customer to pay, and wait until the payment succeeds or fails.",
     "0 paid (with --no-wait: accepted), 5 not paid",
 )
-disburse = _command(
+disburse: Callable[..., None] = _command(
     TransactionType.DISBURSEMENT,
     "Send money to a wallet, and wait until the payment succeeds or fails.",
     "0 sent (with --no-wait: accepted), 5 not sent in the end",

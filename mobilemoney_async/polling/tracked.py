@@ -100,8 +100,8 @@ class TrackedPayments:
         self._by_id: dict[str, TrackedPayment] = {}
         self._slots: dict[int, dict[str, TrackedPayment]] = {}
         self._top = 0
-        self.due = Timers("due")
-        self.deadlines = Timers("deadline")
+        self.due: Timers = Timers("due")
+        self.deadlines: Timers = Timers("deadline")
 
     def __len__(self) -> int:
         return len(self._by_id)
