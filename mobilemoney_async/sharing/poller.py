@@ -58,7 +58,8 @@ class StoreFleet:
 
     async def turn(self, outgoing: Outgoing, *, wants_lease: bool, wanted: Container[str], reads_on: bool) -> Incoming:
         """Send and receive all messages, in one transaction; see `Fleet.turn`."""
-        now = anyio.current_time()
+        # Read here: the clock that a caller gave may be the event loop's, which no other thread can read.
+        now, at = anyio.current_time(), self._utcnow()
         tidies = now >= self._tidied_at + _TIDY
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[LeaseRow, Incoming]:
@@ -67,7 +68,7 @@ class StoreFleet:
             # From here to the commit no other poller of the account writes.
             asked = wanted if reads_on else None
             incoming = self._exchange(
-                journal, row, clock(), outgoing, wants_lease=wants_lease, wanted=asked, tidies=tidies
+                journal, row, clock(), outgoing, at=at, wants_lease=wants_lease, wanted=asked, tidies=tidies
             )
             return row, incoming
 
@@ -138,15 +139,15 @@ class StoreFleet:
         now: float,
         outgoing: Outgoing,
         *,
+        at: datetime,
         wants_lease: bool,
         wanted: Container[str] | None,
         tidies: bool,
     ) -> Incoming:
         """Write and read all messages at a time of the store's clock, which counts the end of the lease too."""
-        at = self._utcnow()
         # PostgreSQL's clock counts for all hosts, since theirs may differ. SQLite's is of one host only.
         is_shared = journal.connection.dialect.name == "postgresql"
-        ahead = datetime.fromtimestamp(now, UTC) - at if is_shared else timedelta()
+        ahead = datetime.fromtimestamp(now, UTC) - self._utcnow() if is_shared else timedelta()
         before = attrs.evolve(row)
         if wants_lease:
             row.lease = row.lease.taken(self.follower, now, self.ttl)
