@@ -115,6 +115,7 @@ async def test_a_payment_of_which_nobody_knows_is_an_event() -> None:
     assert of(PaymentUnknown, events) == [
         PaymentUnknown(idempotency_key="order-1", sent_at=NOON, error="ServerError"),
     ]
+    assert of(RetryScheduled, events) == []  # it is never sent again
     assert PHONE_NUMBER[1:] not in repr(events)
 
 

@@ -46,6 +46,7 @@ FRESH = 0.5
 """Time for which a place under the limit may lie unused, seconds: the limiter's default jitter absorbs it."""
 
 _ONCE = RetryPolicy(max_attempts=1)
+_REPEATING = {Action.RETRY, Action.HOLD_AND_RETRY, Action.RENEW_AND_REPLAY}
 
 
 class AttemptRecorder(Protocol):
@@ -218,7 +219,7 @@ class Pipeline:
             self.tokens.rejected(call.token, replacement=renewed)
         if decision.hold:
             self.limiter.hold(decision.hold)
-        if self._instrumentation is not None and decision.action is not Action.RAISE:
+        if self._instrumentation is not None and decision.action in _REPEATING:
             self._instrumentation.retry_scheduled(call.endpoint, call.attempts, error, decision.hold or decision.pause)
 
     async def _prepare(self, call: _Call) -> None:
