@@ -50,7 +50,8 @@ class MobileMoneyError(Exception):
 
     Attributes:
         outcome: The result of the request: ``"not_sent"`` (it provably never reached the service), ``"refused"`` (by
-            the service) or ``"unknown"``. After a create that is ``"not_sent"`` or ``"refused"``, no money moved.
+            the service) or ``"unknown"``. After a create that was not sent no money moved. After one that was refused
+            this is certain only where `APIError.is_certain` says so.
         idempotency_key: The key of the create that failed, or None for every other call.
     """
 
@@ -130,7 +131,11 @@ class APIError(MobileMoneyError):
 
     An error code that the contract does not list raises this class itself.
 
+    The contract does not show how creates fail, so only a code that it lists, and that fits a create, refuses one for
+    certain. After any other refusal, a *soft* one, look in the list before you pay again.
+
     Attributes:
+        is_certain: Whether a code that the contract lists, and that fits the call, proves the refusal.
         status_code: The HTTP status.
         code: The service's ``error_code`` or ``error``, or None where it gave none.
         message: The service's text, redacted.
@@ -138,9 +143,16 @@ class APIError(MobileMoneyError):
     """
 
     outcome: CallOutcome = "refused"
+    is_certain: bool = True  # for errors that an earlier version pickled
 
     def __init__(
-        self, message: str, *, status_code: int, code: str | None = None, retry_after: float | None = None
+        self,
+        message: str,
+        *,
+        status_code: int,
+        code: str | None = None,
+        retry_after: float | None = None,
+        is_certain: bool = True,
     ) -> None:
         named = code or type(self).__name__
         super().__init__(f"{named} (HTTP {status_code}): {message}" if message else f"{named} (HTTP {status_code})")
@@ -148,10 +160,11 @@ class APIError(MobileMoneyError):
         self.code = code
         self.message = message
         self.retry_after = retry_after
+        self.is_certain = is_certain
 
 
 class AuthenticationError(APIError):
-    """Refused login or token."""
+    """Refused login or token, or HTTP 401 without a code of the contract."""
 
 
 class InvalidCredentials(AuthenticationError):
@@ -191,6 +204,7 @@ class ServerError(APIError):
     """
 
     outcome: CallOutcome = "unknown"
+    is_certain: bool = False
 
     def __init__(
         self,
@@ -202,7 +216,7 @@ class ServerError(APIError):
         content_type: str | None = None,
         excerpt: str = "",
     ) -> None:
-        super().__init__(message, status_code=status_code, code=code, retry_after=retry_after)
+        super().__init__(message, status_code=status_code, code=code, retry_after=retry_after, is_certain=False)
         self.content_type = content_type
         self.excerpt = excerpt
 

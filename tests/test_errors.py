@@ -75,6 +75,7 @@ ERRORS: list[MobileMoneyError] = [
             RateLimitExceeded,
         )
     ),
+    APIError("said", status_code=400, is_certain=False),
     ServerError(
         "said", status_code=502, code="A_CODE", retry_after=1.0, content_type="text/html", excerpt="<h1>Bad Gateway"
     ),
@@ -186,6 +187,14 @@ def test_an_api_error_reads_as_code_status_and_text() -> None:
     error = TransactionNotFound("no such payment", status_code=404, code="TRANSACTION_NOT_FOUND")
     assert (error.message, error.code, error.status_code) == ("no such payment", "TRANSACTION_NOT_FOUND", 404)
     assert error.retry_after is None
+
+
+def test_an_error_that_an_earlier_version_pickled_counts_as_certain() -> None:
+    """It was the only kind of refusal then; a server's error was never one."""
+    for error in (RateLimitExceeded("said", status_code=429), ServerError("said", status_code=502)):
+        revive, (cls, args, state) = error.__reduce__()
+        del state["is_certain"]
+        assert revive(cls, args, state).is_certain is isinstance(error, RateLimitExceeded)
 
 
 def test_a_wait_that_ran_out_is_a_timeout_error() -> None:

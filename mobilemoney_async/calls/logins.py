@@ -78,7 +78,7 @@ class LoginState:
     def rejected(self, token: Secret, now: float, *, replacement: bool) -> LoginState:
         """Return the state after the service refused a token; the same one if a newer token has taken its place.
 
-        A `replacement` was fetched for the same call in place of a refused one.
+        A `replacement` was fetched in place of a refused one.
         """
         if token != self.token:
             return self

@@ -112,6 +112,7 @@ class Pipeline:
     utcnow: Callable[[], datetime]  # aware UTC
     random: Callable[[], float]  # from 0 to 1
     on_event: Handler | None = None
+    _dropped: Secret | None = attrs.field(init=False, default=None)  # a create got a 401 with it
     _instrumentation: Instrumentation | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
@@ -215,8 +216,13 @@ class Pipeline:
 
     def _take_note(self, call: _Call, error: MobileMoneyError, decision: Decision, *, renewed: bool) -> None:
         """Report a refused token to its source and a rejection to the limiter, whether or not this call goes on."""
-        if call.token is not None and isinstance(error, InvalidToken | TokenExpired):
-            self.tokens.rejected(call.token, replacement=renewed)
+        if call.token is not None and decision.action in {Action.RENEW_AND_REPLAY, Action.RENEW_AND_RAISE}:
+            is_replacement = renewed
+            if decision.action is Action.RENEW_AND_RAISE and not renewed:
+                # Not replayed: the token of a later create is the replacement, so that not each of them costs a login.
+                is_replacement = self._dropped not in (None, call.token)
+                self._dropped = call.token
+            self.tokens.rejected(call.token, replacement=is_replacement)
         if decision.hold:
             self.limiter.hold(decision.hold)
         if self._instrumentation is not None and decision.action in _REPEATING:

@@ -13,6 +13,7 @@ import attrs
 from mobilemoney_async.contract.endpoints import Effect
 from mobilemoney_async.contract.limits import check_factor, growing_pause
 from mobilemoney_async.errors import (
+    APIError,
     InvalidToken,
     MobileMoneyError,
     RateLimitExceeded,
@@ -30,8 +31,11 @@ class Failure(enum.Enum):
     NOT_SENT = "provably not sent"
     RATE_LIMITED = "rejected before processing, for the rate"
     TOKEN = "rejected before processing, for the token"  # noqa: S105 (not a token)
+    STATUS_401 = "HTTP 401 without a code of the contract"
+    STATUS_429 = "an error under HTTP 429 without a code of the contract"
     NO_ANSWER = "sent, but no usable answer"
-    REFUSED = "refused by the service"
+    REFUSED = "refused by the service, for certain or as far as is known"
+    UNCLEAR = "an error that does not prove a refusal"
 
 
 class Action(enum.Enum):
@@ -39,7 +43,9 @@ class Action(enum.Enum):
 
     RETRY = enum.auto()
     HOLD_AND_RETRY = enum.auto()
+    HOLD_AND_RAISE = enum.auto()
     RENEW_AND_REPLAY = enum.auto()
+    RENEW_AND_RAISE = enum.auto()  # later calls renew the token
     RAISE = enum.auto()
     RAISE_UNKNOWN = enum.auto()
 
@@ -54,12 +60,21 @@ ACTIONS: dict[tuple[Failure, Effect], Action] = {
     (Failure.TOKEN, Effect.READ): Action.RENEW_AND_REPLAY,
     (Failure.TOKEN, Effect.SESSION): Action.RENEW_AND_REPLAY,
     (Failure.TOKEN, Effect.MONEY): Action.RENEW_AND_REPLAY,
+    (Failure.STATUS_401, Effect.READ): Action.RENEW_AND_REPLAY,
+    (Failure.STATUS_401, Effect.SESSION): Action.RAISE,  # it may be about the one-time password
+    (Failure.STATUS_401, Effect.MONEY): Action.RENEW_AND_RAISE,
+    (Failure.STATUS_429, Effect.READ): Action.HOLD_AND_RETRY,
+    (Failure.STATUS_429, Effect.SESSION): Action.RAISE,
+    (Failure.STATUS_429, Effect.MONEY): Action.HOLD_AND_RAISE,
     (Failure.NO_ANSWER, Effect.READ): Action.RETRY,
     (Failure.NO_ANSWER, Effect.SESSION): Action.RAISE,
     (Failure.NO_ANSWER, Effect.MONEY): Action.RAISE_UNKNOWN,
     (Failure.REFUSED, Effect.READ): Action.RAISE,
     (Failure.REFUSED, Effect.SESSION): Action.RAISE,
     (Failure.REFUSED, Effect.MONEY): Action.RAISE,
+    (Failure.UNCLEAR, Effect.READ): Action.RAISE,
+    (Failure.UNCLEAR, Effect.SESSION): Action.RAISE,
+    (Failure.UNCLEAR, Effect.MONEY): Action.RAISE_UNKNOWN,
 }
 
 
@@ -71,13 +86,21 @@ def classify(error: MobileMoneyError, *, bearer: bool) -> Failure:
         bearer: Whether the call carries the token: without one, a token error is a refusal like any other.
     """
     match error:
-        case RateLimitExceeded():
-            return Failure.RATE_LIMITED
         case TransportError() | UnexpectedResponse() | ServerError():
             # If it was the login that gave no usable answer, the call itself was not sent.
             return Failure.NOT_SENT if error.outcome == "not_sent" else Failure.NO_ANSWER
-        case InvalidToken() | TokenExpired() if bearer and error.outcome != "not_sent":
+        case APIError(outcome="not_sent"):  # the login was refused
+            return Failure.RATE_LIMITED if isinstance(error, RateLimitExceeded) else Failure.REFUSED
+        case APIError(outcome="unknown"):
+            return Failure.UNCLEAR
+        case RateLimitExceeded(is_certain=True):
+            return Failure.RATE_LIMITED
+        case InvalidToken(is_certain=True) | TokenExpired() if bearer:
             return Failure.TOKEN
+        case APIError(status_code=429, is_certain=False):
+            return Failure.STATUS_429
+        case APIError(status_code=401, is_certain=False) if bearer:
+            return Failure.STATUS_401
         case _:
             return Failure.REFUSED
 
@@ -156,12 +179,12 @@ def decide(
     spent = attempt >= policy.max_attempts
     pause = policy.delay(attempt, chance)
     if action is Action.RENEW_AND_REPLAY:
-        return Decision(Action.RAISE if renewed else action)
-    if action is Action.HOLD_AND_RETRY:
+        return Decision(Action.RENEW_AND_RAISE if renewed else action)
+    if action in {Action.HOLD_AND_RETRY, Action.HOLD_AND_RAISE}:
         asked = getattr(error, "retry_after", None) or 0.0
         impatient = asked > policy.max_retry_after
         hold = max(pause, min(asked, policy.max_retry_after))
-        return Decision(Action.RAISE if spent or impatient else action, hold=hold)
+        return Decision(Action.HOLD_AND_RAISE if spent or impatient else action, hold=hold)
     if action is Action.RETRY and spent:
         return Decision(Action.RAISE)
     return Decision(action, pause=pause if action is Action.RETRY else 0.0)

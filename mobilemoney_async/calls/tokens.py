@@ -47,7 +47,7 @@ class TokenSource(Protocol):
 
         Args:
             token: The refused token, which need not be the newest any more.
-            replacement: Whether it was fetched for the same call in place of a refused one.
+            replacement: Whether it was fetched in place of a refused one: for the same call, or after a create's 401.
         """
         ...
 

@@ -2,6 +2,9 @@
 
 The body decides first and the HTTP status second, since the contract leaves most statuses open. An error in the body is
 an error under HTTP 200 too.
+
+Invariant: a MONEY call is refused for certain by a code of the contract that fits a create, as far as is known by any
+other error body under a status of `_REFUSALS` and by any other 401. Every other error leaves its outcome unknown.
 """
 
 from __future__ import annotations
@@ -41,6 +44,11 @@ _BY_CODE: dict[str, type[APIError]] = {
     "token_expired": TokenExpired,
     "insufficient_permissions": PermissionDenied,
 }
+
+_LOOKUP_CODES = frozenset({"TRANSACTION_NOT_FOUND", "INVALID_TRANSACTION_ID"})  # after a create they prove nothing
+
+# HTTP statuses of requests that were not accepted. Under any other one, such as 409, they may have been processed.
+_REFUSALS = frozenset({400, 401, 403, 404, 405, 410, 413, 414, 415, 422, 429})
 
 _CODE = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*", re.ASCII)
 
@@ -88,30 +96,47 @@ def _map_error(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | No
         body = parse_json(answer.body)
     except DecodeError as exc:
         return _unreadable(endpoint, answer, broken or exc)
-    status = answer.status_code
     if not isinstance(body, dict):
         return _unreadable(endpoint, answer, broken)
+    says_success = body.get("status") == "success" or body.get("success") is True
+    is_code_enough = not says_success and (answer.status_code >= 400 or broken is not None)
     code = _text(body, "error_code") or _text(body, "error")
-    if not (_is_error(body) or (code and (status >= 400 or broken))):
+    if not (_is_error(body) or (code and is_code_enough)):
         return _unreadable(endpoint, answer, broken)
-    kind = _BY_CODE.get(code or "")
-    asked = _seconds(body.get("retry_after"))
+    return _api_error(endpoint, answer, body, code)
+
+
+def _api_error(endpoint: Endpoint[Any], answer: Answer, body: Mapping[str, Any], code: str | None) -> APIError:
+    """Return the error of a body that says error."""
+    kind, status = _BY_CODE.get(code or ""), answer.status_code
     if kind is None and status >= 500:
         return _server_error(answer, code, _text(body, "message"))
-    return (kind or _by_status(endpoint, status, code))(
+    asked = _seconds(body.get("retry_after"))
+    error = (kind or _by_status(endpoint, status, code))(
         redact(_text(body, "message") or ""),
         status_code=status,
         code=_shown(code),
         retry_after=_seconds(answer.retry_after) if asked is None else asked,
+        is_certain=kind is not None,
     )
+    if endpoint.effect is Effect.MONEY and not _is_refusal(body, code, status):
+        error.outcome, error.is_certain = "unknown", False
+    return error
+
+
+def _is_refusal(body: Mapping[str, Any], code: str | None, status: int) -> bool:
+    """Return whether an error body refuses a create. One that names a transaction does not: the payment may exist."""
+    if body.get("transaction_id") or body.get("transaction"):
+        return False
+    return code not in _LOOKUP_CODES if code in _BY_CODE else status in _REFUSALS
 
 
 def _by_status(endpoint: Endpoint[Any], status: int, code: str | None) -> type[APIError]:
     """Return the class of a refusal with a code that the contract does not list."""
     if status == 401:
         # The contract documents 401 for token errors; a login carries no token.
-        return AuthenticationError if code or not endpoint.bearer else InvalidToken
-    if code:
+        return InvalidToken if endpoint.bearer and endpoint.effect is Effect.READ and not code else AuthenticationError
+    if code or endpoint.effect is Effect.MONEY:  # no class that stands for a code which was not there
         return APIError
     if status == 404 and endpoint.path.startswith("/payment-service/transaction"):
         return TransactionNotFound
@@ -121,9 +146,9 @@ def _by_status(endpoint: Endpoint[Any], status: int, code: str | None) -> type[A
 def _unreadable(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | None) -> MobileMoneyError:
     if answer.status_code >= 500:
         return _server_error(answer, None, None)
-    if answer.status_code == 401 and endpoint.bearer and endpoint.effect is Effect.READ:
+    if answer.status_code == 401 and endpoint.bearer and endpoint.effect is not Effect.SESSION:
         # The status alone is evidence enough to renew the token for a read, not to send money a second time.
-        return InvalidToken("no answer of the contract", status_code=401)
+        return _by_status(endpoint, 401, None)("no answer of the contract", status_code=401, is_certain=False)
     excerpt = _excerpt(answer.body)
     problem = "an empty body" if not answer.body.strip() else f"{broken}" if broken else "no answer of the contract"
     return UnexpectedResponse(

@@ -71,7 +71,8 @@ class _Creates:
             InvalidRequest: An argument is invalid; nothing was sent.
             OutcomeUnknown: The request may have reached the service and has no usable answer. Not a failure: look
                 before you pay again.
-            APIError: The service refused; no money moved. See its subclasses.
+            APIError: The service refused. No money moved if ``is_certain``; otherwise that is not proven: look before
+                you pay again. See its subclasses.
             TransportError: The request was provably not sent, however often it was tried; no money moved.
             IdempotencyConflict: With a store: the key was used for another payment; nothing was sent.
             DuplicateSuspected: With a store: a payment of this type and amount for this phone number is unresolved

@@ -29,10 +29,26 @@ from mobilemoney_async.calls.retry import ACTIONS, Action, Failure, classify, de
 
 READ, SESSION, MONEY = Effect
 
+
+def unclear(kind: type[APIError], status_code: int) -> APIError:
+    """Return an error that does not prove a refusal."""
+    error = kind("x", status_code=status_code, is_certain=False)
+    error.outcome = "unknown"
+    return error
+
+
 ERRORS: dict[Failure, list[MobileMoneyError]] = {
     Failure.NOT_SENT: [ConnectionFailed("x", outcome="not_sent"), RequestTimeout("x", outcome="not_sent")],
     Failure.RATE_LIMITED: [RateLimitExceeded("x", status_code=429, retry_after=3.0)],
     Failure.TOKEN: [InvalidToken("x", status_code=401), TokenExpired("x", status_code=401)],
+    Failure.STATUS_401: [
+        AuthenticationError("x", status_code=401, is_certain=False),
+        InvalidToken("x", status_code=401, is_certain=False),
+    ],
+    Failure.STATUS_429: [
+        APIError("x", status_code=429, retry_after=3.0, is_certain=False),
+        RateLimitExceeded("x", status_code=429, is_certain=False),
+    ],
     Failure.NO_ANSWER: [
         ConnectionFailed("x"),
         RequestTimeout("x"),
@@ -41,13 +57,15 @@ ERRORS: dict[Failure, list[MobileMoneyError]] = {
     ],
     Failure.REFUSED: [
         APIError("x", status_code=400),
-        AuthenticationError("x", status_code=401),
+        APIError("x", status_code=400, is_certain=False),
+        PermissionDenied("x", status_code=401),
         InvalidCredentials("x", status_code=401),
         PermissionDenied("x", status_code=403),
         TransactionNotFound("x", status_code=404),
         InvalidTransactionId("x", status_code=400),
         InvalidRequest("x", argument="x"),
     ],
+    Failure.UNCLEAR: [unclear(APIError, 409), unclear(TransactionNotFound, 401), unclear(RateLimitExceeded, 429)],
 }
 
 # The table of the design, a second time.
@@ -55,8 +73,11 @@ TABLE = {
     Failure.NOT_SENT: (Action.RETRY, Action.RETRY, Action.RETRY),
     Failure.RATE_LIMITED: (Action.HOLD_AND_RETRY,) * 3,
     Failure.TOKEN: (Action.RENEW_AND_REPLAY,) * 3,
+    Failure.STATUS_401: (Action.RENEW_AND_REPLAY, Action.RAISE, Action.RENEW_AND_RAISE),
+    Failure.STATUS_429: (Action.HOLD_AND_RETRY, Action.RAISE, Action.HOLD_AND_RAISE),
     Failure.NO_ANSWER: (Action.RETRY, Action.RAISE, Action.RAISE_UNKNOWN),
     Failure.REFUSED: (Action.RAISE,) * 3,
+    Failure.UNCLEAR: (Action.RAISE, Action.RAISE, Action.RAISE_UNKNOWN),
 }
 
 
@@ -87,7 +108,7 @@ def test_the_table_has_no_other_rows() -> None:
     assert len(ACTIONS) == len(Failure) * len(Effect)
 
 
-@pytest.mark.parametrize("error", ERRORS[Failure.TOKEN])
+@pytest.mark.parametrize("error", [*ERRORS[Failure.TOKEN], *ERRORS[Failure.STATUS_401]])
 def test_a_token_error_without_a_token_is_a_refusal(error: MobileMoneyError) -> None:
     """A login that gets "invalid token" is refused; there is no token to renew."""
     assert classify(error, bearer=False) is Failure.REFUSED
@@ -115,21 +136,29 @@ def test_no_policy_sends_money_again_that_may_have_arrived(error: MobileMoneyErr
         assert classify(error, bearer=True) in {Failure.NOT_SENT, Failure.RATE_LIMITED, Failure.TOKEN}
 
 
-@pytest.mark.parametrize("failure", [Failure.NOT_SENT, Failure.NO_ANSWER, Failure.RATE_LIMITED])
-def test_the_last_attempt_is_the_last(failure: Failure) -> None:
+@pytest.mark.parametrize(
+    ("failure", "last"),
+    [
+        (Failure.NOT_SENT, Action.RAISE),
+        (Failure.NO_ANSWER, Action.RAISE),
+        (Failure.RATE_LIMITED, Action.HOLD_AND_RAISE),
+        (Failure.STATUS_429, Action.HOLD_AND_RAISE),
+    ],
+)
+def test_the_last_attempt_is_the_last(failure: Failure, last: Action) -> None:
     """`max_attempts` counts attempts, not repetitions."""
     for error in ERRORS[failure]:
-        assert decide_on(error, attempt=3).action is not Action.RAISE
-        assert decide_on(error, attempt=4).action is Action.RAISE
-        assert decide_on(error, attempt=1, policy=RetryPolicy(max_attempts=1)).action is Action.RAISE
+        assert decide_on(error, attempt=3).action in {Action.RETRY, Action.HOLD_AND_RETRY}
+        assert decide_on(error, attempt=4).action is last
+        assert decide_on(error, attempt=1, policy=RetryPolicy(max_attempts=1)).action is last
 
 
-@pytest.mark.parametrize("error", ERRORS[Failure.TOKEN])
+@pytest.mark.parametrize("error", [*ERRORS[Failure.TOKEN], *ERRORS[Failure.STATUS_401]])
 def test_a_renewal_is_outside_the_retry_budget_and_happens_once(error: MobileMoneyError) -> None:
     """Even without any retries, a token that ran out is renewed once; a second refusal is final."""
     policy = RetryPolicy(max_attempts=1)
     assert decide_on(error, policy=policy).action is Action.RENEW_AND_REPLAY
-    assert decide_on(error, policy=policy, renewed=True).action is Action.RAISE
+    assert decide_on(error, policy=policy, renewed=True).action is Action.RENEW_AND_RAISE
 
 
 @settings(deadline=None)
@@ -169,7 +198,27 @@ def test_retry_after_is_obeyed_by_the_whole_limiter(retry_after: float | None, h
 def test_a_retry_after_beyond_patience_ends_the_call_at_once_and_still_holds_the_others() -> None:
     """The caller gets the error at once; its other calls wait for the limiter."""
     decision = decide_on(RateLimitExceeded("x", status_code=429, retry_after=121.0))
-    assert (decision.action, decision.hold) == (Action.RAISE, 120.0)
+    assert (decision.action, decision.hold) == (Action.HOLD_AND_RAISE, 120.0)
+
+
+@pytest.mark.parametrize("error", [*ERRORS[Failure.STATUS_429], *ERRORS[Failure.RATE_LIMITED]])
+def test_only_the_code_of_the_contract_sends_money_again_after_a_429(error: APIError) -> None:
+    """The limiter holds in both cases, for as long as the service asks."""
+    decision = decide_on(error, MONEY)
+    assert decision.action is (Action.HOLD_AND_RETRY if error.is_certain else Action.HOLD_AND_RAISE)
+    assert decision.hold == (error.retry_after or 0.5)
+
+
+@pytest.mark.parametrize("effect", Effect)
+@pytest.mark.parametrize("code", [None, "RATE_LIMIT_EXCEEDED"])
+def test_a_login_that_was_rejected_for_the_rate_is_made_again_for_any_call(code: str | None, effect: Effect) -> None:
+    """The call itself was not sent, so a create may wait and go on."""
+    error = RateLimitExceeded("x", status_code=429, code=code, retry_after=3.0, is_certain=code is not None)
+    error.outcome = "not_sent"
+    assert decide_on(error, effect).action is Action.HOLD_AND_RETRY
+    refused = AuthenticationError("x", status_code=401, is_certain=False)
+    refused.outcome = "not_sent"
+    assert decide_on(refused, effect).action is Action.RAISE
 
 
 @pytest.mark.parametrize(

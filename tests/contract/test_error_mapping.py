@@ -89,12 +89,17 @@ class TestDocumentedCodes:
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("code", CODES)
     def test_a_code_is_its_class_in_either_shape_and_under_any_status(self, code: str, shape: str, status: int) -> None:
-        """The contract leaves most statuses open: the code decides, also under 200 and 500."""
+        """The contract leaves most statuses open: the code decides, also under 200 and 500.
+
+        It proves the refusal, but not that of a create by a code about a lookup.
+        """
         for endpoint in ENDPOINTS:
             error = refused(endpoint, answer(SHAPES[shape](code), status))
             assert type(error) is CODES[code]
             assert error.code == code
-            assert (error.status_code, error.message, error.outcome) == (status, "no", "refused")
+            assert (error.status_code, error.message) == (status, "no")
+            fits = not (endpoint.effect is Effect.MONEY and code.endswith(("_NOT_FOUND", "_TRANSACTION_ID")))
+            assert (error.outcome, error.is_certain) == (("refused", True) if fits else ("unknown", False))
             assert str(error) == f"{code} (HTTP {status}): no"
 
     @pytest.mark.parametrize("status", [status for status in STATUSES if status >= 400])
@@ -105,6 +110,15 @@ class TestDocumentedCodes:
         error = refused(GET_TRANSACTION, answer(BARE[shape](code), status))
         assert type(error) is CODES[code]
         assert str(error) == f"{code} (HTTP {status})"
+
+    @pytest.mark.parametrize("status", [200, 400, 429, 503])
+    @pytest.mark.parametrize("claim", [{"status": "success"}, {"success": True}])
+    def test_a_code_beside_a_success_is_no_error(self, claim: dict[str, Any], status: int) -> None:
+        """An answer that claims both proves neither: a create is not sent again because of it."""
+        for code in CODES:
+            error = refused(CREATE_COLLECTION, answer({"error_code": code, **claim}, status))
+            assert type(error) is (UnexpectedResponse if status < 500 else ServerError)
+            assert error.outcome == "unknown"
 
     @pytest.mark.parametrize("endpoint", [GET_TRANSACTION, CREATE_COLLECTION, LIST_TRANSACTIONS, LOGIN])
     def test_the_code_alone_is_enough_under_200_where_a_success_looks_different(self, endpoint: Endpoint[Any]) -> None:
@@ -137,11 +151,16 @@ class TestOtherCodes:
     @pytest.mark.parametrize("status", [status for status in STATUSES if status < 500 and status != 401])
     @pytest.mark.parametrize("shape", SHAPES)
     def test_under_200_and_4xx_they_are_refusals(self, shape: str, status: int) -> None:
-        """A code that the contract does not list is yours to read: the service refused."""
-        error = refused(CREATE_COLLECTION, answer(SHAPES[shape]("DAILY_LIMIT_EXCEEDED_FOR_MERCHANT"), status))
-        assert type(error) is APIError
-        assert error.code == "DAILY_LIMIT_EXCEEDED_FOR_MERCHANT"
-        assert error.outcome == "refused"
+        """A code that the contract does not list is yours to read: the service refused.
+
+        It is never proof, and of a create it is a refusal only under statuses that say so.
+        """
+        for endpoint in ENDPOINTS:
+            error = refused(endpoint, answer(SHAPES[shape]("DAILY_LIMIT_EXCEEDED_FOR_MERCHANT"), status))
+            assert type(error) is APIError
+            assert error.code == "DAILY_LIMIT_EXCEEDED_FOR_MERCHANT"
+            unclear = endpoint.effect is Effect.MONEY and status in {200, 201, 409}
+            assert (error.outcome, error.is_certain) == ("unknown" if unclear else "refused", False)
 
     @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
     @pytest.mark.parametrize("shape", SHAPES)
@@ -156,7 +175,28 @@ class TestOtherCodes:
         for endpoint in ENDPOINTS:
             error = refused(endpoint, answer(auth_shape("account_locked"), 401))
             assert type(error) is AuthenticationError
-            assert error.code == "account_locked"
+            assert (error.code, error.outcome, error.is_certain) == ("account_locked", "refused", False)
+
+    @pytest.mark.parametrize("code", ["rate_limit_exceeded", "INVALID_TOKEN", "Token_Expired", " invalid_token"])
+    def test_a_code_of_the_contract_in_another_spelling_is_another_code(self, code: str) -> None:
+        """No create is sent again for a code that only looks like one that allows it."""
+        for shape in SHAPES.values():
+            error = refused(CREATE_COLLECTION, answer(shape(code), 400))
+            assert type(error) is APIError
+            assert not error.is_certain
+
+    @pytest.mark.parametrize("status", [200, 400, 401, 429])
+    @pytest.mark.parametrize("code", [*CODES, "TRANSACTION_TIMEOUT", None])
+    @pytest.mark.parametrize("named", [{"transaction_id": "tx-1"}, {"transaction": {"id": "tx-1"}}])
+    def test_an_error_that_names_a_transaction_does_not_refuse_a_create(
+        self, named: dict[str, Any], code: str | None, status: int
+    ) -> None:
+        """Whatever the code, the payment may exist. A field without a value names none."""
+        error = refused(CREATE_COLLECTION, answer(payment_shape(code, **named), status))
+        assert isinstance(error, APIError)
+        assert (error.outcome, error.is_certain) == ("unknown", False)
+        empty = refused(CREATE_COLLECTION, answer(payment_shape("WRONG_NUMBER", **dict.fromkeys(named)), 400))
+        assert empty.outcome == "refused"
 
     @pytest.mark.parametrize(
         ("said", "shown"),
@@ -180,7 +220,10 @@ class TestNoCode:
         ("endpoint", "status", "kind"),
         [
             (GET_TRANSACTION, 401, InvalidToken),
-            (CREATE_COLLECTION, 401, InvalidToken),
+            (CREATE_COLLECTION, 401, AuthenticationError),
+            (CREATE_COLLECTION, 403, APIError),
+            (CREATE_COLLECTION, 429, APIError),
+            (REQUEST_OTP, 401, AuthenticationError),
             (LOGIN, 401, AuthenticationError),
             (PROFILE, 403, PermissionDenied),
             (PROFILE, 429, RateLimitExceeded),
@@ -196,16 +239,23 @@ class TestNoCode:
     def test_the_status_decides(
         self, endpoint: Endpoint[Any], status: int, kind: type[APIError], shape: str, nothing: Any
     ) -> None:
-        """An error without a code, or with one that is no text, is known by its status."""
+        """An error without a code, or with one that is no text, is known by its status, which proves nothing.
+
+        No error of a create has a class that stands for a code which was not there.
+        """
         error = refused(endpoint, answer(SHAPES[shape](nothing), status))
         assert type(error) is kind
         assert error.code is None
+        assert not error.is_certain
 
     @pytest.mark.parametrize("body", [b"", b"Unauthorized", b"{}", b"[]", b"null"])
     def test_a_bare_401_renews_the_token_of_a_read_only(self, body: bytes) -> None:
-        """Enough to try a read again; not enough to send money a second time."""
-        assert type(refused(GET_TRANSACTION, answer(body, 401))) is InvalidToken
-        assert type(refused(CREATE_COLLECTION, answer(body, 401))) is UnexpectedResponse
+        """Enough to try a read again, not to send money a second time: a create is refused as far as is known."""
+        read = refused(GET_TRANSACTION, answer(body, 401))
+        create = refused(CREATE_COLLECTION, answer(body, 401))
+        assert type(read) is InvalidToken
+        assert type(create) is AuthenticationError
+        assert (create.outcome, create.is_certain, read.is_certain) == ("refused", False, False)
         assert type(refused(LOGIN, answer(body, 401))) is UnexpectedResponse
 
 

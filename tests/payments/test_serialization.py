@@ -68,12 +68,13 @@ def test_an_acknowledgement_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize("kind", [TransactionNotFound, InvalidTransactionId])
 def test_a_refusal_comes_back_as_it_was(kind: type[TransactionNotFound]) -> None:
-    """By class, text, status and code."""
-    error = kind("no such thing", status_code=404, code="SOME_CODE")
+    """By class, text, status, code, and what it proves."""
+    error = kind("no such thing", status_code=404, code="SOME_CODE", is_certain=False)
     again = load_error(dump_error(error))
     assert type(again) is kind
     assert isinstance(again, kind)
     assert (str(again), again.status_code, again.code) == (str(error), 404, "SOME_CODE")
+    assert again.is_certain is False
 
 
 def test_an_unknown_error_comes_back_as_its_base() -> None:
@@ -91,6 +92,7 @@ def test_a_refusal_written_by_an_earlier_version_comes_back() -> None:
     again = load_error('{"type": "TransactionNotFound", "args": ["X"], "attributes": {"status_code": 404}}')
     assert type(again) is TransactionNotFound
     assert (str(again), again.status_code) == ("X", 404)
+    assert again.is_certain
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"id": 1}', "[", "\ud800"])
