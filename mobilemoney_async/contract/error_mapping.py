@@ -100,8 +100,10 @@ def _map_error(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | No
         return _unreadable(endpoint, answer, broken)
     says_success = body.get("status") == "success" or body.get("success") is True
     is_code_enough = not says_success and (answer.status_code >= 400 or broken is not None)
+    # Of a create also an error in a shape of its own: a mistyped number must not look like a payment that may exist.
+    is_status_enough = not says_success and endpoint.effect is Effect.MONEY and answer.status_code in _REFUSALS
     code = _text(body, "error_code") or _text(body, "error")
-    if not (_is_error(body) or (code and is_code_enough)):
+    if not (_is_error(body) or is_status_enough or (code and is_code_enough)):
         return _unreadable(endpoint, answer, broken)
     return _api_error(endpoint, answer, body, code)
 

@@ -92,7 +92,7 @@ BODIES: dict[str, Any] = {
     "no code in the other shape": auth(None),
     "html": b"<html><body>Forbidden</body></html>",
     "empty": b"",
-    "another shape": {"detail": "Not Found"},
+    "another shape": {"detail": "Not Found", "retry_after": 7},
     "truncated": b'{"status": "error", "error_code": "RATE_LIMIT_EXC',
 }
 # Verdicts: the call is made again (at once, after a pause, after `retry_after`, with a new token), or raises.
@@ -127,11 +127,12 @@ def verdicts(status: int, name: str) -> tuple[str, str, str]:
         return BY_CODE[name]
     if status == 401:
         return REPLAYED, RAISED, SOFTLY_RENEWED
+    refused = SOFTLY_HELD if status == 429 else SOFTLY if status in REFUSING else UNKNOWN
+    if name == "another shape":  # of a create, any JSON object that does not say success
+        return AGAIN, RAISED, refused
     if status >= 500 or name in UNUSABLE:
         return AGAIN, RAISED, UNKNOWN
-    if status == 429:
-        return HELD, RAISED, SOFTLY_HELD
-    return RAISED, RAISED, SOFTLY if status in REFUSING else UNKNOWN
+    return HELD if status == 429 else RAISED, RAISED, refused
 
 
 def response(status: int, name: str) -> Response:
