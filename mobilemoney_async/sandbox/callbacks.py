@@ -20,7 +20,7 @@ import httpx
 
 from mobilemoney_async.sandbox.clock import Clock
 from mobilemoney_async.sandbox.messages import Reply, Request, encode
-from mobilemoney_async.sandbox.payments import PaymentBook
+from mobilemoney_async.sandbox.payments import TransactionBook
 from mobilemoney_async.sandbox.states import Payment
 
 TIMEOUT = 5.0
@@ -104,7 +104,7 @@ class CallbackSender:
         '"transaction_id", "reference" and "status", unsigned.'
     )
 
-    def __init__(self, book: PaymentBook, clock: Clock, dice: random.Random) -> None:
+    def __init__(self, book: TransactionBook, clock: Clock, dice: random.Random) -> None:
         self._book = book
         self._clock = clock
         self._dice = dice

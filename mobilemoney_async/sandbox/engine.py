@@ -20,7 +20,7 @@ from mobilemoney_async.sandbox.endpoints import Call, Match, match, read_body
 from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error
-from mobilemoney_async.sandbox.payments import PaymentBook, PaymentService
+from mobilemoney_async.sandbox.payments import PaymentService, TransactionBook
 from mobilemoney_async.sandbox.records import LoggedRequest, RequestLog
 from mobilemoney_async.sandbox.script import Script
 from mobilemoney_async.sandbox.states import Kind
@@ -34,7 +34,9 @@ class Engine:
 
     def __init__(self, *, start: datetime, speed: float, seed: int, balance: Decimal, choices: Choices) -> None:
         self.accounts: Accounts = Accounts(dice(seed, "secrets"))
-        self.book: PaymentBook = PaymentBook(start=start, speed=speed, choices=choices, dice=dice(seed, "payments"))
+        self.book: TransactionBook = TransactionBook(
+            start=start, speed=speed, choices=choices, dice=dice(seed, "payments")
+        )
         self.users: UserService = UserService(self.accounts, self.book, dice(seed, "one-time passwords"))
         self.script: Script = Script(dice(seed, "script"))
         self.switches: SwitchBoard = SwitchBoard()

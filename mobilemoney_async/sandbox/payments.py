@@ -32,7 +32,7 @@ _SPREAD = 0.5
 """Of the logarithm of an ordinary payment's delay: two thirds of them end between 9 and 25 seconds."""
 
 
-class PaymentBook:
+class TransactionBook:
     """Book of all transactions, the events still to come, and the ledger.
 
     Time is always an argument: `settle(now)` lets all events happen that are due by then, in the order in which they
@@ -239,7 +239,7 @@ class PaymentService:
         by_hand: True if collections from ordinary numbers wait for an operator, until their prompts expire.
     """
 
-    def __init__(self, book: PaymentBook, *, speed: float) -> None:
+    def __init__(self, book: TransactionBook, *, speed: float) -> None:
         self.by_hand: bool = False
         self._book = book
         self._speed = speed

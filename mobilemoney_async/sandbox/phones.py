@@ -10,7 +10,7 @@ from datetime import datetime
 import attrs
 
 from mobilemoney_async.sandbox.accounts import Accounts
-from mobilemoney_async.sandbox.payments import PaymentBook
+from mobilemoney_async.sandbox.payments import TransactionBook
 from mobilemoney_async.sandbox.states import Event, IllegalTransitionError, Kind, Payment
 
 PIN = "1234"
@@ -73,7 +73,7 @@ class _Line:
 class Phones:
     """Phones of all customers that were ever asked to pay, or paid. Each change in the book is followed."""
 
-    def __init__(self, book: PaymentBook, accounts: Accounts) -> None:
+    def __init__(self, book: TransactionBook, accounts: Accounts) -> None:
         self._book = book
         self._accounts = accounts
         # By phone number, the most recently used last; a phone is in one of the two. A plain dict would be slow to

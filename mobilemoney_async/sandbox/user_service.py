@@ -8,13 +8,13 @@ from mobilemoney_async.sandbox.accounts import TOKEN_LIFETIME, Accounts
 from mobilemoney_async.sandbox.endpoints import Call
 from mobilemoney_async.sandbox.faults import rate_limit_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, answer, auth_error
-from mobilemoney_async.sandbox.payments import PaymentBook
+from mobilemoney_async.sandbox.payments import TransactionBook
 
 
 class UserService:
     """Handlers of the user endpoints; the book converts seconds into dates."""
 
-    def __init__(self, accounts: Accounts, book: PaymentBook, dice: random.Random) -> None:
+    def __init__(self, accounts: Accounts, book: TransactionBook, dice: random.Random) -> None:
         self.otps: OneTimeCodes = OneTimeCodes()
         self.reset_tokens: OneTimeCodes = OneTimeCodes()
         self._accounts = accounts
