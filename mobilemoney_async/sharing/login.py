@@ -277,10 +277,12 @@ class SharedLogin:
             name = await run_in_thread(lambda: self._cipher.name(*self._auth.credentials))
             table = self._table = LoginTable(self._account, name, self._cipher)
         is_sqlite = self._database.dialect == "sqlite"
+        # Read here: the clock that a caller gave may be the event loop's, which no other thread can read.
+        wall = self._utcnow()
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[LoginRow, bool]:
             found = table.lock(connection)
-            now, wall = clock(), self._utcnow()
+            now = clock()
             row, is_readable = table.read(found, now, wall if is_sqlite else None)
             changed, logs_in = decide(row, now)
             if changed != row:

@@ -644,6 +644,20 @@ async def test_a_stored_end_is_bounded_by_the_wall_clock(virtual_workers: Worker
 
 
 @pytest.mark.anyio
+async def test_a_clock_that_follows_the_event_loop_serves(virtual_workers: Workers) -> None:
+    """The caller's clock is read in the event loop: another thread could not read that of virtual time."""
+
+    def utcnow() -> datetime:
+        return NOON + timedelta(seconds=anyio.current_time())
+
+    service = Service(expires_in=600)
+    first, second = virtual_workers(service, utcnow=utcnow), virtual_workers(service, utcnow=utcnow)
+    assert [await first.token(), await second.token()] == ["token-1", "token-1"]
+    await anyio.sleep(600)
+    assert await second.token() == "token-2"
+
+
+@pytest.mark.anyio
 async def test_rows_of_credentials_long_gone_are_removed(virtual_workers: Workers) -> None:
     """Tokens of old passwords do not stay in the database."""
     service = Service()
