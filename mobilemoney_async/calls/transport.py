@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import anyio
 import attrs
@@ -104,13 +104,13 @@ class _Body(httpx.AsyncByteStream):
         return self._content
 
 
-class _Sender:
+class _Sender(Protocol):
     """Way of a request to the service: a transport, or a caller's client."""
 
     async def send(
         self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
     ) -> Answer:
-        raise NotImplementedError
+        """Send one request; any exception may leave."""
 
     def prepare(self) -> None:
         """Open connections ahead of the first request, where they are ours."""
@@ -119,7 +119,7 @@ class _Sender:
         """Close connections, where they are ours."""
 
 
-class _TransportSender(_Sender):
+class _TransportSender:
     """Sender through an httpx transport, below httpx's client: no redirects, cookies, netrc or INFO line.
 
     Args:
@@ -179,7 +179,7 @@ class _TransportSender(_Sender):
                 await transport.aclose()
 
 
-class _ClientSender(_Sender):
+class _ClientSender:
     """Sender through a caller's client, httpx's or httpx2's, which the caller closes."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
@@ -196,6 +196,12 @@ class _ClientSender(_Sender):
         with _our_call():
             response = await self._client.send(request, auth=None, follow_redirects=False)
         return _answer(response, response.content)
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    async def aclose(self) -> None:
+        """Do nothing."""
 
 
 class Wire:
@@ -214,10 +220,7 @@ class Wire:
     """
 
     def __init__(
-        self,
-        base_url: str,
-        transport: HTTPTransport | None = None,
-        http_client: HTTPClient | None = None,
+        self, base_url: str, transport: HTTPTransport | None = None, http_client: HTTPClient | None = None
     ) -> None:
         self.base_url: str = check_base_url(base_url)
         self._closed = False
