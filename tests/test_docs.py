@@ -34,7 +34,6 @@ PUBLIC_MODULES = (
     "mobilemoney_async.errors",
     "mobilemoney_async.events",
     "mobilemoney_async.sandbox",
-    "mobilemoney_async.sandbox.fault_switches",
     "mobilemoney_async.sandbox.faults",
     "mobilemoney_async.testing",
 )

@@ -11,11 +11,10 @@ from mobilemoney_async.sandbox.behaviour import Choices, RateBudget
 from mobilemoney_async.sandbox.callbacks import CallbackSender
 from mobilemoney_async.sandbox.clock import Clock
 from mobilemoney_async.sandbox.engine import Engine, dice
-from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.phones import Phone, Phones
 from mobilemoney_async.sandbox.records import Ledger, RequestLog, opening_balance
-from mobilemoney_async.sandbox.script import Rule
+from mobilemoney_async.sandbox.script import Rule, SwitchBoard
 from mobilemoney_async.sandbox.states import Event, Kind, Payment
 
 EMAIL = "merchant@example.com"
@@ -133,9 +132,8 @@ class Controls:
         """
         if times is None and probability is None:
             times = 1
-        return self._engine.script.add(
-            faults, on=on, times=times, probability=1.0 if probability is None else probability
-        )
+        rule = Rule(faults=faults, on=on, times=times, probability=1.0 if probability is None else probability)
+        return self._engine.script.add(rule)
 
     def clear_script(self) -> None:
         """Remove all rules."""

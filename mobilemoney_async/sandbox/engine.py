@@ -17,12 +17,11 @@ from mobilemoney_async.sandbox import magic
 from mobilemoney_async.sandbox.accounts import Account, Accounts, Principal
 from mobilemoney_async.sandbox.behaviour import Choices, RateBudget, RateLimit
 from mobilemoney_async.sandbox.endpoints import Call, Match, match, read_body
-from mobilemoney_async.sandbox.fault_switches import SwitchBoard
 from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply
 from mobilemoney_async.sandbox.messages import RefusedError, Reply, Request, Wire, auth_error
 from mobilemoney_async.sandbox.payments import PaymentService, TransactionBook
 from mobilemoney_async.sandbox.records import LoggedRequest, RequestLog
-from mobilemoney_async.sandbox.script import Script
+from mobilemoney_async.sandbox.script import Script, SwitchBoard
 from mobilemoney_async.sandbox.states import Kind
 from mobilemoney_async.sandbox.user_service import UserService
 

@@ -1,17 +1,22 @@
-"""Scripted faults: rules that match requests with faults."""
+"""Scripts and switches: rules that strike requests with faults, written by a test or turned on by hand."""
 
+import collections
 import fnmatch
 import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 
 import attrs
 
+from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.endpoints import METHODS, ROUTES
 from mobilemoney_async.sandbox.faults import Fault
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Rule:
-    """Rule by which faults strike matching requests together; `make_rule` makes it.
+    """Rule by which faults strike matching requests together; `Sandbox.script` makes it.
 
     Attributes:
         faults: The faults.
@@ -24,10 +29,20 @@ class Rule:
     faults: tuple[Fault, ...]
     on: str | None
     times: int | None
-    probability: float
-    _pattern: tuple[str, str]
-    _is_cancelled: bool = attrs.field(default=False, init=False)
+    probability: float = 1.0
     fired: int = attrs.field(default=0, init=False)
+    _pattern: tuple[str, str] = attrs.field(init=False)
+    _is_cancelled: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if not self.faults:
+            raise ValueError("script() needs at least one fault")
+        if self.times is not None and self.times < 1:
+            raise ValueError("times must be at least 1")
+        if not 0 <= self.probability <= 1:
+            raise ValueError("probability must be between 0 and 1")
+        self._pattern = _pattern(self.on)
+        self.on = None if self.on == "*" else self.on
 
     @property
     def spent(self) -> bool:
@@ -53,9 +68,8 @@ class Script:
         self._dice = dice
         self._rules: list[Rule] = []
 
-    def add(self, faults: tuple[Fault, ...], *, on: str | None, times: int | None, probability: float) -> Rule:
-        """Add a rule; see `Sandbox.script`."""
-        rule = make_rule(faults, on=on, times=times, probability=probability)
+    def add(self, rule: Rule) -> Rule:
+        """Add a rule after the others, and return it."""
         self._rules.append(rule)
         return rule
 
@@ -75,17 +89,6 @@ class Script:
         return ()
 
 
-def make_rule(faults: tuple[Fault, ...], *, on: str | None, times: int | None, probability: float = 1.0) -> Rule:
-    """Make a rule, or raise `ValueError`; see `Sandbox.script`."""
-    if not faults:
-        raise ValueError("script() needs at least one fault")
-    if times is not None and times < 1:
-        raise ValueError("times must be at least 1")
-    if not 0 <= probability <= 1:
-        raise ValueError("probability must be between 0 and 1")
-    return Rule(faults, None if on == "*" else on, times, probability, _pattern(on))
-
-
 def _pattern(on: str | None) -> tuple[str, str]:
     """Split `on` into a method and a pattern for the endpoint's name; refuse one that no request can match."""
     words = (on or "").split()
@@ -96,3 +99,201 @@ def _pattern(on: str | None) -> tuple[str, str]:
         names = ", ".join(sorted({route.name for route in ROUTES}))
         raise ValueError(f"no request can match on={on!r}; give a method, an endpoint or both, of: {names}")
     return method, endpoint
+
+
+@attrs.frozen
+class Switch:
+    """One fault that can be turned on.
+
+    Args:
+        slug: Its name in programs and URLs: small letters, digits and hyphens.
+        label: Its name on the page, a few words.
+        description: One sentence for the page: the answer that the client sees, and the effect of the request.
+        fault: Makes the fault.
+        on: The requests that it strikes by default, as in `Sandbox.script`; None for every request.
+        decides: Whether it replaces the whole answer. Others only shape the answer, so several of them can strike one
+            request together.
+    """
+
+    slug: str
+    label: str
+    description: str
+    fault: Callable[[], Fault]
+    on: str | None = attrs.field(default=None, kw_only=True)
+    decides: bool = attrs.field(default=True, kw_only=True)
+
+
+@attrs.frozen(kw_only=True)
+class SwitchState:
+    """A switch at one moment.
+
+    Args:
+        switch: The switch.
+        is_on: Whether it will strike. A switch that is on for one request turns itself off after it struck.
+        once: Whether it is, or was when it was on last, on for one request only.
+        on: The requests that it strikes, or struck when it was on last; None for every request.
+        fired: Number of times it struck since the sandbox's start.
+    """
+
+    switch: Switch
+    is_on: bool
+    once: bool
+    on: str | None
+    fired: int
+
+
+def _pair(slug: str, label: str, sentence: str, fault: Callable[..., Fault], **options: object) -> tuple[Switch, ...]:
+    """Make the two switches of a fault that strikes before the request is processed, or after."""
+    return (
+        Switch(
+            f"{slug}-before",
+            f"{label}, nothing processed",
+            f"{sentence}; the request has no effect.",
+            partial(fault, processed=False, **options),
+        ),
+        Switch(
+            f"{slug}-after",
+            f"{label}, processed",
+            f"{sentence}, although the request took effect.",
+            partial(fault, processed=True, **options),
+        ),
+    )
+
+
+# fmt: off
+SWITCHES: tuple[Switch, ...] = (
+    Switch("slow", "Slow answer", "The answer comes 5 seconds late; the request takes effect at once.",
+           partial(faults.latency, 5), decides=False),
+    Switch("gateway-timeout", "Gateway time-out",
+           "After 60 seconds comes HTTP 504 in place of the answer; the request took effect.",
+           partial(faults.latency, 90)),
+    Switch("refused", "Connection refused",
+           "No connection is made: the request is never sent. Over a socket the connection is reset instead.",
+           faults.refused),
+    *_pair("closed", "Connection closed", "The connection is closed without an answer", faults.drop),
+    *_pair("reset", "Connection reset", "The connection is reset without an answer", faults.drop, reset=True),
+    Switch("request-lost", "Request lost", "No answer ever comes; the request has no effect.",
+           partial(faults.lost, processed=False)),
+    Switch("answer-lost", "Answer lost", "No answer ever comes, although the request took effect.",
+           partial(faults.lost, processed=True)),
+    *_pair("error-500", "HTTP 500", "HTTP 500 with an undocumented error code", faults.server_error, status=500),
+    Switch("error-503-before", "HTTP 503, nothing processed",
+           "HTTP 503 with an undocumented error code; the request has no effect.",
+           partial(faults.server_error, 503, processed=False)),
+    Switch("proxy-502-before", "Proxy's 502 page, nothing processed",
+           "HTTP 502 with a proxy's HTML page; the request has no effect.",
+           partial(faults.html_page, 502, processed=False)),
+    Switch("proxy-504-after", "Proxy's 504 page, processed",
+           "HTTP 504 with a proxy's HTML page at once, although the request took effect.",
+           partial(faults.html_page, 504, processed=True)),
+    *_pair("empty", "Empty answer", "HTTP 200 without a body", faults.empty_body),
+    Switch("truncated", "Answer cut off",
+           "Half of the answer's body comes, then the connection ends; the request took effect.",
+           faults.truncated),
+    Switch("rate-limited", "Rate limit",
+           "RATE_LIMIT_EXCEEDED, retry after 1 second, whatever the real count; the request has no effect.",
+           faults.rate_limited),
+    Switch("token-expired", "Token expired", "HTTP 401 token_expired, whatever the token; the request has no effect.",
+           faults.token_expired),
+    Switch("unknown-fields", "Unknown fields", "The answer carries fields that the contract does not know.",
+           faults.unknown_fields, decides=False),
+    Switch("unknown-status", "Unknown status",
+           "Transactions are reported as UNDER_REVIEW, a status that the contract does not know.",
+           faults.unknown_status, decides=False),
+    Switch("nulls", "Nulls", "Optional fields of a transaction that are absent come as null.",
+           faults.nulls, decides=False),
+    Switch("oldest-first", "List from the oldest", "The transaction list starts with the oldest.",
+           partial(faults.list_order, "oldest-first"), on="transactions", decides=False),
+    Switch("list-lag", "List lags behind", "The transaction list leaves out transactions younger than 30 seconds.",
+           partial(faults.list_lag, 30), on="transactions", decides=False),
+)
+# fmt: on
+"""All of them, in the order of the page."""
+
+_BY_SLUG: Mapping[str, Switch] = MappingProxyType({switch.slug: switch for switch in SWITCHES})
+
+
+class SwitchBoard:
+    """The switches of one sandbox.
+
+    A request that a scripted rule strikes (`Sandbox.script`) meets no switch. Any other meets:
+
+    - of the switches that are on for one request, the one that was turned on first, so that each has a request of its
+      own;
+    - of those that are on until they are turned off, every one that only shapes the answer; and, if nothing else
+      decides the answer as a whole, the one that does and was turned on first.
+
+    `Sandbox.clear_script` leaves the switches alone, and `all_off` the script.
+    """
+
+    def __init__(self) -> None:
+        # By slug, in the order in which they were turned on last.
+        self._rules: dict[str, Rule] = {}
+        self._fired: collections.Counter[str] = collections.Counter()
+
+    def turn_on(self, slug: str, *, once: bool = True, on: str | None = None) -> None:
+        """Turn a switch on, or change its setting; of several switches it then counts as the one turned on last.
+
+        Args:
+            slug: Of one of `SWITCHES`.
+            once: True for the next request only, False until it is turned off.
+            on: The requests that it strikes, as in `Sandbox.script`; None for the switch's default, `"*"` for every
+                request.
+
+        Raises:
+            ValueError: There is no such switch, or no request can match `on`.
+        """
+        switch = _find(slug)
+        rule = Rule(faults=(switch.fault(),), on=switch.on if on is None else on, times=1 if once else None)
+        self._rules.pop(slug, None)
+        self._rules[slug] = rule
+
+    def turn_off(self, slug: str) -> None:
+        """Turn a switch off, if it is on.
+
+        Raises:
+            ValueError: There is no such switch.
+        """
+        rule = self._rules.get(_find(slug).slug)
+        if rule is not None:
+            rule.cancel()
+
+    def all_off(self) -> None:
+        """Turn every switch off."""
+        for rule in self._rules.values():
+            rule.cancel()
+
+    def states(self) -> tuple[SwitchState, ...]:
+        """Return the state of every switch, in the order of `SWITCHES`."""
+        return tuple(map(self._state, SWITCHES))
+
+    def pick(self, method: str, endpoint: str | None) -> tuple[Fault, ...]:
+        """Return the faults that strike this request, and count them."""
+        fitting = [slug for slug, rule in self._rules.items() if rule.fits(method, endpoint)]
+        candidates = [slug for slug in fitting if self._rules[slug].times][:1]
+        candidates += [slug for slug in fitting if not self._rules[slug].times]
+        shaping = [slug for slug in candidates if not _BY_SLUG[slug].decides]
+        deciding = [slug for slug in candidates if _BY_SLUG[slug].decides]
+        # The one that decides the answer comes last and has the last word.
+        chosen = shaping + deciding[:1]
+        for slug in chosen:
+            self._rules[slug].fired += 1
+            self._fired[slug] += 1
+        return tuple(fault for slug in chosen for fault in self._rules[slug].faults)
+
+    def _state(self, switch: Switch) -> SwitchState:
+        rule = self._rules.get(switch.slug)
+        return SwitchState(
+            switch=switch,
+            is_on=rule is not None and not rule.spent,
+            once=rule is None or rule.times is not None,
+            on=switch.on if rule is None else rule.on,
+            fired=self._fired[switch.slug],
+        )
+
+
+def _find(slug: str) -> Switch:
+    try:
+        return _BY_SLUG[slug]
+    except KeyError:
+        raise ValueError(f"there is no switch {slug!r}; there are: {', '.join(_BY_SLUG)}") from None

@@ -16,7 +16,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.callbacks import CallbackMode
-from mobilemoney_async.sandbox.fault_switches import SWITCHES
+from mobilemoney_async.sandbox.script import SWITCHES
 from tests.browser.phone_page import ASHA, JUMA, NEEMA, PATIENCE, Served, play_a_morning, serving
 from tests.support.chromium import headless, set_screen
 from tests.support.server import Request, Response, serve

@@ -20,7 +20,7 @@ PROFILE = "/user-service/profile"
 def script(
     service: Service, *scripted: Fault, on: str | None = None, times: int | None = 1, probability: float = 1.0
 ) -> Rule:
-    return service.engine.script.add(scripted, on=on, times=times, probability=probability)
+    return service.engine.script.add(Rule(faults=scripted, on=on, times=times, probability=probability))
 
 
 @pytest.mark.parametrize(

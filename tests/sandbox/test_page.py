@@ -11,8 +11,8 @@ import pytest
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.endpoints import ROUTES
-from mobilemoney_async.sandbox.fault_switches import SWITCHES
 from mobilemoney_async.sandbox.page import labels, snapshot
+from mobilemoney_async.sandbox.script import SWITCHES
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
 from tests.sandbox.service import ORDINARY, START, STUCK
 

@@ -15,10 +15,10 @@ import attrs
 from mobilemoney_async.sandbox.behaviour import RateBudget
 from mobilemoney_async.sandbox.callbacks import SentCallback
 from mobilemoney_async.sandbox.controls import Controls
-from mobilemoney_async.sandbox.fault_switches import SwitchState
 from mobilemoney_async.sandbox.page import labels
 from mobilemoney_async.sandbox.phones import Phone
 from mobilemoney_async.sandbox.records import LoggedRequest
+from mobilemoney_async.sandbox.script import SwitchState
 from mobilemoney_async.sandbox.states import Payment
 
 PHONES = 12

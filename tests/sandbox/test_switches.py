@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mobilemoney_async.sandbox import SWITCHES, Choices, Fault, Sandbox, Switch, SwitchState, faults
+from mobilemoney_async.sandbox import SWITCHES, Choices, Fault, Rule, Sandbox, Switch, SwitchState, faults
 from mobilemoney_async.sandbox.messages import Reply, Wire
 from tests.sandbox.service import ORDINARY, STUCK, Service
 
@@ -161,7 +161,7 @@ def test_a_script_goes_before_the_switches() -> None:
     service = Service()
     service.engine.switches.turn_on("token-expired")
     service.engine.switches.turn_on("slow", once=False)
-    service.engine.script.add((faults.html_page(),), on="profile", times=2, probability=1.0)
+    service.engine.script.add(Rule(faults=(faults.html_page(),), on="profile", times=2))
     replies = [profile(service) for _ in range(4)]
     assert [(reply.status, reply.delay) for reply in replies] == [(502, 0), (502, 0), (401, 5), (200, 5)]
 
