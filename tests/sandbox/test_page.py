@@ -11,7 +11,7 @@ import pytest
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.endpoints import ROUTES
-from mobilemoney_async.sandbox.page import labels, snapshot
+from mobilemoney_async.sandbox.page import snapshot
 from mobilemoney_async.sandbox.script import SWITCHES
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
 from tests.sandbox.service import ORDINARY, START, STUCK
@@ -341,17 +341,17 @@ async def test_htmx_gets_only_the_parts_that_the_stream_leaves_out(user: PageUse
 
 def test_a_receiver_is_named_without_its_secrets() -> None:
     """The receiver of callbacks is shown without user, path and query, which may hold a secret."""
-    shown = [labels.receiver(url) for url in ("http://u:p@host:1/hook/s3cret?k=v", "https://host", "http://[::1]:2/")]
+    shown = [snapshot.receiver(url) for url in ("http://u:p@host:1/hook/s3cret?k=v", "https://host", "http://[::1]:2/")]
     assert shown == ["http://host:1/…", "https://host/", "http://[::1]:2/"]
 
 
 def test_money_and_times_are_readable() -> None:
     """Thousands are separated; the time left is rounded up."""
-    assert [labels.money(each) for each in ("15000", Decimal("1234567.50"), "odd")] == [
+    assert [snapshot.money(each) for each in ("15000", Decimal("1234567.50"), "odd")] == [
         "15,000",
         "1,234,567.50",
         "odd",
     ]
-    assert [labels.duration(each) for each in (0, 0.2, 59.5, 103, 3599.1, 7260, -5)] == [
+    assert [snapshot.duration(each) for each in (0, 0.2, 59.5, 103, 3599.1, 7260, -5)] == [
         "0:00", "0:01", "1:00", "1:43", "1 h 00 min", "2 h 01 min", "0:00",
     ]  # fmt: skip

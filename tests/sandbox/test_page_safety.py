@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sandbox.page import labels
+from mobilemoney_async.sandbox.page import snapshot
 from mobilemoney_async.sandbox.page.app import create_page
 from mobilemoney_async.sandbox.page.security import refusal
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
@@ -53,12 +53,12 @@ async def test_masked_numbers_are_nowhere_in_the_page(user: PageUser, sandbox: S
 
 def test_phone_numbers_are_masked_and_ids_are_not() -> None:
     """Ids of the service stay readable; every text that could be a phone number is masked."""
-    assert labels.mask_within("/v1/payment-service/transaction/txn_0123456789012345678a") == (
+    assert snapshot.mask_within("/v1/payment-service/transaction/txn_0123456789012345678a") == (
         "/v1/payment-service/transaction/txn_0123456789012345678a"
     )
-    assert labels.mask_within("call 255681000001 now") == "call 2556 ••• ••• 001 now"
-    assert labels.mask("12345") == "•••"
-    assert labels.phone_number("12345", masked=False) == "12345"
+    assert snapshot.mask_within("call 255681000001 now") == "call 2556 ••• ••• 001 now"
+    assert snapshot.mask("12345") == "•••"
+    assert snapshot.phone_number("12345", masked=False) == "12345"
 
 
 # Refused requests

@@ -11,8 +11,7 @@ import jinja2
 from markupsafe import Markup
 from starlette.responses import Response
 
-from mobilemoney_async.sandbox.page import labels
-from mobilemoney_async.sandbox.page.snapshot import Snapshot
+from mobilemoney_async.sandbox.page.snapshot import TONES, Snapshot, duration, money, result
 from mobilemoney_async.sandbox.phones import PIN, TRIES
 
 _HERE = Path(__file__).parent
@@ -46,18 +45,10 @@ _ENVIRONMENT = jinja2.Environment(
 _ENVIRONMENT.globals.update(
     PIN=PIN,
     TRIES=TRIES,
-    TONES=labels.TONES,
+    TONES=TONES,
     static={name: f"/static/{name}?v={hashlib.sha256(body).hexdigest()[:12]}" for name, body in _FILES.items()},
 )
-_ENVIRONMENT.filters.update(
-    money=labels.money,
-    duration=labels.duration,
-    clock_time=labels.clock_time,
-    day=labels.day,
-    speed=labels.speed,
-    result=labels.result,
-)
-
+_ENVIRONMENT.filters.update(money=money, duration=duration, result=result)
 
 TICK = 0.3
 """Seconds between two snapshots of the sandbox."""

@@ -1,25 +1,26 @@
-"""Snapshot of everything that changes on the page; the templates render it.
+"""Snapshot of everything that changes on the page, and the labels in which the templates show it.
 
 With phone numbers masked no value of a snapshot holds a whole one, so neither the page nor its event stream can.
 """
 
 import hmac
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import islice
 from math import ceil, inf
+from urllib.parse import unquote, urlsplit
 
 import attrs
 
 from mobilemoney_async.sandbox.behaviour import RateBudget
 from mobilemoney_async.sandbox.callbacks import SentCallback
 from mobilemoney_async.sandbox.controls import Controls
-from mobilemoney_async.sandbox.page import labels
 from mobilemoney_async.sandbox.phones import Phone
 from mobilemoney_async.sandbox.records import LoggedRequest
 from mobilemoney_async.sandbox.script import SwitchState
-from mobilemoney_async.sandbox.states import Payment
+from mobilemoney_async.sandbox.states import Kind, Payment, Status
 
 PHONES = 12
 PROMPTS = 5
@@ -27,6 +28,25 @@ HISTORY = 6
 TRANSACTIONS = 30
 REQUESTS = 30
 SENT = 10
+
+TONES: Mapping[Status, str] = {
+    Status.SUCCESS: "good",
+    Status.FAILED: "bad",
+    Status.INSUFFICIENT_FUNDS: "bad",
+    Status.TIMEOUT: "late",
+    Status.PENDING: "wait",
+    Status.PROCESSING: "wait",
+}
+"""Colour and icon of each state, by their names in the stylesheet."""
+
+_RESULTS = {
+    (Kind.COLLECTION, Status.SUCCESS): "Paid",
+    (Kind.COLLECTION, Status.FAILED): "Not paid",
+    (Kind.COLLECTION, Status.TIMEOUT): "Expired",
+    (Kind.DISBURSEMENT, Status.SUCCESS): "Received",
+}
+# Whole words only: digits inside the service's own ids are not phone numbers.
+_PHONE_NUMBER = re.compile(r"(?<![0-9A-Za-z_])[+]?[0-9]{8,15}(?![0-9A-Za-z_])")
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +79,7 @@ class Snapshot:
 
     def time(self, at: float) -> str:
         """Return the time of day at these seconds since the sandbox's start."""
-        return labels.clock_time(self.started_at + timedelta(seconds=at))
+        return f"{self.started_at + timedelta(seconds=at):%H:%M:%S}"
 
     @property
     def announcement(self) -> str:
@@ -68,7 +88,7 @@ class Snapshot:
         if last is None:
             return ""
         at = self.time(last.ended_at or last.created_at)
-        return f"{at}: {last.kind} of {labels.money(last.amount)} TZS is {last.status}"
+        return f"{at}: {last.kind} of {money(last.amount)} TZS is {last.status}"
 
 
 def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
@@ -100,7 +120,7 @@ def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
         balance=sandbox.balance,
         budget=attrs.evolve(budget, bucket_left=int(budget.bucket_left + 1e-6), next_in=round(budget.next_in, 1)),
         requests=tuple(
-            attrs.evolve(each, path=labels.mask_within(each.path) if masked else each.path)
+            attrs.evolve(each, path=mask_within(each.path) if masked else each.path)
             for each in islice(reversed(sandbox.requests), REQUESTS)
         ),
         last_request=sandbox.requests.total,
@@ -108,8 +128,8 @@ def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
         now=now.replace(microsecond=0),
         clock_rate=sandbox.clock_rate,
         faults=sandbox.switches.states(),
-        callback_url=labels.receiver(callbacks.url) if callbacks.url else None,
-        sent=tuple(attrs.evolve(each, url=labels.receiver(each.url)) for each in callbacks.sent[:SENT]),
+        callback_url=receiver(callbacks.url) if callbacks.url else None,
+        sent=tuple(attrs.evolve(each, url=receiver(each.url)) for each in callbacks.sent[:SENT]),
     )
 
 
@@ -120,7 +140,7 @@ def _key(secret: bytes, phone_number: str) -> str:
 def _shown_phone(phone: Phone, *, masked: bool) -> Phone:
     # The newest prompts, the oldest of them first: a new one does not move the others.
     return Phone(
-        phone_number=labels.phone_number(phone.phone_number, masked=masked),
+        phone_number=phone_number(phone.phone_number, masked=masked),
         prompts=phone.prompts[:PROMPTS][::-1],
         history=tuple(_shown_payment(payment, masked=masked) for payment in phone.history[:HISTORY]),
     )
@@ -130,6 +150,55 @@ def _shown_payment(payment: Payment, *, masked: bool) -> Payment:
     external_id = payment.external_id
     return attrs.evolve(
         payment,
-        phone_number=labels.phone_number(payment.phone_number, masked=masked),
-        external_id=labels.mask_within(external_id) if masked and external_id is not None else external_id,
+        phone_number=phone_number(payment.phone_number, masked=masked),
+        external_id=mask_within(external_id) if masked and external_id is not None else external_id,
     )
+
+
+def money(amount: str | Decimal) -> str:
+    """Return an amount with separated thousands; a text that is not a number is returned as it is."""
+    try:
+        return f"{Decimal(amount):,f}"
+    except (InvalidOperation, ValueError):
+        return str(amount)
+
+
+def phone_number(number: str, *, masked: bool) -> str:
+    """Return a phone number in groups, or masked."""
+    if masked:
+        return mask(number)
+    tanzanian = re.fullmatch(r"(\+255)(\d{3})(\d{3})(\d{3})", number)
+    return " ".join(tanzanian.groups()) if tanzanian else number
+
+
+def mask(number: str) -> str:
+    """Return the country and the last three digits of a phone number; nothing of a shorter text."""
+    if len(number) < 8:
+        return "•••"
+    return f"{number[:4]} ••• ••• {number[-3:]}"
+
+
+def mask_within(text: str) -> str:
+    """Mask every phone number in a text, such as a path or a reference."""
+    return _PHONE_NUMBER.sub(lambda found: mask(found.group()), unquote(text))
+
+
+def receiver(url: str) -> str:
+    """Return the URL of a receiver without user, path and query, which may be secret."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    more = "…" if parts.path not in ("", "/") or parts.query else ""
+    return f"{parts.scheme}://{host}/{more}"
+
+
+def result(payment: Payment) -> str:
+    """Return the result of a final payment for its customer or recipient."""
+    return _RESULTS.get((payment.kind, payment.status), "Not received")
+
+
+def duration(seconds: float) -> str:
+    """Return the time left as minutes and seconds, or hours and minutes, rounded up to whole seconds."""
+    whole = max(0, ceil(seconds))
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60}:{whole % 60:02}"
