@@ -35,7 +35,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"datetime|Decimal"),
     # In signatures of objects that users do not construct: a sentinel, type variables, the sandbox's inner values.
     (r"py:class", r"mobilemoney_async\.client\._Unset|mobilemoney_async\.testing\.virtual_time\.Ts?|Ts"),
-    (r"py:class", r"mobilemoney_async\.sandbox\.(asgi\.SandboxApp|messages\.(Reply|Request))|SandboxApp"),
+    (r"py:class", r"mobilemoney_async\.sandbox\.(server\.SandboxApp|messages\.(Reply|Request))|SandboxApp"),
 ]
 
 html_theme = "furo"

@@ -17,10 +17,8 @@ from mobilemoney_async.sandbox.endpoints import PREFIX
 from mobilemoney_async.sandbox.messages import Reply, Request, Wire
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
     from mobilemoney_async import AsyncClient
-    from mobilemoney_async.sandbox.asgi import SandboxApp
+    from mobilemoney_async.sandbox.server import SandboxApp
 
 _DEFAULT_READ_TIMEOUT = 5.0
 """httpx's default, seconds, for requests without a read time-out."""
@@ -64,10 +62,11 @@ class Sandbox(Controls):
             ImportError: The extra `sandbox` is not installed.
         """
         try:
-            from mobilemoney_async.sandbox.asgi import SandboxApp
+            from mobilemoney_async.sandbox.page.app import create_page
+            from mobilemoney_async.sandbox.server import SandboxApp
         except ImportError as exc:
-            raise _extra_missing() from exc
-        return SandboxApp(partial(self.callbacks.reported_before, self._handle), self._open_page)
+            raise ImportError('the sandbox\'s server needs an extra: pip install "mobilemoney-async[sandbox]"') from exc
+        return SandboxApp(partial(self.callbacks.reported_before, self._handle), create_page(self))
 
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
@@ -87,11 +86,10 @@ class Sandbox(Controls):
             RuntimeError: The running loop is not asyncio's.
             OSError: The address cannot be listened on, for example because the port is in use.
         """
-        try:
-            from mobilemoney_async.sandbox import server
-        except ImportError as exc:
-            raise _extra_missing() from exc
-        async with server.serve(self.app, host=host, port=port, background=self.callbacks.run) as address:
+        app = self.app
+        from mobilemoney_async.sandbox import server
+
+        async with server.serve(app, host=host, port=port, background=self.callbacks.run) as address:
             yield address + PREFIX
 
     def client(self, **options: Any) -> AsyncClient:
@@ -119,15 +117,6 @@ class Sandbox(Controls):
 
     def _handle(self, request: Request) -> Reply:
         return self._engine.handle(request, self._clock.seconds(), self._clock.unscaled_seconds())
-
-    def _open_page(self) -> ASGIApp:
-        from mobilemoney_async.sandbox.page.app import create_page
-
-        return create_page(self)
-
-
-def _extra_missing() -> ImportError:
-    return ImportError('the sandbox\'s server needs an extra: pip install "mobilemoney-async[sandbox]"')
 
 
 class _Transport(httpx.AsyncBaseTransport):

@@ -1,7 +1,6 @@
 """The ASGI front, without sockets."""
 
 import logging
-import sys
 from typing import Any
 
 import anyio
@@ -10,8 +9,8 @@ import httpx
 import pytest
 
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
-from mobilemoney_async.sandbox.asgi import CONNECTION, CannotDropError, SandboxApp, target
 from mobilemoney_async.sandbox.messages import Request
+from mobilemoney_async.sandbox.server import CONNECTION, CannotDropError, target
 from tests.sandbox.service import ORDINARY, START
 
 pytestmark = pytest.mark.anyio
@@ -164,31 +163,3 @@ async def test_the_phone_page_is_beside_the_api() -> None:
         for path in ("/v1", "/v1/", "/v1/nothing"):
             assert (await client.get(path)).json()["error_code"] == "NOT_FOUND"
     assert sandbox.requests.total == 3
-
-
-async def test_the_api_needs_no_templates(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without jinja2 the API works, and the page's path names the extra to install."""
-    for module in [name for name in sys.modules if name.startswith("mobilemoney_async.sandbox.page")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delattr("mobilemoney_async.sandbox.page", raising=False)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(sandbox.app), base_url="http://127.0.0.1") as client:
-        page = await client.get("/")
-        assert page.status_code == 404
-        assert page.text == (
-            'The API is under /v1. The phone page needs an extra: pip install "mobilemoney-async[sandbox]"\n'
-        )
-    async with http(sandbox) as client:
-        assert (await client.get("/user-service/profile")).status_code == 200
-
-
-async def test_a_page_that_is_broken_is_not_taken_for_missing() -> None:
-    def open_page() -> Any:
-        raise ImportError("cannot import name", name="mobilemoney_async.sandbox.page.snapshot")
-
-    async def handle(request: Request) -> Any:
-        pytest.fail("it is no request to the API")
-
-    line = Line()
-    with pytest.raises(ImportError, match="cannot import name"):
-        await SandboxApp(handle, open_page)(http_scope(path="/"), line.receive, line.send)

@@ -8,8 +8,7 @@ import pytest
 
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.page import snapshot
-from mobilemoney_async.sandbox.page.app import create_page
-from mobilemoney_async.sandbox.page.security import refusal
+from mobilemoney_async.sandbox.page.app import create_page, refusal
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
 from tests.sandbox.service import ORDINARY
 

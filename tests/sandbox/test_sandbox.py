@@ -192,13 +192,19 @@ def test_by_default_the_clock_agrees_with_the_computer() -> None:
     assert run_virtual(read) >= second + timedelta(seconds=1000)
 
 
-def test_importing_the_sandbox_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without starlette and uvicorn the in-process front works, and the others name the extra to install."""
-    for module in ("asgi", "server"):
-        monkeypatch.delitem(sys.modules, f"mobilemoney_async.sandbox.{module}", raising=False)
+@pytest.mark.parametrize("missing", [("starlette", "starlette.requests"), ("uvicorn",), ("jinja2",)], ids=str)
+def test_importing_the_sandbox_needs_no_extra(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]) -> None:
+    """Without a package of the extra the in-process front works, and the others name the extra to install."""
+    import mobilemoney_async.sandbox.page.app  # so that all of these modules are put back afterwards
+    import mobilemoney_async.sandbox.server  # noqa: F401
+
+    for module in list(sys.modules):
+        if module.startswith(("mobilemoney_async.sandbox.page", "mobilemoney_async.sandbox.server")):
+            monkeypatch.delitem(sys.modules, module)
+    for module in ("page", "server"):
         monkeypatch.delattr(f"mobilemoney_async.sandbox.{module}", raising=False)
-    for missing in ("starlette", "starlette.requests", "uvicorn"):
-        monkeypatch.setitem(sys.modules, missing, None)
+    for package in missing:
+        monkeypatch.setitem(sys.modules, package, None)
     sandbox = Sandbox()
     sandbox.transport()
     with pytest.raises(ImportError, match=r'pip install "mobilemoney-async\[sandbox\]"'):

@@ -181,7 +181,7 @@ class Stuck:
 def test_an_application_that_does_not_notice_is_cancelled(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaving takes seconds at most, whatever a page does, and leaves no task behind."""
     stuck = Stuck()
-    monkeypatch.setattr(sandbox, "_open_page", lambda: stuck)
+    monkeypatch.setattr("mobilemoney_async.sandbox.page.app.create_page", lambda _: stuck)
 
     async def main() -> float:
         loop = asyncio.get_running_loop()

@@ -1,20 +1,28 @@
-"""Phone page as an ASGI application: its routes, forms and event streams."""
+"""Phone page as an ASGI application: its routes, forms and event streams, and its protection against other websites.
 
+The page has no password, and any website that is open in the same browser can send requests to it: forms from another
+origin, or requests under a name that resolves to 127.0.0.1 and look like the page's own (DNS rebinding). The browser
+names origin and host, so both are refused.
+"""
+
+import ipaddress
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
 from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
 from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream, Parts, write, write_page, write_parts
-from mobilemoney_async.sandbox.page.security import SecurityMiddleware
 from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
 MASK_COOKIE = "mobilemoney_mask"
@@ -22,13 +30,24 @@ MASK_COOKIE = "mobilemoney_mask"
 _NOT_KEPT = {"cache-control": "no-store"}
 _YEAR = 31_536_000
 
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+_HEADERS: Mapping[str, str] = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    # Not no-referrer: browsers would then send `Origin: null` with the page's own forms.
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
 
 def create_page(sandbox: Controls) -> Starlette:
-    """Make the phone page of a sandbox.
-
-    It has no password and is meant for the machine it runs on: requests from other websites, or under a name that is
-    neither a loopback name nor the served address, are answered with HTTP 403.
-    """
+    """Make the phone page of a sandbox, which answers requests from other websites with HTTP 403."""
     page = _Page(sandbox)
     actions = Actions(sandbox)
     forms: dict[str, Callable[[Form], None]] = {
@@ -46,10 +65,7 @@ def create_page(sandbox: Controls) -> Starlette:
         Route("/live", page.follow),
         Route("/static/{name}", _asset),
         Route("/mask", page.mask, methods=["POST"]),
-        *(
-            Route(path, page.does(action, shown_at=path.split("/")[1]), methods=["POST"])
-            for path, action in forms.items()
-        ),
+        *(Route(path, page.does(forms[path], shown_at=path.split("/")[1]), methods=["POST"]) for path in forms),
     ]
     return Starlette(routes=routes, middleware=[Middleware(SecurityMiddleware)], exception_handlers={404: _not_found})
 
@@ -147,3 +163,64 @@ async def _asset(request: Request) -> Response:
 
 async def _not_found(request: Request, _: Exception | None = None) -> Response:
     return PlainTextResponse(f"Not found. The page is at /, the API under {PREFIX}.\n", 404)
+
+
+def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -> str | None:
+    """Return the reason to refuse a request that is not the page's own; None for one that may pass.
+
+    The server answers to loopback names and to `served_at`. Headers are by lower-case name.
+    """
+    host = headers.get("host", "")
+    name = _host_name(host)
+    if not _is_loopback(name) and name != (served_at or "").lower():
+        return (
+            "The page answers only under a loopback address, such as http://127.0.0.1, or the address it is served at."
+        )
+    if method in _SAFE_METHODS:
+        return None
+    origin = headers.get("origin")
+    # Neither header: no browser sent it, and a program on this machine needs no page to do harm.
+    foreign_origin = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+    if foreign_origin or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return "The sandbox's controls take no requests from other websites."
+    return None
+
+
+class SecurityMiddleware:
+    """Middleware that refuses foreign requests with HTTP 403, and sets the security headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        server = scope.get("server")
+        reason = refusal(scope["method"], Headers(scope=scope), served_at=server[0] if server else None)
+        app = self._app if reason is None else PlainTextResponse(reason, 403)
+        await app(scope, receive, send_guarded)
+
+
+def _host_name(host: str) -> str:
+    """Return the name or address in a Host header, without brackets and port; empty if it is malformed."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
