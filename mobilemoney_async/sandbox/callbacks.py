@@ -62,17 +62,24 @@ class CallbackKind(enum.StrEnum):
     FORGED = "forged"
 
 
-@attrs.frozen(eq=False, kw_only=True)
+@attrs.frozen(eq=False)
 class _Callback:
     """Callback to send, at a time in seconds of the service's time since the sandbox's start."""
 
     url: str = attrs.field(repr=False)
-    transaction_id: str
     kind: CallbackKind
-    body: bytes = attrs.field(repr=False)
+    transaction_id: str
+    reference: str
+    status: str
     due_at: float
     # Set when it was delivered, or cannot be.
     done: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+
+    @property
+    def body(self) -> bytes:
+        """The body; its fields are an invention of this sandbox."""
+        fields = {"transaction_id": self.transaction_id, "reference": self.reference, "status": self.status}
+        return encode(fields)
 
 
 @attrs.frozen(kw_only=True)
@@ -115,7 +122,7 @@ class CallbackSender:
         self._sending: set[_Callback] = set()
         self._sent: collections.deque[SentCallback] = collections.deque(maxlen=SENT_SHOWN)
         self._runs = 0
-        self._wakes: set[anyio.Event] = set()
+        self._wake: anyio.Event | None = None  # of the runs that pause
         # The newest callback about a new transaction.
         self._announcement: _Callback | None = None
         book.watch(self._follow)
@@ -174,15 +181,8 @@ class CallbackSender:
             raise ValueError("url is missing: pass one here or configure one")
         _check(url)
         transaction_id, reference = f"txn_{self._dice.getrandbits(80):020x}", f"REF{self._dice.getrandbits(48):012X}"
-        self._add(
-            _Callback(
-                url=url,
-                transaction_id=transaction_id,
-                kind=CallbackKind.FORGED,
-                body=_body(transaction_id, reference, "SUCCESS"),
-                due_at=self._clock.seconds(),
-            )
-        )
+        forged = _Callback(url, CallbackKind.FORGED, transaction_id, reference, "SUCCESS", self._clock.seconds())
+        self._add(forged)
         self.wake()
         return transaction_id
 
@@ -221,25 +221,23 @@ class CallbackSender:
         finally:
             # The task group has ended all deliveries of this run. Requests in `reported_before` may still wait for one.
             self._runs -= 1
+            self.wake()  # an event belongs to its loop
             if not self._runs:
                 for callback in (*self._sending, *(waiting for _, _, waiting in self._waiting)):
                     self._finish(callback)
 
     def wake(self) -> None:
         """Check at once for callbacks that are due, for example after a change of the clock."""
-        for wake in self._wakes:
-            wake.set()
+        if self._wake is not None:
+            self._wake.set()
+            self._wake = None
 
     async def _pause(self) -> None:
         """Wait until a callback or an event is due, or `wake` is called."""
-        # Added before the due times are read, without an await: a change after that sets the event.
-        wake = anyio.Event()
-        self._wakes.add(wake)
-        try:
-            with anyio.move_on_after(self._until_due()):
-                await wake.wait()
-        finally:
-            self._wakes.discard(wake)
+        # Taken before the due times are read, without an await: a change after that sets this event.
+        wake = self._wake = self._wake or anyio.Event()
+        with anyio.move_on_after(self._until_due()):
+            await wake.wait()
 
     def _until_due(self) -> float:
         dues = [self._waiting[0][0] if self._waiting else None]
@@ -272,16 +270,7 @@ class CallbackSender:
             kinds.append(CallbackKind.REPEATED)
         elif self._mode is CallbackMode.LATE:
             at += LATE_BY
-        return [
-            _Callback(
-                url=url,
-                transaction_id=payment.id,
-                kind=kind,
-                body=_body(payment.id, payment.reference, payment.status),
-                due_at=at,
-            )
-            for kind in kinds
-        ]
+        return [_Callback(url, kind, payment.id, payment.reference, payment.status, at) for kind in kinds]
 
     def _add(self, callback: _Callback) -> bool:
         if len(self._waiting) + len(self._sending) >= MOST_WAITING:
@@ -335,10 +324,6 @@ class CallbackSender:
 
     def _now(self) -> datetime:
         return self._book.datetime_at(self._clock.seconds())
-
-
-def _body(transaction_id: str, reference: str, status: str) -> bytes:
-    return encode({"transaction_id": transaction_id, "reference": reference, "status": str(status)})
 
 
 def _check(url: str) -> None:
