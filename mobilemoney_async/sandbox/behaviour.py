@@ -129,7 +129,6 @@ class RateLimit:
         self._tokens = float(BURST)
         self._counted_at = 0.0
         self._recent: collections.deque[float] = collections.deque(maxlen=PER_MINUTE)
-        self._this_minute = (0, 0)
 
     def wait(self, reading: RateLimitReading | None, now: float) -> float:
         """Return the seconds by which a request that comes now is too early; 0 if it may pass."""
@@ -138,9 +137,8 @@ class RateLimit:
             waits.append((1 - self._tokens_at(now)) / self._rate)
         if reading in ("window", "both") and len(self._recent) == PER_MINUTE:
             waits.append(self._recent[0] + self._minute - now)
-        minute, used = self._this_minute
-        if reading == "fixed" and self._minute_index(now) == minute and used == PER_MINUTE:
-            waits.append((minute + 1) * self._minute - now)
+        if reading == "fixed" and self._used(reading, now) == PER_MINUTE:
+            waits.append((self._minute_index(now) + 1) * self._minute - now)
         longest = max(waits, default=0.0)
         return longest if longest > _TOLERANCE else 0.0
 
@@ -149,25 +147,23 @@ class RateLimit:
         self._tokens = self._tokens_at(now) - 1
         self._counted_at = now
         self._recent.append(now)
-        minute, used = self._this_minute
-        index = self._minute_index(now)
-        self._this_minute = (index, used + 1 if index == minute else 1)
 
     def budget(self, reading: RateLimitReading | None, now: float) -> RateBudget:
         """Return the rest of the limit; `next_in` is of this reading."""
-        if reading == "fixed":
-            minute, used = self._this_minute
-            used = used if self._minute_index(now) == minute else 0
-        else:
-            used = sum(now - at < self._minute - _TOLERANCE for at in self._recent)
         return RateBudget(
             bucket_left=self._tokens_at(now),
-            window_used=used,
+            window_used=self._used(reading, now),
             per_window=PER_MINUTE,
             burst=BURST,
             window_seconds=self._minute,
             next_in=self.wait(reading, now),
         )
+
+    def _used(self, reading: RateLimitReading | None, now: float) -> int:
+        """Return the requests that were accepted in this minute, or in the last 60 seconds."""
+        if reading == "fixed":
+            return sum(self._minute_index(at) == self._minute_index(now) for at in self._recent)
+        return sum(now - at < self._minute - _TOLERANCE for at in self._recent)
 
     def _tokens_at(self, now: float) -> float:
         return min(BURST, self._tokens + (now - self._counted_at) * self._rate)

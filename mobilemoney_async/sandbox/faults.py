@@ -2,7 +2,8 @@
 
 A fault acts in one or more of four places, and the engine applies it in this order: it changes the `Choices` for one
 request, answers *instead* of the service (nothing is processed), or *changes* the service's answer (everything was
-processed); and it adds latency. Scripts and magic numbers both use these values.
+processed); and it adds latency. Scripts and magic numbers both use these values. The argument `processed` says whether
+the request takes effect before the fault strikes.
 """
 
 import json
@@ -51,52 +52,31 @@ def refused() -> Fault:
 
 
 def drop(*, processed: bool, reset: bool = False) -> Fault:
-    """End the connection without an answer.
-
-    Args:
-        processed: Whether the request takes effect first.
-        reset: Reset the connection instead of closing it.
-    """
+    """Close or reset the connection without an answer, before or after the request was processed."""
     return _answer_with("drop", Reply(wire=Wire.RESET if reset else Wire.CLOSED), processed=processed)
 
 
 def lost(*, processed: bool) -> Fault:
     """Never answer, on a connection that stays open: the client's read time-out ends it.
 
-    Args:
-        processed: Whether the request takes effect (the answer is lost), or not (the request is lost).
+    If the request was processed, its answer is lost, otherwise the request.
     """
     return _answer_with("lost", Reply(wire=Wire.LOST), processed=processed)
 
 
 def server_error(status: int = 500, *, processed: bool) -> Fault:
-    """Answer with a 5xx in the payment shape, with a code that the contract does not list.
-
-    Args:
-        status: HTTP status.
-        processed: Whether the request takes effect first.
-    """
+    """Answer with a 5xx in the payment shape, whose code is not the contract's, before or after processing."""
     reply = payment_error(status, "INTERNAL_ERROR", "Something went wrong")
     return _answer_with("server error", reply, processed=processed)
 
 
 def html_page(status: int = 502, *, processed: bool = False) -> Fault:
-    """Answer with a proxy's HTML page.
-
-    Args:
-        status: HTTP status.
-        processed: Whether the request takes effect first.
-    """
+    """Answer with this status and a proxy's HTML page, before or after the request was processed."""
     return _answer_with("html page", html_reply(status), processed=processed)
 
 
 def empty_body(status: int = 200, *, processed: bool = True) -> Fault:
-    """Answer with this status and an empty body.
-
-    Args:
-        status: HTTP status.
-        processed: Whether the request takes effect first.
-    """
+    """Answer with this status and an empty body, before or after the request was processed."""
     return _answer_with("empty body", Reply(status=status), processed=processed)
 
 
@@ -143,11 +123,7 @@ def list_lag(seconds: float) -> Fault:
 
 
 def rate_limited(retry_after: int = 1) -> Fault:
-    """Reject with RATE_LIMIT_EXCEEDED, whatever the real count says.
-
-    Args:
-        retry_after: Real, whole seconds.
-    """
+    """Reject with RATE_LIMIT_EXCEEDED, whatever the real count says; `retry_after` in real, whole seconds."""
     return Fault(name="rate limited", instead=lambda choices: rate_limit_reply(choices, retry_after))
 
 
