@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 from starlette.responses import Response
 
-from mobilemoney_async.sandbox.page.snapshot import TONES, Snapshot, duration, money, result
+from mobilemoney_async.sandbox.page.snapshot import TONES, Snapshot, duration, money, result, time_of_day
 from mobilemoney_async.sandbox.phones import PIN, TRIES
 
 _HERE = Path(__file__).parent
@@ -48,7 +48,7 @@ _ENVIRONMENT.globals.update(
     TONES=TONES,
     static={name: f"/static/{name}?v={hashlib.sha256(body).hexdigest()[:12]}" for name, body in _FILES.items()},
 )
-_ENVIRONMENT.filters.update(money=money, duration=duration, result=result)
+_ENVIRONMENT.filters.update(money=money, duration=duration, result=result, time_of_day=time_of_day)
 
 TICK = 0.3
 """Seconds between two snapshots of the sandbox."""
@@ -80,7 +80,7 @@ def _write_phones(snapshot: Snapshot) -> dict[str, Markup]:
     # Safe: the template escapes its values.
     return {
         f"phone-{key}": Markup(write("phone", snapshot=snapshot, key=key, phone=phone))  # noqa: S704
-        for key, phone in snapshot.phones.items()
+        for key, phone in snapshot["phones"].items()
     }
 
 

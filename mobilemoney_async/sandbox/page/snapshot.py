@@ -5,21 +5,18 @@ With phone numbers masked no value of a snapshot holds a whole one, so neither t
 
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from math import ceil, inf
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import attrs
 
-from mobilemoney_async.sandbox.behaviour import RateBudget
-from mobilemoney_async.sandbox.callbacks import SentCallback
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.phones import Phone
-from mobilemoney_async.sandbox.records import LoggedRequest
-from mobilemoney_async.sandbox.script import SwitchState
 from mobilemoney_async.sandbox.states import Kind, Payment, Status
 
 PHONES = 12
@@ -49,92 +46,65 @@ _RESULTS = {
 _PHONE_NUMBER = re.compile(r"(?<![0-9A-Za-z_])[+]?[0-9]{8,15}(?![0-9A-Za-z_])")
 
 
-@attrs.frozen(kw_only=True)
-class Snapshot:
-    """All values of the page that change; phone numbers and URLs in it are as the page shows them.
-
-    Phones are by a key that reveals neither masked numbers nor their order. `more_phones`, `more_prompts` and `older`
-    count what is left out; `seconds_left` has the time of each prompt that expires, by transaction id.
-    """
-
-    masked: bool
-    by_hand: bool
-    merchant: str
-    phones: Mapping[str, Phone]
-    more_phones: int
-    more_prompts: Mapping[str, int]
-    seconds_left: Mapping[str, int]
-    transactions: tuple[Payment, ...]
-    older: int
-    balance: Decimal
-    budget: RateBudget
-    requests: tuple[LoggedRequest, ...]
-    last_request: int
-    started_at: datetime
-    now: datetime
-    clock_rate: float
-    faults: tuple[SwitchState, ...]
-    callback_url: str | None
-    sent: tuple[SentCallback, ...]
-
-    def time(self, at: float) -> str:
-        """Return the time of day at these seconds since the sandbox's start."""
-        return f"{self.started_at + timedelta(seconds=at):%H:%M:%S}"
-
-    @property
-    def announcement(self) -> str:
-        """The last change of a payment for screen readers, without a phone number."""
-        last = max(self.transactions, key=lambda payment: payment.ended_at or payment.created_at, default=None)
-        if last is None:
-            return ""
-        at = self.time(last.ended_at or last.created_at)
-        return f"{at}: {last.kind} of {money(last.amount)} TZS is {last.status}"
+Snapshot: TypeAlias = Mapping[str, Any]
+"""All values of the page that change, by name; phone numbers and URLs in it are as the page shows them."""
 
 
 def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
-    """Read the sandbox once; `secret` makes the keys of the phones."""
-    now = sandbox.now
+    """Read the sandbox once; `secret` makes the keys of the phones, which reveal neither a number nor their order."""
+    now, started_at = sandbox.now, sandbox.started_at
     transactions = sandbox.transactions
-    newest = (transactions[each] for each in islice(reversed(transactions), TRANSACTIONS))
+    newest = [transactions[each] for each in islice(reversed(transactions), TRANSACTIONS)]
     phones = sandbox.phones()
     # Steady: the oldest prompt first, phones without one last, so that a new prompt does not move the others.
     steady = sorted(phones[:PHONES], key=lambda each: each.prompts[-1].created_at.timestamp() if each.prompts else inf)
     by_key = {_key(secret, phone.phone_number): phone for phone in steady}
     budget = sandbox.rate_budget()
     callbacks = sandbox.callbacks
-    return Snapshot(
-        masked=masked,
-        by_hand=sandbox.by_hand,
-        merchant=sandbox.email,
-        phones={key: _shown_phone(phone, masked=masked) for key, phone in by_key.items()},
-        more_phones=max(0, len(phones) - PHONES),
-        more_prompts={key: max(0, len(phone.prompts) - PROMPTS) for key, phone in by_key.items()},
-        seconds_left={
+    return {
+        "masked": masked,
+        "by_hand": sandbox.by_hand,
+        "merchant": sandbox.email,
+        "phones": {key: _shown_phone(phone, masked=masked) for key, phone in by_key.items()},
+        # What is left out, also "older" below.
+        "more_phones": max(0, len(phones) - PHONES),
+        "more_prompts": {key: max(0, len(phone.prompts) - PROMPTS) for key, phone in by_key.items()},
+        "seconds_left": {
             prompt.transaction_id: max(0, ceil((prompt.expires_at - now).total_seconds()))
-            for phone in by_key.values()
+            for phone in steady
             for prompt in phone.prompts
             if prompt.expires_at is not None
         },
-        transactions=tuple(_shown_payment(payment, masked=masked) for payment in newest),
-        older=max(0, len(transactions) - TRANSACTIONS),
-        balance=sandbox.balance,
-        budget=attrs.evolve(budget, bucket_left=int(budget.bucket_left + 1e-6), next_in=round(budget.next_in, 1)),
-        requests=tuple(
+        "transactions": [_shown_payment(payment, masked=masked) for payment in newest],
+        "older": max(0, len(transactions) - TRANSACTIONS),
+        "balance": sandbox.balance,
+        "budget": attrs.evolve(budget, bucket_left=int(budget.bucket_left + 1e-6), next_in=round(budget.next_in, 1)),
+        "requests": [
             attrs.evolve(each, path=mask_within(each.path) if masked else each.path)
             for each in islice(reversed(sandbox.requests), REQUESTS)
-        ),
-        last_request=sandbox.requests.total,
-        started_at=sandbox.started_at,
-        now=now.replace(microsecond=0),
-        clock_rate=sandbox.clock_rate,
-        faults=sandbox.switches.states(),
-        callback_url=receiver(callbacks.url) if callbacks.url else None,
-        sent=tuple(attrs.evolve(each, url=receiver(each.url)) for each in callbacks.sent[:SENT]),
-    )
+        ],
+        "last_request": sandbox.requests.total,
+        "started_at": started_at,
+        "now": now.replace(microsecond=0),
+        "clock_rate": sandbox.clock_rate,
+        "faults": sandbox.switches.states(),
+        "callback_url": receiver(callbacks.url) if callbacks.url else None,
+        "sent": [attrs.evolve(each, url=receiver(each.url)) for each in callbacks.sent[:SENT]],
+        "announcement": _announcement(newest, started_at),
+    }
+
+
+def _announcement(payments: Sequence[Payment], started_at: datetime) -> str:
+    """Return the last change of a payment for screen readers, without a phone number."""
+    last = max(payments, key=lambda payment: payment.ended_at or payment.created_at, default=None)
+    if last is None:
+        return ""
+    at = time_of_day(last.ended_at or last.created_at, started_at)
+    return f"{at}: {last.kind} of {money(last.amount)} TZS is {last.status}"
 
 
 def _key(secret: bytes, phone_number: str) -> str:
-    return hmac.digest(secret, phone_number.encode("utf-8", "surrogatepass"), "sha256").hex()[:12]
+    return hmac.digest(secret, phone_number.encode(), "sha256").hex()[:12]
 
 
 def _shown_phone(phone: Phone, *, masked: bool) -> Phone:
@@ -194,6 +164,11 @@ def receiver(url: str) -> str:
 def result(payment: Payment) -> str:
     """Return the result of a final payment for its customer or recipient."""
     return _RESULTS.get((payment.kind, payment.status), "Not received")
+
+
+def time_of_day(at: float, started_at: datetime) -> str:
+    """Return the time of day at these seconds since the sandbox's start."""
+    return f"{started_at + timedelta(seconds=at):%H:%M:%S}"
 
 
 def duration(seconds: float) -> str:
