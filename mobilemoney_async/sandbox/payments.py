@@ -3,7 +3,7 @@
 import heapq
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from types import MappingProxyType
@@ -46,8 +46,8 @@ class TransactionBook:
         self._choices = choices
         self._dice = dice
         self._payments: dict[str, Payment] = {}
-        self._by_reference: dict[str, str] = {}
-        self._by_external_id: dict[tuple[str, str], str] = {}
+        # By merchant, name and value of the key.
+        self._ids: dict[tuple[str, str, str], str] = {}
         self._due: list[tuple[float, int, str, Event, str | None]] = []
         self._watchers: list[Callable[[Payment], None]] = []
 
@@ -85,25 +85,21 @@ class TransactionBook:
             created_at=now,
             visible_at=now + hidden / self._speed,
         )
-        due_at = now + self._durations()[plan.pace] / self._speed
+        due_at = now + self._delay(plan.pace) / self._speed
         if plan.event is Event.EXPIRE:
             payment = attrs.evolve(payment, expires_at=due_at)
         self._payments[payment.id] = payment
-        self._by_reference[payment.reference] = payment.id
+        self._ids[merchant_id, "reference", payment.reference] = payment.id
         if external_id is not None:
-            self._by_external_id[merchant_id, external_id] = payment.id
+            self._ids[merchant_id, "external_id", external_id] = payment.id
         if plan.event is not None:
             heapq.heappush(self._due, (due_at, len(self._payments), payment.id, plan.event, plan.reason))
         self._notify(payment)
         return payment
 
-    def by_reference(self, reference: str) -> Payment | None:
-        """Return the transaction with this reference of the service."""
-        return self._payments.get(self._by_reference.get(reference, ""))
-
-    def by_external_id(self, merchant_id: str, external_id: str) -> Payment | None:
-        """Return the newest transaction with this reference of the merchant."""
-        return self._payments.get(self._by_external_id.get((merchant_id, external_id), ""))
+    def find(self, merchant_id: str, key: str, value: str) -> Payment | None:
+        """Return the newest transaction of a merchant with this `reference` or `external_id`."""
+        return self._payments.get(self._ids.get((merchant_id, key, value), ""))
 
     def owned_by(self, merchant_id: str) -> Iterator[Payment]:
         """Return a merchant's transactions, oldest first."""
@@ -176,16 +172,17 @@ class TransactionBook:
         """Turn seconds since the sandbox's start into ISO 8601, UTC, to the millisecond."""
         return self.datetime_at(at).astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
-    def _durations(self) -> Mapping[Pace, float]:
-        """Return each possible time to the end of a new payment, seconds at speed 1."""
+    def _delay(self, pace: Pace) -> float:
+        """Return the time to the end of a new payment, seconds at speed 1."""
         # Drawn for every payment, so that a magic number does not change the delays of ordinary payments after it.
         ordinary = self._dice.lognormvariate(0, _SPREAD) * self._choices.median_delay
-        return {
+        delays: dict[Pace, float] = {
             "ordinary": min(ordinary, self._choices.longest_delay),
             "decided": self._choices.decided_delay,
             "late": self._choices.late_delay,
             "expiry": self._choices.prompt_lifetime,
         }
+        return delays[pace]
 
     def _notify(self, payment: Payment) -> None:
         for watcher in self._watchers:
@@ -286,10 +283,9 @@ class PaymentService:
 
     def lookup(self, call: Call) -> Reply:
         """GET /payment-service/transaction with `reference` or `external_id`; `reference` wins if both are sent."""
-        if call.query.get("reference"):
-            return self._found(call, self._book.by_reference(call.query["reference"]))
-        if call.query.get("external_id"):
-            return self._found(call, self._book.by_external_id(call.owner.merchant_id, call.query["external_id"]))
+        for key in ("reference", "external_id"):
+            if call.query.get(key):
+                return self._found(call, self._book.find(call.owner.merchant_id, key, call.query[key]))
         raise RefusedError(payment_error(400, "INVALID_REQUEST", "Send reference or external_id"))
 
     def list(self, call: Call) -> Reply:

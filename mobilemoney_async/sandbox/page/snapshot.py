@@ -59,6 +59,7 @@ def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
     # Steady: the oldest prompt first, phones without one last, so that a new prompt does not move the others.
     steady = sorted(phones[:PHONES], key=lambda each: each.prompts[-1].created_at.timestamp() if each.prompts else inf)
     by_key = {_key(secret, phone.phone_number): phone for phone in steady}
+    expiring = {prompt.transaction_id: prompt.expires_at for phone in steady for prompt in phone.prompts}
     budget = sandbox.rate_budget()
     callbacks = sandbox.callbacks
     return {
@@ -69,12 +70,7 @@ def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
         # What is left out, also "older" below.
         "more_phones": max(0, len(phones) - PHONES),
         "more_prompts": {key: max(0, len(phone.prompts) - PROMPTS) for key, phone in by_key.items()},
-        "seconds_left": {
-            prompt.transaction_id: max(0, ceil((prompt.expires_at - now).total_seconds()))
-            for phone in steady
-            for prompt in phone.prompts
-            if prompt.expires_at is not None
-        },
+        "seconds_left": {each: max(0, ceil((at - now).total_seconds())) for each, at in expiring.items() if at},
         "transactions": [_shown_payment(payment, masked=masked) for payment in newest],
         "older": max(0, len(transactions) - TRANSACTIONS),
         "balance": sandbox.balance,
