@@ -10,7 +10,7 @@ import pytest
 
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.page import snapshot
-from mobilemoney_async.sandbox.page.fragments import REGIONS, TICK, Parts, as_event, changed, write_parts
+from mobilemoney_async.sandbox.page.fragments import REGIONS, TICK, as_event, write_parts
 from tests.sandbox.page_user import Elements, PageUser, Reader, ask
 from tests.sandbox.service import ORDINARY
 
@@ -54,7 +54,7 @@ async def test_a_page_that_connects_gets_everything_at_once(user: PageUser, sand
 
 
 async def test_only_changed_parts_are_sent(user: PageUser, sandbox: Sandbox) -> None:
-    """Only changed parts are sent, and of the phones only the changed one."""
+    """Only changed parts are sent."""
     sandbox.run_clock(0)
     first = await ask(sandbox, ORDINARY)
     sandbox.advance(1)
@@ -67,8 +67,7 @@ async def test_only_changed_parts_are_sent(user: PageUser, sandbox: Sandbox) -> 
         sandbox.enter_pin(first, "0000")
         await anyio.sleep(2 * TICK)
         (event,) = reader.chunks
-        key = touched([event])
-        assert len(key) == 1 and key[0].startswith("phone-") and key[0] != "phone-list"
+        assert touched([event]) == ["phone-list"]
         assert "2 tries left" in text(event)
         reader.sent.clear()
         sandbox.switches.turn_on("slow")
@@ -147,24 +146,11 @@ async def test_a_foreign_page_gets_no_stream(user: PageUser, sandbox: Sandbox) -
     assert answer.status_code == 403
 
 
-def test_a_new_phone_or_another_order_sends_the_phones_together() -> None:
-    """A phone alone is sent only into its own place."""
-    one, two = "<li id='a'>1</li>", "<li id='a'>2</li>"
-    before = Parts({"phone-list": "<div>1</div>"}, {"a": one, "b": "<li id='b'></li>"})
-    after = Parts({"phone-list": "<div>2</div>"}, {"a": two, "b": "<li id='b'></li>"})
-    assert changed(before, after) == [two]
-    assert changed(before, before) == []
-    assert changed(None, before) == ["<div>1</div>"]
-    reversed_ = Parts({"phone-list": "<div>2</div>"}, dict(reversed(list(before.phones.items()))))
-    assert changed(before, reversed_) == ["<div>2</div>"]
-    assert changed(before, Parts({"phone-list": "<div>0</div>"}, {})) == ["<div>0</div>"]
-
-
 async def test_each_part_begins_with_the_element_that_it_replaces(user: PageUser, sandbox: Sandbox) -> None:
     """Every part is one element with its id, whole and in one event, whatever line ends it holds."""
     await ask(sandbox, ORDINARY, external_id="two\r\nlines\u2028three>")
     parts = write_parts(snapshot.take(sandbox, masked=False, secret=b""))
-    for name, html in {**parts.regions, **parts.phones}.items():
+    for name, html in parts.items():
         event = as_event([html]).decode()
         assert event.endswith("\n\n")
         assert event.count("\n\n") == 1

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
 from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
-from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream, Parts, write, write_page, write_parts
+from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream, write, write_parts
 from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
 MASK_COOKIE = "mobilemoney_mask"
@@ -76,7 +76,7 @@ class _Page:
     def __init__(self, sandbox: Controls) -> None:
         self._sandbox = sandbox
         self._secret = secrets.token_bytes(16)
-        self._looks: dict[bool, tuple[Snapshot, Parts]] = {}
+        self._looks: dict[bool, tuple[Snapshot, Mapping[str, str]]] = {}
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
 
     async def show(self, request: Request) -> Response:
@@ -124,7 +124,7 @@ class _Page:
 
         return endpoint
 
-    def _look(self, *, masked: bool) -> Parts:
+    def _look(self, *, masked: bool) -> Mapping[str, str]:
         """Return the parts of the page, rendered again only if the snapshot has changed."""
         snapshot = take(self._sandbox, masked=masked, secret=self._secret)
         last = self._looks.get(masked)
@@ -134,7 +134,7 @@ class _Page:
 
     def _write(self, request: Request, refused: Refused | None = None, form: Form | None = None) -> Response:
         snapshot = take(self._sandbox, masked=_is_masked(request), secret=self._secret)
-        html = write_page(snapshot, **self._details(request, refused, form or {}))
+        html = write("page", snapshot=snapshot, **self._details(request, refused, form or {}))
         return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
 
     def _details(self, request: Request, refused: Refused | None, form: Form) -> dict[str, object]:

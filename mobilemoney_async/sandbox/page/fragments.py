@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import attrs
 import jinja2
-from markupsafe import Markup
 from starlette.responses import Response
 
 from mobilemoney_async.sandbox.page.snapshot import TONES, Snapshot, duration, money, result, time_of_day
@@ -57,31 +55,9 @@ _KEEP_ALIVE = 50
 """Unchanged snapshots after which a comment is sent, so that no proxy closes the connection as idle."""
 
 
-@attrs.frozen
-class Parts:
-    """Parts of a snapshot as HTML, by id; the region `phone-list` is all phones together."""
-
-    regions: Mapping[str, str]
-    phones: Mapping[str, str]
-
-
-def write_page(snapshot: Snapshot, **details: Any) -> str:
-    """Return the whole page; `details` are the values that only forms change."""
-    return write("page", snapshot=snapshot, cards=_write_phones(snapshot).values(), **details)
-
-
-def write_parts(snapshot: Snapshot) -> Parts:
-    """Return each part that changes."""
-    phones = _write_phones(snapshot)
-    return Parts({name: write(name, snapshot=snapshot, cards=phones.values()) for name in REGIONS}, phones)
-
-
-def _write_phones(snapshot: Snapshot) -> dict[str, Markup]:
-    # Safe: the template escapes its values.
-    return {
-        f"phone-{key}": Markup(write("phone", snapshot=snapshot, key=key, phone=phone))  # noqa: S704
-        for key, phone in snapshot["phones"].items()
-    }
+def write_parts(snapshot: Snapshot) -> dict[str, str]:
+    """Return the HTML of each part that changes, by id."""
+    return {name: write(name, snapshot=snapshot) for name in REGIONS}
 
 
 def write(name: str, **values: Any) -> str:
@@ -97,11 +73,11 @@ class EventStream(AsyncIterator[bytes]):
     most one event is being sent: a slow page skips the changes in between.
     """
 
-    def __init__(self, look: Callable[[], Parts]) -> None:
+    def __init__(self, look: Callable[[], Mapping[str, str]]) -> None:
         self._look = look
         self._wake = anyio.Event()
         self._is_over = False
-        self._shown: Parts | None = None
+        self._shown: Mapping[str, str] = {}
         self._quiet = 0
 
     def wake(self) -> None:
@@ -116,7 +92,7 @@ class EventStream(AsyncIterator[bytes]):
     async def __anext__(self) -> bytes:
         """Wait for the next event or comment. Cancelled, it has changed nothing."""
         while True:
-            if self._shown is not None:
+            if self._shown:
                 # No await between the wait and the new event, so no `wake` is lost, also not while an event is sent.
                 with anyio.move_on_after(TICK):
                     await self._wake.wait()
@@ -124,31 +100,13 @@ class EventStream(AsyncIterator[bytes]):
             if self._is_over:
                 raise StopAsyncIteration
             parts = self._look()
-            changes = [] if parts is self._shown else changed(self._shown, parts)
+            changes = [html for name, html in parts.items() if html != self._shown.get(name)]
             self._shown = parts
             self._quiet = 0 if changes else self._quiet + 1
             if changes:
                 return as_event(changes)
             if self._quiet % _KEEP_ALIVE == 0:
                 return b":\n\n"
-
-
-def changed(before: Parts | None, after: Parts) -> list[str]:
-    """Return the HTML of the parts that differ, or of all parts if none was shown before.
-
-    While the same phones are shown in the same order, each changed phone is a part of its own.
-    """
-    if before is None:
-        return list(after.regions.values())
-    same_phones = list(before.phones) == list(after.phones)
-    differing = [
-        html
-        for name, html in after.regions.items()
-        if html != before.regions[name] and not (name == "phone-list" and same_phones and after.phones)
-    ]
-    if same_phones:
-        differing += [html for name, html in after.phones.items() if html != before.phones[name]]
-    return differing
 
 
 def as_event(parts: Iterable[str]) -> bytes:
