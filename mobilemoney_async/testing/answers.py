@@ -137,12 +137,8 @@ def page_answer(*records: dict[str, Any], page: int = 1, total_pages: int = 1) -
         page: Its number, from 1.
         total_pages: The number of pages.
     """
-    pagination = {
-        "current_page": page,
-        "total_pages": total_pages,
-        "total_count": len(records) * total_pages,
-        "per_page": 100,
-    }
+    counts = {"total_pages": total_pages, "total_count": len(records) * total_pages}
+    pagination = {"current_page": page, **counts, "per_page": 100}
     return httpx.Response(200, json={"status": "success", "transactions": records, "pagination": pagination})
 
 
@@ -225,10 +221,7 @@ class Routes:
         return self._add(endpoints.LOGIN, answers)
 
     def _add(
-        self,
-        endpoint: Endpoint[Any],
-        answers: tuple[httpx.Response | Exception, ...],
-        identifier: str | None = None,
+        self, endpoint: Endpoint[Any], answers: tuple[httpx.Response | Exception, ...], identifier: str | None = None
     ) -> respx.Route:
         if not answers:
             raise InvalidRequest("answers are missing: give at least one", argument="answers")

@@ -26,7 +26,6 @@ Rules of virtual time:
 import asyncio
 import math
 import selectors
-import sys
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -57,13 +56,10 @@ class _JumpingSelector(selectors.DefaultSelector):
         holds: The number of threads at work for which the clock waits.
     """
 
-    now: float
-    holds: int
-
     def __init__(self) -> None:
         super().__init__()
-        self.now = 0.0
-        self.holds = 0
+        self.now: float = 0.0
+        self.holds: int = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Return the ready files; if there are none and a timer is due in `timeout` seconds, jump there."""
@@ -98,21 +94,8 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         """Return the virtual time in seconds since the loop was made."""
         return self._clock.now
 
-    @contextmanager
-    def _hold(self) -> Iterator[None]:
-        """Stop the time."""
-        self._clock.holds += 1
-        try:
-            yield
-        finally:
-            self._clock.holds -= 1
-
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Wait for the threads without a limit: they live in real time, where a virtual limit means nothing.
-
-        Args:
-            timeout: Ignored.
-        """
+        """Wait for the threads without a limit, as they live in real time; `timeout` is ignored."""
         await super().shutdown_default_executor()
 
 
@@ -120,24 +103,19 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
 _held: "weakref.WeakKeyDictionary[MockClock, tuple[int, float]]" = weakref.WeakKeyDictionary()
 
 
-def _mock_clock() -> "MockClock | None":
-    """Return the clock of the running loop if it is a mock clock of trio."""
-    if "trio" not in sys.modules:
-        return None
-    import trio.lowlevel
-    from trio.testing import MockClock
-
-    try:
-        clock = trio.lowlevel.current_clock()
-    except RuntimeError:
-        return None
-    return clock if isinstance(clock, MockClock) else None
-
-
 @contextmanager
 def _stopped_time() -> Iterator[bool]:
     """Stop the clock of the running loop, if it is a virtual one; yield whether it is."""
-    if (clock := _mock_clock()) is not None:
+    loop = anyio.lowlevel.current_token().native_token
+    if isinstance(loop, VirtualClockEventLoop):
+        loop._clock.holds += 1
+        try:
+            yield True
+        finally:
+            loop._clock.holds -= 1
+    elif isinstance(loop, asyncio.AbstractEventLoop) or (clock := _mock_clock()) is None:
+        yield False
+    else:
         holds, threshold = _held.get(clock, (0, clock.autojump_threshold))
         _held[clock] = holds + 1, threshold
         clock.autojump_threshold = math.inf
@@ -149,16 +127,15 @@ def _stopped_time() -> Iterator[bool]:
                 _held[clock] = holds - 1, threshold
             else:
                 clock.autojump_threshold = threshold
-        return
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        loop = None
-    if not isinstance(loop, VirtualClockEventLoop):
-        yield False
-        return
-    with loop._hold():
-        yield True
+
+
+def _mock_clock() -> "MockClock | None":
+    """Return the clock of the running loop of trio, if it is a mock clock."""
+    import trio.lowlevel
+    from trio.testing import MockClock
+
+    clock = trio.lowlevel.current_clock()
+    return clock if isinstance(clock, MockClock) else None
 
 
 worker_threads.watch(_stopped_time)
