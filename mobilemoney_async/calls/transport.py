@@ -10,8 +10,8 @@ Invariant: nothing but a `TransportError` leaves `Wire.send`, cancellation aside
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
 
@@ -193,8 +193,11 @@ class _ClientSender:
         request = self._client.build_request(
             method, url, headers=headers, content=content, timeout=(phase, timeout, timeout, phase)
         )
-        with _our_call():
+        token = _in_our_call.set(True)
+        try:
             response = await self._client.send(request, auth=None, follow_redirects=False)
+        finally:
+            _in_our_call.reset(token)
         return _answer(response, response.content)
 
     def prepare(self) -> None:
@@ -354,12 +357,3 @@ async def _read_body(response: httpx.Response) -> bytes:
 def _drop_our_calls(record: logging.LogRecord) -> bool:
     """Keep a client's INFO line with the whole URL out of the logs, for our calls only."""
     return not _in_our_call.get()
-
-
-@contextmanager
-def _our_call() -> Iterator[None]:
-    token = _in_our_call.set(True)
-    try:
-        yield
-    finally:
-        _in_our_call.reset(token)

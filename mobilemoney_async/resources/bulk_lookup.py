@@ -1,12 +1,19 @@
-"""Bulk lookup: many lookups side by side, and of known ids by pages of the list where pages show more of them."""
+"""Calls beside a reader: many lookups side by side, and pages that are fetched before they are asked for.
+
+A plain ``async for`` over an iterator gives it no scope to own tasks in, and a task group held open across ``yield``
+corrupts the scopes of both event loops. So such a task is bound to its work instead: it makes one call, which ends by
+itself (every call is bounded by its time-outs), keeps the result, and never raises. Only a reader that asks starts
+another one.
+"""
 
 from __future__ import annotations
 
+import contextvars
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 import anyio
 import attrs
@@ -15,9 +22,12 @@ from mobilemoney_async.contract.limits import BURST
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
 from mobilemoney_async.resources.page_choice import PageSweep
-from mobilemoney_async.resources.prefetch import start_task
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+T = TypeVar("T")
+
+_running: set[object] = set()
 
 
 @attrs.frozen(kw_only=True)
@@ -76,7 +86,7 @@ class BulkLookup:
             while self._ids and self._flying < BURST:
                 transaction_id, _ = self._ids.popitem(last=False)
                 self._flying += 1
-                start_task(partial(self._look_up, transaction_id))
+                _start_task(partial(self._look_up, transaction_id))
             if not self._flying:
                 raise StopAsyncIteration
             self._arrival = anyio.Event()
@@ -121,3 +131,42 @@ class BulkLookup:
         finally:
             self._flying -= 1
             self._arrival.set()
+
+
+class Prefetch(Generic[T]):
+    """Call that has begun before its result is asked for."""
+
+    def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
+        self._call = call
+        self._done = anyio.Event()
+        self._value: list[T] = []
+        self._error: Exception | None = None
+        _start_task(self._run)
+
+    async def _run(self) -> None:
+        try:
+            self._value.append(await self._call())
+        except Exception as exc:  # noqa: BLE001 (kept for the reader, which may never ask)
+            self._error = exc
+        finally:
+            self._done.set()
+
+    async def result(self) -> T:
+        """Return the call's result, or raise its error. A cancelled reader may ask again."""
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+def _start_task(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Start a coroutine that ends by itself and raises nothing but cancellation, on the running event loop."""
+    loop: Any = anyio.lowlevel.current_token().native_token
+    if hasattr(loop, "create_task"):
+        task = loop.create_task(work())
+        _running.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(_running.discard)
+    else:
+        import trio
+
+        trio.lowlevel.spawn_system_task(work, context=contextvars.copy_context())

@@ -24,9 +24,8 @@ from mobilemoney_async.errors import (
     UnexpectedResponse,
     WaitTimeout,
 )
-from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup
+from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup, Prefetch
 from mobilemoney_async.resources.page_choice import FullListing
-from mobilemoney_async.resources.prefetch import Prefetch
 from mobilemoney_async.values import (
     refuse,
     require_date,

@@ -57,10 +57,6 @@ def share_tokens(store: AccountStore, tokens: TokenSource, utcnow: Callable[[], 
     return SharedLogin(tokens, store.database, store.account, store.cipher, utcnow=utcnow)
 
 
-def _utcnow() -> datetime:
-    return datetime.now(UTC)
-
-
 class SharedLogin:
     """Token source that shares the token of a `LoginAuth` through a database.
 
@@ -84,7 +80,7 @@ class SharedLogin:
         account: str,
         cipher: TokenCipher,
         *,
-        utcnow: Callable[[], datetime] = _utcnow,
+        utcnow: Callable[[], datetime] = lambda: datetime.now(UTC),
         lease: float = _LEASE,
     ) -> None:
         self._auth = auth
@@ -211,20 +207,16 @@ class SharedLogin:
 
     async def _under_lease(self, login: Login, me: str) -> tuple[Secret, float]:
         """Make the login call, and keep the lease during it."""
-        result: tuple[Secret, float] | None = None
-        failure: Exception | None = None
+        result: tuple[Secret, float] | Exception | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep_lease, me)
             try:
                 result = await self._auth.log_in(login)
             except Exception as exc:  # noqa: BLE001 (raised below: the group would wrap it)
-                failure = exc
+                result = exc
             tasks.cancel_scope.cancel()
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # it holds this frame
+        if isinstance(result, Exception):
+            raise result
         assert result is not None
         return result
 

@@ -60,7 +60,7 @@ ONE_IMPORTER: Mapping[str, set[str]] = {
     "rich": {"cli"},
     "sqlalchemy": {"database", "payments", "sharing"},
     "starlette": {SANDBOX, "contrib.fastapi"},
-    "trio": {"testing", "resources.prefetch"},
+    "trio": {"testing", "resources.bulk_lookup"},
     "typer": {"cli"},
     "uvicorn": {SANDBOX, "cli"},
 }
