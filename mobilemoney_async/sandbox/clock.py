@@ -51,7 +51,10 @@ class Clock:
         try:
             origin = self._origin.get()
         except LookupError:
-            origin = reading - self._at_entry() + self._advanced
+            at = self._last_unscaled
+            if self._follows_the_computer:
+                at = max(at, (datetime.now(UTC) - self.start).total_seconds() + self._advanced)
+            origin = reading - at + self._advanced
             self._origin.set(origin)
         self._last_unscaled = max(self._last_unscaled, reading - origin + self._advanced)
         return self._last_unscaled
@@ -79,10 +82,3 @@ class Clock:
         if left <= 0:
             return 0.0
         return left / self.rate if self.rate else math.inf
-
-    def _at_entry(self) -> float:
-        """Return the unscaled time at the first reading in an event loop."""
-        if not self._follows_the_computer:
-            return self._last_unscaled
-        elapsed = (datetime.now(UTC) - self.start).total_seconds()
-        return max(self._last_unscaled, elapsed + self._advanced)

@@ -270,12 +270,11 @@ class SwitchBoard:
     def pick(self, method: str, endpoint: str | None) -> tuple[Fault, ...]:
         """Return the faults that strike this request, and count them."""
         fitting = [slug for slug, rule in self._rules.items() if rule.fits(method, endpoint)]
-        candidates = [slug for slug in fitting if self._rules[slug].times][:1]
-        candidates += [slug for slug in fitting if not self._rules[slug].times]
-        shaping = [slug for slug in candidates if not _BY_SLUG[slug].decides]
+        for_one = [slug for slug in fitting if self._rules[slug].times]
+        candidates = for_one[:1] + [slug for slug in fitting if slug not in for_one]
         deciding = [slug for slug in candidates if _BY_SLUG[slug].decides]
         # The one that decides the answer comes last and has the last word.
-        chosen = shaping + deciding[:1]
+        chosen = [slug for slug in candidates if slug not in deciding] + deciding[:1]
         for slug in chosen:
             self._rules[slug].fired += 1
             self._fired[slug] += 1

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -46,7 +45,7 @@ _HEADERS: Mapping[str, str] = {
 }
 
 
-def create_page(sandbox: Controls) -> Starlette:
+def create_page(sandbox: Controls) -> ASGIApp:
     """Make the phone page of a sandbox, which answers requests from other websites with HTTP 403."""
     page = _Page(sandbox)
     actions = Actions(sandbox)
@@ -67,7 +66,7 @@ def create_page(sandbox: Controls) -> Starlette:
         Route("/mask", page.mask, methods=["POST"]),
         *(Route(path, page.does(forms[path], shown_at=path.split("/")[1]), methods=["POST"]) for path in forms),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(SecurityMiddleware)], exception_handlers={404: _not_found})
+    return _guarded(Starlette(routes=routes, exception_handlers={404: _not_found}))
 
 
 class _Page:
@@ -186,27 +185,24 @@ def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -
     return None
 
 
-class SecurityMiddleware:
-    """Middleware that refuses foreign requests with HTTP 403, and sets the security headers."""
+def _guarded(app: ASGIApp) -> ASGIApp:
+    """Return an application that refuses foreign requests with HTTP 403, and sets the security headers."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
         server = scope.get("server")
         reason = refusal(scope["method"], Headers(scope=scope), served_at=server[0] if server else None)
-        app = self._app if reason is None else PlainTextResponse(reason, 403)
-        await app(scope, receive, send_guarded)
+        answer = app if reason is None else PlainTextResponse(reason, 403)
+        await answer(scope, receive, send_guarded)
+
+    return serve
 
 
 def _host_name(host: str) -> str:
