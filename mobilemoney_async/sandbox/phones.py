@@ -76,17 +76,16 @@ class Phones:
     def __init__(self, book: TransactionBook, accounts: Accounts) -> None:
         self._book = book
         self._accounts = accounts
-        # By phone number, the most recently used last; a phone is in one of the two. A plain dict would be slow to
-        # read from its end after many were taken out of it.
-        self._asked: collections.OrderedDict[str, _Line] = collections.OrderedDict()
-        self._quiet: collections.OrderedDict[str, _Line] = collections.OrderedDict()
+        # By phone number, the most recently used last.
+        self._lines: dict[str, _Line] = {}
         self._wrong_pins: dict[str, int] = {}
         book.watch(self._follow)
 
     def shown(self) -> tuple[Phone, ...]:
         """Return the newest `PHONES_SHOWN`: phones with open prompts first, then the others, the last used first."""
-        newest = itertools.chain(reversed(self._asked.items()), reversed(self._quiet.items()))
-        return tuple(self._phone(number, line) for number, line in itertools.islice(newest, PHONES_SHOWN))
+        newest = list(reversed(self._lines.items()))
+        newest.sort(key=lambda item: not item[1].waiting)
+        return tuple(self._phone(number, line) for number, line in newest[:PHONES_SHOWN])
 
     def enter_pin(self, transaction_id: str, pin: str, *, at: float) -> bool:
         """Answer a prompt; see `Sandbox.enter_pin`. `at` in seconds since the sandbox's start."""
@@ -126,11 +125,11 @@ class Phones:
 
     def _follow(self, payment: Payment) -> None:
         number = payment.phone_number
-        line = self._asked.pop(number, None) or self._quiet.pop(number, None) or _Line()
+        line = self._lines.pop(number, None) or _Line()
         if payment.ended_at is not None:
             line.waiting.pop(payment.id, None)
             line.over.appendleft(payment.id)
             self._wrong_pins.pop(payment.id, None)
         elif payment.kind is Kind.COLLECTION:
             line.waiting[payment.id] = None
-        (self._asked if line.waiting else self._quiet)[number] = line
+        self._lines[number] = line
