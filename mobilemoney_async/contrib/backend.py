@@ -12,10 +12,10 @@ import math
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import anyio
 import anyio.abc
@@ -47,45 +47,36 @@ _GIVEN_UP = 60.0
 _FIRST_LOOK = 2.0
 
 
+_Request: TypeAlias = tuple[Collections | Disbursements, str, int | Decimal | str]
+"""Payment that the caller asks for: the create, phone number and amount."""
+
+
 @attrs.define(eq=False)
 class _Attempt:
-    """One create in progress, with an event for the tasks that wait for it.
+    """One create in progress, with an event for the tasks that wait for it."""
 
-    Attributes:
-        asked: The create, its phone number and amount.
-        is_read: Whether `before` was read from the store.
-        before: The order's status when the create began: readers of the status need not ask the store meanwhile.
-    """
-
-    asked: tuple[Collections | Disbursements, str, int | Decimal | str]
-    is_read: bool = False
-    before: OrderStatus | None = None
+    request: _Request = attrs.field(repr=False)
     done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
 
 
 @attrs.frozen
 class _Known:
-    """Latest status of an order.
-
-    Attributes:
-        status: The status.
-        until: Until when it counts, monotonic seconds. Infinite for a final one, and for an order that this process
-            tracks: each of its changes arrives here.
-        changed_at: When the record that shows it was last changed, if it comes from one.
-    """
+    """Latest status of an order."""
 
     status: OrderStatus
+    # Until when it counts, monotonic seconds. Infinite for a final one, and while this process creates or tracks.
     until: float = math.inf
-    changed_at: datetime | None = None
+    changed_at: datetime | None = None  # of the record that shows it, if it comes from one
 
-    def is_newer_than(self, record: PaymentRecord) -> bool:
-        """Return whether the status is newer than a record: reads of the store may overtake each other."""
-        return self.until == math.inf or (self.changed_at is not None and record.changed_at < self.changed_at)
+    @property
+    def is_live(self) -> bool:
+        """True if each change of the order arrives here, and the store need not be asked."""
+        return self.until == math.inf
 
 
-class _Board:
-    """Cache of the latest order statuses, with a signal for each change. The store has every order; this saves queries.
+class _StatusCache:
+    """Latest order statuses, with a signal for each change. The store has every order; the cache saves queries.
 
     A writer updates the cache first and sends the signal second; a watcher takes the signal before it reads. So no
     change is missed between the two.
@@ -107,44 +98,33 @@ class _Board:
         self._known.move_to_end(order)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        self.ring(order)
+        self._wake(order)
 
     def expire(self, order: str) -> None:
-        """Make the next reader ask the store for an order's status, unless the status is final."""
+        """Make readers and watchers ask the store for an order's status, unless the status is final."""
         known = self._known.get(order)
         if known is not None and not known.status.is_final:
             self._known[order] = attrs.evolve(known, until=-math.inf)
+        self._wake(order)
 
     def signal(self, order: str) -> anyio.Event:
         """Return the signal of the order's next change."""
         return self._signals.setdefault(order, anyio.Event())
 
-    def ring(self, order: str) -> None:
-        """Wake all watchers of an order."""
-        signal = self._signals.pop(order, None)
-        if signal is not None:
+    def _wake(self, order: str) -> None:
+        if (signal := self._signals.pop(order, None)) is not None:
             signal.set()
 
 
 @attrs.define(eq=False)
 class _Watch:
-    """Iterator over the statuses of one order; a class, since an async generator left early would stay open.
-
-    Attributes:
-        order: The order's name.
-        heartbeat: Seconds after which the same status is returned again.
-        board: The cache, which signals changes.
-        read: Returns the status, None if there is no payment. After its `StoreError` the iterator tries again.
-        is_live: Returns whether the cache signals every change of the order.
-        last: The status returned last.
-    """
+    """Iterator over the statuses of one order; a class, since an async generator left early would stay open."""
 
     order: str
-    heartbeat: float
-    board: _Board
-    read: Callable[[str], Awaitable[OrderStatus | None]]
-    is_live: Callable[[str], bool]
-    last: OrderStatus | None = None
+    heartbeat: float  # seconds after which the same status is returned again
+    cache: _StatusCache
+    read: Callable[[str], Awaitable[OrderStatus | None]]  # None if there is no payment; its `StoreError` may pass
+    last: OrderStatus | None = None  # the status returned last
 
     def __aiter__(self) -> Self:
         return self
@@ -154,7 +134,7 @@ class _Watch:
             raise StopAsyncIteration
         until = anyio.current_time() + self.heartbeat
         while True:
-            signal = self.board.signal(self.order)  # before the read, so that a change in between is not missed
+            signal = self.cache.signal(self.order)  # before the read, so that a change in between is not missed
             try:
                 status = await self.read(self.order)
             except StoreError:
@@ -165,7 +145,9 @@ class _Watch:
             if status != self.last or now >= until:
                 self.last = status
                 return status
-            with anyio.CancelScope(deadline=until if self.is_live(self.order) else min(until, now + _RECHECK)):
+            known = self.cache.get(self.order)
+            recheck_at = math.inf if known is not None and known.is_live else now + _RECHECK
+            with anyio.CancelScope(deadline=min(until, recheck_at)):
                 await signal.wait()
 
 
@@ -223,7 +205,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._drain = require_seconds("drain", drain, allow_zero=True)
         self._most_waiting = require_integer("most_waiting", most_waiting, 1)
         self._attempts: dict[str, _Attempt] = {}
-        self._board = _Board()
+        self._cache = _StatusCache()
         self._tracked: dict[str, OrderStatus] = {}
         self._is_unknown = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -276,13 +258,13 @@ class Backend(anyio.AsyncContextManagerMixin):
             TooManyOrders: Too many others are waiting; nothing was sent.
             MobileMoneyError: As of ``client.collections.create``.
         """
-        return await self._pay(self.client.collections, order, phone_number, amount, patience)
+        return await self._pay(order, (self.client.collections, phone_number, amount), patience)
 
     async def disburse(
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
     ) -> OrderStatus:
         """Send money for an order, once, and answer soon; otherwise as `collect`."""
-        return await self._pay(self.client.disbursements, order, phone_number, amount, patience)
+        return await self._pay(order, (self.client.disbursements, phone_number, amount), patience)
 
     # Knowing
 
@@ -294,19 +276,11 @@ class Backend(anyio.AsyncContextManagerMixin):
             StoreError: The store failed.
         """
         require_text("order", order)
-        known, attempt = self._board.get(order), self._attempts.get(order)
-        if known is not None and anyio.current_time() < known.until:
-            await anyio.lowlevel.checkpoint()
-            status: OrderStatus | None = known.status
-        elif attempt is not None and attempt.is_read:
-            await anyio.lowlevel.checkpoint()
-            status = attempt.before
-        else:
-            status = await self._read(order)
-        # An order that is paid for again keeps the status of its first attempt: it does not go back to "sending".
-        if order in self._attempts and (status is None or status.state is OrderState.NOT_MADE):
-            return OrderStatus(order=order, state=OrderState.SENDING)
-        return status
+        known = self._cache.get(order)
+        if known is None or known.until <= anyio.current_time():
+            return await self._read(order)
+        await anyio.lowlevel.checkpoint()
+        return known.status
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
         """Return an iterator over an order's statuses: now, after each change, and after each heartbeat.
@@ -321,43 +295,26 @@ class Backend(anyio.AsyncContextManagerMixin):
         Raises:
             InvalidRequest: An argument is not what it accepts.
         """
-        return _Watch(
-            require_text("order", order),
-            require_seconds("heartbeat", heartbeat),
-            board=self._board,
-            read=self.status,
-            is_live=self._is_live,
-        )
-
-    def _is_live(self, order: str) -> bool:
-        known = self._board.get(order)
-        return order in self._attempts or (known is not None and known.until == math.inf)
+        return _Watch(require_text("order", order), require_seconds("heartbeat", heartbeat), self._cache, self.status)
 
     def __repr__(self) -> str:
         return f"<Backend: {len(self._attempts)} being created, {len(self._tracked)} tracked>"
 
     # Inside
 
-    async def _pay(
-        self,
-        creates: Collections | Disbursements,
-        order: str,
-        phone_number: str,
-        amount: int | Decimal | str,
-        patience: float,
-    ) -> OrderStatus:
+    async def _pay(self, order: str, request: _Request, patience: float) -> OrderStatus:
         require_text("order", order)
         require_seconds("patience", patience, allow_zero=True)
         if self._tasks is None:
             raise refuse("backend", "open: use it inside its `async with`")
-        asked = (creates, phone_number, amount)
         attempt = self._attempts.get(order)
         if attempt is None:
             if len(self._attempts) >= self._most_waiting:
                 raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
-            attempt = self._attempts[order] = _Attempt(asked)
+            attempt = self._attempts[order] = _Attempt(request)
+            self._cache.expire(order)  # "not made" no longer counts
             self._tasks.start_soon(self._create, order, attempt)
-        elif attempt.asked != asked:
+        elif attempt.request != request:
             raise IdempotencyConflict("the order is being paid with another number or amount", idempotency_key=order)
         with anyio.move_on_after(patience):
             await attempt.done.wait()
@@ -368,11 +325,15 @@ class Backend(anyio.AsyncContextManagerMixin):
         return await self.status(order) or OrderStatus(order=order, state=OrderState.SENDING)
 
     async def _create(self, order: str, attempt: _Attempt) -> None:
-        creates, phone_number, amount = attempt.asked
+        creates, phone_number, amount = attempt.request
+        answer: Acknowledgement | None = None
         try:
-            attempt.before, attempt.is_read = await self._read(order), True
+            before = await self._read(order) or OrderStatus(order=order, state=OrderState.SENDING)
+            # Until the create ends, an order that is paid for again shows the status of its last attempt.
+            self._cache.post(_Known(before))
             answer = await creates.create(phone_number=phone_number, amount=amount, idempotency_key=order)
-            await self._created(order, answer)
+            state = OrderState.PENDING
+            self._track(OrderStatus(order=order, state=state, amount=answer.amount, reference=answer.reference), answer)
         except MobileMoneyError as exc:
             attempt.error = exc
             if isinstance(exc, OutcomeUnknown):
@@ -381,51 +342,45 @@ class Backend(anyio.AsyncContextManagerMixin):
             logger.exception("paying for order %r failed", order)
             attempt.error = exc
         finally:
-            # The status first, then the signal: a watcher that wakes reads the status.
+            # No await from here on: a task that wakes finds the attempt gone, and a new status or none that counts.
             self._attempts.pop(order, None)
-            if attempt.error is not None:
-                self._board.expire(order)
+            if answer is None or attempt.error is not None:
+                self._cache.expire(order)
             attempt.done.set()
-            self._board.ring(order)
-
-    async def _created(self, order: str, answer: Acknowledgement) -> None:
-        with suppress(StoreError):  # the payment is tracked all the same
-            record = await self._payments.get(order)
-            if record is not None and record.state is PaymentState.FINAL:
-                self._take(record)  # an old order, paid for again
-                return
-        status = OrderStatus(order=order, state=OrderState.PENDING, amount=answer.amount, reference=answer.reference)
-        self._track(status, answer)
 
     async def _read(self, order: str) -> OrderStatus | None:
         record = await self._payments.get(order)
-        return None if record is None else self._take(record)
+        if record is not None:
+            return self._take(record)
+        return OrderStatus(order=order, state=OrderState.SENDING) if order in self._attempts else None
 
     def _take(self, record: PaymentRecord) -> OrderStatus:
         """Return a record's order status, cache it, and track the payment if it is open. An order does not go back."""
-        known = self._board.get(record.key)
+        known = self._cache.get(record.key)
         if known is not None and known.status.is_final:
             return known.status  # the record was read before the final state arrived
         status = read_record(record)
+        if status.state is OrderState.NOT_MADE and record.key in self._attempts:
+            status = attrs.evolve(status, state=OrderState.SENDING)
         if record.state is PaymentState.ACKNOWLEDGED and record.transaction_id is not None:
             self._track(status, record.transaction_id)
         elif status.is_final:
-            self._board.post(_Known(status))
-        elif known is not None and known.is_newer_than(record):
-            return known.status
+            self._cache.post(_Known(status))
+        elif known is not None and (known.is_live or (known.changed_at and record.changed_at < known.changed_at)):
+            return known.status  # reads of the store may overtake each other
         else:
-            self._board.post(_Known(status, anyio.current_time() + _FRESH, record.changed_at))
+            self._cache.post(_Known(status, anyio.current_time() + _FRESH, record.changed_at))
         return status
 
     def _track(self, status: OrderStatus, payment: Acknowledgement | str) -> None:
-        known = self._board.get(status.order)
+        known = self._cache.get(status.order)
         if known is not None and known.status.is_final:
             return
         transaction_id = payment if isinstance(payment, str) else payment.transaction_id
         if transaction_id not in self._tracked:
             self._tracked[transaction_id] = status
             self.callbacks.track(payment, *filter(None, (status.order, status.reference)))
-        self._board.post(_Known(status))
+        self._cache.post(_Known(status))
 
     async def _listen(self) -> None:
         async for outcome in self.poller.outcomes(forever=True):
@@ -436,10 +391,10 @@ class Backend(anyio.AsyncContextManagerMixin):
                 # Given up, or not found although acknowledged: an operator has to look at it.
                 logger.error("order %r: %s", status.order, outcome.error)
                 status = attrs.evolve(status, state=OrderState.FINDING_OUT)
-                self._board.post(_Known(status, anyio.current_time() + _GIVEN_UP))
+                self._cache.post(_Known(status, anyio.current_time() + _GIVEN_UP))
                 continue
             status = ended(status, outcome.transaction)
-            self._board.post(_Known(status))
+            self._cache.post(_Known(status))
             if self._on_settled is not None and self._tasks is not None:
                 self._tasks.start_soon(self._settle, self._on_settled, status)
 
@@ -456,8 +411,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             with anyio.move_on_after(pause):
                 await self._is_unknown.wait()
                 await anyio.sleep(_FIRST_LOOK)
-            is_new = self._is_unknown.is_set()
-            if is_new:
+            if self._is_unknown.is_set():
                 self._is_unknown, pause = anyio.Event(), _FIRST_LOOK
             try:
                 for record in await self._payments.reconcile():
