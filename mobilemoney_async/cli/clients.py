@@ -89,10 +89,10 @@ def open_reader(settings: Settings, **options: Any) -> AsyncClient:
     return open_client(settings, **options)
 
 
-def missing_file(settings: Settings) -> str | None:
+def missing_file(settings: Settings) -> Path | None:
     """Return the file of the SQLite store if it does not exist, else None: a store makes it on first use."""
-    file = _SQLITE_FILE.fullmatch(settings.store or "")
-    return file[1] if file is not None and not Path(file[1]).exists() else None
+    named = _SQLITE_FILE.fullmatch(settings.store or "")
+    return None if named is None or (file := Path(named[1])).exists() else file
 
 
 def open_store(settings: Settings, **options: Any) -> SQLStore:
@@ -103,11 +103,15 @@ def open_store(settings: Settings, **options: Any) -> SQLStore:
         return SQLStore(settings.store or "", settings.account, key=settings.store_key, **options)
     except InvalidRequest as exc:
         name = {"url": "store", "key": "store key"}.get(exc.argument, exc.argument)
-        raise invalid(name, without_argument(exc)) from None
+        raise invalid(name, _without_argument(exc)) from None
 
 
-def without_argument(exc: InvalidRequest) -> str:
-    """Return the text of an error about an argument without the argument's name in front."""
+def accepted_by(exc: InvalidRequest) -> str:
+    """Return the accepted values that an error about an argument names."""
+    return _without_argument(exc).removeprefix("must be ")
+
+
+def _without_argument(exc: InvalidRequest) -> str:
     return str(exc).removeprefix(exc.argument).removeprefix(":").strip()
 
 
@@ -139,6 +143,17 @@ def choose_auth(settings: Settings) -> TokenSource:
         "token_file in a profile",
         argument="credentials",
     )
+
+
+def describe_auth(settings: Settings) -> str:
+    """Return the credentials of `choose_auth` in words, and their source."""
+    if settings.token is not None:
+        return f"token from {settings.sources['token']}"
+    if (kept := find_login(settings, email=settings.email)) is not None:
+        return f"login kept until {kept.expires_at:%H:%M:%S} UTC"
+    if settings.email is not None:
+        return f"e-mail and password from {settings.sources['email']}"
+    return "the sandbox's token" if settings.is_sandbox else "none are known"
 
 
 def sandbox_token() -> str:

@@ -59,8 +59,7 @@ class _Interrupted(Exception):
 _LOG_IN = "get a new token: mobilemoney login, or from its issuer"
 _FIND_CAUSE = "run `mobilemoney doctor` to find the cause"
 
-# The next step after an error of a class, or of its nearest base class.
-_ADVICE: dict[type, str] = {
+ADVICE: dict[type, str] = {
     errors.OutcomeUnknown: "do not send it again before you have looked: mobilemoney list shows whether it exists",
     errors.WaitTimeout: "it may still become final: look again with mobilemoney watch",
     errors.InvalidCredentials: "check e-mail and password; the service limits attempts, so do not guess",
@@ -75,6 +74,7 @@ _ADVICE: dict[type, str] = {
     errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile",
     errors.TransportError: _FIND_CAUSE,
 }
+"""Next steps after an error of a class, or of its nearest base class."""
 _EXIT_CODES: dict[type, ExitCode] = {
     errors.InvalidRequest: ExitCode.USAGE,
     errors.OutcomeUnknown: ExitCode.UNRESOLVED,
@@ -87,7 +87,7 @@ def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, Exit
     if isinstance(exc, OSError) and not isinstance(exc, MobileMoneyError):
         return _explain_file(exc)
     text = str(exc)
-    advice = next((_ADVICE[cls] for cls in type(exc).__mro__ if cls in _ADVICE), "")
+    advice = next((ADVICE[cls] for cls in type(exc).__mro__ if cls in ADVICE), "")
     exit_code = next((_EXIT_CODES[cls] for cls in type(exc).__mro__ if cls in _EXIT_CODES), ExitCode.ERROR)
     if isinstance(exc, errors.StoreError) and not advice and "failed" in text:
         advice = _FIND_CAUSE

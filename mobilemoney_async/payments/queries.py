@@ -10,8 +10,8 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import history, payments
-from mobilemoney_async.payments.journal import Journal, to_record
+from mobilemoney_async.database.schema import VERSION, history, logins, payments
+from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, Journal, to_record
 from mobilemoney_async.payments.records import HistoryEntry, PaymentRecord, PaymentState
 
 # Transaction ids in one statement.
@@ -108,3 +108,45 @@ def find_named(
     ]
     found = {row.id: row for row in journal.connection.execute(sa.union_all(*parts))}
     return [to_record(row) for row in sorted(found.values(), key=lambda row: (row.created_at, row.id))]
+
+
+@attrs.frozen(kw_only=True)
+class StoreHealth:
+    """Health of a store.
+
+    Attributes:
+        version: Of its tables; None if there are none yet.
+        known_version: That of the tables that this release makes and reads.
+        cannot_write: Why nothing can be written, or None if it can.
+        unresolved: Payments of the account with an unknown result, except for requests still on their way.
+        clear_tokens: Login tokens of the account that are stored in clear text.
+    """
+
+    version: int | None
+    known_version: int = VERSION
+    cannot_write: str | None = None
+    unresolved: int = 0
+    clear_tokens: int = 0
+
+
+def check_health(connection: sa.Connection, account: str, now: datetime) -> StoreHealth:
+    """Return the health of a store, also of one without tables, or with those of another release."""
+    if not sa.inspect(connection).has_table("mobilemoney_schema"):
+        return StoreHealth(version=None)
+    version = int(connection.execute(sa.text("SELECT version FROM mobilemoney_schema")).scalar_one())
+
+    def count(table: sa.Table, condition: sa.ColumnElement[bool]) -> int:
+        # Every version up to this release's has the columns of the conditions.
+        where = (table.c.account == account) & condition
+        statement = sa.select(sa.func.count()).select_from(table).where(where)
+        return 0 if version > VERSION else int(connection.execute(statement).scalar_one())
+
+    on_their_way = (_columns.state == PaymentState.SENDING) & (_columns.stale_at > now)
+    unresolved = count(payments, IS_UNIDENTIFIED & ~on_their_way)
+    clear_tokens = count(logins, logins.c.token.like("clear:%"))
+    cannot_write = None
+    try:
+        connection.execute(sa.text("UPDATE mobilemoney_schema SET version = version"))
+    except sa.exc.SQLAlchemyError as exc:
+        cannot_write = type(getattr(exc, "orig", None) or exc).__name__
+    return StoreHealth(version=version, cannot_write=cannot_write, unresolved=unresolved, clear_tokens=clear_tokens)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,16 @@ def test_without_the_sandbox_extra_the_command_says_so(command: list[str]) -> No
     assert ran.returncode == 1
     assert 'pip install "mobilemoney-async[sandbox]"' in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_without_the_store_extra_the_doctor_checks_the_rest(tmp_path: Path) -> None:
+    """Without the extra `store`, the doctor checks all the same; a store is a problem that names the extra."""
+    block = "import sys; sys.modules['sqlalchemy'] = None; from mobilemoney_async.cli import main; main()"
+    ran = run("doctor", "--base-url", "http://127.0.0.1:9/v1", code=block)
+    assert (ran.returncode, ran.stderr) == (1, "")
+    assert "ok       store          none" in ran.stdout
+    ran = run("doctor", "--base-url", "http://127.0.0.1:9/v1", "--store", f"sqlite:///{tmp_path}/new.db", code=block)
+    assert 'problem  store          store needs an extra: pip install "mobilemoney-async[store]"' in ran.stdout
 
 
 @pytest.mark.parametrize("speed", ["0", "-1", "abc"])

@@ -37,8 +37,8 @@ from mobilemoney_async import (
 from mobilemoney_async.calls import transport_pool
 from mobilemoney_async.cli import doctor
 from mobilemoney_async.cli.doctor import Level
-from mobilemoney_async.payments.health import StoreHealth, examine
 from mobilemoney_async.payments.matching import Skew
+from mobilemoney_async.payments.queries import StoreHealth, check_health
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.databases import sqlite_url
@@ -343,18 +343,17 @@ class TestStore:
     async def test_looking_changes_nothing(self, tmp_path: Path) -> None:
         """Tables are neither made nor brought forward, also where they are those of a later release."""
         store = SQLStore(sqlite_url(tmp_path, has_tables=False))
-        now = datetime.now(UTC)
-        assert (await examine(store, now)).version is None
-        file = account_store(store).database.file
-        assert file is not None
-        assert not file.exists()
-        await account_store(store).database.write(lambda connection: None)
-        known = await examine(store, now)
+        database = account_store(store).database
+        look = partial(check_health, account=store.account, now=datetime.now(UTC))
+        for _ in range(2):
+            assert (await database.peek(look)).version is None
+        await database.write(lambda connection: None)
+        known = await database.peek(look)
         assert (known.version, known.cannot_write) == (known.known_version, None)
         for version in (1, 99):
             setting = sa.text(f"UPDATE mobilemoney_schema SET version = {version}")
-            await account_store(store).database.write(partial(sa.Connection.execute, statement=setting))
-            assert (await examine(store, now)).version == version
+            await database.write(partial(sa.Connection.execute, statement=setting))
+            assert (await database.peek(look)).version == version
         store.close()
 
 
@@ -413,10 +412,9 @@ class TestJudgements:
         assert doctor.judge_url("https://pay.example", is_production=True).level is Level.WARNING
         assert doctor.judge_url("https://pay.example/api/v1/", is_production=True).level is Level.OK
 
-    def test_a_certificate_that_does_not_say(self) -> None:
-        """Without an end there is nothing to count."""
+    def test_a_certificate_that_ends_soon(self) -> None:
+        """Less than two weeks are a warning."""
         judge = partial(doctor.judge_certificate, version="TLSv1.3", now=datetime(2030, 1, 1, tzinfo=UTC))
-        assert judge(None).level is Level.OK
         assert judge(datetime(2030, 1, 16, tzinfo=UTC)).level is Level.OK
         assert judge(datetime(2030, 1, 14, tzinfo=UTC)).level is Level.WARNING
 
