@@ -1,8 +1,4 @@
-"""The asyncio and trio client of a mobile-money payments service: collections, disbursements, lookups, history.
-
-A name is imported when it is first asked for: the command line answers `--help` without the client, and a program that
-never has a store does not load it.
-"""
+"""The asyncio and trio client of a mobile-money payments service: collections, disbursements, lookups, history."""
 
 import importlib as _importlib
 import typing as _typing
@@ -110,70 +106,34 @@ __all__ = [
     "__version__",
 ]
 
+# Module of each name, imported when the name is first asked for: `mobilemoney --help` and programs without a store
+# stay light. The names that are missing here are in `errors`.
 _HOMES = {
-    "APIError": "errors",
-    "Acknowledgement": "contract.models",
-    "AsyncClient": "client",
-    "AuthenticationError": "errors",
-    "ConnectionFailed": "errors",
-    "DuplicateSuspected": "errors",
-    "Effect": "contract.endpoints",
-    "Fees": "contract.models",
-    "HistoryEntry": "payments.records",
-    "IdempotencyConflict": "errors",
-    "InvalidCredentials": "errors",
-    "InvalidRequest": "errors",
-    "InvalidToken": "errors",
-    "InvalidTransactionId": "errors",
-    "LoginAuth": "calls.tokens",
-    "LoginResult": "contract.models",
-    "Lookup": "resources.bulk_lookup",
-    "MobileMoneyError": "errors",
-    "Network": "contract.states",
-    "Outcome": "polling.outcomes",
-    "OutcomeUnknown": "errors",
-    "Pagination": "contract.models",
-    "PaymentRecord": "payments.records",
-    "PaymentState": "payments.records",
-    "PermissionDenied": "errors",
-    "Priority": "contract.endpoints",
-    "RateLimitExceeded": "errors",
-    "RateLimiter": "calls.limiter",
-    "RequestTimeout": "errors",
-    "RetryPolicy": "calls.retry",
-    "SQLStore": "payments.store",
-    "Schedule": "contract.limits",
-    "Secret": "values",
-    "ServerError": "errors",
-    "Settlement": "contract.models",
-    "StoreError": "errors",
-    "TokenAuth": "calls.tokens",
-    "TokenExpired": "errors",
-    "TokenSource": "calls.tokens",
-    "Transaction": "contract.models",
-    "TransactionNotFound": "errors",
-    "TransactionPage": "contract.models",
-    "TransactionPager": "resources.transactions",
-    "TransactionStatus": "contract.states",
-    "TransactionType": "contract.states",
-    "TransportError": "errors",
-    "UnexpectedResponse": "errors",
-    "User": "contract.models",
-    "WaitTimeout": "errors",
+    "calls.limiter": "RateLimiter",
+    "calls.retry": "RetryPolicy",
+    "calls.tokens": "LoginAuth TokenAuth TokenSource",
+    "client": "AsyncClient",
+    "contract.endpoints": "Effect Priority",
+    "contract.limits": "Schedule",
+    "contract.models": "Acknowledgement Fees LoginResult Pagination Settlement Transaction TransactionPage User",
+    "contract.states": "Network TransactionStatus TransactionType",
+    "payments.records": "HistoryEntry PaymentRecord PaymentState",
+    "payments.store": "SQLStore",
+    "polling.outcomes": "Outcome",
+    "resources.bulk_lookup": "Lookup",
+    "resources.transactions": "TransactionPager",
+    "values": "Secret",
 }
-"""Module of each name. Type checkers read the imports above in its place."""
-_MODULES = frozenset(home.partition(".")[0] for home in _HOMES.values())
 
 if not _typing.TYPE_CHECKING:  # type checkers would take any name for one of ours
 
     def __getattr__(name: str) -> object:
-        if name in _MODULES:
+        if name in {home.partition(".")[0] for home in ("errors", *_HOMES)}:
             return _importlib.import_module(f"{__name__}.{name}")
-        home = _HOMES.get(name)
-        if home is None:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(_importlib.import_module(f"{__name__}.{home}"), name)
-        return found
+        home = next((home for home, names in _HOMES.items() if name in names.split()), "errors")
+        return globals().setdefault(name, getattr(_importlib.import_module(f"{__name__}.{home}"), name))
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

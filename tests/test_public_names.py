@@ -2,6 +2,7 @@
 
 import ast
 import types
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -95,8 +96,11 @@ def test_each_is_what_type_checkers_take_it_for() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert read == mobilemoney_async._HOMES
+    homes = {name: home for home, names in mobilemoney_async._HOMES.items() for name in names.split()}
+    assert read == dict.fromkeys(read, "errors") | homes
     assert {*read, "__version__"} == set(mobilemoney_async.__all__)
+    for name, home in read.items():
+        assert getattr(mobilemoney_async, name) is getattr(import_module(f"mobilemoney_async.{home}"), name)
 
 
 def test_a_name_that_does_not_exist_is_an_error() -> None:
