@@ -1,7 +1,7 @@
 """Receiver of callbacks, which makes them hints for a poller (contract, section 6).
 
-The contract documents neither the payload of a callback nor its signature, event names or repetitions. So a callback
-may only *name* a payment, anywhere in its body and under any field. State and amount of the payment are always fetched.
+The contract documents neither payload nor signature. So a callback may only *name* a payment, anywhere in its body.
+State and amount of the payment are always fetched.
 
 Invariants: nothing that arrives raises. Constants bound the cost of one body, and only a payment that the poller
 follows already, or that the merchant's own `find` returns, leads to a request to the service.
@@ -119,18 +119,12 @@ class Following(Protocol):
         """Note that a payment may have changed; return whether it is followed."""
 
 
-class _Latest(OrderedDict[K, V]):
-    """Mapping of the keys set last, at most `size` of them."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self._size = size
-
-    def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        if len(self) > self._size:
-            self.popitem(last=False)
+def _remember(latest: OrderedDict[K, V], key: K, value: V, size: int) -> None:
+    """Set a key of a mapping, which keeps the keys set last, at most `size` of them."""
+    latest[key] = value
+    latest.move_to_end(key)
+    if len(latest) > size:
+        latest.popitem(last=False)
 
 
 class CallbackReceiver:
@@ -167,18 +161,15 @@ class CallbackReceiver:
         for argument, function in (("verify", verify), ("find", find)):
             if function is not None and not callable(function):
                 raise refuse(argument, "a function or None", function)
-        revealed = secret.reveal() if isinstance(secret, Secret) else secret
-        if revealed is not None and (not isinstance(revealed, str) or len(revealed) < _SECRET_LENGTH):
+        hidden = Secret(secret) if isinstance(secret, str) else secret
+        if hidden is not None and (not isinstance(hidden, Secret) or len(hidden.reveal()) < _SECRET_LENGTH):
             raise refuse("secret", f"a str or Secret of at least {_SECRET_LENGTH} characters")
-        self._poller = poller
-        self._verify = verify
-        self._find = find
-        self._secret = Secret(secret) if isinstance(secret, str) else secret
-        self._kept = _Latest[bytes, KeptCallback](require_integer("keep", keep, 0))
-        self._known = _Latest[str, str](_KNOWN_NAMES)  # name -> transaction id
-        self._early = _Latest[str, float](_EARLY_NAMES)  # unknown name -> end of its time
-        self._finds = _FINDS
-        self._found_at = 0.0
+        self._poller, self._verify, self._find, self._secret = poller, verify, find, hidden
+        self._keep = require_integer("keep", keep, 0)
+        self._kept: OrderedDict[bytes, KeptCallback] = OrderedDict()
+        self._known: OrderedDict[str, str] = OrderedDict()  # name -> transaction id
+        self._early: OrderedDict[str, float] = OrderedDict()  # unknown name -> end of its time
+        self._finds, self._found_at = _FINDS, 0.0
 
     def track(self, payment: Acknowledgement | str, *names: str, timeout: float | None = None) -> None:
         """Let the poller follow a payment, and learn its names. A callback that came before counts as well.
@@ -194,16 +185,12 @@ class CallbackReceiver:
         for name in names:
             require_text("names", name)
         self._poller.track(payment, timeout=timeout)
-        if isinstance(payment, Acknowledgement):
-            transaction_id = payment.transaction_id
-            names = (payment.reference, payment.idempotency_key or "", *names)
-        else:
-            transaction_id = payment
-        now, is_early = anyio.current_time(), False
-        for name in filter(None, (transaction_id, *names)):
-            self._known[name] = transaction_id
-            is_early |= self._early.pop(name, 0.0) > now
-        if is_early:
+        transaction_id = payment if isinstance(payment, str) else payment.transaction_id
+        own = () if isinstance(payment, str) else (payment.reference, payment.idempotency_key)
+        named = list(filter(None, (transaction_id, *own, *names)))
+        for name in named:
+            _remember(self._known, name, transaction_id, _KNOWN_NAMES)
+        if max(self._early.pop(name, 0.0) for name in named) > anyio.current_time():
             self._hint(transaction_id)
 
     async def receive(self, body: bytes, headers: Headers = (), *, token: str | None = None) -> CallbackResult:
@@ -224,8 +211,7 @@ class CallbackReceiver:
         fields = _plain_headers(headers)
         if not await self._is_verified(body, fields):
             return CallbackResult(status=CallbackStatus.NOT_VERIFIED)
-        is_duplicate = self._keep_body(body, fields)
-        names = candidates(body)
+        is_duplicate, names = self._keep_body(body, fields), candidates(body)
         return CallbackResult(
             status=CallbackStatus.ACCEPTED,
             candidates=len(names),
@@ -260,7 +246,7 @@ class CallbackReceiver:
             if self._hint(transaction_id) or name in self._known:  # or it was handed to the poller itself
                 named[transaction_id] = None
             else:
-                self._early[name] = until
+                _remember(self._early, name, until, _EARLY_NAMES)
         return list(named)
 
     def _hint(self, transaction_id: str) -> bool:
@@ -291,15 +277,15 @@ class CallbackReceiver:
     def _keep_body(self, body: bytes, headers: Mapping[str, str]) -> bool:
         """Keep a body; return whether it is there already."""
         digest = hashlib.sha256(body).digest()
-        old = self._kept.get(digest)
-        if old is not None:
-            self._kept[digest] = attrs.evolve(old, times=old.times + 1)
-            return True
-        hidden = {**headers, **dict.fromkeys(_HIDDEN_HEADERS & headers.keys(), "[redacted]")}
-        shown = {_shown(name, 100): _shown(value, 100) for name, value in islice(hidden.items(), _KEPT_HEADERS)}
-        text = body[: 2 * _KEPT_TEXT].decode(errors="replace")
-        self._kept[digest] = KeptCallback(body=_shown(text, _KEPT_TEXT), headers=shown, size=len(body))
-        return False
+        if (old := self._kept.get(digest)) is not None:
+            kept = attrs.evolve(old, times=old.times + 1)
+        else:
+            hidden = {**headers, **dict.fromkeys(_HIDDEN_HEADERS & headers.keys(), "[redacted]")}
+            shown = {_shown(name, 100): _shown(value, 100) for name, value in islice(hidden.items(), _KEPT_HEADERS)}
+            text = body[: 2 * _KEPT_TEXT].decode(errors="replace")
+            kept = KeptCallback(body=_shown(text, _KEPT_TEXT), headers=shown, size=len(body))
+        _remember(self._kept, digest, kept, self._keep)
+        return old is not None
 
 
 def _shown(text: str, limit: int) -> str:
@@ -308,8 +294,6 @@ def _shown(text: str, limit: int) -> str:
 
 
 def _plain_headers(headers: Headers) -> dict[str, str]:
-    def plain(text: str | bytes) -> str:
-        return text.decode("latin-1") if isinstance(text, bytes) else text
-
     pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
-    return {plain(name).lower(): plain(value) for name, value in pairs}
+    text = [[each.decode("latin-1") if isinstance(each, bytes) else each for each in pair] for pair in pairs]
+    return {name.lower(): value for name, value in text}
