@@ -45,21 +45,9 @@ class ChangeKind(enum.StrEnum):
     """Kind of a change; its value is the name in JSON."""
 
     OPEN = "open"
-    """The service showed the payment, and it is not final."""
     FINAL = "final"
-    """The service showed a final state, whichever it is."""
-    NOT_SHOWN = "not_shown"
-    """The service does not show the payment so far. It may be too new: the search goes on for two minutes."""
+    NOT_SHOWN = "not_shown"  # it may be too new: the search goes on for two minutes
     NOT_KNOWN = "not_known"
-    """The service has no such transaction."""
-
-
-CHANGES_IN_WORDS: Mapping[ChangeKind, str] = {
-    ChangeKind.OPEN: "open",
-    ChangeKind.FINAL: "final",
-    ChangeKind.NOT_SHOWN: "not shown so far; if it is not new, check the id and the profile",
-    ChangeKind.NOT_KNOWN: "the service has no such transaction: check the id and the profile",
-}
 
 
 @attrs.frozen(kw_only=True)
@@ -71,6 +59,14 @@ class StatusChange:
     at: datetime
     transaction: Transaction | None = None
     error: MobileMoneyError | None = None
+
+    def describe(self, *, unmasked: bool) -> str:
+        """Return the change in words."""
+        if self.transaction is not None:
+            return describe(self.transaction, unmasked=unmasked)
+        if self.kind is ChangeKind.NOT_SHOWN:
+            return "not shown so far; if it is not new, check the id and the profile"
+        return "the service has no such transaction: check the id and the profile"
 
 
 class Watchlist:
@@ -108,29 +104,27 @@ class Watchlist:
         if self._ended.is_set():
             self._ended = anyio.Event()
 
-    def record(self, transaction: Transaction) -> None:
-        """Record a payment as the service showed it."""
-        kind = ChangeKind.FINAL if transaction.is_final else ChangeKind.OPEN
-        self._record(transaction.id, kind, transaction=transaction)
-
-    def record_missing(self, transaction_id: str, kind: ChangeKind, error: MobileMoneyError) -> None:
-        """Record that the service does not show a payment, so far or at all."""
-        self._record(transaction_id, kind, error=error)
-
     async def wait_until_ended(self) -> None:
         """Wait until no payment is open."""
         while self._open:
             await self._ended.wait()
+
+    def record(self, transaction: Transaction) -> None:
+        """Record a payment as the service showed it."""
+        kind = ChangeKind.FINAL if transaction.is_final else ChangeKind.OPEN
+        before = self._latest.get(transaction.id)
+        if before is None or before.transaction is None or before.transaction.status != transaction.status:
+            self._record(transaction.id, kind, transaction=transaction)
+
+    def record_missing(self, transaction_id: str, kind: ChangeKind, error: MobileMoneyError) -> None:
+        """Record that the service does not show a payment, so far or at all."""
+        self._record(transaction_id, kind, error=error)
 
     def _record(self, transaction_id: str, kind: ChangeKind, **seen: Any) -> None:
         # No await in here: several tasks record, and none may see a change half done.
         if transaction_id not in self._open:
             return  # a final state does not change
         change = StatusChange(transaction_id=transaction_id, kind=kind, at=datetime.now(UTC), **seen)
-        before = self._latest[transaction_id]
-        shown = before.transaction if before else None
-        if shown and change.transaction and shown.status == change.transaction.status:
-            return
         if kind in {ChangeKind.FINAL, ChangeKind.NOT_KNOWN}:
             del self._open[transaction_id]
             if not self._open:
@@ -140,10 +134,7 @@ class Watchlist:
 
 
 def exit_code(watchlist: Watchlist) -> ExitCode:
-    """Return the exit code of a command that has followed payments.
-
-    An unknown id is an error and comes first, then payments that are still open, then payments without success.
-    """
+    """Return the exit code of a following: first for unknown ids, then for open payments, then for failed ones."""
     if watchlist.unknown:
         return ExitCode.ERROR
     if watchlist.open:
@@ -173,21 +164,13 @@ def finish(command: str, watchlist: Watchlist, flags: Sequence[str]) -> None:
 
 def print_change(change: StatusChange, *, as_json: bool, unmasked: bool) -> None:
     """Print a change on one line, at once, as long as someone reads it."""
-    if as_json:
-        line = {
-            "event": str(change.kind),
-            "at": change.at,
-            "transaction_id": change.transaction_id,
-            "transaction": change.transaction,
-            "error": None if change.error is None else str(change.error),
-        }
-        with ignoring_closed_pipe():
-            print_json_line(plain(line, unmasked=unmasked))
-        return
-    transaction = change.transaction
-    text = CHANGES_IN_WORDS[change.kind] if transaction is None else describe(transaction, unmasked=unmasked)
     with ignoring_closed_pipe():
-        print(f"{visible(change.transaction_id)}  {text}", flush=True)
+        if as_json:
+            fields = attrs.asdict(change, recurse=False)
+            line = {"event": fields.pop("kind"), **fields, "error": change.error and str(change.error)}
+            print_json_line(plain(line, unmasked=unmasked))
+        else:
+            print(f"{visible(change.transaction_id)}  {change.describe(unmasked=unmasked)}", flush=True)
 
 
 class Refusals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any
@@ -23,30 +23,12 @@ from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 
 # The default of --limit.
 _LIMIT = 100
-_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
-CSV_COLUMNS: tuple[str, ...] = (
-    "id",
-    "reference",
-    "external_id",
-    "type",
-    "amount",
-    "currency",
-    "phone_number",
-    "network",
-    "status",
-    "failure_reason",
-    "created_at",
-    "completed_at",
-    "failed_at",
-    "merchant_fee",
-    "customer_fee",
-    "total_fee",
-    "net_amount",
-    "settled_at",
-    "settlement_batch",
+CSV_HEADER = (
+    "id,reference,external_id,type,amount,currency,phone_number,network,status,failure_reason,created_at,completed_at,"
+    "failed_at,merchant_fee,customer_fee,total_fee,net_amount,settled_at,settlement_batch"
 )
-"""The header of the CSV: the contract's fields, with a column for each field of fees and settlement."""
+"""The first line of the CSV: the contract's fields, with a column for each field of fees and settlement."""
 
 # The first character of a spreadsheet's formula, in Latin and in full width.
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
@@ -164,38 +146,34 @@ def _read_filters(status: str | None, kind: str | None, from_day: str | None, to
     first, last = _read_day("--from", from_day), _read_day("--to", to_day)
     if first is not None and last is not None and first > last:
         raise Refused("--from must be no later than --to", ExitCode.USAGE)
-    return {"status": _read_status(status), "type": _read_type(kind), "from_date": first, "to_date": last}
+    known_type = None if kind is None else TransactionType(kind.strip().lower())
+    if known_type is not None and not known_type.is_known:
+        raise Refused("--type must be collection or disbursement", ExitCode.USAGE)
+    return {"status": _read_status(status), "type": known_type, "from_date": first, "to_date": last}
 
 
 def _line_printer(*, as_csv: bool, as_json: bool, unmasked: bool) -> Callable[[Transaction], None] | None:
     """Return a function that prints a transaction at once; None for a table, which is printed at the end."""
     if as_csv:
-        _print_row(CSV_COLUMNS)
-        return lambda each: _print_row(csv_cells(each, unmasked=unmasked))
+        print(CSV_HEADER)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        return lambda each: writer.writerow(_csv_cells(each, unmasked=unmasked))
     if as_json:
         return lambda each: output.print_json_line(plain(each, unmasked=unmasked))
     return None
 
 
-def _read_status(text: str | None) -> str | None:
+def _read_status(text: str | None) -> TransactionStatus | None:
     if text is None:
         return None
+    states = ", ".join(TransactionStatus)
     if not text.strip():
-        raise Refused(f"--status must be a state: {', '.join(TransactionStatus)}", ExitCode.USAGE)
+        raise Refused(f"--status must be a state: {states}", ExitCode.USAGE)
     status = TransactionStatus(text.strip().upper())
     if not status.is_known:
         # The service may have added it. Without the warning, a typing error would look like an empty list.
-        say("list", f"{status} is not a state of the contract ({', '.join(TransactionStatus)}); it is sent as it is")
-    return str(status)
-
-
-def _read_type(text: str | None) -> str | None:
-    if text is None:
-        return None
-    known = TransactionType(text.strip().lower())
-    if not known.is_known:
-        raise Refused("--type must be collection or disbursement", ExitCode.USAGE)
-    return str(known)
+        say("list", f"{status} is not a state of the contract ({states}); it is sent as it is")
+    return status
 
 
 def _read_day(option: str, text: str | None) -> date | None:
@@ -203,15 +181,10 @@ def _read_day(option: str, text: str | None) -> date | None:
         return None
     today = datetime.now(UTC).date()
     named = {"today": today, "yesterday": today - timedelta(days=1)}
-    if text in named:
-        return named[text]
     try:
-        # ISO 8601 has more forms of a day; this is the contract's.
-        if _DAY.fullmatch(text):
-            return date.fromisoformat(text)
+        return named.get(text) or datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).date()
     except ValueError:
-        pass  # not a day of the calendar
-    raise Refused(f"{option} must be a day: YYYY-MM-DD, today or yesterday", ExitCode.USAGE)
+        raise Refused(f"{option} must be a day: YYYY-MM-DD, today or yesterday", ExitCode.USAGE) from None
 
 
 def describe(transaction: Transaction, *, unmasked: bool) -> str:
@@ -262,15 +235,11 @@ def print_transaction(transaction: Transaction, *, unmasked: bool) -> None:
     output.show_facts(facts)
 
 
-def csv_cells(transaction: Transaction, *, unmasked: bool) -> list[str]:
+def _csv_cells(transaction: Transaction, *, unmasked: bool) -> list[str]:
     """Return the cells of one line: the values of the JSON, unknown fields empty, no cell a formula."""
     values = plain(transaction, unmasked=unmasked)
     values |= values.get("fees", {}) | values.get("settlement", {})
-    return [_cell(str(values.get(name, ""))) for name in CSV_COLUMNS]
-
-
-def _print_row(cells: Iterable[str]) -> None:
-    csv.writer(sys.stdout, lineterminator="\n").writerow(cells)
+    return [_cell(str(values.get(name, ""))) for name in CSV_HEADER.split(",")]
 
 
 def _cell(value: str) -> str:

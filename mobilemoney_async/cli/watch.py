@@ -17,7 +17,7 @@ from rich.text import Text
 from mobilemoney_async.cli import following
 from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
-from mobilemoney_async.cli.following import CHANGES_IN_WORDS, Refusals, StatusChange, Watchlist
+from mobilemoney_async.cli.following import Refusals, StatusChange, Watchlist
 from mobilemoney_async.cli.options import Service, Unmasked, check_timeout, with_service
 from mobilemoney_async.cli.output import add_row, literal, new_table
 from mobilemoney_async.cli.transactions import columns
@@ -110,7 +110,7 @@ def _table(watchlist: Watchlist, room: int, unmasked: bool) -> Table:
         if change is not None and change.transaction is not None:
             add_row(table, columns(unmasked=unmasked), change.transaction)
         else:
-            state = "not seen yet" if change is None else CHANGES_IN_WORDS[change.kind]
+            state = "not seen yet" if change is None else change.describe(unmasked=unmasked)
             table.add_row(literal(transaction_id), "", "", "", state)
     return table
 
