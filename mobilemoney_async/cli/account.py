@@ -81,10 +81,8 @@ def logout(*, service: Service) -> None:
     The service has no way to end a token early: a copy of it works until it expires.
     """
     settings = service.settings()
-    if forget_login(settings):
-        print(f"deleted: the login of profile {settings.profile}")
-    else:
-        print(f"no login of profile {settings.profile} was kept")
+    name = settings.profile
+    print(f"deleted: the login of profile {name}" if forget_login(settings) else f"no login of profile {name} was kept")
 
 
 @with_service("profile", "config", "base_url")
@@ -93,8 +91,7 @@ def profile(*, as_json: AsJSON = False, unmasked: Unmasked = False, service: Ser
 
     Sends one request, and so tests the credentials.
     """
-    answer = _call("profile", service.settings(), lambda users: users.profile())
-    _print_answer(answer, as_json=as_json, unmasked=unmasked)
+    _show("profile", service.settings(), lambda users: users.profile(), as_json=as_json, unmasked=unmasked)
 
 
 @add_command(otp_app, "request")
@@ -111,8 +108,7 @@ def request_otp(
     """Have a one-time password sent to a phone."""
     settings = service.settings()
     number = require_phone_number(phone_number)
-    answer = _call("otp request", settings, lambda users: users.request_otp(number, purpose))
-    _print_answer(answer, as_json=as_json, unmasked=False)
+    _show("otp request", settings, lambda users: users.request_otp(number, purpose), as_json=as_json)
 
 
 @add_command(otp_app, "verify")
@@ -122,8 +118,7 @@ def verify_otp(phone_number: Phone, *, as_json: AsJSON = False, service: Service
     settings = service.settings()
     number = require_phone_number(phone_number)  # before the user types the code
     code = Secret(ask("one-time password", "give it on standard input", is_hidden=True))
-    answer = _call("otp verify", settings, lambda users: users.verify_otp(number, code))
-    _print_answer(answer, as_json=as_json, unmasked=False)
+    _show("otp verify", settings, lambda users: users.verify_otp(number, code), as_json=as_json)
 
 
 def _credentials(settings: Settings, email: str | None, password_file: str | None) -> tuple[str, Secret]:
@@ -146,39 +141,43 @@ async def _log_in(settings: Settings, email: str, password: Secret) -> LoginResu
 
 
 def _print_login(settings: Settings, result: LoginResult, kept: KeptLogin, file: Path | None, *, as_json: bool) -> None:
+    user = result.user
     if as_json:
         print_json(
             {
                 "profile": settings.profile,
                 "base_url": settings.base_url,
-                "user_id": None if result.user is None else result.user.id,
+                "user_id": user and user.id,
                 "email": mask_email(kept.email),
                 "expires_at": kept.expires_at.isoformat(timespec="seconds"),
-                "file": None if file is None else str(file),
+                "file": file and str(file),
             }
         )
     else:
-        name = "" if result.user is None else f"{result.user.first_name} {result.user.last_name} "
+        name = "" if user is None else f"{user.first_name} {user.last_name} "
         until = f"{kept.expires_at:%Y-%m-%d %H:%M:%S} UTC"
         print(visible(f"logged in at {settings.base_url} as {name}<{mask_email(kept.email)}>, until {until}"))
         print(visible(f"kept in {file}" if file is not None else "the token was not kept"))
     if file is not None and settings.token is not None:
-        say(
-            "login",
-            f"profile {settings.profile} has a token of its own ({settings.sources['token']}), which wins over this "
-            "login: remove it to use the login",
-        )
+        wins = f"has a token of its own ({settings.sources['token']}), which wins over this login"
+        say("login", f"profile {settings.profile} {wins}: remove it to use the login")
 
 
-def _call(command: str, settings: Settings, call: Callable[[Users], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+def _show(
+    command: str,
+    settings: Settings,
+    call: Callable[[Users], Awaitable[dict[str, Any]]],
+    *,
+    as_json: bool,
+    unmasked: bool = False,
+) -> None:
+    """Print the service's answer to a call."""
+
     async def work() -> dict[str, Any]:
         async with open_client(settings) as client:
             return await call(client.users)
 
-    return run(command, work, settings=settings)
-
-
-def _print_answer(answer: dict[str, Any], *, as_json: bool, unmasked: bool) -> None:
+    answer = run(command, work, settings=settings)
     shown = plain(_without_secrets(answer, unmasked=unmasked), unmasked=unmasked)
     if as_json:
         print_json(shown)

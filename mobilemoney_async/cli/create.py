@@ -170,9 +170,7 @@ class Payment:
 
     def __init__(self, request: PaymentRequest, settings: Settings, service: Service) -> None:
         self.watchlist: following.Watchlist | None = None
-        self._request = request
-        self._settings = settings
-        self._service = service
+        self._request, self._settings, self._service = request, settings, service
         self._refusals = following.Refusals()
         self._answer: Acknowledgement | None = None
         self._changes: list[following.StatusChange] = []
@@ -222,7 +220,15 @@ class Payment:
             raise
         if not self._was_attempted:
             say(request.command, "this key has been used before: nothing was sent, and this is that payment")
-        self._acknowledge(self._answer)
+        answer = self._answer
+        self.watchlist = following.Watchlist([answer.transaction_id], self._changes.append)
+        self._print(
+            "acknowledged",
+            f"{answer.transaction_id}  {self._line(str(answer.status_code))}",
+            idempotency_key=request.key,
+            transaction_id=answer.transaction_id,
+            acknowledgement=attrs.evolve(answer, idempotency_key=None),
+        )
 
     async def follow(self, client: AsyncClient, timeout: float) -> None:
         """Follow the payment until it is final, or the time is up.
@@ -230,9 +236,8 @@ class Payment:
         Raises:
             Refused: The service no longer accepts the credentials, or does not know the payment; names the next step.
         """
-        assert self.watchlist is not None
-        assert self._answer is not None
         answer = self._answer
+        assert self.watchlist is not None and answer is not None
 
         async def begin(poller: Poller) -> None:
             poller.track(answer)
@@ -265,16 +270,6 @@ class Payment:
         if self._is_unknown if record is None else record.is_unresolved:
             return ["it is unknown whether the payment exists", *self._how_to_find_out()]
         return ["nothing was sent"]
-
-    def _acknowledge(self, answer: Acknowledgement) -> None:
-        self.watchlist = following.Watchlist([answer.transaction_id], self._changes.append)
-        self._print(
-            "acknowledged",
-            f"{answer.transaction_id}  {self._line(str(answer.status_code))}",
-            idempotency_key=self._request.key,
-            transaction_id=answer.transaction_id,
-            acknowledgement=attrs.evolve(answer, idempotency_key=None),
-        )
 
     def _refusal(self, exc: MobileMoneyError) -> Refused:
         text, code = explain(exc, self._settings)

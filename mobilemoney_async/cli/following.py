@@ -94,9 +94,14 @@ class Watchlist:
         return [each.transaction_id for each in self._latest.values() if each and each.kind is ChangeKind.NOT_KNOWN]
 
     @property
-    def all_succeeded(self) -> bool:
-        """True if every payment succeeded."""
-        return all(each and each.transaction and each.transaction.succeeded for each in self._latest.values())
+    def exit_code(self) -> ExitCode:
+        """The exit code of the following: first for unknown ids, then for open payments, then for failed ones."""
+        if self.unknown:
+            return ExitCode.ERROR
+        if self._open:
+            return ExitCode.NOT_FINAL
+        seen = [each and each.transaction for each in self._latest.values()]
+        return ExitCode.FINE if all(each and each.succeeded for each in seen) else ExitCode.NOT_SUCCESSFUL
 
     def add(self, transaction_id: str) -> None:
         """Add a payment that was created just now."""
@@ -133,15 +138,6 @@ class Watchlist:
         self._report(change)
 
 
-def exit_code(watchlist: Watchlist) -> ExitCode:
-    """Return the exit code of a following: first for unknown ids, then for open payments, then for failed ones."""
-    if watchlist.unknown:
-        return ExitCode.ERROR
-    if watchlist.open:
-        return ExitCode.NOT_FINAL
-    return ExitCode.FINE if watchlist.all_succeeded else ExitCode.NOT_SUCCESSFUL
-
-
 def still_open(watchlist: Watchlist, flags: Sequence[str] = ()) -> list[str]:
     """Return lines about the open payments, and the command that goes on; none if all are final."""
     ids = watchlist.open
@@ -157,9 +153,8 @@ def finish(command: str, watchlist: Watchlist, flags: Sequence[str]) -> None:
     """Name the payments that are still open, and end the program with the exit code of the following."""
     for line in still_open(watchlist, flags):
         say(command, line)
-    code = exit_code(watchlist)
-    if code is not ExitCode.FINE:
-        raise typer.Exit(code)
+    if watchlist.exit_code is not ExitCode.FINE:
+        raise typer.Exit(watchlist.exit_code)
 
 
 def print_change(change: StatusChange, *, as_json: bool, unmasked: bool) -> None:
@@ -184,21 +179,17 @@ class Refusals:
         self._many = anyio.Event()
 
     def __call__(self, event: Event) -> None:
-        """Count an event of the client."""
-        if isinstance(event, TokenRenewed):
-            self._count(event.error, at_least=_REFUSALS)
-        elif isinstance(event, AttemptEnded):
-            self._count(event.error)
+        """Count an event of the client; a refused login counts as several."""
+        if isinstance(event, TokenRenewed | AttemptEnded):
+            count = _REFUSALS if isinstance(event, TokenRenewed) else self._in_a_row + 1
+            self._in_a_row = count if event.error in _REFUSED else 0
+            if self._in_a_row >= _REFUSALS:
+                self._many.set()
 
     async def wait(self) -> None:
         """Wait for several refused requests in a row, and start the count again."""
         await self._many.wait()
         self._in_a_row, self._many = 0, anyio.Event()
-
-    def _count(self, error: str | None, *, at_least: int = 0) -> None:
-        self._in_a_row = max(self._in_a_row + 1, at_least) if error in _REFUSED else 0
-        if self._in_a_row >= _REFUSALS:
-            self._many.set()
 
 
 class _Warnings(logging.Handler):

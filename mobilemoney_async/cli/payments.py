@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import attrs
 import typer
 
 from mobilemoney_async.cli import output
@@ -23,7 +24,7 @@ from mobilemoney_async.payments.records import UNIDENTIFIED, HistoryEntry, Payme
 from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.payments import PaymentBook
+    from mobilemoney_async.payments.payments import PaymentBook, Payments
     from mobilemoney_async.payments.store import SQLStore
 
 T = TypeVar("T")
@@ -141,14 +142,11 @@ def reconcile(
     Takes the service and the credentials from a profile, or from the environment: MOBILEMONEY_BASE_URL, and
     MOBILEMONEY_TOKEN or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD; MOBILEMONEY_STORE_KEY if the store has a key.
     """
-    settings = require_service(service.settings())
 
-    async def work() -> tuple[list[PaymentRecord], list[PaymentRecord]]:
-        async with open_client(settings, store=_open(_require_store(settings), grace=grace)) as client:
-            looked_up = await client.payments.reconcile(stale_after=stale_after)
-            return looked_up, await client.payments.unresolved()
+    async def work(payments: Payments) -> tuple[list[PaymentRecord], list[PaymentRecord]]:
+        return await payments.reconcile(stale_after=stale_after), await payments.unresolved()
 
-    looked_up, left = run("payments", work, settings=settings)
+    looked_up, left = _run_with_service(work, service, grace=grace)
     if as_json:
         output.print_json([output.plain(record, unmasked=unmasked) for record in looked_up])
     else:
@@ -207,13 +205,7 @@ def identify(
     The transaction is fetched first. Its type, phone number and amount must match. Takes the service and the
     credentials as reconcile does.
     """
-    settings = require_service(service.settings())
-
-    async def work() -> PaymentRecord:
-        async with open_client(settings, store=_open(_require_store(settings))) as client:
-            return await client.payments.identify(key, transaction_id, note=note)
-
-    _print_next_step(run("payments", work, settings=settings))
+    _print_next_step(_run_with_service(lambda payments: payments.identify(key, transaction_id, note=note), service))
 
 
 def _find_store(service: Service) -> Settings:
@@ -221,11 +213,10 @@ def _find_store(service: Service) -> Settings:
     url = service.store or os.environ.get("MOBILEMONEY_STORE", "").strip()
     if not url or service.profile is not None or service.config is not None:
         return _require_store(service.settings())
-    key = os.environ.get("MOBILEMONEY_STORE_KEY")
     account = "default" if service.account is None else service.account
-    return Settings(
-        profile="", base_url="", is_production=True, store=url, account=account, store_key=Secret(key) if key else None
-    )
+    alone = Settings(profile="", base_url="", is_production=True, store=url, account=account)
+    key = os.environ.get("MOBILEMONEY_STORE_KEY")
+    return attrs.evolve(alone, store_key=Secret(key)) if key else alone
 
 
 def _require_store(settings: Settings) -> Settings:
@@ -261,6 +252,17 @@ def _run(work: Callable[[PaymentBook], Awaitable[T]], settings: Settings) -> T:
     return run("payments", with_store)
 
 
+def _run_with_service(work: Callable[[Payments], Awaitable[T]], service: Service, **options: Any) -> T:
+    """Run work that needs the service too, which the user must have named; with options of `SQLStore`."""
+    settings = require_service(service.settings())
+
+    async def with_client() -> T:
+        async with open_client(settings, store=_open(_require_store(settings), **options)) as client:
+            return await work(client.payments)
+
+    return run("payments", with_client, settings=settings)
+
+
 def _find_record(key: str, settings: Settings) -> PaymentRecord:
     async def find(book: PaymentBook) -> PaymentRecord:
         record = await book.get(key)
@@ -272,8 +274,7 @@ def _find_record(key: str, settings: Settings) -> PaymentRecord:
 
 
 def _exit_for(records: Sequence[PaymentRecord], *, exit_code: bool) -> None:
-    now = datetime.now(UTC)
-    if exit_code and any(needs_attention(record, now) for record in records):
+    if exit_code and any(needs_attention(record, datetime.now(UTC)) for record in records):
         raise typer.Exit(ExitCode.UNRESOLVED)
 
 
@@ -293,10 +294,7 @@ _ADVICE = {
 def advice(record: PaymentRecord, now: datetime) -> str:
     """Return the next step for a payment."""
     if record.is_ambiguous:
-        return (
-            "It may be one of the transactions named as candidates. If it is one of them, use identify; "
-            "if it is none, confirm-absent."
-        )
+        return "It may be one of its candidates: if it is, use identify; if it is none of them, confirm-absent."
     if record.state is PaymentState.SENDING:
         return "Its sender seems to have died: run reconcile." if is_stale(record, now) else "It is being sent: wait."
     return _ADVICE[record.state]

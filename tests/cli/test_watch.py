@@ -17,7 +17,6 @@ from mobilemoney_async.cli.following import (
     Refusals,
     StatusChange,
     Watchlist,
-    exit_code,
     follow,
     look_up,
     printing_warnings,
@@ -82,7 +81,7 @@ class TestFollowing:
                 (hidden, ChangeKind.NOT_SHOWN),
             ]
             assert sorted(case.changes[3:]) == sorted([(new, ChangeKind.FINAL), (hidden, ChangeKind.FINAL)])
-            assert exit_code(case.watchlist) is ExitCode.NOT_SUCCESSFUL
+            assert case.watchlist.exit_code is ExitCode.NOT_SUCCESSFUL
             assert still_open(case.watchlist) == []
 
     async def test_a_hundred_payments_cost_few_requests(self) -> None:
@@ -94,7 +93,7 @@ class TestFollowing:
             before = sandbox.requests.total
             await case.follow(*ids)
             assert sandbox.requests.total - before <= 2
-            assert exit_code(case.watchlist) is ExitCode.FINE
+            assert case.watchlist.exit_code is ExitCode.FINE
 
     async def test_time_runs_out(self) -> None:
         """After its time-out the following ends, and what is still open is named with the command that goes on."""
@@ -103,7 +102,7 @@ class TestFollowing:
             started_at = anyio.current_time()
             await case.follow(done, stuck, timeout=300)
             assert anyio.current_time() - started_at == pytest.approx(300, abs=1)
-            assert exit_code(case.watchlist) is ExitCode.NOT_FINAL
+            assert case.watchlist.exit_code is ExitCode.NOT_FINAL
             assert still_open(case.watchlist, ["--profile", "my shop"]) == [
                 f"1 payment is still open, and may end without us: {stuck}",
                 f"to go on following: mobilemoney watch {stuck} --profile 'my shop'",
@@ -119,7 +118,7 @@ class TestFollowing:
             assert ("txn_unknown", ChangeKind.NOT_SHOWN) in case.changes
             assert case.changes[-1] == ("txn_unknown", ChangeKind.NOT_KNOWN)
             assert ("in two words", ChangeKind.NOT_KNOWN) in case.changes
-            assert exit_code(case.watchlist) is ExitCode.ERROR
+            assert case.watchlist.exit_code is ExitCode.ERROR
 
     async def test_an_outage_is_waited_out_and_said(self, capsys: pytest.CaptureFixture[str]) -> None:
         """While the service fails the following goes on, and says why in one line, not once a second."""
@@ -133,7 +132,7 @@ class TestFollowing:
                     await anyio.sleep(50)
                     outage.cancel()
                     await case.watchlist.wait_until_ended()
-            assert exit_code(case.watchlist) is ExitCode.FINE
+            assert case.watchlist.exit_code is ExitCode.FINE
             assert outage.fired > 5
         lines = capsys.readouterr().err.splitlines()
         assert 0 < len(lines) <= 3
