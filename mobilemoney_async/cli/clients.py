@@ -128,8 +128,7 @@ def choose_auth(settings: Settings) -> TokenSource:
     password_login = None
     if settings.email is not None and settings.password is not None:
         password_login = LoginAuth(settings.email, settings.password)
-    kept = find_login(settings, email=settings.email)
-    if kept is not None:
+    if (kept := find_login(settings, email=settings.email)) is not None:
         return TokenAuth(kept.token) if password_login is None else KeptFirst(kept.token, password_login)
     if password_login is not None:
         return password_login
@@ -170,11 +169,8 @@ def find_login(settings: Settings, *, email: str | None = None, now: datetime | 
     """
     try:
         kept = json.loads(_login_file(settings).read_text("utf-8"))
-        login = KeptLogin(
-            email=kept["email"],
-            token=Secret(kept["token"]),
-            expires_at=datetime.fromisoformat(kept["expires_at"]).astimezone(UTC),
-        )
+        expires_at = datetime.fromisoformat(kept["expires_at"]).astimezone(UTC)
+        login = KeptLogin(email=kept["email"], token=Secret(kept["token"]), expires_at=expires_at)
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         # A file that cannot be read counts as none: the next login replaces it.
         return None
@@ -191,13 +187,8 @@ def keep_login(settings: Settings, login: KeptLogin) -> Path:
     """
     file = _login_file(settings)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    values = {
-        "profile": settings.profile,
-        "base_url": settings.base_url,
-        "email": login.email,
-        "token": login.token.reveal(),
-        "expires_at": login.expires_at.isoformat(),
-    }
+    values = {"profile": settings.profile, "base_url": settings.base_url, "email": login.email}
+    values |= {"token": login.token.reveal(), "expires_at": login.expires_at.isoformat()}
     # mkstemp makes the file with mode 0600, and it is renamed when it is whole: another process sees the old login or
     # the new one, never half a file.
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=".login-")
@@ -214,11 +205,10 @@ def keep_login(settings: Settings, login: KeptLogin) -> Path:
 
 def forget_login(settings: Settings) -> bool:
     """Delete the kept login of a profile at its URL, and return whether there was one."""
-    try:
-        _login_file(settings).unlink()
-    except FileNotFoundError:
-        return False
-    return True
+    file = _login_file(settings)
+    is_kept = file.exists()
+    file.unlink(missing_ok=True)
+    return is_kept
 
 
 def _login_file(settings: Settings) -> Path:

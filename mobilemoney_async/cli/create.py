@@ -20,7 +20,7 @@ import typer
 from mobilemoney_async import errors
 from mobilemoney_async.cli import following, options
 from mobilemoney_async.cli.clients import open_client
-from mobilemoney_async.cli.failures import ExitCode, Refused, explain, run, say
+from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, explain, run, say
 from mobilemoney_async.cli.options import Service, Unmasked, Yes, command_line, with_service
 from mobilemoney_async.cli.output import ignoring_closed_pipe, phone, plain, print_json_line, visible, waiting
 from mobilemoney_async.cli.settings import Settings
@@ -153,11 +153,8 @@ def _checked(request: PaymentRequest, *, has_store: bool) -> PaymentRequest:
     amount = options.check(normalise_amount, request.amount, accepted)
     key = request.key
     if key is not None and not has_store:
-        raise Refused(
-            "--key needs a store: without one the key is not saved, and the same command again would be a second "
-            "payment; give --store, or name a store in the profile",
-            ExitCode.USAGE,
-        )
+        advice = "the same command again would be a second payment; give --store, or name a store in the profile"
+        raise WrongUsage(f"--key needs a store: without one the key is not saved, and {advice}")
     if key is not None:
         options.check(partial(require_name, "key"), key, "--key must be at most 200 characters, not blank")
     elif has_store:
@@ -253,11 +250,9 @@ class Payment:
             for change in self._changes:
                 following.print_change(change, as_json=self._request.as_json, unmasked=self._request.unmasked)
         if self.watchlist.unknown:
-            raise Refused(
-                "the service has accepted the payment and does not show it: it is unknown whether it exists; do not "
-                "send it again before you have asked the service",
-                ExitCode.UNRESOLVED,
-            )
+            text = "the service has accepted the payment and does not show it: it is unknown whether it exists"
+            advice = "do not send it again before you have asked the service"
+            raise Refused(f"{text}; {advice}", ExitCode.UNRESOLVED)
 
     def still_open(self) -> list[str]:
         """Return lines about the open payment after an interrupt, and the next step."""

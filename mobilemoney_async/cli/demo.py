@@ -41,14 +41,10 @@ def demo(
 
     The payments are made in a sandbox on this machine. Takes some 20 s.
     """
-
-    async def work() -> None:
-        try:
-            await run_demo(speed, payments)
-        except ImportError as exc:
-            raise Refused(str(exc)) from exc
-
-    run("demo", work)
+    try:
+        run("demo", lambda: run_demo(speed, payments))
+    except ImportError as exc:
+        raise Refused(str(exc)) from exc
 
 
 def plan(payments: int) -> list[tuple[TransactionType, str, int]]:

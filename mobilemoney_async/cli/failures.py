@@ -52,6 +52,13 @@ class Refused(Exception):
         self.exit_code: ExitCode = exit_code
 
 
+class WrongUsage(Refused):
+    """Error in the usage or the configuration, with the next step. Nothing was sent."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, ExitCode.USAGE)
+
+
 class _Interrupted(Exception):
     """Request of the user or the system to stop."""
 

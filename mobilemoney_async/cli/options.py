@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import attrs
 import typer
 
-from mobilemoney_async.cli.failures import ExitCode, Refused
+from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage
 from mobilemoney_async.cli.output import visible
 from mobilemoney_async.cli.profiles import holds_password
 from mobilemoney_async.cli.settings import Settings, load_settings, profile_names
@@ -134,11 +134,8 @@ def require_service(settings: Settings) -> Settings:
     would never be paid at the real service.
     """
     if not settings.is_chosen:
-        raise Refused(
-            "no service is named: give --profile (sandbox, for example), or set MOBILEMONEY_BASE_URL and "
-            "MOBILEMONEY_TOKEN",
-            ExitCode.USAGE,
-        )
+        variables = "MOBILEMONEY_BASE_URL and MOBILEMONEY_TOKEN"
+        raise WrongUsage(f"no service is named: give --profile (sandbox, for example), or set {variables}")
     return settings
 
 
@@ -151,7 +148,7 @@ def check(convert: Callable[[V], T], value: V, accepted: str) -> T:
     try:
         return convert(value)
     except ValueError:
-        raise Refused(accepted, ExitCode.USAGE) from None
+        raise WrongUsage(accepted) from None
 
 
 def require_phone_number(text: str) -> str:
@@ -180,7 +177,7 @@ def ask(name: str, otherwise: str, *, is_hidden: bool = False) -> str:
         # Blanks stay: a password may end with one.
         answer = sys.stdin.readline().removesuffix("\n").removesuffix("\r")
     if not answer.strip():
-        raise Refused(f"no {name} was given; {otherwise}", ExitCode.USAGE)
+        raise WrongUsage(f"no {name} was given; {otherwise}")
     return answer
 
 
@@ -193,11 +190,8 @@ def confirm_money(settings: Settings, text: str, *, yes: bool = False) -> None:
     if not settings.is_production or yes:
         return
     if not sys.stdin.isatty():
-        raise Refused(
-            f"profile {settings.profile} moves real money, and there is no terminal to ask on; nothing was sent: "
-            "give --yes",
-            ExitCode.USAGE,
-        )
+        text = f"profile {settings.profile} moves real money, and there is no terminal to ask on"
+        raise WrongUsage(f"{text}; nothing was sent: give --yes")
     typer.echo(visible(f"This moves real money: {text}"), err=True)
     typer.echo(visible(f"profile {settings.profile}, {settings.base_url}"), err=True)
     require_yes("Go on?", otherwise="nothing was sent")

@@ -16,7 +16,7 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.clients import missing_file, open_client, open_store
-from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
+from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_service, require_yes, with_service
 from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.settings import Settings
@@ -221,10 +221,8 @@ def _find_store(service: Service) -> Settings:
 
 def _require_store(settings: Settings) -> Settings:
     if settings.store is None:
-        raise Refused(
-            f"profile {settings.profile} has no store: name one with --store, MOBILEMONEY_STORE or in the profile",
-            ExitCode.USAGE,
-        )
+        advice = "name one with --store, MOBILEMONEY_STORE or in the profile"
+        raise WrongUsage(f"profile {settings.profile} has no store: {advice}")
     return settings
 
 

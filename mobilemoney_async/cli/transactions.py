@@ -14,7 +14,7 @@ import typer
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.clients import open_reader
-from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
+from mobilemoney_async.cli.failures import WrongUsage, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_service
 from mobilemoney_async.cli.output import Column, moment, money, phone, plain, visible
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
@@ -64,9 +64,9 @@ def get(
     """
     given = [name for name in (transaction_id, reference, external_id) if name is not None]
     if len(given) != 1:
-        raise Refused("give one of ID, --reference and --external-id", ExitCode.USAGE)
+        raise WrongUsage("give one of ID, --reference and --external-id")
     if not given[0].strip():
-        raise Refused("the id or reference is blank: copy it from list, or from collect's answer", ExitCode.USAGE)
+        raise WrongUsage("the id or reference is blank: copy it from list, or from collect's answer")
     settings = service.settings()
 
     async def look_up() -> Transaction:
@@ -106,7 +106,7 @@ def list_transactions(
     Exit codes: 0 fine, 1 an error, 2 wrong usage.
     """
     if as_csv and as_json:
-        raise Refused("give either --csv or --json", ExitCode.USAGE)
+        raise WrongUsage("give either --csv or --json")
     filters = _read_filters(status, kind, from_day, to_day)
     settings = service.settings()
     rows: list[Transaction] = []
@@ -145,10 +145,10 @@ def _say_rest(printed: int, total: int) -> None:
 def _read_filters(status: str | None, kind: str | None, from_day: str | None, to_day: str | None) -> dict[str, Any]:
     first, last = _read_day("--from", from_day), _read_day("--to", to_day)
     if first is not None and last is not None and first > last:
-        raise Refused("--from must be no later than --to", ExitCode.USAGE)
+        raise WrongUsage("--from must be no later than --to")
     known_type = None if kind is None else TransactionType(kind.strip().lower())
     if known_type is not None and not known_type.is_known:
-        raise Refused("--type must be collection or disbursement", ExitCode.USAGE)
+        raise WrongUsage("--type must be collection or disbursement")
     return {"status": _read_status(status), "type": known_type, "from_date": first, "to_date": last}
 
 
@@ -168,7 +168,7 @@ def _read_status(text: str | None) -> TransactionStatus | None:
         return None
     states = ", ".join(TransactionStatus)
     if not text.strip():
-        raise Refused(f"--status must be a state: {states}", ExitCode.USAGE)
+        raise WrongUsage(f"--status must be a state: {states}")
     status = TransactionStatus(text.strip().upper())
     if not status.is_known:
         # The service may have added it. Without the warning, a typing error would look like an empty list.
@@ -184,7 +184,7 @@ def _read_day(option: str, text: str | None) -> date | None:
     try:
         return named.get(text) or datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).date()
     except ValueError:
-        raise Refused(f"{option} must be a day: YYYY-MM-DD, today or yesterday", ExitCode.USAGE) from None
+        raise WrongUsage(f"{option} must be a day: YYYY-MM-DD, today or yesterday") from None
 
 
 def describe(transaction: Transaction, *, unmasked: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Annotated
 
 import typer
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mobilemoney_async.cli import following
 from mobilemoney_async.cli.clients import open_reader
-from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
+from mobilemoney_async.cli.failures import WrongUsage, run, say
 from mobilemoney_async.cli.following import Refusals, StatusChange, Watchlist
 from mobilemoney_async.cli.options import Service, Unmasked, check_timeout, with_service
 from mobilemoney_async.cli.output import add_row, literal, new_table
@@ -68,12 +68,10 @@ def watch(
             following.print_change(change, as_json=as_json, unmasked=unmasked)
 
     watchlist, refusals = Watchlist(wanted, report), Refusals()
-    view: AbstractContextManager[object] = (
-        live_table(watchlist, unmasked=unmasked, hint=_HINT) if is_table else nullcontext()
-    )
 
     async def work() -> None:
         async with open_reader(settings, on_event=refusals) as client:
+            view = live_table(watchlist, unmasked=unmasked, hint=_HINT) if is_table else nullcontext()
             with view, following.printing_warnings("watch"):
                 begin = following.look_up(client, watchlist, is_recorded=settings.store is not None)
                 await following.follow(client, watchlist, begin, refusals=refusals, timeout=timeout)
@@ -101,9 +99,8 @@ def live_table(watchlist: Watchlist, *, unmasked: bool = False, hint: str = "") 
 
 
 def _table(watchlist: Watchlist, room: int, unmasked: bool) -> Table:
-    rows = list(watchlist.latest.items())
+    rows, is_open = list(watchlist.latest.items()), set(watchlist.open)
     if len(rows) > room:
-        is_open = set(watchlist.open)
         rows = sorted(rows, key=lambda row: row[0] not in is_open)[:room]
     table = new_table(columns(unmasked=unmasked))
     for transaction_id, change in rows:
@@ -125,7 +122,7 @@ def _read_ids(arguments: Sequence[str], lines: Iterable[str]) -> list[str]:
             ids.append(argument)
     for each in ids:
         if not each.strip() or each in {".", ".."}:
-            raise Refused("ID must be a transaction's id: copy it from list, or from collect's answer", ExitCode.USAGE)
+            raise WrongUsage("ID must be a transaction's id: copy it from list, or from collect's answer")
     return ids
 
 
@@ -142,4 +139,4 @@ def _read_line(line: str) -> str | None:
             return str(found[name])
     if "event" in found:
         return None  # a payment that had no transaction yet
-    raise Refused("standard input must be ids, one a line, or lines of JSON with an id", ExitCode.USAGE)
+    raise WrongUsage("standard input must be ids, one a line, or lines of JSON with an id")
