@@ -137,11 +137,8 @@ def choose_auth(settings: Settings) -> TokenSource:
     if urlsplit(settings.base_url).scheme != "https" and not is_loopback(settings.base_url):
         # No credentials would help: the client refuses the URL.
         raise invalid("base_url", "must be https, or http on loopback only: a token is never sent in clear text")
-    raise InvalidRequest(
-        f"no credentials are known for {settings.base_url}: {settings.login_command}, or MOBILEMONEY_TOKEN, or "
-        "token_file in a profile",
-        argument="credentials",
-    )
+    ways = f"{settings.login_command}, or MOBILEMONEY_TOKEN, or token_file in a profile"
+    raise InvalidRequest(f"no credentials are known for {settings.base_url}: {ways}", argument="credentials")
 
 
 def describe_auth(settings: Settings) -> str:

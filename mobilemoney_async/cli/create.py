@@ -42,18 +42,12 @@ _CREATES = {CREATE_COLLECTION.path, CREATE_DISBURSEMENT.path}
 
 PhoneNumber = Annotated[str, typer.Argument(metavar="PHONE", help="+ and 8 to 15 digits: +255681234567.")]
 Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Whole TZS, in digits: 15000.")]
+_KEY_HELP = "Your name for the payment, its idempotency key: at most one payment is made under it. Needs a store."
 Key = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KEY",
-        help="Your name for this payment in the store, the idempotency key: at most one payment is made under it. "
-        "Needs a store.",
-        show_default="with a store, one is made and printed",
-    ),
+    str | None, typer.Option(metavar="KEY", help=_KEY_HELP, show_default="with a store, one is made and printed")
 ]
 Wait = Annotated[
-    bool,
-    typer.Option("--wait/--no-wait", help="Follow the payment to its final state, so that exit code 0 means success."),
+    bool, typer.Option("--wait/--no-wait", help="Follow the payment to its final state: exit code 0 means success.")
 ]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long to follow the payment.")]
 AsEvents = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON, for programs.")]

@@ -33,10 +33,8 @@ Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show whole phone num
 
 def _refuse_password(url: str | None) -> str | None:
     if url is not None and holds_password(url):
-        raise typer.BadParameter(
-            "a URL with a password belongs in MOBILEMONEY_STORE (or the password in PGPASSWORD or ~/.pgpass): "
-            "other users of this machine can read arguments"
-        )
+        places = "MOBILEMONEY_STORE (or the password in PGPASSWORD or ~/.pgpass)"
+        raise typer.BadParameter(f"a URL with a password belongs in {places}: other users can read arguments")
     return url
 
 
@@ -48,23 +46,19 @@ _SERVICE_OPTIONS: dict[str, Any] = {
     ),
     "config": typer.Option(
         metavar="FILE",
-        help="The file with the profiles, instead of the first mobilemoney.toml found. Or MOBILEMONEY_CONFIG.",
+        help="The file of profiles, instead of the first mobilemoney.toml. Or MOBILEMONEY_CONFIG.",
     ),
     "base_url": typer.Option(
         metavar="URL",
-        help="The service with its version prefix, https://…/v1; credentials of another URL are not sent to it. "
-        "Or MOBILEMONEY_BASE_URL.",
+        help="The service, https://…/v1; credentials of another URL are not sent to it. Or MOBILEMONEY_BASE_URL.",
     ),
     "store": typer.Option(
         metavar="URL",
         callback=_refuse_password,
-        help="The database of payments: sqlite:///payments.db or postgresql+psycopg://user@host/database. "
-        "Or MOBILEMONEY_STORE.",
+        help="The payments: sqlite:///payments.db or postgresql+psycopg://user@host/database. Or MOBILEMONEY_STORE.",
     ),
     "account": typer.Option(
-        metavar="NAME",
-        help="The account of the payments, in a store of several merchants.",
-        show_default="the profile's, or default",
+        metavar="NAME", help="The account, in a store of several merchants.", show_default="the profile's, or default"
     ),
 }
 
@@ -102,10 +96,8 @@ def with_service(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
     """Return a decorator that replaces the parameter ``service`` of a command by these options, or by all."""
     chosen = names or tuple(_SERVICE_OPTIONS)
     option = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(name, option, default=None, annotation=Annotated[str | None, _SERVICE_OPTIONS[name]])
-        for name in chosen
-    ]
+    types = {name: Annotated[str | None, _SERVICE_OPTIONS[name]] for name in chosen}
+    added = [inspect.Parameter(name, option, default=None, annotation=types[name]) for name in chosen]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)

@@ -44,41 +44,20 @@ Note = Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason; k
 UnresolvedCode = Annotated[
     bool, typer.Option("--exit-code", help="Exit with 3 if a payment is unknown or absent: for monitoring.")
 ]
-State = Annotated[
-    list[PaymentState] | None,
-    typer.Option(
-        metavar="STATE",
-        case_sensitive=False,
-        help=f"Only payments in this state, or in several: {', '.join(PaymentState)}.",
-    ),
-]
+_STATES = f"Only payments in this state, or in several: {', '.join(PaymentState)}."
+State = Annotated[list[PaymentState] | None, typer.Option(metavar="STATE", case_sensitive=False, help=_STATES)]
 Unresolved = Annotated[
     bool, typer.Option("--unresolved", help="Only payments with an unknown result, or that are being sent.")
 ]
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        min=0, help="At most so many, the newest; 0 for all.", show_default=f"{_LIMIT}; with --unresolved all"
-    ),
-]
+_NEWEST = f"At most so many, the newest; 0 for all. Default: {_LIMIT}; with --unresolved all."
+Limit = Annotated[int | None, typer.Option(min=0, help=_NEWEST)]
+_STALE = "Count a payment in SENDING as unknown if it was sent so long ago. 0 only if no other process is alive."
 StaleAfter = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
-        min=0,
-        help="Count a payment that is being sent as unknown if it was sent so long ago. "
-        "0 only if no other process is alive.",
-        show_default="when its request must have ended",
-    ),
+    typer.Option(metavar="SECONDS", min=0, help=_STALE, show_default="when its request must have ended"),
 ]
-Grace = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS",
-        min=0,
-        help="How long an existing payment may be missing from the list: the same as your program's.",
-    ),
-]
+_GRACE = "How long an existing payment may be missing from the list: the same as your program's."
+Grace = Annotated[float, typer.Option(metavar="SECONDS", min=0, help=_GRACE)]
 
 
 @add_command(payments_app, "list")
@@ -175,10 +154,8 @@ def confirm_absent(
         print_payment(before, unmasked=unmasked)
         if not before.is_unresolved:
             raise Refused(f"payment {key!r} is {before.state}, not unknown or absent: nothing was changed")
-        output.show(
-            "If you confirm that it does not exist, its key may be used again, and money is then sent again. "
-            "If it exists after all, the payment is made twice."
-        )
+        output.show("If you confirm that it does not exist, its key may be used again: money is then sent again.")
+        output.show("If it exists after all, the payment is made twice.")
         require_yes("Do you confirm that this payment does not exist?", otherwise="nothing was changed")
 
     async def confirm(book: PaymentBook) -> PaymentRecord:
@@ -277,10 +254,8 @@ def _exit_for(records: Sequence[PaymentRecord], *, exit_code: bool) -> None:
 
 
 _ADVICE = {
-    PaymentState.UNKNOWN: "Unknown whether it exists: run reconcile. "
-    "If you know that it does not exist, use confirm-absent.",
-    PaymentState.ABSENT: "The service's list does not show it. "
-    "If it is nowhere else either, use confirm-absent; its key may then be used again.",
+    PaymentState.UNKNOWN: "Unknown result: run reconcile. If you know that it does not exist, use confirm-absent.",
+    PaymentState.ABSENT: "The list does not show it. If it is nowhere else either, use confirm-absent to free its key.",
     PaymentState.NOT_SENT: "It never reached the service: its key may be used again.",
     PaymentState.REFUSED: "The service refused it: its key may be used again after you have fixed the reason.",
     PaymentState.RELEASED: "Someone has confirmed that it does not exist: its key may be used again.",

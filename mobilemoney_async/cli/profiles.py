@@ -177,10 +177,8 @@ def _refuse_other_writers(path: Path, status: os.stat_result) -> None:
     if os.name != "posix":
         return
     if status.st_uid not in {os.getuid(), 0} or status.st_mode & stat.S_IWOTH:
-        raise InvalidRequest(
-            f"{path}: another user of this machine may have written it; name it with --config if you trust it",
-            argument="config",
-        )
+        text = "another user of this machine may have written it; name it with --config if you trust it"
+        raise InvalidRequest(f"{path}: {text}", argument="config")
 
 
 def read_environment(environ: Mapping[str, str]) -> Source:

@@ -62,10 +62,8 @@ def run_sandbox(*, port: int = 8765, speed: float = 1.0, by_hand: bool = False) 
     except OSError as exc:
         # By its number: asyncio's own text repeats the address.
         reason = os.strerror(exc.errno) if exc.errno else str(exc)
-        raise SystemExit(
-            f"mobilemoney sandbox: cannot listen on port {port}: {reason}; is a sandbox running there already? "
-            "--port 0 takes a free port"
-        ) from exc
+        advice = "is a sandbox running there already? --port 0 takes a free port"
+        raise SystemExit(f"mobilemoney sandbox: cannot listen on port {port}: {reason}; {advice}") from exc
     except KeyboardInterrupt:
         # On platforms without signal receivers, Ctrl-C arrives as this error, after a clean stop.
         print("stopped", flush=True)

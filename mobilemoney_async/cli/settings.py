@@ -187,10 +187,8 @@ def _choose_without_home(profile: str | None, base_url: str | None, profiles: Pr
     if base_url is not None and profile is None:
         return _Target("command line", base_url, "--base-url", (environment,))
     for key in environment.values:
-        raise invalid(
-            environment.key(key),
-            "no service is named for it: set MOBILEMONEY_BASE_URL or MOBILEMONEY_PROFILE too (to sandbox, for example)",
-        )
+        advice = "set MOBILEMONEY_BASE_URL or MOBILEMONEY_PROFILE too (to sandbox, for example)"
+        raise invalid(environment.key(key), f"no service is named for it: {advice}")
     section = profiles.get(profile or SANDBOX)
     url, place = _find_url(base_url, None, section)
     return _Target(section.name, url, place, (section,), is_chosen=profile is not None)
@@ -214,11 +212,8 @@ def _find_url(option: str | None, variable: str | None, profile: Source) -> tupl
         if url is None:
             continue
         if profile.base_url is not None and not _is_same(url, profile.base_url):
-            raise invalid(
-                source,
-                f"not the base_url of profile {profile.name}, whose credentials go to no other service; "
-                "give one of the two",
-            )
+            text = f"not the base_url of profile {profile.name}, whose credentials go to no other service"
+            raise invalid(source, f"{text}; give one of the two")
         return url, source
     found = _profile_url(profile)
     if found is None:

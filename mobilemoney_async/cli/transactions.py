@@ -43,7 +43,7 @@ Status = Annotated[
 Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only this type: collection or disbursement.")]
 FromDay = Annotated[
     str | None,
-    typer.Option("--from", metavar="DAY", help="From this day on: YYYY-MM-DD, or today or yesterday of UTC."),
+    typer.Option("--from", metavar="DAY", help="From this day on: YYYY-MM-DD, today or yesterday of UTC."),
 ]
 ToDay = Annotated[str | None, typer.Option("--to", metavar="DAY", help="To the end of this day, in the same form.")]
 

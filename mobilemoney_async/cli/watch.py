@@ -27,13 +27,8 @@ _STDIN = "-"
 _SPARE_LINES = 5
 _HINT = "; Ctrl-C ends the watching, not the payments"
 
-Ids = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="ID...",
-        help="Transaction ids; - reads them from standard input: one a line, or the JSON lines of list.",
-    ),
-]
+_IDS = "Transaction ids; - reads them from standard input: one a line, or the JSON lines of list."
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_IDS)]
 Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after so long.", show_default="no limit")]
 AsLines = Annotated[bool, typer.Option("--json", help="Print each change as a line of JSON, for programs.")]
 
