@@ -127,7 +127,7 @@ def judge_url(base_url: str, *, is_production: bool) -> Finding:
     except errors.InvalidRequest as exc:
         return _problem("url", f"{base_url} must be {accepted_by(exc)}", "fix the base URL")
     parts = urlsplit(base_url)
-    if parts.path.rstrip("/").rpartition("/")[2] != "v1":
+    if not parts.path.rstrip("/").endswith("/v1"):
         return _warning("url", f"{base_url} does not end with the version prefix /v1", "add it for the service itself")
     return _ok("url", f"{base_url} ({parts.scheme}; {'real money' if is_production else 'no real money'})")
 

@@ -86,23 +86,24 @@ class Source:
         return settings
 
 
+_SANDBOX = {"sandbox": Source(name="sandbox")}
+
+
 @attrs.frozen(kw_only=True)
 class Profiles:
-    """Profiles of a file, if there is one; the default is the name of the profile for commands that name none."""
+    """Profiles of a file, if there is one, and ``sandbox``; the default is the name for commands that name none."""
 
     path: Path | None = None
     default: str | None = None
-    by_name: Mapping[str, Source] = attrs.field(factory=dict)
+    by_name: Mapping[str, Source] = _SANDBOX
 
     def get(self, name: str) -> Source:
-        """Return a profile, or raise `InvalidRequest` if there is none of that name; ``sandbox`` always exists."""
+        """Return a profile, or raise `InvalidRequest` if there is none of that name."""
         if name in self.by_name:
             return self.by_name[name]
-        if name == "sandbox":
-            return Source(name=name)
-        known = ", ".join(sorted({"sandbox", *self.by_name}))
         where = "no mobilemoney.toml was found" if self.path is None else f"in {self.path}"
-        raise InvalidRequest(f"there is no profile {name!r} ({where}); known are {known}", argument="profile")
+        text = f"there is no profile {name!r} ({where}); known are {', '.join(sorted(self.by_name))}"
+        raise InvalidRequest(text, argument="profile")
 
 
 def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Profiles:
@@ -161,8 +162,7 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 def _xdg(environ: Mapping[str, str], variable: str, *default: str) -> Path:
     named = Path(environ.get(variable, ""))
     # The XDG specification says to ignore a relative path.
-    base = named if named.is_absolute() else Path.home().joinpath(*default)
-    return base / "mobilemoney"
+    return (named if named.is_absolute() else Path.home().joinpath(*default)) / "mobilemoney"
 
 
 def _find(environ: Mapping[str, str]) -> Path | None:
@@ -186,11 +186,9 @@ def read_environment(environ: Mapping[str, str]) -> Source:
     values: dict[str, Any] = {}
     for key in _ENVIRONMENT_KEYS:
         text = environ.get(_variable(key), "")
-        if not text.strip():
-            continue
-        if key in _FILES:
+        if text.strip() and key in _FILES:
             values[key] = Path(text).expanduser()
-        else:
+        elif text.strip():
             values[key] = text if key in {"email", "store"} else Secret(text)
     return Source(name=_ENVIRONMENT, place=_ENVIRONMENT, values=values)
 
@@ -204,11 +202,10 @@ def _check(path: Path, table: Mapping[str, Any], *, is_private: bool) -> Profile
     sections = table.get("profiles", {})
     if not isinstance(sections, dict):
         raise invalid("profiles", "must be tables, [profiles.NAME]")
-    by_name = {name: _check_profile(path, name, section, is_private) for name, section in sections.items()}
+    by_name = _SANDBOX | {name: _check_profile(path, name, each, is_private) for name, each in sections.items()}
     default = table.get("profile")
-    known = sorted({"sandbox", *by_name})
-    if default is not None and default not in known:
-        raise invalid("profile", f"must be one of {', '.join(known)}")
+    if default not in (None, *by_name):
+        raise invalid("profile", f"must be one of {', '.join(sorted(by_name))}")
     return Profiles(path=path, default=default, by_name=by_name)
 
 

@@ -74,13 +74,8 @@ class Settings:
     @property
     def login_command(self) -> str:
         """The command that logs in at this service, for the user to paste."""
-        source = self.sources.get("base_url", "")
-        flags: list[str] = []
-        if source.startswith("profile "):
-            flags = ["--profile", self.profile]
-        elif source == "--base-url":
-            flags = ["--base-url", self.base_url]
-        return shlex.join(["mobilemoney", "login", *flags])
+        named = {f"profile {self.profile}": ["--profile", self.profile], "--base-url": ["--base-url", self.base_url]}
+        return shlex.join(["mobilemoney", "login", *named.get(self.sources.get("base_url", ""), [])])
 
 
 def load_settings(
@@ -128,10 +123,9 @@ def load_settings(
 def profile_names(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the names of all profiles, for completion: a file that cannot be read has none."""
     try:
-        found = read_profiles(None, environ)
+        return sorted(read_profiles(None, environ).by_name)
     except (InvalidRequest, OSError):
         return [SANDBOX]
-    return sorted({SANDBOX, *found.by_name})
 
 
 def is_loopback(base_url: str) -> bool:
