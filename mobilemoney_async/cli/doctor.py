@@ -1,7 +1,4 @@
-"""`mobilemoney doctor`: checks of the configuration, and advice. It sends one request, and moves no money.
-
-The checks yield findings; `judge_…` turns a measurement into findings without I/O.
-"""
+"""`mobilemoney doctor`: checks, with advice. It sends one request and moves no money; `judge_…` functions do no I/O."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ _ADVICE: dict[type, str] = ADVICE | {
 
 
 class Level(enum.StrEnum):
-    """Result of a check, the best first."""
+    """Result of a check, the least serious first."""
 
     SKIPPED = "skipped"
     OK = "ok"
