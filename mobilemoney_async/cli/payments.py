@@ -84,7 +84,7 @@ def list_payments(
     records = _run(lambda book: book.list(wanted, limit=most, newest_first=True), store)
     shown = (records[:limit] if limit else records)[::-1]
     if as_json:
-        output.print_json([output.plain(record, unmasked=unmasked) for record in shown])
+        output.print_json(output.plain(shown, unmasked=unmasked))
     elif shown:
         print_payments(shown, unmasked=unmasked)
     else:
@@ -127,7 +127,7 @@ def reconcile(
 
     looked_up, left = _run_with_service(work, service, grace=grace)
     if as_json:
-        output.print_json([output.plain(record, unmasked=unmasked) for record in looked_up])
+        output.print_json(output.plain(looked_up, unmasked=unmasked))
     else:
         print_reconciled(looked_up, left, unmasked=unmasked)
     _exit_for(left, exit_code=exit_code)
