@@ -92,10 +92,7 @@ _EXIT_CODES: dict[type, ExitCode] = {
 def explain(exc: Exception, settings: Settings | None = None) -> tuple[str, ExitCode]:
     """Return a `MobileMoneyError` or an `OSError` with the next step, as one line, and the exit code."""
     if isinstance(exc, OSError) and not isinstance(exc, MobileMoneyError):
-        file = f"{exc.filename}: " if exc.filename else ""
-        # Only files that the user named can be missing: those of the configuration.
-        exit_code = ExitCode.USAGE if isinstance(exc, FileNotFoundError) else ExitCode.ERROR
-        return f"{file}{exc.strerror or type(exc).__name__}", exit_code
+        return _explain_file(exc)
     text = str(exc)
     advice = next((ADVICE[cls] for cls in type(exc).__mro__ if cls in ADVICE), "")
     exit_code = next((_EXIT_CODES[cls] for cls in type(exc).__mro__ if cls in _EXIT_CODES), ExitCode.ERROR)
@@ -114,6 +111,13 @@ def _name_service(exc: Exception, settings: Settings, text: str, advice: str) ->
     if settings.is_built_in and exc.outcome == "not_sent":
         advice = "no sandbox runs there: start one with mobilemoney sandbox, or name a service (--profile)"
     return f"{settings.base_url}: {text}", advice
+
+
+def _explain_file(exc: OSError) -> tuple[str, ExitCode]:
+    file = f"{exc.filename}: " if exc.filename else ""
+    # Only files that the user named can be missing: those of the configuration.
+    exit_code = ExitCode.USAGE if isinstance(exc, FileNotFoundError) else ExitCode.ERROR
+    return f"{file}{exc.strerror or type(exc).__name__}", exit_code
 
 
 def first_error(exc: BaseException) -> BaseException:
