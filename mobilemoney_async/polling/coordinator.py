@@ -22,8 +22,8 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle
 from mobilemoney_async.polling.planner import Planner
-from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing
-from mobilemoney_async.polling.tracked import Subscriptions, TrackedPayment, TrackedPayments
+from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing, Subscriptions
+from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from mobilemoney_async.values import refuse
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

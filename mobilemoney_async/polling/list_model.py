@@ -29,17 +29,13 @@ NOISE = 2.0
 _LONGEST_DELAY = 600.0
 # While no page is requested, the measured delay halves in this time, seconds.
 _HALF_LIFE = 600.0
-# Where pages show no ending, they are four times as late as it seemed, or at least so late, seconds.
-_NOT_LESS = 10.0
-# Endings over which the delay is averaged.
-_DELAYS = 5
-# The list is doubted after so many pages that were likely to show an ending and did not. An unlikely one counts less.
-_DOUBT = 3.0
-_TRUST = 12.0
-_LEAST = 0.15
 # A payment that is missing is expected at so much more than its age, at the latest after so many seconds.
 _LATER = 1.5
 _LONGEST_MISSING = 120.0
+# Where pages show no ending, they are four times as late as it seemed, or at least so late, seconds.
+_NOT_LESS = 10.0
+# After so many pages in a row without an ending, a payment that they show open is looked up.
+_DOUBT = 8
 
 
 @attrs.define
@@ -140,11 +136,10 @@ class ListFreshness:
     """Delay of pages behind lookups. A final state is believed wherever it is shown, an open one may be old."""
 
     missing: float = 0.0  # a new payment is missing from the list for so long, an estimate in seconds
+    checks: int = 0  # lookups of payments that pages show open, since a page showed an ending
+    _open_pages: int = 0  # pages since then
     _delay: float = 0.0
     _paged_at: float = 0.0
-    _ends: int = 0
-    _unshown: float = 0.0
-    _is_proven: bool = False
 
     def delay(self, now: float) -> float:
         """Return the delay of the list, seconds; it fades, so that a list that was late is tried again."""
@@ -152,25 +147,26 @@ class ListFreshness:
 
     @property
     def is_doubtful(self) -> bool:
-        """True if pages that should have shown an ending did not: a payment that they show open is then looked up."""
-        return self._unshown >= (_TRUST if self._is_proven else _DOUBT)
+        """True if it is time to look up a payment that pages show open: each time after so many without an ending."""
+        return self._open_pages >= _DOUBT * (self.checks + 1)
 
-    def saw_page(self, sent_at: float, *, ended: int, expected: float) -> None:
-        """Note the number of endings on a page, and the number that was expected."""
+    def saw_page(self, sent_at: float, *, has_endings: bool) -> None:
+        """Note a page, and whether it showed an ending."""
         self._delay, self._paged_at = self.delay(sent_at), max(sent_at, self._paged_at)
-        if ended:
-            self._unshown, self._is_proven = 0.0, True
-        else:
-            self._unshown += min(1.0, max(_LEAST, expected))
+        self._open_pages += 1
+        if has_endings:
+            self._open_pages = self.checks = 0
 
-    def saw_new(self, *, shown: float, missing: float) -> None:
-        """Note the age of the youngest new payment that the newest page showed, seconds, infinite if it showed none.
+    def saw_new(self, age: float) -> None:
+        """Note the age at which a page showed a new payment for the first time, seconds."""
+        self.missing = min(self.missing, age)
 
-        Also that of the oldest one that it did not show, if that is younger; 0 if there is none.
-        """
-        # A payment that is missing is not expected right afterwards: until it is listed, pages would be in vain.
-        least = 0.0 if not missing else min(_LONGEST_MISSING, shown, _LATER * (missing + 1))
-        self.missing = max(min(self.missing, shown), least)
+    def missed_new(self, age: float) -> bool:
+        """Note the age at which a page did not show a new payment yet; return whether it may be there later."""
+        if age >= _LONGEST_MISSING:
+            return False
+        self.missing = max(self.missing, min(_LONGEST_MISSING, _LATER * (age + 1)))
+        return True
 
     def saw_end(self, open_after: float, shown_after: float) -> None:
         """Note the delay of one ending.
@@ -178,17 +174,15 @@ class ListFreshness:
         It is given in seconds from the end to the latest page that still showed the payment open, which may be
         negative, and to the page that showed the end, infinite if a lookup did.
         """
-        late = min(_LONGEST_DELAY, open_after) if open_after > NOISE else 0.0
-        bound = max(self._delay, late) if shown_after >= self._delay else max(0.0, late, shown_after)
-        self._ends = min(_DELAYS, self._ends + 1)
-        self._delay += (bound - self._delay) / self._ends
+        if open_after > NOISE:
+            is_silent = self._open_pages >= _DOUBT
+            late = max(_NOT_LESS, 4 * self._delay) if is_silent and shown_after == math.inf else open_after
+            self._delay = min(_LONGEST_DELAY, max(self._delay, late))
+        self._delay = max(0.0, min(self._delay, shown_after))
 
-    def checked(self, *, is_late: bool) -> None:
-        """Note a lookup of a payment that pages had shown open: whether it had ended before the latest of them."""
-        if is_late and self.is_doubtful:
-            self._delay = min(_LONGEST_DELAY, max(_NOT_LESS, 4 * self._delay))
-        self._unshown = 0.0
-        self._is_proven = self._is_proven and not is_late
+    def checked(self) -> None:
+        """Note a lookup of a payment that pages have shown open."""
+        self.checks += 1
 
 
 @attrs.define

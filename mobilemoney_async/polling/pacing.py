@@ -44,9 +44,9 @@ class LookupSchedule:
     _schedule: Schedule
     _payments: TrackedPayments
 
-    def first(self, tracked_at: float, now: float, *, is_new: bool) -> tuple[int, float]:
-        """Return the looks that a payment tracked since `tracked_at` has had, and the time of its next."""
-        looks, due = 0, tracked_at + self._schedule.delay(0) if is_new else tracked_at
+    def of_age(self, since: float, now: float, *, is_new: bool) -> tuple[int, float]:
+        """Return the looks that the schedule of a payment has had until now, and the time of the next."""
+        looks, due = 0, since + self._schedule.delay(0) if is_new else since
         while due < now - _TAKEN_OVER:
             looks += 1
             pause = self._schedule.delay(looks)
@@ -63,13 +63,13 @@ class LookupSchedule:
         payment.looks += payment.hinted_at is None
         pause = self._schedule.delay(payment.looks)
         saved = _SAVED * pause if saves and payment.hinted_at is None else 0.0
-        self._payments.set_due(payment, max(now - saved, payment.due) + pause)
+        self._payments.due.move(payment, max(now - saved, payment.due) + pause)
 
     def take_back(self, payment: TrackedPayment, due: float, looks: int) -> None:
         """Restore the schedule of a payment after a request that did not show it."""
         if self._payments.has(payment):
             payment.looks = looks
-            self._payments.set_due(payment, due)
+            self._payments.due.move(payment, due)
 
     def last_moment(self, payment: TrackedPayment) -> float:
         """Return the time until which a look can be saved: later one would be lost, or the latest be too long ago."""
@@ -77,21 +77,17 @@ class LookupSchedule:
         saved = sum(self._schedule.delay(look) for look in range(looks + 1, looks + _SAVED))
         return max(payment.due, min(payment.due + saved, payment.seen_at + self._schedule.cap))
 
-    def slow_down(self, payment: TrackedPayment, now: float, age: float) -> None:
+    def slow_down(self, payment: TrackedPayment, now: float) -> None:
         """Give a payment that turns out to be old the pauses of its age."""
-        passed = sum(self._schedule.delay(look) for look in range(payment.looks))
-        looks = payment.looks
-        while passed < age and self._schedule.delay(looks) < self._schedule.cap:
-            passed += self._schedule.delay(looks)
-            looks += 1
-        if looks != payment.looks:
+        looks, due = self.of_age(payment.created_at, now, is_new=True)
+        if looks > payment.looks:
             payment.looks = looks
-            self._payments.set_due(payment, now + self._schedule.delay(looks))
+            self._payments.due.move(payment, max(due, payment.due))
 
     def put_off(self, payment: TrackedPayment, now: float) -> None:
         """Double the pause of a payment with unreadable lookups."""
         pause = min(_LONGEST_UNREADABLE, self._schedule.cap * 2 ** min(10, payment.failures - 1))
-        self._payments.set_due(payment, max(payment.due, now + pause))
+        self._payments.due.move(payment, max(payment.due, now + pause))
 
 
 @attrs.define(kw_only=True)

@@ -16,31 +16,21 @@ Invariants:
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from collections.abc import Container
 
 from mobilemoney_async.contract.limits import UNSEEN_GRACE, Schedule
 from mobilemoney_async.contract.models import PageAnswer, Transaction
 from mobilemoney_async.errors import InvalidTransactionId, MobileMoneyError, TransactionNotFound
-from mobilemoney_async.polling.list_model import NOISE, ListFreshness, ListModel, ServerClock
+from mobilemoney_async.polling.list_model import ListFreshness, ListModel, ServerClock
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle, LookupSchedule
 from mobilemoney_async.polling.scoring import Estimator, IdSweep, InFlight, Lookup, Page, Request, Scorer
 from mobilemoney_async.polling.sharing import News
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 
-# A new payment that was tracked elsewhere has a place at the end of the list for so long, seconds.
+# A payment is expected at the end of the list for so long after its tracking began, seconds.
 _AT_THE_END = 30.0
-# An id is that of a new payment if the payment was at most so old when it was tracked, seconds. After so many in a row
-# the next id is taken for one.
+# A bare id is that of a new payment if the payment was at most so old when it was tracked, seconds.
 _NEW = 2.0
-_IN_A_ROW = 5
-# Rows by which a payment may be off its expected place: where others add rows, and where creates that are in flight
-# are counted twice or not at all.
-_BLUR = 8.0
-_OVERLAP = 2.0
-# Before anything is learned.
-_UNTAUGHT = Estimator()
-
-_Rows: TypeAlias = dict[TrackedPayment, tuple[Transaction, float]]  # with their places
 
 
 class Planner:
@@ -53,15 +43,12 @@ class Planner:
         self._freshness = ListFreshness()
         self._estimator = Estimator()
         self._sweep = IdSweep(self._list)
+        self._scorer = Scorer(self._payments, self._schedule, self._list, self._freshness, self._estimator, self._sweep)
         self._clock = ServerClock()
         self._hints = HintThrottle()
         self._backoff = Backoff(longest=30.0)
         self._list_backoff = Backoff(longest=300.0)
-        self._scorer = Scorer(self._payments, self._schedule, self._list, self._freshness, self._estimator, self._sweep)
-        self._new_ids = 0  # in a row
         self._pages_in_flight = 0
-        self._lookups_fail = False
-        self._worth_from: float | None = None  # None when it has to be computed again
 
     def __len__(self) -> int:
         return len(self._payments)
@@ -81,17 +68,15 @@ class Planner:
         """
         if transaction_id in self:
             return False
-        self._worth_from = None
         began = now if tracked_at is None else min(tracked_at, now)
-        is_likely_new = is_new or self._new_ids >= _IN_A_ROW
-        looks, due = self._schedule.first(began, now, is_new=is_likely_new)
+        looks, due = self._schedule.of_age(began, now, is_new=is_new)
         payment = TrackedPayment(transaction_id, tracked_at=began, due=due, deadline=deadline, is_new=is_new)
         payment.looks = looks
         self._payments.add(payment)
-        if not is_likely_new or now - began > _AT_THE_END:
-            self._sweep.add(payment.id)
-        elif self._list.is_known:
+        if self._list.is_known and now - began <= _AT_THE_END:
             self._payments.put(payment, self._list.add_own(now))
+        if not is_new or now - began > _AT_THE_END:
+            self._sweep.add(payment.id)
         return True
 
     def forget(self, transaction_id: str) -> None:
@@ -108,16 +93,13 @@ class Planner:
         payment = self._payments.get(transaction_id)
         if payment is None or payment.hinted_at is not None or not self._hints.take(now):
             return False
-        self._worth_from = None
         payment.hinted_at, payment.was_hinted = now, True
-        self._payments.set_due(payment, min(payment.due, now))
+        self._payments.due.move(payment, min(payment.due, now))
         return True
 
     def give_up(self, now: float) -> list[News]:
         """Stop tracking the payments that are past their deadline."""
         endings = self._payments.give_up(now)
-        if endings:
-            self._worth_from = None
         for each in endings:
             self._sweep.remove(each.transaction_id)
         return endings
@@ -133,33 +115,31 @@ class Planner:
         if self._pages_in_flight and not self._list.is_known:
             return math.inf
         first = max(self._payments.due.first(), self._backoff.until)
-        if first == math.inf or self._list_backoff.until > first:
+        if first == math.inf or not self._uses_list(first):
             return first
-        if self._worth_from is None:
-            self._worth_from = self._scorer.worth_from(first)
-        return self._worth_from
+        return self._scorer.worth_from(first)
 
     def choose(self, now: float) -> Request | None:
         """Return the request to make now, or None if there is none."""
         if self.ready_at() > now:
             return None
-        use_list = self._list_backoff.until <= now
-        if use_list and not self._list.is_known:
+        uses_list = self._uses_list(now)
+        if uses_list and not self._list.is_known:
             return Page(1)
-        return self._scorer.best(now, use_list=use_list)
+        return self._scorer.best(now, uses_list=uses_list)
 
     def send(self, request: Request, now: float) -> InFlight:
         """Note that a request goes out now."""
-        self._worth_from = None
         if isinstance(request, Page):
             expected = self._payments.between(*self._list.places(request.number, now))
+            looks = self._scorer.looks(expected, now)
             self._pages_in_flight += 1
             self._sweep.sent(request, now)
         else:
             payment = self._payments.get(request.transaction_id)
-            expected = [] if payment is None else [payment]
+            looks = expected = [] if payment is None else [payment]
         before = {}
-        for payment in self._scorer.looks(expected, now):
+        for payment in looks:
             before[payment] = payment.due, payment.looks
             self._count_look(payment, now, by_id=isinstance(request, Lookup))
         return InFlight(request, now, expected, before)
@@ -168,43 +148,48 @@ class Planner:
 
     def take_page(self, sent: InFlight, answer: PageAnswer, now: float) -> list[News]:
         """Learn from a page, and return the final states that it shows."""
-        self._worth_from = None
         assert isinstance(sent.request, Page)
         self._pages_in_flight -= 1
         self._backoff.clear()
         self._list_backoff.clear()
         self._clock.saw(answer.transactions, now)
-        was_newest_first = self._list.newest_first
         places = self._list.observe(sent.request.number, answer, now)
-        rows: _Rows = {}
-        for row, place in zip(answer.transactions, places, strict=True):
-            payment = self._payments.get(row.id)
-            if payment is not None:
-                rows.setdefault(payment, (row, place))
-        found = sum(self._sweep.remove(payment.id) for payment in rows)
-        endings = self._take_rows(sent, rows, now)
-        if sent.request.number == self._list.head(0, now):
-            self._learn_missing(sent, rows)
-        self._take_misses(sent, sent.request, rows)
-        turned = self._list.newest_first != was_newest_first
-        self._sweep.took(sent.request, now, found=found, rows=len(places), turned=turned)
+        shown = {
+            payment: (row, place)
+            for row, place in zip(answer.transactions, places, strict=True)
+            if (payment := self._payments.get(row.id)) is not None
+        }
+        self._take_misses(sent, shown)
+        self._sweep.took(sent.request, now, shown=[payment.id for payment in shown], rows=len(places))
+        endings = []
+        expected = set(sent.expected)
+        at = sent.at - self._freshness.delay(sent.at)
+        for payment, (row, place) in shown.items():
+            if payment not in expected and self._schedule.is_soon(payment, sent.at):
+                self._count_look(payment, sent.at, by_id=False)
+            ending = self._saw(payment, row, at, now, paged_at=sent.at)
+            if ending is not None:
+                endings.append(ending)
+            else:
+                payment.open_at = sent.at
+                self._payments.put(payment, place)
+        self._freshness.saw_page(sent.at, has_endings=bool(endings))
         return endings
 
     def take_transaction(self, sent: InFlight, row: Transaction, now: float) -> list[News]:
         """Learn from a lookup, as from a page. A row with another id than the requested one is not believed."""
-        self._worth_from = None
         assert isinstance(sent.request, Lookup)
         if row.id != sent.request.transaction_id:
             self.fail(sent, now, is_unreadable=True)
             return []
-        self._lookup_answered()
+        self._backoff.clear()
         self._clock.saw([row], now)
         payment = self._payments.get(row.id)
         if payment is None:
             return []
-        if self._scorer.is_telling(payment, sent.at):
-            self._freshness.checked(is_late=row.is_final and self._was_late(payment, row, sent.at))
         ending = self._saw(payment, row, sent.at, now)
+        if payment.is_listed:
+            self._freshness.checked()
         return [] if ending is None else [ending]
 
     def fail(self, sent: InFlight, now: float, *, is_unreadable: bool) -> None:
@@ -212,24 +197,28 @@ class Planner:
 
         An unreadable answer is one outside the contract: the next may be the same.
         """
-        self._worth_from = None
         if isinstance(sent.request, Lookup):
-            self._fail_lookup(sent, sent.request, now, is_unreadable=is_unreadable)
-            return
+            # The look is used up: a lookup that always fails must not be repeated at once.
+            payment = self._payments.get(sent.request.transaction_id)
+            if payment is not None:
+                payment.failures += 1
+                if is_unreadable and payment.failures > 1 and not self._backoff.is_on:
+                    self._schedule.put_off(payment, now)  # this payment cannot be read: others can
+                    return
+        else:
+            self._list_backoff.extend(now, sent.at)
+            self._pages_in_flight -= 1
+            self._sweep.failed(sent.request)
+            for payment, (due, looks) in sent.before.items():
+                self._schedule.take_back(payment, due, looks)
+                if is_unreadable and self._payments.has(payment):
+                    self._payments.put(payment, None)
         self._backoff.extend(now, sent.at)
-        self._list_backoff.extend(now, sent.at)
-        self._pages_in_flight -= 1
-        self._sweep.failed(sent.request)
-        for payment, (due, looks) in sent.before.items():
-            self._schedule.take_back(payment, due, looks)
-            if is_unreadable and self._payments.has(payment):
-                self._payments.put(payment, None)
 
     def refuse(self, sent: InFlight, error: MobileMoneyError, now: float) -> list[News]:
         """Note that the service does not know a payment, or calls its id malformed; as `take_page`."""
-        self._worth_from = None
         assert isinstance(sent.request, Lookup)
-        self._lookup_answered()
+        self._backoff.clear()
         payment = self._payments.get(sent.request.transaction_id)
         # A payment that the service has shown exists, whatever it says now.
         if payment is None or payment.is_seen:
@@ -242,79 +231,23 @@ class Planner:
 
     # Inside
 
-    def _take_rows(self, sent: InFlight, rows: _Rows, now: float) -> list[News]:
-        """Learn from the rows of tracked payments, and return the final states among them."""
-        endings = []
-        expected, expected_ends = set(sent.expected), 0.0
-        at = sent.at - self._freshness.delay(sent.at)
-        for payment, (row, place) in rows.items():
-            payment.misses = 0
-            if payment not in expected and self._schedule.is_soon(payment, sent.at):
-                self._count_look(payment, sent.at, by_id=False)
-            expected_ends += _UNTAUGHT.chance(payment.seen_at - payment.created_at, sent.at - payment.created_at)
-            ending = self._saw(payment, row, at, now, paged_at=sent.at)
-            if ending is not None:
-                endings.append(ending)
-            else:
-                payment.open_at = sent.at
-                self._payments.put(payment, place)
-        self._freshness.saw_page(sent.at, ended=len(endings), expected=expected_ends)
-        return endings
+    def _uses_list(self, now: float) -> bool:
+        """Return whether to request pages: not after a fault, until a lookup shows that the service works."""
+        return not self._backoff.is_on and self._list_backoff.until <= now
 
-    def _learn_missing(self, sent: InFlight, rows: _Rows) -> None:
-        """Learn the time for which new payments are missing from the list, from its newest page."""
-        ages = {payment: sent.at - payment.created_at for payment in sent.expected if payment.is_new}
-        shown = min((age for payment, age in ages.items() if payment in rows), default=math.inf)
-        if shown == math.inf and self._list.has_strangers:
-            return  # they may be on the next page already
-        missing = [
-            age for payment, age in ages.items() if age < shown and payment not in rows and not payment.is_listed
-        ]
-        self._freshness.saw_new(shown=shown, missing=max(missing, default=0.0))
-
-    def _take_misses(self, sent: InFlight, page: Page, rows: _Rows) -> None:
-        """Take back the looks of the payments that a page did not show; a payment that surely moved loses its place."""
-        low, high = self._list.places(page.number, sent.at)
-        blur = _BLUR if self._list.has_strangers else _OVERLAP
-        for payment in [each for each in sent.expected if each not in rows and self._payments.has(each)]:
-            if payment.place is None:
+    def _take_misses(self, sent: InFlight, shown: Container[TrackedPayment]) -> None:
+        """Take back the looks of the payments that a page did not show. They are looked up, if they are not too new."""
+        for payment in [each for each in sent.expected if self._payments.has(each)]:
+            age = sent.at - payment.created_at
+            if payment in shown:
+                if payment.is_new and not payment.is_listed:
+                    self._freshness.saw_new(age)
                 continue
             if payment in sent.before:
                 self._schedule.take_back(payment, *sent.before[payment])
-            if payment.is_listed or sent.at - payment.created_at > self._freshness.missing:
-                payment.misses += 1
-                # Near the edge it may be on the next page, but not time and again.
-                if low + blur < payment.place <= high - blur or payment.misses > 1:
-                    self._lose_place(payment)
-
-    def _lose_place(self, payment: TrackedPayment) -> None:
-        """Forget a payment's place, so that it is looked up. If its id was taken for new, sweep for all such ids."""
-        self._payments.put(payment, None)
-        if payment.is_new or payment.is_seen:
-            return
-        self._new_ids = 0
-        for each in self._payments:
-            if not (each.is_new or each.is_seen):
-                self._payments.put(each, None)
-                self._sweep.add(each.id)
-
-    def _fail_lookup(self, sent: InFlight, request: Lookup, now: float, *, is_unreadable: bool) -> None:
-        """Note that a lookup failed. Its look is used up: a lookup that always fails must not be repeated at once."""
-        payment = self._payments.get(request.transaction_id)
-        if payment is not None:
-            payment.failures += 1
-            if is_unreadable and payment.failures > 1 and not self._backoff.is_on:
-                # It is this payment that cannot be read: others can.
-                self._schedule.put_off(payment, now)
-                return
-        self._backoff.extend(now, sent.at)
-        self._lookups_fail = True
-
-    def _lookup_answered(self) -> None:
-        self._backoff.clear()
-        if self._lookups_fail:  # the outage was not the list's alone
-            self._lookups_fail = False
-            self._list_backoff.clear()
+            may_come = payment.is_new and not payment.is_listed and not self._list.has_strangers
+            if not (may_come and self._freshness.missed_new(age)):
+                self._payments.put(payment, None)
 
     def _count_look(self, payment: TrackedPayment, now: float, *, by_id: bool) -> None:
         self._schedule.count(payment, now, saves=self._scorer.saves_looks and not by_id)
@@ -326,12 +259,10 @@ class Planner:
         """Learn from a row whose state was true at `at` or later; `paged_at` is infinite for a lookup."""
         payment.failures = 0
         if not payment.is_new:
-            age = self._clock.age(row, now)
-            payment.created_at = now - age
+            payment.created_at = now - self._clock.age(row, now)
             if not payment.is_seen:
                 payment.seen_at = payment.created_at
-                self._new_ids = self._new_ids + 1 if payment.tracked_at - payment.created_at <= _NEW else 0
-                self._schedule.slow_down(payment, now, age)
+                self._schedule.slow_down(payment, now)
         if row.is_final:
             self._scorer.saw_ending(is_hinted=payment.was_hinted)
             return self._end(payment, transaction=row, lag=self._learn_end(payment, row, paged_at, now))
@@ -347,22 +278,17 @@ class Planner:
         if not payment.is_seen and payment.tracked_at - payment.created_at > _NEW:
             return None  # it may have ended long before it was tracked
         earliest, latest = payment.seen_at - payment.created_at, now - payment.created_at
-        age = _age_at_end(row)
-        if age is None:
+        ended_at = row.completed_at or row.failed_at
+        if ended_at is None:
             self._estimator.saw_end(earliest, latest)
             return (latest - earliest) / 2
-        if payment.is_listed:
-            ended = payment.created_at + age
-            self._freshness.saw_end(payment.open_at - ended, paged_at - ended)
+        age = (ended_at - row.created_at).total_seconds()
+        ended = payment.created_at + age
+        self._freshness.saw_end(payment.open_at - ended, paged_at - ended)
         age = min(latest, max(earliest, age))
         self._estimator.saw_open(earliest, age)
         self._estimator.saw_end(age, age)
         return latest - age
-
-    def _was_late(self, payment: TrackedPayment, row: Transaction, now: float) -> bool:
-        """Return whether a payment had ended when a page last showed it open."""
-        age = _age_at_end(row)
-        return now - payment.open_at < NOISE if age is None else payment.open_at - payment.created_at - age > NOISE
 
     def _end(
         self,
@@ -372,13 +298,6 @@ class Planner:
         error: MobileMoneyError | None = None,
         lag: float | None = None,
     ) -> News:
-        self._worth_from = None
         self._sweep.remove(payment.id)
         self._payments.remove(payment)
         return News(transaction_id=payment.id, transaction=transaction, error=error, lag=lag)
-
-
-def _age_at_end(row: Transaction) -> float | None:
-    """Return the age of a payment at its end, seconds, if the row has both times."""
-    ended_at = row.completed_at or row.failed_at
-    return None if ended_at is None else (ended_at - row.created_at).total_seconds()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import attrs
@@ -36,9 +38,7 @@ _FEW = 20
 # While looks are saved, a request costs a look only of payments that weigh this share of the heaviest.
 _SHARE = 0.95
 # Precision of the time until which looks are saved, seconds.
-_PRECISION = 0.05
-# The least age of a payment that is looked up to check the list, seconds.
-_TELLING = 12.0
+_STEP = 0.05
 
 # Ages in the estimator are sorted into bins that grow by a constant factor, since a second matters early and a minute
 # matters late. Bins count from the shift, seconds: everything earlier is one bin.
@@ -47,6 +47,7 @@ _LOG_FACTOR = math.log(_FACTOR)
 _BINS = 140
 _SHIFT = 1.0
 _EDGES = [_FACTOR**number - _SHIFT for number in range(_BINS + 1)]
+_MIDDLES = [(low + high) / 2 for low, high in itertools.pairwise(_EDGES)]
 # The prior counts like so many payments per bin.
 _PRIOR_WEIGHT = 0.5
 _PRIOR_SHIFT = 5.0
@@ -100,15 +101,10 @@ class Estimator:
 
     def saw_open(self, start: float, end: float) -> None:
         """Learn that a payment was open from one age to another."""
-        if end <= start:
-            return
-        first, last = _bin(start), _bin(end)
-        if first == last:
-            self._open[first] += end - start
-        else:
-            for number in range(first, last + 1):
-                self._open[number] += min(end, _EDGES[number + 1]) - max(start, _EDGES[number])
-        self._is_stale = True
+        if end > start:
+            for number, low, high in _pieces(start, end):
+                self._open[number] += high - low
+            self._is_stale = True
 
     def saw_end(self, start: float, end: float) -> None:
         """Learn that a payment that was open at one age had ended at another.
@@ -119,17 +115,13 @@ class Estimator:
         self._endings += 1
         self._ended = [count * _FADE for count in self._ended]
         self._open = [seconds * _FADE for seconds in self._open]
-        left = 1.0
         total = self.chance(start, end)
-        age = start
-        for number in range(_bin(start), _bin(end) + 1):
-            after = min(end, _EDGES[number + 1])
-            share = self.chance(start, after) / total if total > 0 else 1.0
-            ended = left - (1 - share) if number < _bin(end) else left
-            self._ended[number] += ended
-            self._open[number] += (left - ended / 2) * max(0.0, after - age)
-            left -= ended
-            age = after
+        before = 0.0
+        for number, low, high in _pieces(start, end):
+            after = self.chance(start, high) / total if total and high < end else 1.0
+            self._ended[number] += after - before
+            self._open[number] += (1 - (before + after) / 2) * (high - low)
+            before = after
         self._is_stale = True
 
     def chance(self, start: float, end: float) -> float:
@@ -147,18 +139,24 @@ class Estimator:
         return self._cumulative[number] * (1 - share) + self._cumulative[number + 1] * share
 
     def _sum_up(self) -> None:
-        total = 0.0
-        for number in range(_BINS):
-            low, high = _EDGES[number], _EDGES[number + 1]
-            prior_seconds = _PRIOR_WEIGHT * ((low + high) / 2 + _PRIOR_SHIFT)
-            rate = (self._ended[number] + _PRIOR_WEIGHT) / (self._open[number] + prior_seconds)
-            total += rate * (high - low)
-            self._cumulative[number + 1] = total
+        rates = (
+            (ended + _PRIOR_WEIGHT) / (seconds + _PRIOR_WEIGHT * (middle + _PRIOR_SHIFT))
+            for ended, seconds, middle in zip(self._ended, self._open, _MIDDLES, strict=True)
+        )
+        hazards = (rate * (high - low) for rate, (low, high) in zip(rates, itertools.pairwise(_EDGES), strict=True))
+        self._cumulative = [0.0, *itertools.accumulate(hazards)]
         self._is_stale = False
 
 
 def _bin(age: float) -> int:
     return min(_BINS - 1, int(math.log(max(0.0, age) + _SHIFT) / _LOG_FACTOR))
+
+
+def _pieces(start: float, end: float) -> Iterator[tuple[int, float, float]]:
+    """Return the bins between two ages, with the part of the time that is in each; at least one."""
+    first, last = _bin(start), _bin(end)
+    for number in range(first, last + 1):
+        yield number, max(start, _EDGES[number]), end if number == last else _EDGES[number + 1]
 
 
 @attrs.define(eq=False)
@@ -180,11 +178,9 @@ class IdSweep:
         """Look for a payment."""
         self._wanted.add(transaction_id)
 
-    def remove(self, transaction_id: str) -> bool:
-        """Stop looking for a payment; return whether it was looked for."""
-        was_wanted = transaction_id in self._wanted
+    def remove(self, transaction_id: str) -> None:
+        """Stop looking for a payment, if it was looked for."""
         self._wanted.discard(transaction_id)
-        return was_wanted
 
     def next(self, now: float) -> tuple[Page, float] | None:
         """Return the next page, and the wanted payments that it is expected to show; None if there is none."""
@@ -199,20 +195,20 @@ class IdSweep:
         if following is not None and following[0] == page:
             self._in_flight = page
 
-    def took(self, page: Page, now: float, *, found: int, rows: int, turned: bool) -> None:
-        """Note a page with so many rows; the wanted payments found among them have been removed.
-
-        It has turned the list if that is in another order than expected.
-        """
-        if page != self._in_flight:
-            return
-        self._in_flight = None
-        if turned and not self._sweep.depth:
-            return  # it was the other end of the list: the sweep has yet to begin
-        self._sweep.took(len(self._wanted) + found, found, rows)
-        if self.next(now) is None:
-            self._wanted.clear()
-            self._sweep = PageSweep()
+    def took(self, page: Page, now: float, *, shown: list[str], rows: int) -> None:
+        """Note a page with so many rows, among them tracked payments."""
+        if page == self._in_flight:
+            self._in_flight = None
+            wanted = len(self._wanted)
+            self._wanted.difference_update(shown)
+            # If the page has shown the list to be in the other order, the sweep has yet to begin.
+            if page.number == self._list.head(self._sweep.depth, now):
+                self._sweep.took(wanted, wanted - len(self._wanted), rows)
+            if self.next(now) is None:
+                self._wanted.clear()
+                self._sweep = PageSweep()
+        else:
+            self._wanted.difference_update(shown)
 
     def failed(self, page: Page) -> None:
         """Note that a page was not shown."""
@@ -244,28 +240,30 @@ class Scorer:
         """
         return len(self.payments) <= _FEW and self.estimator.is_learned
 
-    def best(self, now: float, *, use_list: bool) -> Request:
+    def best(self, now: float, *, uses_list: bool) -> Request:
         """Return the heaviest candidate; some payment must be due."""
         due = self.payments.longest_due(now, _CANDIDATES)
-        if use_list and self.freshness.is_doubtful:
-            telling = [payment for payment in due if self.is_telling(payment, now)]
-            if telling:
-                return Lookup(min(telling, key=lambda payment: payment.created_at).id)
+        checked = self._to_check()
+        if checked is not None and checked.due <= now:
+            return Lookup(checked.id)
         # Halved with each failure: a payment that always fails must not keep the others from their lookups.
         weights = {payment: self._weight(payment, now) * 0.5**payment.failures for payment in due}
         heaviest = max(due, key=weights.__getitem__)
         is_shown = heaviest.place is not None and not self.freshness.delay(now)
         scores: dict[Request, float] = {Lookup(heaviest.id): weights[heaviest] * (_LOOKUP if is_shown else 1.0)}
-        if use_list:
+        if uses_list:
             scores |= {page: self._score(page, now) for page in self._pages(due, now)}
-            self._add_sweep(scores, weights, now)
+            following = self.sweep.next(now)
+            if following is not None:
+                page, found = following  # it may be a candidate already
+                wanted = max((weight for payment, weight in weights.items() if payment.id in self.sweep), default=0.0)
+                scores[page] = scores.get(page, 0.0) + found * wanted
         return max(scores, key=scores.__getitem__)
 
     def looks(self, shown: list[TrackedPayment], now: float) -> list[TrackedPayment]:
-        """Return those of the payments that a request shows which it costs a look."""
-        if self.freshness.is_doubtful:
-            return [payment for payment in shown if payment.due <= now]  # the others keep theirs for a check
-        soon = [payment for payment in shown if self.schedule.is_soon(payment, now)]
+        """Return those of the payments that a page shows which it costs a look."""
+        checked = self._to_check()  # it keeps its look for the check
+        soon = [payment for payment in shown if self.schedule.is_soon(payment, now) and payment is not checked]
         if not soon or not self.saves_looks:
             return soon
         weights = {payment: self._weight(payment, now) for payment in soon}
@@ -276,33 +274,16 @@ class Scorer:
         """Return the time from which a page is worth its request, at the earliest `first`, when a payment falls due."""
         if not self.saves_looks or not self.model.is_known:
             return first
-        low, high = first, max(first, min(map(self._last_moment, self.payments)))
-        if high <= low or self._most(low) >= _WORTH:
-            return low
-        while high - low > _PRECISION:
-            middle = (low + high) / 2
-            if self._most(middle) >= _WORTH:
-                high = middle
-            else:
-                low = middle
-        return high
+        last = max(first, min(map(self._last_moment, self.payments)))
+        steps = range(math.ceil((last - first) / _STEP))
+        return min(last, first + _STEP * bisect_left(steps, _WORTH, key=lambda step: self._most(first + _STEP * step)))
 
-    def is_telling(self, payment: TrackedPayment, at: float) -> bool:
-        """Return whether a lookup of a payment shows if the list is up to date: a young one is open in any list.
-
-        It is at least half as old as the oldest: in a list without endings those have ended.
-        """
-        first = (each for each in itertools.islice(self.payments, _CANDIDATES) if each.is_listed)
-        oldest = max((at - each.created_at for each in first), default=0.0)
-        return payment.is_listed and at - payment.created_at >= max(_TELLING, oldest / 2)
-
-    def _add_sweep(self, scores: dict[Request, float], weights: dict[TrackedPayment, float], now: float) -> None:
-        """Add the score of the next page of the sweep; it may be a candidate already."""
-        following = self.sweep.next(now)
-        if following is not None:
-            page, found = following
-            wanted = max((weight for payment, weight in weights.items() if payment.id in self.sweep), default=0.0)
-            scores[page] = scores.get(page, 0.0) + found * wanted
+    def _to_check(self) -> TrackedPayment | None:
+        """Return a payment that pages show open, to be looked up: the oldest first, then the next, and so on."""
+        if not self.freshness.is_doubtful:
+            return None
+        listed = [payment for payment in itertools.islice(self.payments, _CANDIDATES) if payment.is_listed]
+        return listed[self.freshness.checks % len(listed)] if listed else None
 
     def _last_moment(self, payment: TrackedPayment) -> float:
         if payment.place is None or payment.hinted_at is not None:
@@ -327,9 +308,8 @@ class Scorer:
         payments = self.payments.between(*self.model.places(page.number, now))
         if not any(payment.due <= now for payment in payments):
             return 0.0
-        shown = now - self.freshness.delay(now)
-        youngest = now - self.freshness.missing
-        return sum(self._weight(each, shown) for each in payments if each.is_listed or each.created_at < youngest)
+        shown, youngest = now - self.freshness.delay(now), now - self.freshness.missing
+        return sum(self._weight(each, shown) for each in payments if each.is_listed or each.created_at <= youngest)
 
     def _weight(self, payment: TrackedPayment, at: float) -> float:
         """Return the time that a payment's ending is expected to have been waiting, as the service showed it then."""

@@ -5,13 +5,14 @@ The poller knows no store and the store no poller: both know these values.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from datetime import datetime
 from typing import Protocol
 
 import attrs
 
 from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.errors import MobileMoneyError
 
 
@@ -44,6 +45,59 @@ class News:
     def is_ending(self) -> bool:
         """True if the tracking ends."""
         return self.error is not None or (self.transaction is not None and self.transaction.is_final)
+
+
+@attrs.define(eq=False)
+class Subscriptions:
+    """The pollers that track each payment, and until when, as the holder of the lease knows them."""
+
+    _until: dict[str, dict[str, datetime]] = attrs.field(factory=dict)
+    # Payments for which a poller needs open states too, with the latest that was sent.
+    _sent_status: dict[str, TransactionStatus | None] = attrs.field(factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._until)
+
+    def take(self, change: Followed, now: datetime) -> bool:
+        """Note a change; return whether any poller tracks the payment after it."""
+        pollers = self._until.setdefault(change.transaction_id, {})
+        if change.until > now:
+            pollers[change.follower] = change.until
+            if change.has_deadline:
+                self._sent_status.setdefault(change.transaction_id, None)
+        else:
+            pollers.pop(change.follower, None)
+        if not pollers:
+            self.end(change.transaction_id)
+        return bool(pollers)
+
+    def has_others_than(self, follower: str) -> bool:
+        """Return whether another poller tracks anything."""
+        return any(each != follower for pollers in self._until.values() for each in pollers)
+
+    def end(self, transaction_id: str) -> None:
+        """Remove a payment."""
+        self._until.pop(transaction_id, None)
+        self._sent_status.pop(transaction_id, None)
+
+    def expired(self, now: datetime) -> list[str]:
+        """Remove the payments that no poller tracks any more, and return them."""
+        gone = [number for number, pollers in self._until.items() if all(until <= now for until in pollers.values())]
+        for number in gone:
+            self.end(number)
+        return gone
+
+    def is_wanted(self, news: News) -> bool:
+        """Return whether to send an open state: it is new, and a poller with a deadline needs it."""
+        if news.transaction is None or news.transaction_id not in self._sent_status:
+            return False
+        if self._sent_status[news.transaction_id] == news.transaction.status:
+            return False
+        self._sent_status[news.transaction_id] = news.transaction.status
+        return True
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -10,8 +10,8 @@ from mobilemoney_async import Schedule, Transaction, WaitTimeout
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.scoring import Lookup, Page
-from mobilemoney_async.polling.sharing import Followed, News
-from mobilemoney_async.polling.tracked import Subscriptions, TrackedPayment, TrackedPayments
+from mobilemoney_async.polling.sharing import Followed, News, Subscriptions
+from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from tests.contract import samples
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

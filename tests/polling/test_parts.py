@@ -110,8 +110,8 @@ def pending(name: str, due: float = 0.0, deadline: float = math.inf) -> TrackedP
     return TrackedPayment(name, tracked_at=0.0, due=due, deadline=deadline, is_new=True)
 
 
-def test_the_book_forgets_what_it_removes() -> None:
-    """Timers of removed payments do not fire, and do not pile up."""
+def test_removed_payments_are_forgotten() -> None:
+    """They are not due, are not given up, and have no place."""
     payments = TrackedPayments()
     for number in range(5000):
         payment = pending(str(number), due=number, deadline=1e6)
@@ -120,7 +120,7 @@ def test_the_book_forgets_what_it_removes() -> None:
         if number % 10:
             payments.remove(payment)
     assert len(payments) == 500
-    assert len(payments.due) + len(payments.deadlines) <= 2 * (2 * len(payments) + 1000)
+    assert len(payments.due) == len(payments.deadlines) == 500
     assert [payment.id for payment in payments.longest_due(25.0, 10)] == ["0", "10", "20"]
     assert [payment.id for payment in payments.between(10.0, 40.0)] == ["20", "30", "40"]
     assert len(payments.give_up(1e6)) == 500
@@ -192,30 +192,28 @@ def test_rests_double_up_to_their_longest() -> None:
     assert backoff.until == 101.0
 
 
-def pages_until_a_check(freshness: ListFreshness, expected: float) -> int:
+def pages_until_a_check(freshness: ListFreshness) -> int:
     pages = 0
     while not freshness.is_doubtful:
-        freshness.saw_page(0.0, ended=0, expected=expected)
+        freshness.saw_page(0.0, has_endings=False)
         pages += 1
     return pages
 
 
 def test_a_list_that_shows_no_endings_is_checked() -> None:
-    """After three pages on which an ending was to be expected a lookup is worth it."""
+    """Every eight pages without an ending a lookup is worth it."""
     freshness = ListFreshness()
-    assert pages_until_a_check(freshness, expected=20.0) == 3
-    freshness.checked(is_late=True)
-    assert pages_until_a_check(freshness, expected=20.0) == 3
-    freshness.checked(is_late=False)
-    assert pages_until_a_check(freshness, expected=0.5) == 6
+    for _ in range(3):
+        assert pages_until_a_check(freshness) == 8
+        freshness.checked()
 
 
 def test_a_list_that_tells_the_truth_is_seldom_checked() -> None:
-    """Once a page has shown an ending, it takes many without one to doubt the list."""
+    """A page that shows an ending puts the check off."""
     freshness = ListFreshness()
-    assert pages_until_a_check(freshness, expected=0.0) == pytest.approx(20, abs=1)
-    freshness.saw_page(0.0, ended=1, expected=0.0)
-    assert pages_until_a_check(freshness, expected=0.0) == pytest.approx(80, abs=1)
+    for number in range(100):
+        freshness.saw_page(0.0, has_endings=number % 8 == 7)
+        assert not freshness.is_doubtful
 
 
 def test_how_far_a_list_is_behind_is_learned_from_the_endings() -> None:
@@ -238,8 +236,9 @@ def test_a_list_that_showed_no_endings_is_tried_again() -> None:
     freshness = ListFreshness()
     delays = []
     for _ in range(5):
-        pages_until_a_check(freshness, expected=1.0)
-        freshness.checked(is_late=True)
+        pages_until_a_check(freshness)
+        freshness.saw_end(5.0, math.inf)
+        freshness.checked()
         delays.append(freshness.delay(0.0))
     assert delays == [10, 40, 160, 600, 600]
     assert freshness.delay(600.0) == 300
@@ -248,14 +247,15 @@ def test_a_list_that_showed_no_endings_is_tried_again() -> None:
 def test_for_how_long_new_payments_are_missing_is_learned() -> None:
     """More than the age of the oldest that is missing, no more than that of the youngest that is shown."""
     freshness = ListFreshness()
-    freshness.saw_new(shown=math.inf, missing=9.0)
+    assert freshness.missed_new(9.0)
     assert freshness.missing == 15
-    freshness.saw_new(shown=11.0, missing=10.0)
+    freshness.saw_new(11.0)
     assert freshness.missing == 11
-    freshness.saw_new(shown=2.0, missing=0.0)
+    freshness.saw_new(2.0)
     assert freshness.missing == 2
-    freshness.saw_new(shown=math.inf, missing=1000.0)
+    assert freshness.missed_new(119.0)
     assert freshness.missing == 120
+    assert not freshness.missed_new(120.0), "it is somewhere else"
 
 
 def test_a_sweep_ends_where_it_is_not_worth_it() -> None:
