@@ -76,7 +76,7 @@ class Planner:
         if self._list.is_known and now - began <= _AT_THE_END:
             self._payments.put(payment, self._list.add_own(now))
         if not is_new or now - began > _AT_THE_END:
-            self._sweep.add(payment.id)
+            self._sweep.wanted.add(payment.id)
         return True
 
     def forget(self, transaction_id: str) -> None:
@@ -101,7 +101,7 @@ class Planner:
         """Stop tracking the payments that are past their deadline."""
         endings = self._payments.give_up(now)
         for each in endings:
-            self._sweep.remove(each.transaction_id)
+            self._sweep.wanted.discard(each.transaction_id)
         return endings
 
     def give_up_at(self) -> float:
@@ -160,7 +160,7 @@ class Planner:
             if (payment := self._payments.get(row.id)) is not None
         }
         self._take_misses(sent, shown)
-        self._sweep.took(sent.request, now, shown=[payment.id for payment in shown], rows=len(places))
+        self._sweep.took(sent.request, now, shown=(payment.id for payment in shown), rows=len(places))
         endings = []
         expected = set(sent.expected)
         at = sent.at - self._freshness.delay(sent.at)
@@ -223,7 +223,7 @@ class Planner:
         # A payment that the service has shown exists, whatever it says now.
         if payment is None or payment.is_seen:
             return []
-        self._sweep.remove(payment.id)
+        self._sweep.wanted.discard(payment.id)
         is_early = now - payment.tracked_at < UNSEEN_GRACE
         if isinstance(error, InvalidTransactionId) or (isinstance(error, TransactionNotFound) and not is_early):
             return [self._end(payment, error=error)]
@@ -298,6 +298,6 @@ class Planner:
         error: MobileMoneyError | None = None,
         lag: float | None = None,
     ) -> News:
-        self._sweep.remove(payment.id)
+        self._sweep.wanted.discard(payment.id)
         self._payments.remove(payment)
         return News(transaction_id=payment.id, transaction=transaction, error=error, lag=lag)

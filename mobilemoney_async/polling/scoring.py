@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import attrs
@@ -41,12 +41,9 @@ _SHARE = 0.95
 _STEP = 0.05
 
 # Ages in the estimator are sorted into bins that grow by a constant factor, since a second matters early and a minute
-# matters late. Bins count from the shift, seconds: everything earlier is one bin.
-_FACTOR = 1.1
-_LOG_FACTOR = math.log(_FACTOR)
+# matters late. The last bin has no end.
 _BINS = 140
-_SHIFT = 1.0
-_EDGES = [_FACTOR**number - _SHIFT for number in range(_BINS + 1)]
+_EDGES = [1.1**number - 1 for number in range(_BINS + 1)]
 _MIDDLES = [(low + high) / 2 for low, high in itertools.pairwise(_EDGES)]
 # The prior counts like so many payments per bin.
 _PRIOR_WEIGHT = 0.5
@@ -149,7 +146,7 @@ class Estimator:
 
 
 def _bin(age: float) -> int:
-    return min(_BINS - 1, int(math.log(max(0.0, age) + _SHIFT) / _LOG_FACTOR))
+    return min(_BINS - 1, bisect_right(_EDGES, max(0.0, age)) - 1)
 
 
 def _pieces(start: float, end: float) -> Iterator[tuple[int, float, float]]:
@@ -167,26 +164,15 @@ class IdSweep:
     """
 
     _list: ListModel
-    _wanted: set[str] = attrs.field(factory=set)
+    wanted: set[str] = attrs.field(factory=set)
     _sweep: PageSweep = attrs.field(factory=PageSweep)
     _in_flight: Page | None = None
 
-    def __contains__(self, transaction_id: str) -> bool:
-        return transaction_id in self._wanted
-
-    def add(self, transaction_id: str) -> None:
-        """Look for a payment."""
-        self._wanted.add(transaction_id)
-
-    def remove(self, transaction_id: str) -> None:
-        """Stop looking for a payment, if it was looked for."""
-        self._wanted.discard(transaction_id)
-
     def next(self, now: float) -> tuple[Page, float] | None:
         """Return the next page, and the wanted payments that it is expected to show; None if there is none."""
-        if self._in_flight is not None or not self._wanted:
+        if self._in_flight is not None or not self.wanted:
             return None
-        worth = self._sweep.worth(len(self._wanted), self._list.pages(now) if self._list.is_known else None)
+        worth = self._sweep.worth(len(self.wanted), self._list.pages(now) if self._list.is_known else None)
         return (Page(self._list.head(self._sweep.depth, now)), worth) if worth else None
 
     def sent(self, page: Page, now: float) -> None:
@@ -195,20 +181,19 @@ class IdSweep:
         if following is not None and following[0] == page:
             self._in_flight = page
 
-    def took(self, page: Page, now: float, *, shown: list[str], rows: int) -> None:
+    def took(self, page: Page, now: float, *, shown: Iterable[str], rows: int) -> None:
         """Note a page with so many rows, among them tracked payments."""
-        if page == self._in_flight:
-            self._in_flight = None
-            wanted = len(self._wanted)
-            self._wanted.difference_update(shown)
-            # If the page has shown the list to be in the other order, the sweep has yet to begin.
-            if page.number == self._list.head(self._sweep.depth, now):
-                self._sweep.took(wanted, wanted - len(self._wanted), rows)
-            if self.next(now) is None:
-                self._wanted.clear()
-                self._sweep = PageSweep()
-        else:
-            self._wanted.difference_update(shown)
+        before = len(self.wanted)
+        self.wanted.difference_update(shown)
+        if page != self._in_flight:
+            return
+        self._in_flight = None
+        # If the page has shown the list to be in the other order, the sweep has yet to begin.
+        if page.number == self._list.head(self._sweep.depth, now):
+            self._sweep.took(before, before - len(self.wanted), rows)
+        if self.next(now) is None:
+            self.wanted.clear()
+            self._sweep = PageSweep()
 
     def failed(self, page: Page) -> None:
         """Note that a page was not shown."""
@@ -256,7 +241,7 @@ class Scorer:
             following = self.sweep.next(now)
             if following is not None:
                 page, found = following  # it may be a candidate already
-                wanted = max((weight for payment, weight in weights.items() if payment.id in self.sweep), default=0.0)
+                wanted = max((weight for payment, weight in weights.items() if payment.id in self.sweep.wanted), default=0.0)
                 scores[page] = scores.get(page, 0.0) + found * wanted
         return max(scores, key=scores.__getitem__)
 
