@@ -6,7 +6,7 @@ that is unread. So outcomes that all readers have are freed by themselves, and u
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, Self
 
@@ -34,6 +34,8 @@ UNREAD = 10_000
 """Outcomes that wait for a reader, or for a late `wait`, at most; beyond that the oldest are dropped."""
 # Final states over which the lag is averaged.
 _LAGS = 50
+# Metrics that count.
+_COUNTED = ("tracked", "final", "unresolved", "pages", "lookups", "faults")
 
 
 @attrs.frozen(kw_only=True)
@@ -205,29 +207,23 @@ class Metrics:
 
     _on_event: Handler | None
     _pending: Callable[[], int]
-    _tracked: int = 0
-    _final: int = 0
-    _unresolved: int = 0
-    _pages: int = 0
-    _lookups: int = 0
-    _faults: int = 0
+    _counts: Counter[str] = attrs.field(factory=Counter)  # by the names of `PollerStats`
     _lag: float | None = None
 
     def tracked(self, transaction_id: str) -> None:
         """Count a newly tracked payment."""
-        self._tracked += 1
+        self._counts["tracked"] += 1
         self._report(PaymentFollowed(transaction_id=transaction_id, pending=self._pending()))
 
     def sent(self, request: Request, waited: float) -> None:
         """Count a request, after so many seconds in line."""
         kind: Literal["page", "lookup"] = "page" if isinstance(request, Page) else "lookup"
-        self._pages += kind == "page"
-        self._lookups += kind == "lookup"
+        self._counts[f"{kind}s"] += 1
         self._report(PollerAsked(kind=kind, pending=self._pending(), waited=waited))
 
     def failed(self) -> None:
         """Count a request that failed for a reason that says nothing about a payment."""
-        self._faults += 1
+        self._counts["faults"] += 1
 
     def ended(self, news: News) -> None:
         """Count the end of one tracking."""
@@ -235,11 +231,11 @@ class Metrics:
         if news.lag is not None:
             self._lag = news.lag if self._lag is None else self._lag + (news.lag - self._lag) / _LAGS
         if news.error is not None:
-            self._unresolved += 1
+            self._counts["unresolved"] += 1
             error = type(news.error).__name__
             self._report(PaymentGivenUp(transaction_id=news.transaction_id, error=error, pending=pending))
         elif seen is not None:
-            self._final += 1
+            self._counts["final"] += 1
             final = PaymentFinal(
                 transaction_id=seen.id, type=str(seen.type), status=str(seen.status), lag=news.lag, pending=pending
             )
@@ -251,17 +247,8 @@ class Metrics:
 
     def stats(self, *, next_request_in: float | None) -> PollerStats:
         """Return the counters."""
-        return PollerStats(
-            tracked=self._tracked,
-            pending=self._pending(),
-            final=self._final,
-            unresolved=self._unresolved,
-            pages=self._pages,
-            lookups=self._lookups,
-            faults=self._faults,
-            mean_lag=self._lag,
-            next_request_in=next_request_in,
-        )
+        counts = {name: self._counts[name] for name in _COUNTED}
+        return PollerStats(pending=self._pending(), mean_lag=self._lag, next_request_in=next_request_in, **counts)
 
     def _report(self, event: Event) -> None:
         if self._on_event is not None:

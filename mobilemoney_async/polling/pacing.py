@@ -77,13 +77,6 @@ class LookupSchedule:
         saved = sum(self._schedule.delay(look) for look in range(looks + 1, looks + _SAVED))
         return max(payment.due, min(payment.due + saved, payment.seen_at + self._schedule.cap))
 
-    def slow_down(self, payment: TrackedPayment, now: float) -> None:
-        """Give a payment that turns out to be old the pauses of its age."""
-        looks, due = self.of_age(payment.created_at, now, is_new=True)
-        if looks > payment.looks:
-            payment.looks = looks
-            self._payments.due.move(payment, max(due, payment.due))
-
     def put_off(self, payment: TrackedPayment, now: float) -> None:
         """Double the pause of a payment with unreadable lookups."""
         pause = min(_LONGEST_UNREADABLE, self._schedule.cap * 2 ** min(10, payment.failures - 1))

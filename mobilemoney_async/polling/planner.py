@@ -83,7 +83,8 @@ class Planner:
         """Stop tracking a payment, if it is tracked."""
         payment = self._payments.get(transaction_id)
         if payment is not None:
-            self._end(payment)
+            self._sweep.wanted.discard(transaction_id)
+            self._payments.remove(payment)
 
     def hint(self, transaction_id: str, now: float) -> bool:
         """Note that a payment may have changed; return whether that brings the next request forward.
@@ -226,7 +227,8 @@ class Planner:
         self._sweep.wanted.discard(payment.id)
         is_early = now - payment.tracked_at < UNSEEN_GRACE
         if isinstance(error, InvalidTransactionId) or (isinstance(error, TransactionNotFound) and not is_early):
-            return [self._end(payment, error=error)]
+            self.forget(payment.id)
+            return [News(transaction_id=payment.id, error=error)]
         return []
 
     # Inside
@@ -262,10 +264,13 @@ class Planner:
             payment.created_at = now - self._clock.age(row, now)
             if not payment.is_seen:
                 payment.seen_at = payment.created_at
-                self._schedule.slow_down(payment, now)
+                before = payment.looks, payment.due
+                payment.looks, due = max(before, self._schedule.of_age(payment.created_at, now, is_new=True))
+                self._payments.due.move(payment, due)
         if row.is_final:
             self._scorer.saw_ending(is_hinted=payment.was_hinted)
-            return self._end(payment, transaction=row, lag=self._learn_end(payment, row, paged_at, now))
+            self.forget(payment.id)
+            return News(transaction_id=payment.id, transaction=row, lag=self._learn_end(payment, row, paged_at, now))
         self._estimator.saw_open(payment.seen_at - payment.created_at, at - payment.created_at)
         payment.is_seen = True
         payment.was_hinted = payment.hinted_at is not None
@@ -289,15 +294,3 @@ class Planner:
         self._estimator.saw_open(earliest, age)
         self._estimator.saw_end(age, age)
         return latest - age
-
-    def _end(
-        self,
-        payment: TrackedPayment,
-        *,
-        transaction: Transaction | None = None,
-        error: MobileMoneyError | None = None,
-        lag: float | None = None,
-    ) -> News:
-        self._sweep.wanted.discard(payment.id)
-        self._payments.remove(payment)
-        return News(transaction_id=payment.id, transaction=transaction, error=error, lag=lag)

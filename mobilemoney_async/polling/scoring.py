@@ -241,7 +241,9 @@ class Scorer:
             following = self.sweep.next(now)
             if following is not None:
                 page, found = following  # it may be a candidate already
-                wanted = max((weight for payment, weight in weights.items() if payment.id in self.sweep.wanted), default=0.0)
+                wanted = max(
+                    (weight for payment, weight in weights.items() if payment.id in self.sweep.wanted), default=0.0
+                )
                 scores[page] = scores.get(page, 0.0) + found * wanted
         return max(scores, key=scores.__getitem__)
 
