@@ -24,7 +24,7 @@ _FEW_STRANGERS = 0.05
 # A page shows an order if this share of its rows, half a page apart, is in it.
 _ORDERLY = 0.75
 # Differences between the service's timestamps and our clock below this mean nothing, seconds.
-NOISE = 2.0
+_NOISE = 2.0
 # The list is taken to be at most so far behind, seconds.
 _LONGEST_DELAY = 600.0
 # While no page is requested, the measured delay halves in this time, seconds.
@@ -121,14 +121,12 @@ class ListModel:
 def _is_newest_first(rows: Sequence[Transaction]) -> bool | None:
     """Return the order of rows, None if they have none. A few may be out of order, as in a list by endings."""
     half = len(rows) // 2
-    pairs = [
-        (first.created_at, second.created_at) for first, second in zip(rows, rows[len(rows) - half :], strict=False)
-    ]
+    ages = [row.created_at for row in rows]
+    pairs = [pair for pair in zip(ages, ages[len(ages) - half :], strict=False) if pair[0] != pair[1]]
     newer = sum(first > second for first, second in pairs)
-    older = sum(first < second for first, second in pairs)
-    if max(newer, older) < _ORDERLY * (newer + older) or newer == older:
+    if not pairs or 1 - _ORDERLY < newer / len(pairs) < _ORDERLY:
         return None
-    return newer > older
+    return 2 * newer > len(pairs)
 
 
 @attrs.define
@@ -174,7 +172,7 @@ class ListFreshness:
         It is given in seconds from the end to the latest page that still showed the payment open, which may be
         negative, and to the page that showed the end, infinite if a lookup did.
         """
-        if open_after > NOISE:
+        if open_after > _NOISE:
             is_silent = self._open_pages >= _DOUBT
             late = max(_NOT_LESS, 4 * self._delay) if is_silent and shown_after == math.inf else open_after
             self._delay = min(_LONGEST_DELAY, max(self._delay, late))

@@ -241,14 +241,15 @@ class Planner:
         """Take back the looks of the payments that a page did not show. They are looked up, if they are not too new."""
         for payment in [each for each in sent.expected if self._payments.has(each)]:
             age = sent.at - payment.created_at
+            is_unlisted = payment.is_new and not payment.is_listed
             if payment in shown:
-                if payment.is_new and not payment.is_listed:
+                if is_unlisted:
                     self._freshness.saw_new(age)
                 continue
             if payment in sent.before:
                 self._schedule.take_back(payment, *sent.before[payment])
-            may_come = payment.is_new and not payment.is_listed and not self._list.has_strangers
-            if not (may_come and self._freshness.missed_new(age)):
+            # Among strangers it may have moved to another page.
+            if not is_unlisted or self._list.has_strangers or not self._freshness.missed_new(age):
                 self._payments.put(payment, None)
 
     def _count_look(self, payment: TrackedPayment, now: float, *, by_id: bool) -> None:

@@ -241,10 +241,8 @@ class Scorer:
             following = self.sweep.next(now)
             if following is not None:
                 page, found = following  # it may be a candidate already
-                wanted = max(
-                    (weight for payment, weight in weights.items() if payment.id in self.sweep.wanted), default=0.0
-                )
-                scores[page] = scores.get(page, 0.0) + found * wanted
+                wanted = [weight for payment, weight in weights.items() if payment.id in self.sweep.wanted]
+                scores[page] = scores.get(page, 0.0) + found * max(wanted, default=0.0)
         return max(scores, key=scores.__getitem__)
 
     def looks(self, shown: list[TrackedPayment], now: float) -> list[TrackedPayment]:
