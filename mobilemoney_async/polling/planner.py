@@ -74,7 +74,7 @@ class Planner:
         payment.looks = looks
         self._payments.add(payment)
         if self._list.is_known and now - began <= _AT_THE_END:
-            self._payments.put(payment, self._list.add_own(now))
+            self._payments.places.move(payment, self._list.add_own(now))
         if not is_new or now - began > _AT_THE_END:
             self._sweep.wanted.add(payment.id)
         return True
@@ -132,7 +132,7 @@ class Planner:
     def send(self, request: Request, now: float) -> InFlight:
         """Note that a request goes out now."""
         if isinstance(request, Page):
-            expected = self._payments.between(*self._list.places(request.number, now))
+            expected = self._payments.places.between(*self._list.places(request.number, now))
             looks = self._scorer.looks(expected, now)
             self._pages_in_flight += 1
             self._sweep.sent(request, now)
@@ -173,7 +173,7 @@ class Planner:
                 endings.append(ending)
             else:
                 payment.open_at = sent.at
-                self._payments.put(payment, place)
+                self._payments.places.move(payment, place)
         self._freshness.saw_page(sent.at, has_endings=bool(endings))
         return endings
 
@@ -213,7 +213,7 @@ class Planner:
             for payment, (due, looks) in sent.before.items():
                 self._schedule.take_back(payment, due, looks)
                 if is_unreadable and self._payments.has(payment):
-                    self._payments.put(payment, None)
+                    self._payments.places.move(payment, None)
         self._backoff.extend(now, sent.at)
 
     def refuse(self, sent: InFlight, error: MobileMoneyError, now: float) -> list[News]:
@@ -250,7 +250,7 @@ class Planner:
                 self._schedule.take_back(payment, *sent.before[payment])
             # Among strangers it may have moved to another page.
             if not is_unlisted or self._list.has_strangers or not self._freshness.missed_new(age):
-                self._payments.put(payment, None)
+                self._payments.places.move(payment, None)
 
     def _count_look(self, payment: TrackedPayment, now: float, *, by_id: bool) -> None:
         self._schedule.count(payment, now, saves=self._scorer.saves_looks and not by_id)

@@ -227,7 +227,7 @@ class Scorer:
 
     def best(self, now: float, *, uses_list: bool) -> Request:
         """Return the heaviest candidate; some payment must be due."""
-        due = self.payments.longest_due(now, _CANDIDATES)
+        due = self.payments.due.between(-math.inf, now, _CANDIDATES)
         checked = self._to_check()
         if checked is not None and checked.due <= now:
             return Lookup(checked.id)
@@ -276,7 +276,7 @@ class Scorer:
         return self.schedule.last_moment(payment)
 
     def _most(self, at: float) -> float:
-        due = self.payments.longest_due(at, _CANDIDATES)
+        due = self.payments.due.between(-math.inf, at, _CANDIDATES)
         return max((self._score(page, at) for page in self._pages(due, at)), default=0.0)
 
     def _pages(self, due: list[TrackedPayment], now: float) -> list[Page]:
@@ -290,7 +290,7 @@ class Scorer:
         return [Page(number) for number in numbers]
 
     def _score(self, page: Page, now: float) -> float:
-        payments = self.payments.between(*self.model.places(page.number, now))
+        payments = self.payments.places.between(*self.model.places(page.number, now))
         if not any(payment.due <= now for payment in payments):
             return 0.0
         shown, youngest = now - self.freshness.delay(now), now - self.freshness.missing
@@ -304,8 +304,6 @@ class Scorer:
         if payment.hinted_at is not None:
             return max(0.0, at - payment.hinted_at) + _HINT
         age = payment.seen_at - payment.created_at
-        chance = self.estimator.chance
-        # The mean chance over the time since it was seen, by Simpson's rule; none at the beginning.
-        mean = (4 * chance(age, age + unseen / 2) + chance(age, age + unseen)) / 6
-        # Where callbacks arrive, a payment without a hint has hardly ended.
-        return max(mean * (1 - self._hinted_share), min(1.0, unseen / _LONGEST_LIFE)) * unseen
+        # Where callbacks arrive, a payment without a hint has hardly ended. One that has waits half of the time.
+        chance = self.estimator.chance(age, age + unseen) * (1 - self._hinted_share) / 2
+        return max(chance, min(1.0, unseen / _LONGEST_LIFE)) * unseen

@@ -55,7 +55,7 @@ class Index:
     """
 
     _attribute: str
-    _entries: list[tuple[float, str]] = attrs.field(factory=list)
+    _entries: list[tuple[float, str, TrackedPayment]] = attrs.field(factory=list)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -64,13 +64,13 @@ class Index:
         """Add a payment."""
         value = getattr(payment, self._attribute)
         if value is not None and value < math.inf:
-            insort(self._entries, (value, payment.id))
+            insort(self._entries, (value, payment.id, payment))
 
     def remove(self, payment: TrackedPayment) -> None:
         """Remove a payment that was added, by its number of then."""
         value = getattr(payment, self._attribute)
         if value is not None and value < math.inf:
-            del self._entries[bisect_left(self._entries, (value, payment.id))]
+            del self._entries[bisect_left(self._entries, (value, payment.id, payment))]
 
     def move(self, payment: TrackedPayment, value: float | None) -> None:
         """Set the number of a payment that was added."""
@@ -83,10 +83,11 @@ class Index:
         """Return the least number, infinite if there is none."""
         return self._entries[0][0] if self._entries else math.inf
 
-    def between(self, low: float, high: float, limit: int | None = None) -> list[str]:
-        """Return the ids of payments with numbers above `low` and up to `high`, in order, at most `limit`."""
+    def between(self, low: float, high: float, limit: int | None = None) -> list[TrackedPayment]:
+        """Return the payments with numbers above `low` and up to `high`, in order, at most `limit`."""
         first, last = (bisect_right(self._entries, bound, key=itemgetter(0)) for bound in (low, high))
-        return [number for _, number in self._entries[first : last if limit is None else min(last, first + limit)]]
+        last = last if limit is None else min(last, first + limit)
+        return [payment for _, _, payment in self._entries[first:last]]
 
 
 class TrackedPayments:
@@ -96,7 +97,7 @@ class TrackedPayments:
         self._by_id: dict[str, TrackedPayment] = {}
         self.due: Index = Index("due")
         self.deadlines: Index = Index("deadline")
-        self._places = Index("place")
+        self.places: Index = Index("place")
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -118,31 +119,19 @@ class TrackedPayments:
     def add(self, payment: TrackedPayment) -> None:
         """Add a payment."""
         self._by_id[payment.id] = payment
-        for index in (self.due, self.deadlines, self._places):
+        for index in (self.due, self.deadlines, self.places):
             index.add(payment)
 
     def remove(self, payment: TrackedPayment) -> None:
         """Remove a payment."""
-        for index in (self.due, self.deadlines, self._places):
+        for index in (self.due, self.deadlines, self.places):
             index.remove(payment)
         del self._by_id[payment.id]
-
-    def longest_due(self, now: float, limit: int) -> list[TrackedPayment]:
-        """Return the payments that have been due for longest, at most `limit`."""
-        return [self._by_id[number] for number in self.due.between(-math.inf, now, limit)]
-
-    def put(self, payment: TrackedPayment, place: float | None) -> None:
-        """Set a payment's place in the list; None for unknown."""
-        self._places.move(payment, place)
-
-    def between(self, low: float, high: float) -> list[TrackedPayment]:
-        """Return the payments with places above `low` and up to `high`."""
-        return [self._by_id[number] for number in self._places.between(low, high)]
 
     def give_up(self, now: float) -> list[News]:
         """Remove the payments that are past their deadline."""
         news = []
-        for payment in [self._by_id[number] for number in self.deadlines.between(-math.inf, now)]:
+        for payment in self.deadlines.between(-math.inf, now):
             state = "not seen" if payment.transaction is None else str(payment.transaction.status)
             error = WaitTimeout(
                 f"not final after {round(now - payment.tracked_at, 1):g} s: {state}",

@@ -116,13 +116,13 @@ def test_removed_payments_are_forgotten() -> None:
     for number in range(5000):
         payment = pending(str(number), due=number, deadline=1e6)
         payments.add(payment)
-        payments.put(payment, float(number))
+        payments.places.move(payment, float(number))
         if number % 10:
             payments.remove(payment)
     assert len(payments) == 500
     assert len(payments.due) == len(payments.deadlines) == 500
-    assert [payment.id for payment in payments.longest_due(25.0, 10)] == ["0", "10", "20"]
-    assert [payment.id for payment in payments.between(10.0, 40.0)] == ["20", "30", "40"]
+    assert [payment.id for payment in payments.due.between(-math.inf, 25.0, 10)] == ["0", "10", "20"]
+    assert [payment.id for payment in payments.places.between(10.0, 40.0)] == ["20", "30", "40"]
     assert len(payments.give_up(1e6)) == 500
     assert len(payments) == 0
 
