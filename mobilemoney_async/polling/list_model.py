@@ -178,10 +178,6 @@ class ListFreshness:
             self._delay = min(_LONGEST_DELAY, max(self._delay, late))
         self._delay = max(0.0, min(self._delay, shown_after))
 
-    def checked(self) -> None:
-        """Note a lookup of a payment that pages have shown open."""
-        self.checks += 1
-
 
 @attrs.define
 class ServerClock:

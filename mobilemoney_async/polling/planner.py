@@ -48,6 +48,7 @@ class Planner:
         self._hints = HintThrottle()
         self._backoff = Backoff(longest=30.0)
         self._list_backoff = Backoff(longest=300.0)
+        self._lookups_fail = False
         self._pages_in_flight = 0
 
     def __len__(self) -> int:
@@ -116,7 +117,7 @@ class Planner:
         if self._pages_in_flight and not self._list.is_known:
             return math.inf
         first = max(self._payments.due.first(), self._backoff.until)
-        if first == math.inf or not self._uses_list(first):
+        if first == math.inf or self._list_backoff.until > first:
             return first
         return self._scorer.worth_from(first)
 
@@ -124,7 +125,7 @@ class Planner:
         """Return the request to make now, or None if there is none."""
         if self.ready_at() > now:
             return None
-        uses_list = self._uses_list(now)
+        uses_list = self._list_backoff.until <= now
         if uses_list and not self._list.is_known:
             return Page(1)
         return self._scorer.best(now, uses_list=uses_list)
@@ -139,6 +140,7 @@ class Planner:
         else:
             payment = self._payments.get(request.transaction_id)
             looks = expected = [] if payment is None else [payment]
+            self._freshness.checks += payment is not None and payment.is_listed
         before = {}
         for payment in looks:
             before[payment] = payment.due, payment.looks
@@ -183,14 +185,12 @@ class Planner:
         if row.id != sent.request.transaction_id:
             self.fail(sent, now, is_unreadable=True)
             return []
-        self._backoff.clear()
+        self._lookup_answered()
         self._clock.saw([row], now)
         payment = self._payments.get(row.id)
         if payment is None:
             return []
         ending = self._saw(payment, row, sent.at, now)
-        if payment.is_listed:
-            self._freshness.checked()
         return [] if ending is None else [ending]
 
     def fail(self, sent: InFlight, now: float, *, is_unreadable: bool) -> None:
@@ -206,6 +206,7 @@ class Planner:
                 if is_unreadable and payment.failures > 1 and not self._backoff.is_on:
                     self._schedule.put_off(payment, now)  # this payment cannot be read: others can
                     return
+            self._lookups_fail = True
         else:
             self._list_backoff.extend(now, sent.at)
             self._pages_in_flight -= 1
@@ -219,7 +220,7 @@ class Planner:
     def refuse(self, sent: InFlight, error: MobileMoneyError, now: float) -> list[News]:
         """Note that the service does not know a payment, or calls its id malformed; as `take_page`."""
         assert isinstance(sent.request, Lookup)
-        self._backoff.clear()
+        self._lookup_answered()
         payment = self._payments.get(sent.request.transaction_id)
         # A payment that the service has shown exists, whatever it says now.
         if payment is None or payment.is_seen:
@@ -233,9 +234,11 @@ class Planner:
 
     # Inside
 
-    def _uses_list(self, now: float) -> bool:
-        """Return whether to request pages: not after a fault, until a lookup shows that the service works."""
-        return not self._backoff.is_on and self._list_backoff.until <= now
+    def _lookup_answered(self) -> None:
+        self._backoff.clear()
+        if self._lookups_fail:  # the outage was not the list's alone
+            self._lookups_fail = False
+            self._list_backoff.clear()
 
     def _take_misses(self, sent: InFlight, shown: Container[TrackedPayment]) -> None:
         """Take back the looks of the payments that a page did not show. They are looked up, if they are not too new."""

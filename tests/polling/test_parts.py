@@ -205,7 +205,7 @@ def test_a_list_that_shows_no_endings_is_checked() -> None:
     freshness = ListFreshness()
     for _ in range(3):
         assert pages_until_a_check(freshness) == 8
-        freshness.checked()
+        freshness.checks += 1
 
 
 def test_a_list_that_tells_the_truth_is_seldom_checked() -> None:
@@ -238,7 +238,7 @@ def test_a_list_that_showed_no_endings_is_tried_again() -> None:
     for _ in range(5):
         pages_until_a_check(freshness)
         freshness.saw_end(5.0, math.inf)
-        freshness.checked()
+        freshness.checks += 1
         delays.append(freshness.delay(0.0))
     assert delays == [10, 40, 160, 600, 600]
     assert freshness.delay(600.0) == 300

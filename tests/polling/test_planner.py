@@ -337,6 +337,26 @@ def test_without_a_list_ids_do() -> None:
     assert pages <= 15
 
 
+def test_without_lookups_the_list_does() -> None:
+    """Where lookups always fail, pages show the payments all the same."""
+    planner = Planner(ADVISED)
+    service = PaperService()
+    for number in range(5):
+        service.add(Paper(id=f"txn-{number}", created_at=0.0, ends_at=30.0))
+        planner.track(f"txn-{number}", 0.0, is_new=False, deadline=math.inf)
+    planner.fail(planner.send(Lookup("txn-0"), 0.0), 0.1, is_unreadable=False)
+    now, ended = 1.0, 0
+    while now < 200 and len(planner):
+        request = planner.choose(now)
+        if isinstance(request, Page):
+            ended += len(planner.take_page(planner.send(request, now), service.page(request.number, now), now))
+        elif request is not None:
+            planner.fail(planner.send(request, now), now, is_unreadable=False)
+        now += 1
+    assert ended == 5
+    assert now < 60
+
+
 def test_a_page_that_cannot_be_read_does_not_hold_up_its_payments() -> None:
     """One malformed row can spoil a page for good: its payments are looked up."""
     planner = Planner(ADVISED)
