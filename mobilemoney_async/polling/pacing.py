@@ -65,12 +65,6 @@ class LookupSchedule:
         saved = _SAVED * pause if saves and payment.hinted_at is None else 0.0
         self._payments.due.move(payment, max(now - saved, payment.due) + pause)
 
-    def take_back(self, payment: TrackedPayment, due: float, looks: int) -> None:
-        """Restore the schedule of a payment after a request that did not show it."""
-        if self._payments.has(payment):
-            payment.looks = looks
-            self._payments.due.move(payment, due)
-
     def last_moment(self, payment: TrackedPayment) -> float:
         """Return the time until which a look can be saved: later one would be lost, or the latest be too long ago."""
         looks = payment.looks

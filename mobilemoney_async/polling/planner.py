@@ -143,7 +143,7 @@ class Planner:
             self._freshness.checks += payment is not None and payment.is_listed
         before = {}
         for payment in looks:
-            before[payment] = payment.due, payment.looks
+            before[payment] = payment.looks, payment.due
             self._count_look(payment, now, by_id=isinstance(request, Lookup))
         return InFlight(request, now, expected, before)
 
@@ -211,9 +211,9 @@ class Planner:
             self._list_backoff.extend(now, sent.at)
             self._pages_in_flight -= 1
             self._sweep.failed(sent.request)
-            for payment, (due, looks) in sent.before.items():
-                self._schedule.take_back(payment, due, looks)
-                if is_unreadable and self._payments.has(payment):
+            for payment in [each for each in sent.expected if self._payments.has(each)]:
+                self._take_back(sent, payment)
+                if is_unreadable:
                     self._payments.places.move(payment, None)
         self._backoff.extend(now, sent.at)
 
@@ -249,11 +249,16 @@ class Planner:
                 if is_unlisted:
                     self._freshness.saw_new(age)
                 continue
-            if payment in sent.before:
-                self._schedule.take_back(payment, *sent.before[payment])
+            self._take_back(sent, payment)
             # Among strangers it may have moved to another page.
             if not is_unlisted or self._list.has_strangers or not self._freshness.missed_new(age):
                 self._payments.places.move(payment, None)
+
+    def _take_back(self, sent: InFlight, payment: TrackedPayment) -> None:
+        """Restore the schedule of a payment after a request that did not show it."""
+        if payment in sent.before:
+            payment.looks, due = sent.before[payment]
+            self._payments.due.move(payment, due)
 
     def _count_look(self, payment: TrackedPayment, now: float, *, by_id: bool) -> None:
         self._schedule.count(payment, now, saves=self._scorer.saves_looks and not by_id)

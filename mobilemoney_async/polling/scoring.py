@@ -78,7 +78,7 @@ class InFlight:
     request: Request
     at: float
     expected: list[TrackedPayment]  # the answer should show them
-    before: dict[TrackedPayment, tuple[float, int]]  # due time and looks, before it cost them a look
+    before: dict[TrackedPayment, tuple[int, float]]  # looks and due time, before it cost them a look
 
 
 @attrs.define(eq=False)
@@ -271,9 +271,8 @@ class Scorer:
         return listed[self.freshness.checks % len(listed)] if listed else None
 
     def _last_moment(self, payment: TrackedPayment) -> float:
-        if payment.place is None or payment.hinted_at is not None:
-            return payment.due
-        return self.schedule.last_moment(payment)
+        can_wait = payment.place is not None and payment.hinted_at is None
+        return self.schedule.last_moment(payment) if can_wait else payment.due
 
     def _most(self, at: float) -> float:
         due = self.payments.due.between(-math.inf, at, _CANDIDATES)
@@ -281,13 +280,9 @@ class Scorer:
 
     def _pages(self, due: list[TrackedPayment], now: float) -> list[Page]:
         """Return the pages of the payments that have been due for longest, and the newest page."""
-        numbers: dict[int, None] = {}
-        for payment in due:
-            if payment.place is not None and len(numbers) < _CANDIDATE_PAGES:
-                numbers[self.model.page_of(payment.place, now)] = None
-        if numbers:
-            numbers[self.model.head(0, now)] = None
-        return [Page(number) for number in numbers]
+        shown = dict.fromkeys(self.model.page_of(each.place, now) for each in due if each.place is not None)
+        numbers = [*shown][:_CANDIDATE_PAGES]
+        return [Page(number) for number in {*numbers, self.model.head(0, now)}] if numbers else []
 
     def _score(self, page: Page, now: float) -> float:
         payments = self.payments.places.between(*self.model.places(page.number, now))

@@ -57,9 +57,6 @@ class Index:
     _attribute: str
     _entries: list[tuple[float, str, TrackedPayment]] = attrs.field(factory=list)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add(self, payment: TrackedPayment) -> None:
         """Add a payment."""
         value = getattr(payment, self._attribute)

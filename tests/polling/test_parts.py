@@ -120,7 +120,8 @@ def test_removed_payments_are_forgotten() -> None:
         if number % 10:
             payments.remove(payment)
     assert len(payments) == 500
-    assert len(payments.due) == len(payments.deadlines) == 500
+    for index in (payments.due, payments.deadlines, payments.places):
+        assert len(index.between(-math.inf, math.inf)) == 500
     assert [payment.id for payment in payments.due.between(-math.inf, 25.0, 10)] == ["0", "10", "20"]
     assert [payment.id for payment in payments.places.between(10.0, 40.0)] == ["20", "30", "40"]
     assert len(payments.give_up(1e6)) == 500
