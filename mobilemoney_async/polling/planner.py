@@ -74,9 +74,11 @@ class Planner:
         payment = TrackedPayment(transaction_id, tracked_at=began, due=due, deadline=deadline, is_new=is_new)
         payment.looks = looks
         self._payments.add(payment)
-        if self._list.is_known and now - began <= _AT_THE_END:
+        # A bare id may be anywhere: it is expected where a new payment is, and searched for.
+        is_recent = now - began <= _AT_THE_END
+        if is_recent and self._list.is_known:
             self._payments.places.move(payment, self._list.add_own(now))
-        if not is_new or now - began > _AT_THE_END:
+        if not (is_new and is_recent):
             self._sweep.wanted.add(payment.id)
         return True
 
@@ -241,7 +243,10 @@ class Planner:
             self._list_backoff.clear()
 
     def _take_misses(self, sent: InFlight, shown: Container[TrackedPayment]) -> None:
-        """Take back the looks of the payments that a page did not show. They are looked up, if they are not too new."""
+        """Take back the looks of the payments that a page should have shown, and did not.
+
+        They lose their places, so that they are looked up. A new one may be missing from the list for a while.
+        """
         for payment in [each for each in sent.expected if self._payments.has(each)]:
             age = sent.at - payment.created_at
             is_unlisted = payment.is_new and not payment.is_listed
