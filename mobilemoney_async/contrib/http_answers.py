@@ -85,7 +85,8 @@ def answer_error(error: MobileMoneyError) -> HTTPAnswer:
     for kind, status, title, retry_after in _ANSWERS:
         if isinstance(error, kind):
             headers = {} if retry_after is None else {"Retry-After": str(_patience(error, retry_after))}
-            return _problem(status, title, order, headers)
+            is_soft = isinstance(error, APIError) and not error.is_certain  # refused as far as is known
+            return _problem(status, title.removesuffix(" Nothing was paid.") if is_soft else title, order, headers)
     return _problem(502, "The payment service has a problem.", order)
 
 
