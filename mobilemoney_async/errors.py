@@ -51,7 +51,7 @@ class MobileMoneyError(Exception):
     Attributes:
         outcome: The result of the request: ``"not_sent"`` (it provably never reached the service), ``"refused"`` (by
             the service) or ``"unknown"``. After a create that was not sent no money moved. After one that was refused
-            this is certain only where `APIError.is_certain` says so.
+            this is certain only where ``is_certain`` of an `APIError` says so.
         idempotency_key: The key of the create that failed, or None for every other call.
     """
 
