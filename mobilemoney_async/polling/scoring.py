@@ -167,6 +167,7 @@ class IdSweep:
     wanted: set[str] = attrs.field(factory=set)
     _sweep: PageSweep = attrs.field(factory=PageSweep)
     _in_flight: Page | None = None
+    _has_turned: bool = False
 
     def next(self, now: float) -> tuple[Page, float] | None:
         """Return the next page, and the wanted payments that it is expected to show; None if there is none."""
@@ -188,12 +189,15 @@ class IdSweep:
         if page != self._in_flight:
             return
         self._in_flight = None
-        # If the page has shown the list to be in the other order, the sweep has yet to begin.
-        if page.number == self._list.head(self._sweep.depth, now):
+        # If the page has shown the list to be in the other order, the sweep has yet to begin. A list without an order
+        # would do so each time: only the first time counts.
+        if self._has_turned or page.number == self._list.head(self._sweep.depth, now):
             self._sweep.took(before, before - len(self.wanted), rows)
+        else:
+            self._has_turned = True
         if self.next(now) is None:
             self.wanted.clear()
-            self._sweep = PageSweep()
+            self._sweep, self._has_turned = PageSweep(), False
 
     def failed(self, page: Page) -> None:
         """Note that a page was not shown."""

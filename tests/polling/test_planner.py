@@ -464,6 +464,20 @@ def test_a_service_error_about_one_lookup_is_no_ending() -> None:
     assert len(planner) == 1
 
 
+def test_a_list_without_an_order_is_not_searched_on_one_page_for_ever() -> None:
+    """Each page of such a list may seem to turn it: the search for bare ids goes on all the same."""
+    service = PaperService(order="none", page_size=3)
+    times = [(12.0, 12.0), (0.0, 0.0), (0.0, 0.0), (1.0, 5.0), (6.0, 7.0), (0.0, 0.0)]
+    for number, (created_at, ends_at) in enumerate(times):
+        service.add(Paper(id=f"txn-{number}", created_at=created_at, ends_at=ends_at, status=TransactionStatus.SUCCESS))
+    for number, created_at in enumerate([0.0, 0.0, 0.0, 1.0]):
+        service.add(Paper(id=f"stranger-{number}", created_at=created_at))
+    track = {f"txn-{number}": created_at for number, (created_at, _) in enumerate(times)}
+    done = drive(Planner(ADVISED), service, until=436.0, track=track, is_new=False, interval=0.1)
+    assert done.endings.keys() == track.keys()
+    assert len(done.asked) <= 20
+
+
 @st.composite
 def services(draw: st.DrawFn) -> PaperService:
     service = PaperService(
