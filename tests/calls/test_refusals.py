@@ -393,3 +393,13 @@ async def test_an_undocumented_call_that_moves_money_follows_the_same_table() ->
         with pytest.raises(expected):
             await make_client(transport).request("POST", "/payment-service/refund", json={})
         assert len(transport.sent) == 1
+
+
+async def test_a_refusal_in_a_shape_of_its_own_shows_what_was_said() -> None:
+    """Without a message of the contract, the beginning of the body says what is wrong, without the phone number."""
+    said = {"detail": [{"loc": ["body", "amount"], "msg": f"too small for {PHONE_NUMBER}"}]}
+    client = make_client(FakeTransport(script(Response.json(said, 422))))
+    with pytest.raises(APIError, match="too small") as caught:
+        await create(client)
+    assert (caught.value.outcome, caught.value.is_certain, caught.value.code) == ("refused", False, None)
+    assert PHONE_NUMBER not in str(caught.value) + repr(caught.value)
