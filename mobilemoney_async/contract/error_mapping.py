@@ -114,11 +114,9 @@ def _api_error(endpoint: Endpoint[Any], answer: Answer, body: Mapping[str, Any],
     if kind is None and status >= 500:
         return _server_error(answer, code, _text(body, "message"))
     asked = _seconds(body.get("retry_after"))
-    message = _text(body, "message")
-    if message is None and not code and not _is_error(body):  # an error in a shape of its own
-        message = _excerpt(answer.body)
+    otherwise = "" if code or _is_error(body) else _excerpt(answer.body)  # an error in a shape of its own
     error = (kind or _by_status(endpoint, status, code))(
-        redact(message or ""),
+        redact(_text(body, "message") or otherwise),
         status_code=status,
         code=_shown(code),
         retry_after=_seconds(answer.retry_after) if asked is None else asked,

@@ -216,7 +216,10 @@ class SharedLogin:
                 result = exc
             tasks.cancel_scope.cancel()
         if isinstance(result, Exception):
-            raise result
+            try:
+                raise result
+            finally:
+                del result  # it holds this frame
         assert result is not None
         return result
 
