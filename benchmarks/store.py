@@ -165,14 +165,16 @@ def _fill(path: Path) -> None:
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany(
-        "INSERT INTO mobilemoney_payments (id, account, key, type, phone_number, amount, extra_digest, state, attempt,"
-        " created_at, changed_at, sent_at, stale_at, ended_at, transaction_id, reference, status, acknowledgement,"
-        ' "transaction", is_adopted, walks)'
-        " VALUES (?, 'default', ?, 'collection', ?, '1000', '', ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)",
+        "INSERT INTO mobilemoney_payment_records (account, key, type, phone_number, amount, extra_digest, state,"
+        " attempt, created_at, changed_at, sent_at, stale_at, ended_at, transaction_id, reference, status,"
+        ' acknowledgement, "transaction", is_adopted, walks, priority)'
+        " VALUES ('default', ?, 'collection', ?, '1000', '', ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)",
         _payments(),
     )
     connection.executemany(
-        "INSERT INTO mobilemoney_history (payment_id, at, what, source, detail) VALUES (?, ?, ?, ?, ?)", _histories()
+        "INSERT INTO mobilemoney_payment_history (account, key, number, at, what, source, detail)"
+        " VALUES ('default', ?, ?, ?, ?, ?, ?)",
+        _histories(),
     )
     connection.execute("COMMIT")
     connection.close()
@@ -184,7 +186,7 @@ def _payments() -> Iterator[tuple[Any, ...]]:
     for number in range(_RECORDS):
         at = first + timedelta(seconds=13 * number)
         moment, phone_number = at.strftime("%Y-%m-%d %H:%M:%S.%f"), f"+2556{number % 100_000_000:08}"
-        row = (number + 1, f"order-{number}", phone_number)
+        row = (f"order-{number}", phone_number)
         if number % step == 0:
             yield (*row, "UNKNOWN", *[moment] * 5, None, None, None, None, None)
             continue
@@ -203,7 +205,8 @@ def _payments() -> Iterator[tuple[Any, ...]]:
 
 def _histories() -> Iterator[tuple[Any, ...]]:
     moment = "2026-01-01 00:00:00.000000"
-    for number in range(1, _RECORDS + 1):
-        yield number, moment, "sent", "answer", "attempt 1"
-        yield number, moment, "acknowledged", "answer", f"txn_{number - 1:016x}"
-        yield number, moment, "final", "poll", "SUCCESS"
+    for number in range(_RECORDS):
+        key = f"order-{number}"
+        yield key, 1, moment, "sent", "answer", "attempt 1"
+        yield key, 2, moment, "acknowledged", "answer", f"txn_{number:016x}"
+        yield key, 3, moment, "final", "poll", "SUCCESS"

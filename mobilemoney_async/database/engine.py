@@ -6,7 +6,9 @@ asked for it is cancelled; it is bounded by the database's time-outs (`url.PATIE
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import threading
 import time
 import weakref
@@ -19,17 +21,25 @@ import anyio
 import sqlalchemy as sa
 from anyio.lowlevel import RunVar
 
-from mobilemoney_async.database import schema
+from mobilemoney_async.database import migrations, schema
 from mobilemoney_async.database.clock import WallClock
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
-from mobilemoney_async.database.url import THREADS, file_of, make_engine, obstacle, read_url
+from mobilemoney_async.database.url import THREADS, file_of, is_conflict, is_locked, make_engine, obstacle, read_url
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import redact
 
 T = TypeVar("T")
 
-# Seconds for which a transaction waits for the locks of this process.
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Seconds for which a transaction waits for the locks of this process, and is run again after conflicts.
 _QUEUE = 10
+# Longest pause before it is run again, seconds.
+_CONFLICT_PAUSE = 0.1
+# Seconds for which one attempt to migrate waits for SQLite's write lock, and between two attempts.
+_LOCK_TRY = 0.5
+_FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
+_BUSY = "the store failed: it is busy, or the database does not answer"
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 _threads: RunVar[anyio.CapacityLimiter] = RunVar("mobilemoney_async_store_threads")
@@ -53,6 +63,8 @@ class Database:
         self.dialect: str = self._url.get_backend_name()
         self.wall_clock: WallClock = WallClock(time.time)
         self._is_prepared = False
+        # Whether this process or another migrates the tables, as far as the last attempt to prepare them has seen.
+        self._is_migrating = False
         self._engine: sa.Engine | None = None
         self._start_afresh()
 
@@ -60,14 +72,23 @@ class Database:
         return f"<Database {self._url.render_as_string(hide_password=True)}>"
 
     async def open(self) -> None:
-        """Make the tables if they are missing, and read the clock, unless that was done before."""
-        if not self._is_prepared:
-            await self.read(lambda _: None)
+        """Make the tables if they are missing, or migrate them, and read the clock, unless that was done before.
+
+        While another process migrates them, this waits for as long as it takes. Cancelling ends the wait at once; a
+        migration that this process has begun ends first.
+        """
+        until, pause = time.monotonic() + _QUEUE, _FIRST_PAUSE
+        while not self._is_prepared:
+            # While the database is away each attempt waits for its time-out; a hundred tasks must not do so one by one.
+            if time.monotonic() > until and not self._is_migrating:
+                raise StoreError(_BUSY, outcome="not_sent")
+            if not await self._in_thread(self._try_to_prepare):
+                await anyio.sleep(pause)
+                pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run work that changes nothing, and return its result."""
-        until = time.monotonic() + _QUEUE
-        return await self._in_thread(lambda: self._transact(work, writes=False, durable=False, until=until))
+        return await self._in_ready_thread(lambda until: self._transact(work, writes=False, durable=False, until=until))
 
     async def write(
         self, work: Callable[[sa.Connection], T], *, durable: bool = True, then: Callable[[T], object] | None = None
@@ -78,7 +99,8 @@ class Database:
 
         Args:
             work: Gets a connection inside a transaction that no other writer of SQLite shares; on PostgreSQL it locks
-                the rows that it reads and changes. May run in any thread. An exception rolls everything back.
+                the rows that it reads and changes. May run in any thread, and more than once, if the database ends a
+                transaction because of another's. An exception rolls everything back.
             durable: Whether the commit of SQLite is on disk when this returns. Data that matters only to processes of
                 this machine need not be: they are lost with its power too. That of PostgreSQL always is: after a crash
                 its server is back in a second, while they are sending.
@@ -89,15 +111,14 @@ class Database:
             StoreError: The database failed, or cannot be reached; nothing was changed, or after a broken commit
                 everything was.
         """
-        until = time.monotonic() + _QUEUE
 
-        def transact() -> T:
+        def transact(until: float) -> T:
             done = self._transact(work, writes=True, durable=durable, until=until)
             if then is not None:
                 then(done)
             return done
 
-        return await self._in_thread(transact)
+        return await self._in_ready_thread(transact)
 
     async def timed(self, work: Callable[[sa.Connection, Clock], T], *, durable: bool = False) -> tuple[T, float]:
         """Run work that needs the time which all processes share.
@@ -141,7 +162,7 @@ class Database:
 
     async def open_driver(self, statement: str) -> Any:
         """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""
-        return await self._in_thread(lambda: self._open_driver(statement))
+        return await self._in_ready_thread(lambda until: self._open_driver(statement, until))
 
     @property
     def file(self) -> Path | None:
@@ -179,6 +200,13 @@ class Database:
             said += f" ({': '.join(filter(None, [str(self.file), obstacle(self.file)]))})"
         return StoreError(said, outcome="not_sent")
 
+    async def _in_ready_thread(self, work: Callable[[float], T]) -> T:
+        """Run work in a thread, once the tables are prepared; it gets the time until which it may wait for locks."""
+        if not self._is_prepared:
+            await self.open()
+        until = time.monotonic() + _QUEUE
+        return await self._in_thread(lambda: work(until))
+
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
             limiter = _threads.get()
@@ -193,15 +221,16 @@ class Database:
             self._engine.dispose(close=False)
         self._engine = None
         self._pid = os.getpid()
-        # Held while the engine is made and the tables are prepared.
+        # Held while the engine is made.
         self._lock = threading.Lock()
+        # Held while the tables are made or migrated. No thread waits for it: tasks wait in their event loops.
+        self._preparing = threading.Lock()
         # Held for a whole transaction. SQLite has one writer at a time: threads of one process queue here, first come
         # first served, rather than at the file, which favours the one that asks at the right moment.
         self._writer = threading.Lock()
 
-    def _open_driver(self, statement: str) -> Any:
+    def _open_driver(self, statement: str, until: float) -> Any:
         try:
-            until = time.monotonic() + _QUEUE
             pooled = self._ready_engine(until).raw_connection()
         except (sa.exc.SQLAlchemyError, OSError) as exc:
             raise self._failed(exc) from None
@@ -216,11 +245,15 @@ class Database:
         return driver
 
     def _transact(self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float) -> T:
-        try:
-            return self._run(self._ready_engine(until), work, writes=writes, durable=durable, until=until)
-        except (sa.exc.SQLAlchemyError, OSError) as exc:
-            # Not as the cause: a driver quotes the values of a row in its errors, phone numbers among them.
-            raise self._failed(exc) from None
+        while True:
+            try:
+                return self._run(self._ready_engine(until), work, writes=writes, durable=durable, until=until)
+            except (sa.exc.SQLAlchemyError, OSError) as exc:
+                # Of a conflict with another transaction nothing was committed, even if the commit itself shows it.
+                if not is_conflict(exc) or time.monotonic() > until:
+                    # Not as the cause: a driver quotes the values of a row in its errors, phone numbers among them.
+                    raise self._failed(exc) from None
+            time.sleep(random.uniform(0, _CONFLICT_PAUSE))  # noqa: S311 (no secret)
 
     def _run(
         self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float
@@ -243,17 +276,54 @@ class Database:
                 self._engine = make_engine(self._url)
                 # A store that is never closed leaves no connection behind.
                 weakref.finalize(self, _dispose, self._engine, self._pid)
-            engine = self._engine
-            if not self._is_prepared:
-                self._run(engine, self._prepare, writes=True, durable=True, until=until)
-                self._is_prepared = True
-            return engine
+            return self._engine
 
-    def _prepare(self, connection: sa.Connection) -> None:
-        # Another process may do the same at the same time: `schema.prepare` lets one in at a time.
-        schema.prepare(connection)
+    def _try_to_prepare(self) -> bool:
+        """Make or migrate the tables unless that is done; return False if another thread or process does it now."""
+        if self._pid != os.getpid():
+            self._start_afresh()
+        if not self._preparing.acquire(blocking=False):
+            return False
+        try:
+            # A read: on SQLite it does not wait for a process that migrates.
+            found = self._run(
+                self._ready_engine(time.monotonic() + _QUEUE), self._look, writes=False, durable=False, until=0
+            )
+            if found != schema.VERSION and not self._migrate(found):
+                return False
+            self._is_prepared = True
+        except (sa.exc.SQLAlchemyError, OSError) as exc:
+            self._is_migrating = False
+            raise self._failed(exc) from None
+        finally:
+            self._preparing.release()
+        return True
+
+    def _look(self, connection: sa.Connection) -> int | None:
         if self.dialect == "postgresql":
             self._read_clock(connection)
+        found = schema.find_version(connection)
+        schema.require_known(found or 0)
+        return found
+
+    def _migrate(self, found: int | None) -> bool:
+        """Try to make the tables, or to migrate those of a version; return False if locks of others are in the way."""
+        # A connection of its own, which waits for a lock for a moment only: the task waits for longer, and may be
+        # cancelled in between.
+        engine = make_engine(self._url, patience=_LOCK_TRY)
+        was_migrating, self._is_migrating = self._is_migrating, found is not None
+        try:
+            with engine.connect() as connection, connection.execution_options(mobilemoney_writes=True).begin():
+                migrations.prepare(connection)
+        except (migrations.TablesBusy, sa.exc.DBAPIError) as exc:
+            if not (isinstance(exc, migrations.TablesBusy) or is_locked(exc) or is_conflict(exc)):
+                raise
+            if found is not None and not was_migrating:
+                logger.warning("waiting for another process to migrate the store's tables, or to end its transactions")
+            return False
+        finally:
+            engine.dispose()
+        return True
 
     def _read_clock(self, connection: sa.Connection) -> float:
         """Return the time of PostgreSQL, seconds since 1970, and correct the wall clock by it."""
@@ -274,7 +344,7 @@ def _held(lock: threading.Lock, until: float) -> Iterator[None]:
     """
     left = until - time.monotonic()
     if left <= 0 or not lock.acquire(timeout=left):
-        raise StoreError("the store failed: it is busy, or the database does not answer", outcome="not_sent")
+        raise StoreError(_BUSY, outcome="not_sent")
     try:
         yield
     finally:

@@ -1,31 +1,25 @@
-"""Tables of the store, and migrations of older databases.
+"""Tables of the store; older databases are migrated by `migrations`.
 
-Every table carries the account, so that several merchants may share a database. Times are aware UTC. Amounts are text:
+Every key begins with the account, so that many merchants may share a database. Times are aware UTC. Amounts are text:
 SQLite has no decimals.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from mobilemoney_async.database.serialization import load_transaction
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.values import valid_name
 
-VERSION = 2
+VERSION = 3
 """Version of the tables below. A database of a newer version is refused."""
 
 METADATA: sa.MetaData = sa.MetaData()
-
-_SOME = 1_000  # rows held in memory at once while they are brought forward
-
-_ADVISORY_LOCK = 0x6D6F6D6F  # "momo": one process at a time makes or migrates the tables
 
 
 class UTCDateTime(sa.types.TypeDecorator[datetime]):
@@ -48,21 +42,21 @@ class UTCDateTime(sa.types.TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-_NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only an INTEGER counts up by itself there
-
 _version = sa.Table("mobilemoney_schema", METADATA, sa.Column("version", sa.Integer, nullable=False))
+
+FOUND_VERSION: sa.ScalarSelect[int] = sa.select(_version.c.version).scalar_subquery()
+"""Version of the database, as a column of another statement."""
 
 # Conditions of partial indexes. The queries of `payments.journal` have the same text, without which SQLite would not
 # use the indexes.
 _UNIDENTIFIED = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
-_RELEASED = sa.text("(attempt > 1 OR state = 'RELEASED')")
+_REFUSED_SOFTLY = sa.text("(state = 'REFUSED' AND NOT is_certain)")
 
 payments: sa.Table = sa.Table(
-    "mobilemoney_payments",
+    "mobilemoney_payment_records",
     METADATA,
-    sa.Column("id", _NUMBER, primary_key=True, autoincrement=True),
-    sa.Column("account", sa.Text, nullable=False),
-    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
     sa.Column("type", sa.Text, nullable=False),
     sa.Column("phone_number", sa.Text, nullable=False),
     sa.Column("amount", sa.Text, nullable=False),
@@ -85,12 +79,25 @@ payments: sa.Table = sa.Table(
     sa.Column("candidates", sa.Text),
     sa.Column("error", sa.Text),
     sa.Column("external_id", sa.Text),
-    sa.UniqueConstraint("account", "key", name="mobilemoney_payments_key"),
+    # Of a refusal: whether its code is one of contract section 7. None in the other states.
+    sa.Column("is_certain", sa.Boolean),
+    # Why an unknown payment cannot be called absent; the last complete listing that did not show it, and whether that
+    # showed the payments around it; the time before which no other listing is worth its requests.
+    sa.Column("reason", sa.Text),
+    sa.Column("looked_at", UTCDateTime),
+    sa.Column("look_passed", sa.Boolean),
+    sa.Column("next_look_at", UTCDateTime),
+    # Of a queued payment: when and in which order it is sent, its extra fields as JSON, and its place in a batch.
+    sa.Column("not_before", UTCDateTime),
+    sa.Column("priority", sa.Integer, nullable=False, default=0),
+    sa.Column("extra", sa.Text),
+    sa.Column("batch", sa.Text),
+    sa.Column("line", sa.Integer),
     # A transaction of the service belongs to one record.
-    sa.Index("mobilemoney_payments_transaction", "account", "transaction_id", unique=True),
+    sa.Index("mobilemoney_payment_records_transaction", "account", "transaction_id", unique=True),
     # At most one payment of a kind without a known transaction.
     sa.Index(
-        "mobilemoney_payments_unidentified",
+        "mobilemoney_payment_records_unidentified",
         "account",
         "type",
         "phone_number",
@@ -99,34 +106,76 @@ payments: sa.Table = sa.Table(
         sqlite_where=_UNIDENTIFIED,
         postgresql_where=_UNIDENTIFIED,
     ),
+    # Every attempt that was ever made of a kind.
+    sa.Index("mobilemoney_payment_records_kind", "account", "phone_number", "type", "amount"),
     # Of a million, the first or the latest few, in a state or since a time, without sorting the rest.
-    sa.Index("mobilemoney_payments_created", "account", "created_at", "id"),
-    sa.Index("mobilemoney_payments_state", "account", "state", "created_at", "id"),
+    sa.Index("mobilemoney_payment_records_created", "account", "created_at", "key"),
+    sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
     sa.Index(
-        "mobilemoney_payments_released",
+        "mobilemoney_payment_records_refused",
         "account",
-        "phone_number",
-        "type",
-        "amount",
-        sqlite_where=_RELEASED,
-        postgresql_where=_RELEASED,
+        "ended_at",
+        sqlite_where=_REFUSED_SOFTLY,
+        postgresql_where=_REFUSED_SOFTLY,
     ),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
     *(
-        sa.Index(f"mobilemoney_payments_{name}", "account", name, sqlite_where=short, postgresql_where=short)
+        sa.Index(f"mobilemoney_payment_records_{name}", "account", name, sqlite_where=short, postgresql_where=short)
         for name, short in ((each, sa.text(f"length({each}) <= 200")) for each in ("reference", "external_id"))
     ),
 )
 
+# The entries of a payment are numbered from 1, under the lock of the payment's row.
 history: sa.Table = sa.Table(
-    "mobilemoney_history",
+    "mobilemoney_payment_history",
     METADATA,
-    sa.Column("id", _NUMBER, primary_key=True, autoincrement=True),
-    sa.Column("payment_id", sa.ForeignKey("mobilemoney_payments.id"), nullable=False, index=True),
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("at", UTCDateTime, nullable=False),
     sa.Column("what", sa.Text, nullable=False),
     sa.Column("source", sa.Text, nullable=False),
     sa.Column("detail", sa.Text),
+    sqlite_with_rowid=False,
+)
+
+# Transactions of the service that no payment claims. `created_at` is the service's time; `number_digest` is a keyed
+# digest of the phone number, `shown_number` shows its last digits. `fits_key` is the payment that the transaction may
+# be a second time; `is_gap` marks transactions from a time that the store has forgotten.
+unclaimed: sa.Table = sa.Table(
+    "mobilemoney_unclaimed",
+    METADATA,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("transaction_id", sa.Text, primary_key=True),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("amount", sa.Text, nullable=False),
+    sa.Column("created_at", UTCDateTime, nullable=False),
+    sa.Column("shown_number", sa.Text, nullable=False),
+    sa.Column("number_digest", sa.Text),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("first_seen_at", UTCDateTime, nullable=False),
+    sa.Column("changed_at", UTCDateTime, nullable=False),
+    sa.Column("fits_key", sa.Text),
+    sa.Column("is_gap", sa.Boolean, nullable=False, default=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("note", sa.Text),
+    sa.Index("mobilemoney_unclaimed_state", "account", "state", "first_seen_at"),
+    sa.Index("mobilemoney_unclaimed_kind", "account", "number_digest", "type", "amount"),
+)
+
+# The merchant of an account, and the last comparison of the store with the service. `stopped` says why new payments
+# wait; `timeline` is PostgreSQL's.
+accounts: sa.Table = sa.Table(
+    "mobilemoney_accounts",
+    METADATA,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("merchant_id", sa.Text),
+    sa.Column("host", sa.Text),
+    sa.Column("first_record_at", UTCDateTime),
+    sa.Column("checked_at", UTCDateTime),
+    sa.Column("stopped", sa.Text),
+    sa.Column("timeline", sa.Integer),
+    sa.Column("note", sa.Text),
 )
 
 # The lease of the shared poller. Two numbers count its messages, under this row's lock: so a reader knows how far it
@@ -225,60 +274,24 @@ def _locked(table: sa.Table) -> sa.Select[Any]:
     return sa.select(table).where(*(each == sa.bindparam(each.name) for each in table.primary_key)).with_for_update()
 
 
-Migration: TypeAlias = Callable[[sa.Connection], Any]
-
-
-def _give_names(connection: sa.Connection) -> None:
-    """Migrate to version 2: payments have the external ids of final transactions, and are found by their names."""
-    connection.execute(sa.text("ALTER TABLE mobilemoney_payments ADD COLUMN external_id TEXT"))
-    shown = sa.select(payments.c.id, payments.c.transaction).where(payments.c.transaction.like('%"external_id":%'))
-    named = payments.update().where(payments.c.id == sa.bindparam("of_id"))
-    rows = connection.execute(shown.order_by(payments.c.id).limit(_SOME)).all()
-    while rows:
-        connection.execute(named, [{"of_id": row.id, "external_id": _external_id(row.transaction)} for row in rows])
-        later = shown.where(payments.c.id > rows[-1].id).order_by(payments.c.id).limit(_SOME)
-        rows = connection.execute(later).all()
-    for index in payments.indexes:
-        if str(index.name).rpartition("_")[2] in {"released", "reference", "id"}:
-            index.create(connection)
-
-
-def _external_id(transaction: str) -> str | None:
-    try:
-        return valid_name(load_transaction(transaction).external_id)
-    except StoreError:
-        return None  # unreadable before, too
-
-
-_MIGRATIONS: Sequence[Migration] = (_give_names,)
-"""The first makes version 2 of version 1, and so on."""
-
-
-def prepare(
-    connection: sa.Connection, *, version: int = VERSION, migrations: Sequence[Migration] = _MIGRATIONS
-) -> None:
-    """Make the tables, or migrate those of an older version by one migration for each. Runs in its own transaction.
-
-    Raises:
-        StoreError: The database is of a newer version than this code knows.
-    """
-    # One process at a time until the commit: on SQLite by its write lock, on PostgreSQL by an advisory lock.
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-    if not sa.inspect(connection).has_table(_version.name):
-        METADATA.create_all(connection)
-        connection.execute(_version.insert().values(version=version))
-        return
-    found = connection.execute(sa.select(_version.c.version)).scalar_one()
+def require_known(found: int, version: int = VERSION) -> None:
+    """Raise `StoreError` if a database is of a newer version than this code knows."""
     if found > version:
         raise StoreError(
             f"the database has tables of version {found}, this release knows up to {version}: update mobilemoney-async",
             outcome="not_sent",
         )
-    if found < version and connection.dialect.name == "postgresql":
-        # It takes time in proportion to the payments: the time-out of other statements would end it each time.
-        connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
-    for migrate in migrations[found - 1 : version - 1]:
-        migrate(connection)
-    if found < version:
-        connection.execute(_version.update().values(version=version))
+
+
+def find_version(connection: sa.Connection) -> int | None:
+    """Return the version of a database's tables, or None if it has none yet."""
+    if not sa.inspect(connection).has_table(_version.name):
+        return None
+    version: int = connection.execute(sa.select(_version.c.version)).scalar_one()
+    return version
+
+
+def save_version(connection: sa.Connection, version: int) -> None:
+    """Replace the version of a database's tables."""
+    connection.execute(_version.delete())
+    connection.execute(_version.insert().values(version=version))

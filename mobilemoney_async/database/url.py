@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 import time
@@ -80,8 +81,8 @@ def obstacle(file: Path) -> str:
     return ""
 
 
-def make_engine(url: sa.URL) -> sa.Engine:
-    """Return an engine that opens no connection yet."""
+def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
+    """Return an engine that opens no connection yet; SQLite waits `patience` seconds for its locks, or `PATIENCE`."""
     # hide_parameters: they are phone numbers.
     if url.get_backend_name() == "sqlite":
         engine = sa.create_engine(
@@ -90,7 +91,8 @@ def make_engine(url: sa.URL) -> sa.Engine:
             pool_size=THREADS,
             connect_args={"timeout": PATIENCE, "check_same_thread": False},
         )
-        sa.event.listen(engine, "connect", _on_connect)
+        patience = PATIENCE if patience is None else patience
+        sa.event.listen(engine, "connect", functools.partial(_on_connect, patience=patience))
         sa.event.listen(engine, "begin", _on_begin)
         return engine
     arguments: dict[str, Any] = {}
@@ -98,12 +100,32 @@ def make_engine(url: sa.URL) -> sa.Engine:
         arguments["connect_timeout"] = PATIENCE
     if "options" not in url.query:
         arguments["options"] = f"-c statement_timeout={PATIENCE}s -c idle_in_transaction_session_timeout={PATIENCE}s"
-    return sa.create_engine(url, hide_parameters=True, pool_size=THREADS, pool_pre_ping=True, connect_args=arguments)
+    return sa.create_engine(
+        url,
+        hide_parameters=True,
+        pool_size=THREADS,
+        pool_pre_ping=True,
+        connect_args=arguments,
+        # Whatever the server's default is: after a wait for a lock, a transaction must see the row as it is then.
+        isolation_level="READ COMMITTED",
+    )
 
 
-def _on_connect(connection: Any, record: object) -> None:
+def is_conflict(error: Exception) -> bool:
+    """Return whether PostgreSQL has ended a transaction because of another one: nothing was committed."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) in {"40001", "40P01"}
+
+
+def is_locked(error: Exception) -> bool:
+    """Return whether another transaction has held a lock for too long."""
+    cause = getattr(error, "orig", None)
+    is_busy = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    return is_busy or getattr(cause, "sqlstate", None) == "55P03"
+
+
+def _on_connect(connection: Any, record: object, *, patience: float) -> None:
     connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
-    connection.execute(f"PRAGMA busy_timeout={PATIENCE * 1000}").close()
+    connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}").close()
     _use_wal(connection)
     for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()

@@ -4,7 +4,8 @@
 
 Critical section: each method runs inside one transaction. One that writes needs `AccountStore.write`: on SQLite that
 transaction is the only writer, on PostgreSQL ``FOR UPDATE`` locks the row until the commit. Another process may change
-any row that is not locked, also between two statements.
+any row that is not locked, also between two statements. The lock of a payment's row also numbers the entries of its
+history: only its holder adds one.
 
 The statements are built once: building one costs SQLAlchemy as much as SQLite takes to run it, several times for each
 create. Values that differ from call to call are bound parameters.
@@ -12,6 +13,7 @@ create. Values that differ from call to call are bound parameters.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -23,7 +25,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import history, insert_missing, payments
+from mobilemoney_async.database.schema import FOUND_VERSION, history, insert_missing, payments, require_known
 from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_transaction
 from mobilemoney_async.errors import DuplicateSuspected, IdempotencyConflict, StoreError
 from mobilemoney_async.payments.records import (
@@ -41,7 +43,10 @@ IS_UNIDENTIFIED: sa.TextClause = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSEN
 """`records.UNIDENTIFIED` in the text of a partial index: SQLite uses the index only for the same text."""
 
 WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
-"""An attempt of the payment was released, or certainly failed: few of many. The text of a partial index."""
+"""An attempt of the payment was released, or certainly failed: few of many."""
+
+WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state = 'REFUSED' AND NOT is_certain)")
+"""The payment was refused without a code of the contract, and may exist after all. The text of a partial index."""
 
 # The longest error or note of a payment, characters.
 _LONGEST_DETAIL = 500
@@ -61,8 +66,17 @@ _DUPLICATE = _OF_ACCOUNT.where(
 _OWNER = sa.select(_columns.key).where(
     _columns.account == sa.bindparam("of_account"), _columns.transaction_id == sa.bindparam("of_transaction")
 )
-_UPDATE = payments.update().where(_columns.id == sa.bindparam("of_id")).returning(payments)
-_NOTE = history.insert().inline()
+_UPDATE = (
+    payments.update()
+    .where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
+    .returning(payments)
+)
+_last = history.alias()
+_NEXT_NUMBER = sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1).where(
+    _last.c.account == sa.bindparam("of_account"), _last.c.key == sa.bindparam("of_key")
+)
+_NOTE = history.insert().values(number=_NEXT_NUMBER.scalar_subquery()).inline()
+_VERSION = sa.select(FOUND_VERSION)
 
 
 @attrs.frozen
@@ -72,6 +86,7 @@ class JournalEntry:
     Attributes:
         detail: For the history.
         acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
+        is_certain: With `PaymentEvent.REFUSE`: whether the service refused with a code of contract section 7.
     """
 
     key: str
@@ -81,6 +96,7 @@ class JournalEntry:
     at: datetime = attrs.field(kw_only=True)
     detail: str | None = attrs.field(default=None, kw_only=True)
     acknowledgement: Acknowledgement | None = attrs.field(default=None, kw_only=True)
+    is_certain: bool | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen
@@ -146,23 +162,24 @@ class Journal:
 
         Raises:
             DuplicateSuspected: A payment of the same kind is unidentified.
+            StoreError: A newer release has migrated the tables since this process began.
         """
         stale_at = sent_at + timedelta(seconds=lives)
         sending = {"state": PaymentState.SENDING, "sent_at": sent_at, "stale_at": stale_at, "changed_at": sent_at}
         attempt = 1 if expected is None else expected + 1
         # The unique indexes decide between processes, whatever was read before.
         if expected is None:
-            payment_id = self._insert(request, sending)
+            is_begun = self._insert(request, sending)
         else:
-            payment_id = self._send_again(request.key, expected, sending)
-        if payment_id is None:
+            is_begun = self._send_again(request.key, expected, sending)
+        if not is_begun:
             # Read after the database has refused the row: because of a duplicate, or of the key itself.
             duplicate = self.find_duplicate(request)
             if duplicate is not None:
                 raise duplicate_suspected(duplicate)
             return None
         self.note(
-            payment_id, at=sent_at, what=PaymentEvent.SEND.value, source=Source.ANSWER, detail=f"attempt {attempt}"
+            request.key, at=sent_at, what=PaymentEvent.SEND.value, source=Source.ANSWER, detail=f"attempt {attempt}"
         )
         return attempt
 
@@ -188,12 +205,12 @@ class Journal:
         if target is None or owner is not None:
             subject = "it" if acknowledged is None else f"transaction {acknowledged.transaction_id}"
             problem = f"belongs to another payment ({owner})" if owner else f"is {record.state} already"
-            return self._contradict(row.id, entry, f"{entry.event.value}: {subject} {problem}")
+            return self._contradict(entry, f"{entry.event.value}: {subject} {problem}")
         if target is record.state and entry.event is not PaymentEvent.LOSE:
             return record
-        changed = self.update(row.id, _values(record, entry, target))
+        changed = self.update(row.key, _values(record, entry, target))
         if target is not record.state:
-            self.note(row.id, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
+            self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
         return to_record(changed)
 
     def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> StoreError | None:
@@ -205,27 +222,27 @@ class Journal:
             return None
         if row.state == PaymentState.FINAL:
             entry = JournalEntry(row.key, row.attempt, PaymentEvent.FINISH, source=source, at=at)
-            return self._contradict(row.id, entry, f"was finally {row.status}, and is {status}")
+            return self._contradict(entry, f"was finally {row.status}, and is {status}")
         values: dict[str, Any] = {"status": status}
         if transaction.is_final:
             values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
-            self.note(row.id, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
-        self.update(row.id, values)
+            self.note(row.key, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
+        self.update(row.key, values)
         return None
 
-    def update(self, payment_id: int, values: Mapping[str, Any]) -> sa.Row[Any]:
+    def update(self, key: str, values: Mapping[str, Any]) -> sa.Row[Any]:
         """Change a row and return it as it is then."""
-        return self.connection.execute(_UPDATE, {"of_id": payment_id, **values}).one()
+        return self.connection.execute(_UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
 
-    def note(self, payment_id: int, *, at: datetime, what: str, source: Source, detail: str | None) -> None:
-        """Add an entry to a payment's history."""
-        self.connection.execute(
-            _NOTE, {"payment_id": payment_id, "at": at, "what": what, "source": str(source), "detail": _cut(detail)}
-        )
+    def note(self, key: str, *, at: datetime, what: str, source: Source, detail: str | None) -> None:
+        """Add an entry to a payment's history. The caller holds the lock of the payment's row, which numbers it."""
+        of_payment = {"account": self.account, "key": key, "of_account": self.account, "of_key": key}
+        entry = {"at": at, "what": what, "source": str(source), "detail": _cut(detail)}
+        self.connection.execute(_NOTE, {**of_payment, **entry})
 
-    def _insert(self, request: PaymentRequest, sending: Mapping[str, Any]) -> int | None:
-        """Make a row and return its number, or None if a unique index forbids it."""
+    def _insert(self, request: PaymentRequest, sending: Mapping[str, Any]) -> bool:
+        """Make a row and return True, or return False if a unique index forbids it."""
         values = {
             "account": self.account,
             "key": request.key,
@@ -239,31 +256,38 @@ class Journal:
             "created_at": sending["sent_at"],
             **sending,
         }
-        statement = insert_missing(payments, self.connection.dialect.name)
-        made: int | None = self.connection.execute(statement, values).scalar_one_or_none()
-        return made
+        found = self.connection.execute(_insertion(self.connection.dialect.name), values).one_or_none()
+        if found is not None:
+            require_known(found.version)
+        return found is not None
 
-    def _send_again(self, key: str, expected: int, sending: Mapping[str, Any]) -> int | None:
-        """Begin another attempt in a row and return its number, or None if the row or a duplicate forbids it."""
+    def _send_again(self, key: str, expected: int, sending: Mapping[str, Any]) -> bool:
+        """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
+        require_known(self.connection.execute(_VERSION).scalar_one())
         row = self.row(key, lock=True)
         assert row is not None
         # The caller knows whether absence suffices. Under the lock, only what another process may have changed matters.
         if row.attempt != expected or not may_send(to_record(row), absent_suffices=True):
-            return None
+            return False
         values = {**sending, "attempt": expected + 1, "walks": 0, "walked_at": None, "candidates": None}
-        values |= {"ended_at": None, "error": None}
+        values |= {"ended_at": None, "error": None, "is_certain": None}
         try:
             with self.connection.begin_nested():
-                self.update(row.id, values)
+                self.update(key, values)
         except sa.exc.IntegrityError:
-            return None  # a duplicate
-        made: int = row.id
-        return made
+            return False  # a duplicate
+        return True
 
-    def _contradict(self, payment_id: int, entry: JournalEntry, message: str) -> StoreError:
+    def _contradict(self, entry: JournalEntry, message: str) -> StoreError:
         """Note in the history that an event contradicts what is known, and return the error for it."""
-        self.note(payment_id, at=entry.at, what="contradiction", source=entry.source, detail=message)
+        self.note(entry.key, at=entry.at, what="contradiction", source=entry.source, detail=message)
         return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")
+
+
+@functools.cache
+def _insertion(dialect: str) -> Any:
+    """Return the statement that makes a row, and gives the version of the tables, unless a unique index forbids it."""
+    return insert_missing(payments, dialect).returning(FOUND_VERSION.label("version"))
 
 
 def to_record(row: sa.Row[Any]) -> PaymentRecord:
@@ -319,6 +343,7 @@ def _values(record: PaymentRecord, entry: JournalEntry, target: PaymentState) ->
         }
     if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.LOSE}:
         values["error"] = _cut(entry.detail)
+    values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
     if entry.event is PaymentEvent.LOSE:
         values |= {"walks": 0, "walked_at": None}  # a listing that began before the request ended proves nothing
     return values

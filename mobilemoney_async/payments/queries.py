@@ -40,8 +40,8 @@ def find_with_history(journal: Journal, key: str) -> PaymentRecord | None:
         return None
     entries = journal.connection.execute(
         sa.select(history.c.at, history.c.what, history.c.source, history.c.detail)
-        .where(history.c.payment_id == row.id)
-        .order_by(history.c.id)
+        .where(history.c.account == row.account, history.c.key == row.key)
+        .order_by(history.c.number)
     )
     return attrs.evolve(to_record(row), history=tuple(HistoryEntry(**entry) for entry in entries.mappings()))
 
@@ -51,7 +51,7 @@ def pending_ids(journal: Journal) -> list[str]:
     statement = (
         sa.select(_columns.transaction_id)
         .where(_columns.account == journal.account, _columns.state == PaymentState.ACKNOWLEDGED)
-        .order_by(_columns.created_at, _columns.id)
+        .order_by(_columns.created_at, _columns.key)
     )
     return list(journal.connection.execute(statement).scalars())
 
@@ -89,7 +89,7 @@ def select(
         # One part for each state, all in the order of one index: with IN, SQLite may scan a million to find fifty.
         statement = sa.union_all(*(statement.where(_columns.state == state) for state in wanted))
         columns = statement.selected_columns
-    order = (columns.created_at, columns.id)
+    order = (columns.created_at, columns.key)
     statement = statement.order_by(*(each.desc() if newest_first else each for each in order)).limit(limit)
     return [to_record(row) for row in journal.connection.execute(statement)]
 
@@ -106,8 +106,8 @@ def find_named(
         sa.select(payments).where(*where, _columns[kind].in_(names), *short).limit(most).subquery().select()
         for kind, short in _NAMES.items()
     ]
-    found = {row.id: row for row in journal.connection.execute(sa.union_all(*parts))}
-    return [to_record(row) for row in sorted(found.values(), key=lambda row: (row.created_at, row.id))]
+    found = {row.key: row for row in journal.connection.execute(sa.union_all(*parts))}
+    return [to_record(row) for row in sorted(found.values(), key=lambda row: (row.created_at, row.key))]
 
 
 @attrs.frozen(kw_only=True)

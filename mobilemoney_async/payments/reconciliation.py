@@ -42,7 +42,6 @@ class EarlierAttempt:
     Its number counts from 1; its request was given up at `ended_at`.
     """
 
-    payment_id: int
     key: str
     number: int
     sent_at: datetime
@@ -101,7 +100,7 @@ def record_listing(
         return _record_candidates(journal, row, current, verdict.candidates, at)
     if _is_evidence(current, began_at, row.walked_at, grace):
         return _record_miss(journal, row, current, at)
-    return to_record(journal.update(row.id, {"candidates": None})) if current.candidates else current
+    return to_record(journal.update(row.key, {"candidates": None})) if current.candidates else current
 
 
 def adopt(
@@ -149,8 +148,8 @@ def find_rival(
     `key` and `query` are of the payment that is about to adopt it, `skew` is of the service's clock.
     """
     statement = (
-        sa.select(payments.c.key, history.c.payment_id, history.c.what, history.c.at)
-        .join(history, history.c.payment_id == payments.c.id)
+        sa.select(payments.c.key, history.c.what, history.c.at)
+        .join(history, (history.c.account == payments.c.account) & (history.c.key == payments.c.key))
         .where(
             payments.c.account == journal.account,
             payments.c.phone_number == query.phone_number,
@@ -159,7 +158,7 @@ def find_rival(
             payments.c.key != key,
             WAS_RELEASED,
         )
-        .order_by(history.c.payment_id, history.c.id)
+        .order_by(history.c.key, history.c.number)
     )
     # With an unknown clock the windows are wider by more than the grace period.
     settling = _SETTLING if skew is None else _SETTLING | {PaymentEvent.MISS.value}
@@ -174,11 +173,10 @@ def _attempts(entries: Iterable[Any], settling: Container[str]) -> Sequence[Earl
     """Return the attempts in some histories, each settled or not."""
     found: list[EarlierAttempt] = []
     for entry in entries:
-        last = found[-1] if found and found[-1].payment_id == entry.payment_id else None
+        last = found[-1] if found and found[-1].key == entry.key else None
         if entry.what == PaymentEvent.SEND.value:
             found.append(
                 EarlierAttempt(
-                    payment_id=entry.payment_id,
                     key=entry.key,
                     number=1 if last is None else last.number + 1,
                     sent_at=entry.at,
@@ -200,7 +198,10 @@ def _contest(
     if verdict.candidates != record.candidates:
         logger.error("payment %r may have been paid twice: transaction %s", rival.key, transaction_id)
         detail = f"transaction {transaction_id} may be attempt {rival.number}, which was called absent: paid twice?"
-        journal.note(rival.payment_id, at=at, what="contradiction", source=Source.RECONCILE, detail=detail)
+        # Two processes may each hold the row that the other waits for here: the database ends one transaction, which is
+        # run again.
+        journal.row(rival.key, lock=True)
+        journal.note(rival.key, at=at, what="contradiction", source=Source.RECONCILE, detail=detail)
     return verdict
 
 
@@ -211,14 +212,14 @@ def _record_candidates(
         return current
     # Seen, perhaps: earlier listings that missed it no longer count.
     values = {"candidates": json.dumps(candidates), "walks": 0, "walked_at": None, "changed_at": at}
-    journal.note(row.id, at=at, what="ambiguous", source=Source.RECONCILE, detail=" ".join(candidates))
-    return to_record(journal.update(row.id, values))
+    journal.note(row.key, at=at, what="ambiguous", source=Source.RECONCILE, detail=" ".join(candidates))
+    return to_record(journal.update(row.key, values))
 
 
 def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, at: datetime) -> PaymentRecord:
     """Count a listing that has missed a payment; after the second one the payment is absent."""
     values = {"candidates": None, "walks": current.walks + 1, "walked_at": at, "changed_at": at}
-    updated = to_record(journal.update(row.id, values))
+    updated = to_record(journal.update(row.key, values))
     if updated.walks < LISTINGS or updated.state is not PaymentState.UNKNOWN:
         return updated
     said = "two full listings have not shown it"

@@ -133,15 +133,18 @@ class World:
 
     def states(self) -> list[str]:
         """Return the states in the database, oldest first, through another connection."""
-        return [row[0] for row in rows(self.url, "SELECT state FROM mobilemoney_payments ORDER BY id")]
+        return self._column("state FROM mobilemoney_payment_records ORDER BY created_at, key")
 
     def ids(self) -> list[str | None]:
         """Return the transactions in the database, through another connection."""
-        return [row[0] for row in rows(self.url, "SELECT transaction_id FROM mobilemoney_payments ORDER BY id")]
+        return self._column("transaction_id FROM mobilemoney_payment_records ORDER BY created_at, key")
 
     def happened(self) -> list[str]:
         """Return the entries of the histories, oldest first, through another connection."""
-        return [row[0] for row in rows(self.url, "SELECT what FROM mobilemoney_history ORDER BY id")]
+        return self._column("what FROM mobilemoney_payment_history ORDER BY at, key, number")
+
+    def _column(self, selected: str) -> list[Any]:
+        return [row[0] for row in rows(self.url, f"SELECT {selected}")]
 
 
 def make_world(url: str, **choices: Any) -> World:
@@ -154,7 +157,9 @@ async def leave(client: AsyncClient) -> None:
     """Make it as if the process had died while its payments were on their way."""
     lost = "state = 'SENDING', transaction_id = NULL, acknowledgement = NULL, ended_at = NULL"
     assert client._store is not None
-    await client._store.database.write(lambda each: each.exec_driver_sql(f"UPDATE mobilemoney_payments SET {lost}"))
+    await client._store.database.write(
+        lambda each: each.exec_driver_sql(f"UPDATE mobilemoney_payment_records SET {lost}")
+    )
 
 
 def rows(url: str, statement: str) -> list[Any]:

@@ -108,7 +108,9 @@ async def test_the_same_key_gives_the_same_acknowledgement(store_url: str) -> No
         world.sandbox.approve(first.transaction_id)
         assert client._store is not None
         await client._store.database.write(
-            lambda each: each.exec_driver_sql("UPDATE mobilemoney_payments SET state = 'FINAL', status = 'SUCCESS'")
+            lambda each: each.exec_driver_sql(
+                "UPDATE mobilemoney_payment_records SET state = 'FINAL', status = 'SUCCESS'"
+            )
         )
         assert await create(client) == first
     assert world.sent == 1
@@ -462,7 +464,7 @@ async def test_duplicates_of_two_processes_race(store_url: str) -> None:
     assert len(made) + len(refused) == 6
     assert sorted(made) == sorted(world.made)
     assert world.sent == len(made) >= 1
-    assert {*rows(world.url, "SELECT state FROM mobilemoney_payments")} == {("ACKNOWLEDGED",)}
+    assert {*rows(world.url, "SELECT state FROM mobilemoney_payment_records")} == {("ACKNOWLEDGED",)}
 
 
 async def test_a_key_that_may_be_used_again_has_no_duplicate_either(sqlite_file_url: str) -> None:

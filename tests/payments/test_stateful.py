@@ -291,7 +291,7 @@ class Shop(RuleBasedStateMachine):
     def rows(self) -> dict[str, tuple[str, str | None]]:
         """Return the state and the transaction of each key, through another connection."""
         with self.engine.connect() as connection:
-            found = connection.execute(sa.text("SELECT key, state, transaction_id FROM mobilemoney_payments"))
+            found = connection.execute(sa.text("SELECT key, state, transaction_id FROM mobilemoney_payment_records"))
             return {row[0]: (row[1], row[2]) for row in found}
 
     def identified(self) -> dict[str, Any]:
@@ -518,7 +518,9 @@ class Shop(RuleBasedStateMachine):
                 assert record is not None
                 assert record.is_ambiguous, f"{key} exists, and was not found"
         with self.engine.connect() as connection:
-            said = connection.execute(sa.text("SELECT detail FROM mobilemoney_history WHERE what = 'contradiction'"))
+            said = connection.execute(
+                sa.text("SELECT detail FROM mobilemoney_payment_history WHERE what = 'contradiction'")
+            )
             assert not [row[0] for row in said if "belongs to another" in row[0]]
         for process in self.workers:
             assert not process.tasks

@@ -19,7 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database import schema
+from mobilemoney_async.database import migrations, schema
 
 _numbers = itertools.count(1)
 
@@ -50,7 +50,7 @@ class Postgres:
             others = "datname = current_database() AND pid <> pg_backend_pid()"
             connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
             tables = ", ".join(name for name in schema.METADATA.tables if name != "mobilemoney_schema")
-            connection.execute(sa.text(f"TRUNCATE {tables} RESTART IDENTITY"))
+            connection.execute(sa.text(f"TRUNCATE {tables}"))
         return self._shared
 
     def crash(self) -> None:
@@ -128,7 +128,7 @@ def _sqlite_file() -> bytes:
 
 def _prepare(url: str) -> None:
     with _connection(url) as connection:
-        schema.prepare(connection)
+        migrations.prepare(connection)
 
 
 @contextmanager
