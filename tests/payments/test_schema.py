@@ -269,10 +269,10 @@ async def test_payments_are_found_by_indexes(store_url: str) -> None:
         if connection.dialect.name == "postgresql":
             # In a short table, its planner takes one index for as good as another.
             _insert(connection, state="ACKNOWLEDGED")
-            names = ", ".join(each.name for each in schema.payments.columns)
-            others = names.replace(" key,", " 'order-' || number,")
+            columns = ", ".join(each.name for each in schema.payments.columns)
+            others = columns.replace(" key,", " 'order-' || number,")
             many = "FROM mobilemoney_payment_records, generate_series(2, 20000) AS number"
-            connection.execute(sa.text(f"INSERT INTO mobilemoney_payment_records ({names}) SELECT {others} {many}"))
+            connection.execute(sa.text(f"INSERT INTO mobilemoney_payment_records ({columns}) SELECT {others} {many}"))
             connection.execute(sa.text("ANALYZE mobilemoney_payment_records"))
 
         @sa.event.listens_for(connection, "before_cursor_execute", retval=True)
