@@ -94,7 +94,7 @@ def prepare(
             connection.execute(sa.text(f"SET LOCAL {setting}"))
         names = ", ".join(each.name for each in ((_old_payments, _old_history) if found < 3 else (payments, history)))
         connection.execute(sa.text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
-    for migrate in (_MIGRATIONS if migrations is None else migrations)[found - 1 : version - 1]:
+    for migrate in (MIGRATIONS if migrations is None else migrations)[found - 1 : version - 1]:
         migrate(connection)
     save_version(connection, version)
 
@@ -144,32 +144,36 @@ def _move(connection: sa.Connection) -> None:
     total = connection.execute(sa.select(sa.func.count()).select_from(_old_payments)).scalar_one()
     if total:
         logger.warning("migrating %d payments of the store to tables of version 3; other processes wait", total)
-    ids = sa.select(old.id).where(old.id > sa.bindparam("after")).order_by(old.id).limit(_CHUNK).subquery()
-    bounds, copies = sa.select(sa.func.count(), sa.func.max(ids.c.id)), _copies()
-    after = done = logged = 0
+    # In the order of the new keys: in any other one, SQLite would write most of the new tables once for each chunk.
+    key, after = sa.tuple_(old.account, old.key), sa.tuple_(sa.bindparam("after_account"), sa.bindparam("after_key"))
+    keys = sa.select(old.account, old.key).where(key > after).order_by(old.account, old.key).limit(_CHUNK)
+    copies = _copies(key > after, key <= sa.tuple_(sa.bindparam("last_account"), sa.bindparam("last_key")))
+    done = logged = 0
     logged_at = time.monotonic()
-    while (chunk := connection.execute(bounds, {"after": after}).one())[0]:
+    last = {"after_account": "", "after_key": ""}
+    while chunk := connection.execute(keys, last).all():
+        upto = {"last_account": chunk[-1].account, "last_key": chunk[-1].key}
         for copy in copies:
-            connection.execute(copy, {"after": after, "upto": chunk[1]})
-        done, after = done + chunk[0], chunk[1]
+            connection.execute(copy, {**last, **upto})
+        done, last = done + len(chunk), {"after_account": chunk[-1].account, "after_key": chunk[-1].key}
         if done - logged >= _LOGGED_ROWS or time.monotonic() - logged_at >= _LOGGED_SECONDS:
             logged, logged_at = done, time.monotonic()
             logger.info("migrated %d of %d payments", done, total)
 
 
-def _copies() -> Sequence[sa.Insert]:
-    """Return the statements that copy the payments between two ids, and their histories."""
+def _copies(*in_chunk: sa.ColumnElement[bool]) -> Sequence[sa.Insert]:
+    """Return the statements that copy some payments of version 2, and their histories."""
     old, entries = _old_payments.c, _old_history.c
-    in_chunk = (old.id > sa.bindparam("after")) & (old.id <= sa.bindparam("upto"))
     kept = [old[name] for name in _KEPT_COLUMNS]
     code = sa.or_(*(sa.func.substr(old.error, 1, len(each)) == each for each in _CERTAIN))
     is_certain: Any = sa.case((old.state == "REFUSED", sa.func.coalesce(code, sa.false())))
-    of_payments = sa.select(*kept, is_certain, sa.literal_column("0")).where(in_chunk).order_by(old.id)
+    of_payments = sa.select(*kept, is_certain, sa.literal_column("0")).where(*in_chunk).order_by(old.account, old.key)
     number = sa.func.row_number().over(partition_by=entries.payment_id, order_by=entries.id)
     of_history = (
         sa.select(old.account, old.key, number, entries.at, entries.what, entries.source, entries.detail)
         .join_from(_old_payments, _old_history, entries.payment_id == old.id)
-        .where(in_chunk)
+        .where(*in_chunk)
+        .order_by(old.account, old.key)
     )
     return (
         payments.insert().from_select([*_KEPT_COLUMNS, "is_certain", "priority"], of_payments, include_defaults=False),
@@ -177,5 +181,5 @@ def _copies() -> Sequence[sa.Insert]:
     )
 
 
-_MIGRATIONS: Sequence[Migration] = (_name_payments, _key_by_account)
+MIGRATIONS: Sequence[Migration] = (_name_payments, _key_by_account)
 """The first makes version 2 of version 1, and so on."""

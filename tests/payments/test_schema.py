@@ -6,28 +6,24 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
 import anyio
-import attrs
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import Network, SQLStore, StoreError, Transaction, TransactionStatus, TransactionType
+from mobilemoney_async import SQLStore, StoreError
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.migrations import Migration, prepare
-from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal
-from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.payments.queries import find_named
 from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import on_asyncio, rows
-from tests.support.fakes import NOON
+from tests.payments.tables import insert_payment
 
 pytestmark = [pytest.mark.anyio, pytest.mark.new_database]
 
@@ -128,138 +124,6 @@ async def test_an_older_database_is_brought_forward(store_url: str) -> None:
     database.close()
 
 
-SEEN = Transaction(
-    id="tx-1",
-    reference="REF-1",
-    external_id="order/7",
-    type=TransactionType.COLLECTION,
-    amount=Decimal(1000),
-    currency="TZS",
-    phone_number="+255780000789",
-    network=Network.AIRTEL_MONEY,
-    status=TransactionStatus.FAILED,
-    created_at=NOON,
-)
-
-
-def shape(connection: sa.Connection) -> dict[str, Any]:
-    """Return the columns and the indexes of every table, as the database tells them."""
-    told = sa.inspect(connection)
-    return {
-        name: (
-            {each["name"]: str(each["type"]) for each in told.get_columns(name)},
-            sorted((str(each["name"]), each["column_names"], bool(each["unique"])) for each in told.get_indexes(name)),
-            told.get_pk_constraint(name)["constrained_columns"],
-        )
-        for name in sorted(schema.METADATA.tables)
-    }
-
-
-OLD = ["version 1", "version 2"]
-
-
-def make_old_tables(connection: sa.Connection, which: str) -> None:
-    """Make the tables as an older release made them, or migrated them; to version 2 in four statements."""
-    scripts = [f"version_1.{connection.dialect.name}.sql", *(["version_2.sql"] if which == "version 2" else [])]
-    for script in scripts:
-        text = Path(__file__).with_name(script).read_text(encoding="utf-8")
-        for statement in text.split(";\n"):
-            connection.execute(sa.text(statement or "SELECT 1"))
-
-
-def insert_old(connection: sa.Connection, *entries: str, **values: Any) -> None:
-    """Insert a payment of version 1 or 2, with entries of its history."""
-    _insert(connection, "mobilemoney_payments", **values)
-    number = connection.execute(sa.text("SELECT max(id) FROM mobilemoney_payments")).scalar_one()
-    moment = "'2026-01-02 12:00:00'"
-    entry = f"INSERT INTO mobilemoney_history (payment_id, at, what, source) VALUES (:id, {moment}, :what, 'poll')"
-    for what in entries:
-        connection.execute(sa.text(entry), {"id": number, "what": what})
-
-
-@pytest.mark.parametrize("which", OLD)
-@on_asyncio
-async def test_a_database_of_an_older_version_is_migrated(store_url: str, which: str) -> None:
-    """A store that an earlier release made has all of its payments after an upgrade, and finds them by every name."""
-    engine = sa.create_engine(store_url, poolclass=sa.pool.NullPool)
-    with engine.begin() as connection:
-        make_old_tables(connection, which)
-        final = {"state": "FINAL", "status": "FAILED"}
-        named = {} if which == "version 1" else {"external_id": "order/7"}
-        seen = {"transaction_id": "tx-1", "reference": "REF-1", "transaction": dump(SEEN), **named}
-        insert_old(connection, "sent", "acknowledged", "final", **final, **seen)
-        unreadable = {"transaction": '{"external_id":"order/8"}', "reference": "REF" * 5_000}
-        insert_old(connection, **final, key="order-2", transaction_id="tx-2", **unreadable)
-        nameless = {"transaction": dump(attrs.evolve(SEEN, external_id="x" * 9_000))}
-        insert_old(connection, **final, key="order-3", transaction_id="tx-3", **nameless)
-        insert_old(connection, "sent", key="order-4")
-        insert_old(connection, "sent", "unknown", account="other", created_at="2025-01-02 12:00:00")
-        # A payment of the future has the same names as one of the past: only its own entries are its own.
-        connection.execute(sa.text("UPDATE mobilemoney_history SET at = '2026-01-03 12:00:00' WHERE what = 'final'"))
-    store = SQLStore(store_url)
-    book = PaymentBook(account_store(store), lambda: NOON)
-    for name in ("tx-1", "REF-1", "order/7", "order-1"):
-        assert [each.key for each in await book.find(name)] == ["order-1"], name
-    record = await book.get("order-1")
-    assert record is not None
-    assert record.external_id == "order/7"
-    assert record.transaction == SEEN
-    assert [each.what for each in record.history] == ["sent", "acknowledged", "final"]
-    assert await book.find(["order/8", "REF"]) == []
-    assert await account_store(store).database.read(version) == schema.VERSION == 3
-    migrated = await account_store(store).database.read(shape)
-    store.close()
-    assert rows(store_url, "SELECT account, count(*) FROM mobilemoney_payment_records GROUP BY 1 ORDER BY 1") == [
-        ("default", 4),
-        ("other", 1),
-    ]
-    entries = rows(store_url, "SELECT account, key, number, what FROM mobilemoney_payment_history ORDER BY 1, 2, 3")
-    assert entries == [
-        ("default", "order-1", 1, "sent"),
-        ("default", "order-1", 2, "acknowledged"),
-        ("default", "order-1", 3, "final"),
-        ("default", "order-4", 1, "sent"),
-        ("other", "order-1", 1, "sent"),
-        ("other", "order-1", 2, "unknown"),
-    ]
-    first = rows(store_url, "SELECT account, first_record_at FROM mobilemoney_accounts ORDER BY account")
-    assert [(account, str(at)[:4]) for account, at in first] == [("default", "2026"), ("other", "2025")]
-    with engine.begin() as connection:
-        assert not {"mobilemoney_payments", "mobilemoney_history"} & set(sa.inspect(connection).get_table_names())
-        schema.METADATA.drop_all(connection)
-        prepare(connection)
-        assert shape(connection) == migrated
-
-
-@on_asyncio
-async def test_only_refusals_of_the_contract_are_certain_after_a_migration(store_url: str) -> None:
-    """A payment that an earlier release called refused is certainly refused only by a code of the contract."""
-    errors = {
-        "RATE_LIMIT_EXCEEDED (HTTP 429): slow down": True,
-        "insufficient_permissions (HTTP 403)": True,
-        "invalid_credentials (HTTP 401): no": True,
-        "invalid_token (HTTP 401): no": True,
-        "token_expired (HTTP 401): no": True,
-        "TRANSACTION_TIMEOUT (HTTP 400): invalid_token (HTTP 401)": False,
-        "rate_limit_exceeded (HTTP 429): slow down": False,
-        "RateLimitExceeded (HTTP 429): slow down": False,
-        "TRANSACTION_NOT_FOUND (HTTP 404)": False,
-        None: False,
-    }
-    engine = sa.create_engine(store_url, poolclass=sa.pool.NullPool)
-    with engine.begin() as connection:
-        make_old_tables(connection, "version 2")
-        for number, error in enumerate(errors):
-            insert_old(connection, key=f"order-{number}", state="REFUSED", error=error)
-        insert_old(connection, key="lost", error="invalid_token (HTTP 401): no")
-        prepare(connection)
-    found = rows(store_url, "SELECT error, is_certain FROM mobilemoney_payment_records WHERE state = 'REFUSED'")
-    assert {error: bool(is_certain) for error, is_certain in found} == errors
-    softly = f"SELECT count(*) FROM mobilemoney_payment_records WHERE {WAS_REFUSED_SOFTLY}"
-    assert rows(store_url, softly) == [(5,)]
-    assert rows(store_url, "SELECT is_certain FROM mobilemoney_payment_records WHERE key = 'lost'") == [(None,)]
-
-
 @on_asyncio
 async def test_payments_are_found_by_indexes(store_url: str) -> None:
     """However many payments there are, those that a callback may name are not searched one by one."""
@@ -268,7 +132,7 @@ async def test_payments_are_found_by_indexes(store_url: str) -> None:
     def explain(connection: sa.Connection) -> None:
         if connection.dialect.name == "postgresql":
             # In a short table, its planner takes one index for as good as another.
-            _insert(connection, state="ACKNOWLEDGED")
+            insert_payment(connection, state="ACKNOWLEDGED")
             columns = ", ".join(each.name for each in schema.payments.columns)
             others = columns.replace(" key,", " 'order-' || number,")
             many = "FROM mobilemoney_payment_records, generate_series(2, 20000) AS number"
@@ -369,28 +233,6 @@ def test_processes_make_the_tables_at_once(store_url: str) -> None:
     assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
 
 
-def _insert(connection: sa.Connection, table: str = "mobilemoney_payment_records", **changes: Any) -> None:
-    values: dict[str, Any] = {
-        "account": "default",
-        "key": "order-1",
-        "type": "collection",
-        "phone_number": "+255780000789",
-        "amount": "1000",
-        "extra_digest": "",
-        "state": "UNKNOWN",
-        "attempt": 1,
-        "created_at": "2026-01-02 12:00:00",
-        "changed_at": "2026-01-02 12:00:00",
-        "is_adopted": False,
-        "walks": 0,
-        **({"priority": 0} if table == "mobilemoney_payment_records" else {}),
-    }
-    values |= changes
-    names = ", ".join(f'"{name}"' for name in values)
-    marks = ", ".join(f":{name}" for name in values)
-    connection.execute(sa.text(f"INSERT INTO {table} ({names}) VALUES ({marks})"), values)
-
-
 Changes = dict[str, Any]
 
 
@@ -409,9 +251,9 @@ Changes = dict[str, Any]
 async def test_the_database_itself_forbids(store_url: str, second: Changes) -> None:
     """One record for a key, one for a transaction, one unidentified payment of a kind: whatever the code does."""
     database = Database(store_url)
-    await database.write(lambda each: _insert(each, transaction_id="tx-1"))
+    await database.write(lambda each: insert_payment(each, transaction_id="tx-1"))
     with pytest.raises(StoreError, match=r"IntegrityError|UniqueViolation"):
-        await database.write(lambda each: _insert(each, **second))
+        await database.write(lambda each: insert_payment(each, **second))
     database.close()
 
 
@@ -431,8 +273,8 @@ async def test_the_database_itself_forbids(store_url: str, second: Changes) -> N
 async def test_the_database_allows(store_url: str, second: Changes) -> None:
     """Other accounts, other kinds, and duplicates with known results do not block each other."""
     database = Database(store_url)
-    await database.write(_insert)
-    await database.write(lambda each: _insert(each, **second))
+    await database.write(insert_payment)
+    await database.write(lambda each: insert_payment(each, **second))
     database.close()
 
 
