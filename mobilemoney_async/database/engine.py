@@ -245,9 +245,10 @@ class Database:
         return driver
 
     def _transact(self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float) -> T:
+        engine = self._ready_engine(until)
         while True:
             try:
-                return self._run(self._ready_engine(until), work, writes=writes, durable=durable, until=until)
+                return self._run(engine, work, writes=writes, durable=durable, until=until)
             except (sa.exc.SQLAlchemyError, OSError) as exc:
                 # Of a conflict with another transaction nothing was committed, even if the commit itself shows it.
                 if not is_conflict(exc) or time.monotonic() > until:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+
+from mobilemoney_async import Network, Transaction, TransactionStatus, TransactionType
+from tests.support.fakes import NOON
+
+SEEN = Transaction(
+    id="tx-1",
+    reference="REF-1",
+    external_id="order/7",
+    type=TransactionType.COLLECTION,
+    amount=Decimal(1000),
+    currency="TZS",
+    phone_number="+255780000789",
+    network=Network.AIRTEL_MONEY,
+    status=TransactionStatus.FAILED,
+    created_at=NOON,
+)
 
 
 def insert_payment(connection: sa.Connection, table: str = "mobilemoney_payment_records", **changes: Any) -> None:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from decimal import Decimal
 from typing import Any
 
 import anyio
@@ -16,12 +15,8 @@ import sqlalchemy as sa
 
 from mobilemoney_async import (
     ConnectionFailed,
-    Network,
     SQLStore,
     StoreError,
-    Transaction,
-    TransactionStatus,
-    TransactionType,
 )
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
@@ -32,24 +27,11 @@ from mobilemoney_async.payments.journal import WAS_REFUSED_SOFTLY
 from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
-from tests.payments.tables import OLD, insert_old, insert_payment, make_old_tables
+from tests.payments.tables import OLD, SEEN, insert_old, insert_payment, make_old_tables
 from tests.payments.test_schema import version
 from tests.support.fakes import NOON
 
 pytestmark = [pytest.mark.anyio, pytest.mark.new_database]
-
-SEEN = Transaction(
-    id="tx-1",
-    reference="REF-1",
-    external_id="order/7",
-    type=TransactionType.COLLECTION,
-    amount=Decimal(1000),
-    currency="TZS",
-    phone_number="+255780000789",
-    network=Network.AIRTEL_MONEY,
-    status=TransactionStatus.FAILED,
-    created_at=NOON,
-)
 
 
 def shape(connection: sa.Connection) -> dict[str, Any]:

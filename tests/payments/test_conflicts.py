@@ -1,0 +1,171 @@
+"""Transactions that PostgreSQL ends because of another are run again, and histories keep their order."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import time
+from typing import Any
+
+import anyio
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import StoreError
+from mobilemoney_async.database import engine as engine_module
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.matching import Verdict
+from mobilemoney_async.payments.reconciliation import EarlierAttempt, record_listing
+from mobilemoney_async.payments.records import Source
+from tests.payments.service import ORDER, make_world, on_asyncio, rows
+from tests.payments.tables import SEEN, insert_payment
+from tests.support.fakes import NOON
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+_PAYMENTS = 400
+
+
+def set_default(url: str, setting: str) -> None:
+    """Change a default of a database, for new connections."""
+    with sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.pool.NullPool).connect() as connection:
+        name = connection.execute(sa.text("SELECT current_database()")).scalar_one()
+        connection.execute(sa.text(f"ALTER DATABASE {name} SET {setting}"))
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+@pytest.mark.new_database
+@on_asyncio
+async def test_creates_succeed_whatever_the_default_isolation_is(postgres_url: str, isolation: str) -> None:
+    """On a server whose transactions are stricter by default, hundreds of creates at once all succeed."""
+    set_default(postgres_url, f"default_transaction_isolation = '{isolation}'")
+    world = make_world(postgres_url)
+    async with world.client() as first, world.client() as second, anyio.create_task_group() as group:
+        for number in range(_PAYMENTS):
+            client = (first, second)[number % 2]
+            order = {**ORDER, "amount": 1_000 + number, "idempotency_key": f"order-{number}"}
+            group.start_soon(functools.partial(client.collections.create, **order))
+    assert world.states() == ["ACKNOWLEDGED"] * _PAYMENTS
+    assert world.sent == _PAYMENTS
+    entries = "SELECT key, array_agg(what ORDER BY number) FROM mobilemoney_payment_history GROUP BY key"
+    assert [whats for _, whats in rows(postgres_url, entries)] == [["sent", "acknowledged"]] * _PAYMENTS
+
+
+@pytest.mark.new_database
+@on_asyncio
+async def test_a_deadlock_is_resolved(postgres_url: str) -> None:
+    """Two transactions that wait for each other both succeed: the one that the database ends is run again."""
+    set_default(postgres_url, "deadlock_timeout = '10ms'")
+    databases, runs, both = [Database(postgres_url), Database(postgres_url)], itertools.count(1), threading.Barrier(2)
+    await databases[0].write(lambda each: insert_payment(each, key="a", amount="1"))
+    await databases[0].write(lambda each: insert_payment(each, key="b", amount="2"))
+
+    async def lock(number: int) -> None:
+        is_first = True
+
+        def work(connection: sa.Connection) -> None:
+            nonlocal is_first
+            journal = Journal(connection, "default")
+            next(runs)
+            journal.row("ab"[number], lock=True)
+            if is_first:
+                both.wait(60)
+            is_first = False
+            journal.row("ba"[number], lock=True)
+            journal.update("b", {"walks": 1})
+
+        await databases[number].write(work)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lock, 0)
+        group.start_soon(lock, 1)
+    assert next(runs) == 4
+    for database in databases:
+        database.close()
+
+
+@on_asyncio
+async def test_a_conflict_at_the_commit_is_resolved(postgres_url: str) -> None:
+    """A transaction that the database ends at its commit has changed nothing: it is run again as a whole."""
+    database, both, runs = Database(postgres_url), threading.Barrier(2), list[str]()
+
+    async def add(name: str) -> None:
+        def work(connection: sa.Connection) -> None:
+            is_first = name not in runs
+            runs.append(name)
+            if is_first:
+                # Only so can a conflict wait for the commit.
+                connection.execute(sa.text("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"))
+            total = connection.execute(sa.text("SELECT count(*) FROM mobilemoney_budgets")).scalar_one()
+            if is_first:
+                both.wait(60)
+            values = {"account": name, "state": str(total)}
+            connection.execute(sa.text("INSERT INTO mobilemoney_budgets VALUES (:account, :state)"), values)
+            if is_first:
+                both.wait(60)
+
+        await database.write(work)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(add, "a")
+        group.start_soon(add, "b")
+    assert len(runs) == 3
+    assert sorted(rows(postgres_url, "SELECT state FROM mobilemoney_budgets")) == [("0",), ("1",)]
+    database.close()
+
+
+@on_asyncio
+async def test_a_conflict_without_end_is_an_error(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conflicts that go on for longer than a transaction may take end in a `StoreError`."""
+    database, runs = Database(postgres_url), itertools.count()
+    await database.open()
+    monkeypatch.setattr(engine_module, "_QUEUE", 0.3)
+    fail = "DO $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = 'serialization_failure'; END $$"
+
+    def work(connection: sa.Connection) -> None:
+        next(runs)
+        connection.execute(sa.text(fail))
+
+    with pytest.raises(StoreError, match="SerializationFailure"):
+        await database.write(work)
+    assert next(runs) > 1
+    database.close()
+
+
+@on_asyncio
+async def test_two_processes_write_the_history_of_one_payment(postgres_url: str) -> None:
+    """A late match is noted with the payment that it contests, though another process writes that one's history."""
+    first, second = Database(postgres_url), Database(postgres_url)
+    times: dict[str, Any] = dict.fromkeys(("created_at", "changed_at", "sent_at", "ended_at"), NOON)
+    await first.write(lambda each: insert_payment(each, key="rival", state="RELEASED", **times))
+    await first.write(lambda each: insert_payment(each, key="lost", state="UNKNOWN", **times))
+    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    is_locked = threading.Event()
+
+    def note(connection: sa.Connection) -> None:
+        journal = Journal(connection, "default")
+        journal.row("rival", lock=True)
+        is_locked.set()
+        journal.note("rival", at=NOON, what="confirmed", source=Source.PERSON, detail=None)
+        while not connection.execute(waiting).scalar_one():
+            time.sleep(0.01)
+
+    def contest(connection: sa.Connection) -> None:
+        journal = Journal(connection, "default")
+        record = journal.find("lost")
+        assert record is not None
+        rival = EarlierAttempt(key="rival", number=1, sent_at=NOON, ended_at=NOON)
+        verdict = Verdict(adopt=SEEN)
+        record_listing(journal, record, verdict, rival, began_at=NOON, ended_at=NOON, grace=0.0)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(first.write, note)
+        while not is_locked.is_set():
+            await anyio.sleep(0.01)
+        await second.write(contest)
+    entries = rows(postgres_url, "SELECT number, what FROM mobilemoney_payment_history WHERE key = 'rival' ORDER BY 1")
+    assert entries == [(1, "confirmed"), (2, "contradiction")]
+    for database in (first, second):
+        database.close()
