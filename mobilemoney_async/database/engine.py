@@ -6,7 +6,6 @@ asked for it is cancelled; it is bounded by the database's time-outs (`url.PATIE
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import threading
@@ -29,8 +28,6 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import redact
 
 T = TypeVar("T")
-
-logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds for which a transaction waits for the locks of this process, and is run again after conflicts.
 _QUEUE = 10
@@ -320,7 +317,9 @@ class Database:
             if not (isinstance(exc, migrations.TablesBusy) or is_locked(exc) or is_conflict(exc)):
                 raise
             if found is not None and not was_migrating:
-                logger.warning("waiting for another process to migrate the store's tables, or to end its transactions")
+                migrations.logger.warning(
+                    "waiting for another process to migrate the store's tables, or to end its transactions"
+                )
             return False
         finally:
             engine.dispose()

@@ -29,7 +29,8 @@ from mobilemoney_async.database.serialization import load_transaction
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import valid_name
 
-logger: logging.Logger = logging.getLogger("mobilemoney_async")
+logger: logging.Logger = logging.getLogger("mobilemoney_async.migrations")
+"""A logger of its own: the command line shows its progress."""
 
 _ADVISORY_LOCK = 0x6D6F6D6F  # "momo"
 # Payments moved by one statement, and rows held in memory at once.

@@ -41,6 +41,10 @@ def set_default(url: str, setting: str) -> None:
 async def test_creates_succeed_whatever_the_default_isolation_is(postgres_url: str, isolation: str) -> None:
     """On a server whose transactions are stricter by default, hundreds of creates at once all succeed."""
     set_default(postgres_url, f"default_transaction_isolation = '{isolation}'")
+    database, shown = Database(postgres_url), sa.text("SHOW transaction_isolation")
+    for run in (database.read, database.write):
+        assert await run(lambda each: each.execute(shown).scalar_one()) == "read committed"
+    database.close()
     world = make_world(postgres_url)
     async with world.client() as first, world.client() as second, anyio.create_task_group() as group:
         for number in range(_PAYMENTS):
