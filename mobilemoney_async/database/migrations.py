@@ -45,13 +45,15 @@ class TablesBusy(Exception):
     """Tables that another process makes, migrates or uses at the moment."""
 
 
-# The tables of versions 1 and 2. The first has no external ids.
 _NEW_COLUMNS = {
     *("is_certain", "reason", "looked_at", "look_passed", "next_look_at"),
     *("not_before", "priority", "extra", "batch", "line"),
 }
 _KEPT_COLUMNS = [each.name for each in payments.columns if each.name not in _NEW_COLUMNS]
-_old_payments = sa.table("mobilemoney_payments", *map(sa.column, ["id", *_KEPT_COLUMNS]))
+OLD_PAYMENTS: sa.TableClause = sa.table(
+    "mobilemoney_payments", sa.column("id"), *(sa.column(name, payments.columns[name].type) for name in _KEPT_COLUMNS)
+)
+"""Payments of versions 1 and 2."""
 _old_history = sa.table("mobilemoney_history", *map(sa.column, ["id", "payment_id", "at", "what", "source", "detail"]))
 
 # Codes of contract section 7 that refuse a create for certain, as an error of version 2 begins.
@@ -93,7 +95,7 @@ def prepare(
         # again. The migration takes time in proportion to the payments: a time-out would end it each time.
         for setting in ("lock_timeout = '2s'", "statement_timeout = 0"):
             connection.execute(sa.text(f"SET LOCAL {setting}"))
-        names = ", ".join(each.name for each in ((_old_payments, _old_history) if found < 3 else (payments, history)))
+        names = ", ".join(each.name for each in ((OLD_PAYMENTS, _old_history) if found < 3 else (payments, history)))
         connection.execute(sa.text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
     for migrate in (MIGRATIONS if migrations is None else migrations)[found - 1 : version - 1]:
         migrate(connection)
@@ -103,9 +105,9 @@ def prepare(
 def _name_payments(connection: sa.Connection) -> None:
     """Migrate to version 2: payments have the external ids of final transactions."""
     connection.execute(sa.text("ALTER TABLE mobilemoney_payments ADD COLUMN external_id TEXT"))
-    old = _old_payments.c
+    old = OLD_PAYMENTS.c
     shown = sa.select(old.id, old.transaction).where(old.transaction.like('%"external_id":%'))
-    named = _old_payments.update().where(old.id == sa.bindparam("of_id"))
+    named = OLD_PAYMENTS.update().where(old.id == sa.bindparam("of_id"))
     rows = connection.execute(shown.order_by(old.id).limit(_SOME)).all()
     while rows:
         values = [{"of_id": row.id, "external_id": _external_id(row.transaction)} for row in rows]
@@ -132,7 +134,7 @@ def _key_by_account(connection: sa.Connection) -> None:
         index.create(connection)
     first = sa.select(payments.c.account, sa.func.min(payments.c.created_at)).group_by(payments.c.account)
     connection.execute(accounts.insert().from_select(["account", "first_record_at"], first))
-    for name in (_old_history.name, _old_payments.name):
+    for name in (_old_history.name, OLD_PAYMENTS.name):
         connection.execute(sa.text(f"DROP TABLE {name}"))
     if connection.dialect.name == "postgresql":
         # Its planner knows nothing of new tables.
@@ -141,10 +143,10 @@ def _key_by_account(connection: sa.Connection) -> None:
 
 def _move(connection: sa.Connection) -> None:
     """Copy the payments and their histories of version 2, in chunks, and log the progress."""
-    old = _old_payments.c
-    total = connection.execute(sa.select(sa.func.count()).select_from(_old_payments)).scalar_one()
+    old = OLD_PAYMENTS.c
+    total = connection.execute(sa.select(sa.func.count()).select_from(OLD_PAYMENTS)).scalar_one()
     if total:
-        logger.warning("migrating %d payments of the store to tables of version 3; other processes wait", total)
+        logger.warning("migrating the store's tables to version 3; payments: %d; other processes wait", total)
     # In the order of the new keys: in any other one, SQLite would write most of the new tables once for each chunk.
     key, after = sa.tuple_(old.account, old.key), sa.tuple_(sa.bindparam("after_account"), sa.bindparam("after_key"))
     keys = sa.select(old.account, old.key).where(key > after).order_by(old.account, old.key).limit(_CHUNK)
@@ -164,7 +166,7 @@ def _move(connection: sa.Connection) -> None:
 
 def _copies(*in_chunk: sa.ColumnElement[bool]) -> Sequence[sa.Insert]:
     """Return the statements that copy some payments of version 2, and their histories."""
-    old, entries = _old_payments.c, _old_history.c
+    old, entries = OLD_PAYMENTS.c, _old_history.c
     kept = [old[name] for name in _KEPT_COLUMNS]
     code = sa.or_(*(sa.func.substr(old.error, 1, len(each)) == each for each in _CERTAIN))
     is_certain: Any = sa.case((old.state == "REFUSED", sa.func.coalesce(code, sa.false())))
@@ -172,7 +174,7 @@ def _copies(*in_chunk: sa.ColumnElement[bool]) -> Sequence[sa.Insert]:
     number = sa.func.row_number().over(partition_by=entries.payment_id, order_by=entries.id)
     of_history = (
         sa.select(old.account, old.key, number, entries.at, entries.what, entries.source, entries.detail)
-        .join_from(_old_payments, _old_history, entries.payment_id == old.id)
+        .join_from(OLD_PAYMENTS, _old_history, entries.payment_id == old.id)
         .where(*in_chunk)
         .order_by(old.account, old.key)
     )

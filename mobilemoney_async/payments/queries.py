@@ -10,6 +10,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.migrations import OLD_PAYMENTS
 from mobilemoney_async.database.schema import VERSION, history, logins, payments
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, Journal, to_record
 from mobilemoney_async.payments.records import HistoryEntry, PaymentRecord, PaymentState
@@ -135,14 +136,15 @@ def check_health(connection: sa.Connection, account: str, now: datetime) -> Stor
         return StoreHealth(version=None)
     version = int(connection.execute(sa.text("SELECT version FROM mobilemoney_schema")).scalar_one())
 
-    def count(table: sa.Table, condition: sa.ColumnElement[bool]) -> int:
+    def count(table: Any, condition: sa.ColumnElement[bool]) -> int:
         # Every version up to this release's has the columns of the conditions.
         where = (table.c.account == account) & condition
         statement = sa.select(sa.func.count()).select_from(table).where(where)
         return 0 if version > VERSION else int(connection.execute(statement).scalar_one())
 
-    on_their_way = (_columns.state == PaymentState.SENDING) & (_columns.stale_at > now)
-    unresolved = count(payments, IS_UNIDENTIFIED & ~on_their_way)
+    table = payments if version > 2 else OLD_PAYMENTS
+    on_their_way = (table.c.state == PaymentState.SENDING) & (table.c.stale_at > now)
+    unresolved = count(table, IS_UNIDENTIFIED & ~on_their_way)
     clear_tokens = count(logins, logins.c.token.like("clear:%"))
     cannot_write = None
     try:

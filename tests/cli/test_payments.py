@@ -160,7 +160,7 @@ class TestList:
         result = run("list", "--store", old)
         assert result.exit_code == 0, result.stderr
         assert "order-1" in result.stdout
-        assert "mobilemoney payments: migrating 1 payments of the store" in result.stderr
+        assert "mobilemoney payments: migrating the store's tables to version 3; payments: 1;" in result.stderr
 
     def test_json_holds_what_a_program_needs(self, sandbox: Sandbox, url: str) -> None:
         """Amounts and times are text, numbers are masked, unless they are asked for."""

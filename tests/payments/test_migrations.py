@@ -25,6 +25,7 @@ from mobilemoney_async.database.migrations import MIGRATIONS, prepare
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.payments.journal import WAS_REFUSED_SOFTLY
 from mobilemoney_async.payments.payments import PaymentBook
+from mobilemoney_async.payments.queries import check_health
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
 from tests.payments.tables import OLD, SEEN, insert_old, insert_payment, make_old_tables
@@ -194,6 +195,22 @@ async def test_a_process_older_than_the_tables_sends_nothing(store_url: str) -> 
     assert world.states() == ["NOT_SENT", "ACKNOWLEDGED"]
 
 
+@on_asyncio
+async def test_the_health_of_an_old_store(store_url: str) -> None:
+    """The health check shows the version of old tables and their unknown payments, and does not migrate them."""
+    make_old_store(store_url)
+    with connect(store_url).begin() as connection:
+        insert_old(connection, key="old-2", state="SENDING", stale_at="2026-01-02 12:00:00")
+        insert_old(connection, key="old-3", amount="7", state="SENDING", stale_at="2100-01-02 12:00:00")
+    store = SQLStore(store_url)
+    for _ in range(2):
+        look = partial(check_health, account=store.account, now=NOON.replace(year=2030))
+        health = await account_store(store).database.peek(look)
+        assert (health.version, health.known_version, health.unresolved) == (2, schema.VERSION, 1)
+        assert health.cannot_write is None
+    store.close()
+
+
 @attrs.define
 class Migration:
     """Migration that another process has begun, and ends when it may."""
@@ -324,7 +341,7 @@ async def test_a_migration_says_how_far_it_is(
         await database.open()
     database.close()
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("WARNING", "migrating 10 payments of the store to tables of version 3; other processes wait"),
+        ("WARNING", "migrating the store's tables to version 3; payments: 10; other processes wait"),
         ("INFO", "migrated 4 of 10 payments"),
         ("INFO", "migrated 8 of 10 payments"),
     ]
