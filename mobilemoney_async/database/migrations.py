@@ -57,16 +57,7 @@ OLD_PAYMENTS: sa.TableClause = sa.table(
 _old_history = sa.table("mobilemoney_history", *map(sa.column, ["id", "payment_id", "at", "what", "source", "detail"]))
 
 # Codes of contract section 7 that refuse a create for certain, as an error of version 2 begins.
-_CERTAIN = [
-    f"{code} (HTTP "
-    for code in (
-        "RATE_LIMIT_EXCEEDED",
-        "invalid_credentials",
-        "invalid_token",
-        "token_expired",
-        "insufficient_permissions",
-    )
-]
+_CERTAIN = ("RATE_LIMIT_EXCEEDED", "invalid_credentials", "invalid_token", "token_expired", "insufficient_permissions")
 
 
 def prepare(
@@ -168,7 +159,8 @@ def _copies(*in_chunk: sa.ColumnElement[bool]) -> Sequence[sa.Insert]:
     """Return the statements that copy some payments of version 2, and their histories."""
     old, entries = OLD_PAYMENTS.c, _old_history.c
     kept = [old[name] for name in _KEPT_COLUMNS]
-    code = sa.or_(*(sa.func.substr(old.error, 1, len(each)) == each for each in _CERTAIN))
+    begins = [f"{code} (HTTP " for code in _CERTAIN]
+    code = sa.or_(*(sa.func.substr(old.error, 1, len(each)) == each for each in begins))
     is_certain: Any = sa.case((old.state == "REFUSED", sa.func.coalesce(code, sa.false())))
     of_payments = sa.select(*kept, is_certain, sa.literal_column("0")).where(*in_chunk).order_by(old.account, old.key)
     number = sa.func.row_number().over(partition_by=entries.payment_id, order_by=entries.id)

@@ -7,7 +7,7 @@ SQLite has no decimals.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,6 +42,16 @@ class UTCDateTime(sa.types.TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+def _columns(kind: Any, *names: str, **options: Any) -> Iterator[sa.Column[Any]]:
+    """Return columns of one type."""
+    return (sa.Column(name, kind, **options) for name in names)
+
+
+def _partial_index(name: str, where: sa.TextClause, *columns: str, unique: bool = False) -> sa.Index:
+    """Return an index of the rows that a condition chooses."""
+    return sa.Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
+
+
 _version = sa.Table("mobilemoney_schema", METADATA, sa.Column("version", sa.Integer, nullable=False))
 
 FOUND_VERSION: sa.ScalarSelect[int] = sa.select(_version.c.version).scalar_subquery()
@@ -55,30 +65,16 @@ _REFUSED_SOFTLY = sa.text("(state = 'REFUSED' AND NOT is_certain)")
 payments: sa.Table = sa.Table(
     "mobilemoney_payment_records",
     METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
-    sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("type", sa.Text, nullable=False),
-    sa.Column("phone_number", sa.Text, nullable=False),
-    sa.Column("amount", sa.Text, nullable=False),
-    sa.Column("extra_digest", sa.Text, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
+    *_columns(sa.Text, "account", "key", primary_key=True),
+    *_columns(sa.Text, "type", "phone_number", "amount", "extra_digest", "state", nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("created_at", UTCDateTime, nullable=False),
-    sa.Column("changed_at", UTCDateTime, nullable=False),
-    sa.Column("sent_at", UTCDateTime),
-    sa.Column("stale_at", UTCDateTime),
-    sa.Column("ended_at", UTCDateTime),
-    sa.Column("transaction_id", sa.Text),
-    sa.Column("reference", sa.Text),
-    sa.Column("status", sa.Text),
-    sa.Column("transaction", sa.Text),
-    sa.Column("acknowledgement", sa.Text),
+    *_columns(UTCDateTime, "created_at", "changed_at", nullable=False),
+    *_columns(UTCDateTime, "sent_at", "stale_at", "ended_at"),
+    *_columns(sa.Text, "transaction_id", "reference", "status", "transaction", "acknowledgement"),
     sa.Column("is_adopted", sa.Boolean, nullable=False, default=False),
     sa.Column("walks", sa.Integer, nullable=False, default=0),
     sa.Column("walked_at", UTCDateTime),
-    sa.Column("candidates", sa.Text),
-    sa.Column("error", sa.Text),
-    sa.Column("external_id", sa.Text),
+    *_columns(sa.Text, "candidates", "error", "external_id"),
     # Of a refusal: whether its code is one of contract section 7. None in the other states.
     sa.Column("is_certain", sa.Boolean),
     # Why an unknown payment cannot be called absent; the last complete listing that did not show it, and whether that
@@ -90,38 +86,30 @@ payments: sa.Table = sa.Table(
     # Of a queued payment: when and in which order it is sent, its extra fields as JSON, and its place in a batch.
     sa.Column("not_before", UTCDateTime),
     sa.Column("priority", sa.Integer, nullable=False, default=0),
-    sa.Column("extra", sa.Text),
-    sa.Column("batch", sa.Text),
+    *_columns(sa.Text, "extra", "batch"),
     sa.Column("line", sa.Integer),
     # A transaction of the service belongs to one record.
     sa.Index("mobilemoney_payment_records_transaction", "account", "transaction_id", unique=True),
     # At most one payment of a kind without a known transaction.
-    sa.Index(
+    _partial_index(
         "mobilemoney_payment_records_unidentified",
+        _UNIDENTIFIED,
         "account",
         "type",
         "phone_number",
         "amount",
         unique=True,
-        sqlite_where=_UNIDENTIFIED,
-        postgresql_where=_UNIDENTIFIED,
     ),
     # Every attempt that was ever made of a kind.
     sa.Index("mobilemoney_payment_records_kind", "account", "phone_number", "type", "amount"),
     # Of a million, the first or the latest few, in a state or since a time, without sorting the rest.
     sa.Index("mobilemoney_payment_records_created", "account", "created_at", "key"),
     sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
-    sa.Index(
-        "mobilemoney_payment_records_refused",
-        "account",
-        "ended_at",
-        sqlite_where=_REFUSED_SOFTLY,
-        postgresql_where=_REFUSED_SOFTLY,
-    ),
+    _partial_index("mobilemoney_payment_records_refused", _REFUSED_SOFTLY, "account", "ended_at"),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
     *(
-        sa.Index(f"mobilemoney_payment_records_{name}", "account", name, sqlite_where=short, postgresql_where=short)
-        for name, short in ((each, sa.text(f"length({each}) <= 200")) for each in ("reference", "external_id"))
+        _partial_index(f"mobilemoney_payment_records_{name}", sa.text(f"length({name}) <= 200"), "account", name)
+        for name in ("reference", "external_id")
     ),
 )
 
@@ -129,12 +117,10 @@ payments: sa.Table = sa.Table(
 history: sa.Table = sa.Table(
     "mobilemoney_payment_history",
     METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
-    sa.Column("key", sa.Text, primary_key=True),
+    *_columns(sa.Text, "account", "key", primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("at", UTCDateTime, nullable=False),
-    sa.Column("what", sa.Text, nullable=False),
-    sa.Column("source", sa.Text, nullable=False),
+    *_columns(sa.Text, "what", "source", nullable=False),
     sa.Column("detail", sa.Text),
     sqlite_with_rowid=False,
 )
@@ -145,16 +131,13 @@ history: sa.Table = sa.Table(
 unclaimed: sa.Table = sa.Table(
     "mobilemoney_unclaimed",
     METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
-    sa.Column("transaction_id", sa.Text, primary_key=True),
-    sa.Column("type", sa.Text, nullable=False),
-    sa.Column("amount", sa.Text, nullable=False),
+    *_columns(sa.Text, "account", "transaction_id", primary_key=True),
+    *_columns(sa.Text, "type", "amount", nullable=False),
     sa.Column("created_at", UTCDateTime, nullable=False),
     sa.Column("shown_number", sa.Text, nullable=False),
     sa.Column("number_digest", sa.Text),
     sa.Column("status", sa.Text, nullable=False),
-    sa.Column("first_seen_at", UTCDateTime, nullable=False),
-    sa.Column("changed_at", UTCDateTime, nullable=False),
+    *_columns(UTCDateTime, "first_seen_at", "changed_at", nullable=False),
     sa.Column("fits_key", sa.Text),
     sa.Column("is_gap", sa.Boolean, nullable=False, default=False),
     sa.Column("state", sa.Text, nullable=False),
@@ -169,10 +152,8 @@ accounts: sa.Table = sa.Table(
     "mobilemoney_accounts",
     METADATA,
     sa.Column("account", sa.Text, primary_key=True),
-    sa.Column("merchant_id", sa.Text),
-    sa.Column("host", sa.Text),
-    sa.Column("first_record_at", UTCDateTime),
-    sa.Column("checked_at", UTCDateTime),
+    *_columns(sa.Text, "merchant_id", "host"),
+    *_columns(UTCDateTime, "first_record_at", "checked_at"),
     sa.Column("stopped", sa.Text),
     sa.Column("timeline", sa.Integer),
     sa.Column("note", sa.Text),
@@ -183,8 +164,7 @@ accounts: sa.Table = sa.Table(
 leases: sa.Table = sa.Table(
     "mobilemoney_leases",
     METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, primary_key=True),
+    *_columns(sa.Text, "account", "name", primary_key=True),
     sa.Column("holder", sa.Text),
     sa.Column("epoch", sa.Integer, nullable=False, default=0),
     sa.Column("until", sa.Double, nullable=False, default=0.0),
@@ -195,15 +175,11 @@ leases: sa.Table = sa.Table(
 followed: sa.Table = sa.Table(
     "mobilemoney_followed",
     METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
-    sa.Column("transaction_id", sa.Text, primary_key=True),
-    sa.Column("follower", sa.Text, primary_key=True),
+    *_columns(sa.Text, "account", "transaction_id", "follower", primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("hinted", sa.BigInteger, nullable=False, default=0),
-    sa.Column("is_new", sa.Boolean, nullable=False),
-    sa.Column("has_deadline", sa.Boolean, nullable=False),
-    sa.Column("tracked_at", UTCDateTime, nullable=False),
-    sa.Column("until", UTCDateTime, nullable=False),
+    *_columns(sa.Boolean, "is_new", "has_deadline", nullable=False),
+    *_columns(UTCDateTime, "tracked_at", "until", nullable=False),
     sa.Index("mobilemoney_followed_number", "account", "number"),
     sa.Index("mobilemoney_followed_follower", "account", "follower"),
 )
@@ -215,8 +191,7 @@ news: sa.Table = sa.Table(
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("transaction_id", sa.Text, nullable=False),
     sa.Column("is_final", sa.Boolean, nullable=False),
-    sa.Column("transaction", sa.Text),
-    sa.Column("error", sa.Text),
+    *_columns(sa.Text, "transaction", "error"),
     sa.Column("lag", sa.Double),
     sa.Column("at", UTCDateTime, nullable=False),
     sa.Index("mobilemoney_news_transaction", "account", "transaction_id"),
@@ -235,16 +210,12 @@ budgets: sa.Table = sa.Table(
 logins: sa.Table = sa.Table(
     "mobilemoney_logins",
     METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
-    sa.Column("credentials", sa.Text, primary_key=True),
+    *_columns(sa.Text, "account", "credentials", primary_key=True),
     sa.Column("token", sa.Text),
     sa.Column("expires_at", UTCDateTime),
-    sa.Column("renew_from", sa.Double),
-    sa.Column("good_until", sa.Double),
+    *_columns(sa.Double, "renew_from", "good_until"),
     sa.Column("failure", sa.Text),
-    sa.Column("paused_until", sa.Double),
-    sa.Column("pause_length", sa.Double),
-    sa.Column("refused_anew", sa.Double),
+    *_columns(sa.Double, "paused_until", "pause_length", "refused_anew"),
     sa.Column("holder", sa.Text),
     sa.Column("held_until", sa.Double),
     sa.Column("written", sa.Double, nullable=False),
