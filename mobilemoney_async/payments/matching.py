@@ -3,18 +3,28 @@
 The list shows no key of ours. It shows type, phone number and amount, and when the service took the request, on the
 service's clock. So a payment is looked for in the window of its send, on that clock; and since clocks cannot be
 trusted, only a single match nearby is believed. One that is farther off is no match, but no absence either.
+
+Amounts are compared by value. Types and numbers may be spelt in other ways than the contract's: `match` says how well a
+row fits. A row counts as another payment's only if it contradicts ours; a spelling that proves nothing is a possible
+match.
 """
 
 from __future__ import annotations
 
+import enum
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from email.utils import parsedate_to_datetime
 
 import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.payments.records import PaymentRecord
+
+CURRENCY = "TZS"
 
 _DAY = timedelta(days=1)
 # Resolution of the service's timestamps and its Date header.
@@ -30,13 +40,27 @@ _NEAR = _DAY
 _UNKNOWN_SLACK = timedelta(seconds=60)
 _FIRST_MOMENT, _LAST_MOMENT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
+# Digits of a number without its country code (Tanzania; most of its neighbours too).
+_NATIONAL_DIGITS = 9
+# Digits that a masked number must show.
+_SHOWN_DIGITS = 4
+_SEPARATORS = re.compile(r"[\s()/+\-\u2010-\u2015]+")
+_MASK = re.compile(r"[*xX\u2022\u25cf#_.\u2026]+")
+
 
 @attrs.frozen(kw_only=True)
 class Skew:
-    """Bounds on how far the service's clock is ahead of ours."""
+    """Bounds on how far the service's clock is ahead of ours.
+
+    Attributes:
+        low: The least.
+        high: The most.
+        is_own: Whether the rows of our own payments show it, rather than Date headers.
+    """
 
     low: timedelta
     high: timedelta
+    is_own: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -86,50 +110,169 @@ class PaymentQuery:
     sent_at: datetime
     ended_at: datetime
 
-    def fits(self, row: Transaction) -> bool:
-        """Return whether a transaction is of this kind, at any time."""
-        return (
-            row.type == self.type
-            and _digits(row.phone_number) == _digits(self.phone_number)
-            and f"{row.amount:f}".partition(".")[0] == self.amount
-            and row.amount == row.amount.to_integral_value()
-        )
-
     def window(self, skew: Skew | None) -> tuple[datetime, datetime]:
         """Return the first and the last time of a match that is believed, on the service's clock."""
         if skew is None:
-            return self.sent_at - _UNKNOWN_SLACK, self.ended_at + _LATE + _UNKNOWN_SLACK
-        return self.sent_at + skew.low - _SLACK, self.ended_at + skew.high + _LATE + _SLACK
+            return shift(self.sent_at, -_UNKNOWN_SLACK), shift(self.ended_at, _LATE + _UNKNOWN_SLACK)
+        return shift(self.sent_at, skew.low - _SLACK), shift(self.ended_at, skew.high + _LATE + _SLACK)
 
     def reach(self, skew: Skew | None) -> tuple[datetime, datetime]:
         """Return the first and the last time at which a match forbids calling the payment absent."""
         if skew is None:
             return _FIRST_MOMENT, _LAST_MOMENT
         start, end = self.window(skew)
-        return start - _NEAR, end + _NEAR
+        return shift(start, -_NEAR), shift(end, _NEAR)
+
+
+def query_for(record: PaymentRecord) -> PaymentQuery:
+    """Return the search of the list for a payment that was sent."""
+    assert record.sent_at is not None
+    return PaymentQuery(
+        type=record.type,
+        phone_number=record.phone_number,
+        amount=f"{record.amount:f}",
+        sent_at=record.sent_at,
+        ended_at=record.sent_at if record.ended_at is None else record.ended_at,
+    )
+
+
+def shift(moment: datetime, by: timedelta) -> datetime:
+    """Return a time moved by a difference, at most to the ends of the calendar: a service may show any date."""
+    try:
+        return moment + by
+    except OverflowError:
+        return _FIRST_MOMENT if by < timedelta(0) else _LAST_MOMENT
+
+
+class NumberForm(enum.Enum):
+    """Form in which a phone number is shown."""
+
+    EXACT = "international"
+    """All its digits, as in the contract: with or without the plus."""
+    ZEROS = "international with 00"
+    NATIONAL = "national"
+    """A zero and the last nine digits."""
+    LOCAL = "local"
+    """The last nine digits."""
+    MASKED = "masked"
+    """Digits at its ends, at least four, and a mask for the others."""
+
+
+class Match(enum.Enum):
+    """How well a row fits a payment, apart from its time; the value is for the payment's history."""
+
+    CERTAIN = "certain"
+    """Type, number and amount agree, in the contract's spelling."""
+    LEARNED = "learned"
+    """They agree in a spelling that is proven by an own payment."""
+    POSSIBLE = "possible"
+    """Nothing contradicts. It may be the payment: a candidate, never adopted by machine."""
+    NONE = "none"
+    """Another type, number or amount, or another merchant's row."""
 
 
 @attrs.frozen(kw_only=True)
-class Verdict:
-    """Conclusion from one full listing about a payment.
+class Spellings:
+    """Spellings of the list, as rows of own, acknowledged payments prove them.
 
     Attributes:
-        adopt: The transaction that it is, or None.
-        candidates: Those that it may be, if none is certain. Neither: the listing has not shown it.
+        types: For each text of `type`, the types that it has stood for. One that stood for both proves nothing.
+        forms: The forms of numbers.
+        merchant_id: The account's merchant at the service, if known. A row of another one is not ours.
     """
 
-    adopt: Transaction | None = None
-    candidates: tuple[str, ...] = ()
+    types: Mapping[str, frozenset[TransactionType]] = attrs.field(factory=dict)
+    forms: frozenset[NumberForm] = frozenset()
+    merchant_id: str | None = None
 
 
-def judge(query: PaymentQuery, rows: Iterable[Transaction], skew: Skew | None) -> Verdict:
-    """Return the conclusion about a payment from a full listing, of which `rows` are those that no payment owns."""
-    first, last = query.reach(skew)
-    near = [row for row in rows if query.fits(row) and first <= row.created_at <= last]
-    start, end = query.window(skew)
-    if len(near) == 1 and start <= near[0].created_at <= end:
-        return Verdict(adopt=near[0])
-    return Verdict(candidates=tuple(sorted(row.id for row in near)))
+def learn(
+    rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], *, merchant_id: str | None = None
+) -> Spellings:
+    """Return the spellings that rows prove, by the payments that own them, `owned`, by transaction id.
+
+    An adopted payment proves none: it was found by its spelling.
+    """
+    types: dict[str, frozenset[TransactionType]] = {}
+    forms: set[NumberForm] = set()
+    for row in rows:
+        record = owned.get(row.id)
+        if record is None or record.is_adopted or row.amount != record.amount:
+            continue
+        form = same_number(row.phone_number, record.phone_number)
+        if form is not None:
+            forms.add(form)
+            types[str(row.type)] = types.get(str(row.type), frozenset()) | {record.type}
+    return Spellings(types=types, forms=frozenset(forms), merchant_id=merchant_id)
+
+
+def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
+    """Return how well a row fits a payment, at any time and in any status: a failed payment was made, too."""
+    if row.amount != Decimal(query.amount) or not _may_be_type(query.type, row, spellings):
+        return Match.NONE
+    if not may_be_number(row.phone_number, query.phone_number):
+        return Match.NONE
+    if row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id:
+        return Match.NONE
+    form = same_number(row.phone_number, query.phone_number)
+    stood_for = spellings.types.get(str(row.type), frozenset())
+    is_contract_type = row.type == query.type
+    has_name = bool(row.id.strip()) and "\0" not in row.id + row.reference
+    if form is None or stood_for - {query.type} or not (is_contract_type or stood_for):
+        return Match.POSSIBLE
+    if row.currency.strip().upper() != CURRENCY or not has_name:
+        return Match.POSSIBLE
+    if form is NumberForm.EXACT:
+        return Match.CERTAIN if is_contract_type else Match.LEARNED
+    return Match.LEARNED if form in spellings.forms else Match.POSSIBLE
+
+
+def _may_be_type(type: TransactionType, row: Transaction, spellings: Spellings) -> bool:
+    """Return whether a row may be of a type: only the contract's word for the other type says no."""
+    text = str(row.type)
+    others = {str(each) for each in TransactionType if each is not type}
+    return text.strip().casefold() not in others or type in spellings.types.get(text, ())
+
+
+def same_number(shown: str, own: str) -> NumberForm | None:
+    """Return the form in which a text shows a number of ours, ``+`` and digits, or None if it does not prove it.
+
+    Of a masked number the digits that are shown must agree, counted from both ends. Other numbers may show the same.
+    """
+    text = _SEPARATORS.sub("", shown)
+    forms = _forms(own)
+    # A dot is a separator if the digits around it are a whole number, otherwise a mask.
+    form = forms.get(text.replace(".", ""))
+    if form is not None:
+        return form
+    parts = _MASK.split(text)
+    digits = "".join(parts)
+    if len(digits) < _SHOWN_DIGITS or not digits.isascii() or not digits.isdigit():
+        return None
+    pattern = re.compile("[0-9]+".join(parts))
+    return NumberForm.MASKED if any(pattern.fullmatch(each) for each in forms) else None
+
+
+def may_be_number(shown: str, own: str) -> bool:
+    """Return whether a text may be a number of ours that is cut, masked or misspelt, or shows no number at all."""
+    if any(character.isalpha() and character not in "xX" for character in shown):
+        return True
+    text = shown.lstrip("+ ")
+    whole, digits = own.lstrip("+"), re.sub("[^0-9]", "", text)
+    if whole.endswith(digits.lstrip("0")) or whole.startswith(digits) or digits.endswith(whole[-_NATIONAL_DIGITS:]):
+        return True
+    pattern = re.compile(re.sub("[^0-9]+", "[0-9]*", text))
+    return any(pattern.fullmatch(each) for each in _forms(own))
+
+
+def _forms(own: str) -> dict[str, NumberForm]:
+    """Return the whole texts of a number, without separators, each with its form."""
+    digits = own.lstrip("+")
+    forms = {}
+    if len(digits) > _NATIONAL_DIGITS:
+        local = digits[-_NATIONAL_DIGITS:]
+        forms = {local: NumberForm.LOCAL, f"0{local}": NumberForm.NATIONAL}
+    return {**forms, f"00{digits}": NumberForm.ZEROS, digits: NumberForm.EXACT}
 
 
 @attrs.frozen(kw_only=True)
@@ -157,7 +300,3 @@ def date_ranges(queries: Mapping[str, PaymentQuery]) -> list[DateRange]:
             first, last, merged = before.first, max(last, before.last), before.queries
         found.append(DateRange(first=first, last=last, queries={**merged, key: query}))
     return found
-
-
-def _digits(phone_number: str) -> str:
-    return "".join(character for character in phone_number if character.isdigit())

@@ -13,7 +13,8 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments import queries
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal, JournalEntry
-from mobilemoney_async.payments.reconciler import Reconciler, query_for
+from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.reconciliation import adopt
 from mobilemoney_async.payments.records import (
     UNIDENTIFIED,
@@ -233,7 +234,7 @@ class Payments(PaymentBook):
 
         def identify(journal: Journal) -> PaymentRecord | StoreError:
             record = _lock_unresolved(journal, key, now)
-            if not query_for(record).fits(transaction):
+            if match(query_for(record), transaction, Spellings()) is Match.NONE:
                 raise StoreError(
                     f"transaction {transaction.id} has another type, phone number or amount than payment {key!r}",
                     outcome="not_sent",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import date
 
 import anyio
-import attrs
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
 from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS, Priority
@@ -15,15 +14,15 @@ from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import UnexpectedResponse
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.evidence import Control, Walk, clock_skew, judge
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.matching import (
     ClockSample,
     DateRange,
     PaymentQuery,
-    Skew,
     date_ranges,
-    estimate_skew,
-    judge,
+    learn,
+    query_for,
     read_date,
 )
 from mobilemoney_async.payments.queries import owners, select
@@ -31,27 +30,10 @@ from mobilemoney_async.payments.reconciliation import find_rival, mark_stale, re
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
 from mobilemoney_async.resources.page_choice import FullListing
 
-# Payments of ours nearest to an unknown one: their timestamps show the service's clock.
-_WITNESSES = 5
 # Pages of a list that is read as a whole, without a range of days.
 _SHORT = 5
 # Attempts to read a full listing.
 _LISTINGS = 3
-
-
-@attrs.frozen(kw_only=True)
-class _ListedRows:
-    """Full listing of some days, which began and ended on our clock.
-
-    Attributes:
-        rows: All its transactions.
-        dates: The service's clock, by the Date headers of the answers.
-    """
-
-    rows: tuple[Transaction, ...]
-    dates: tuple[ClockSample, ...]
-    began_at: datetime
-    ended_at: datetime
 
 
 class Reconciler:
@@ -113,7 +95,7 @@ class Reconciler:
 
     async def _judge(
         self,
-        listing: _ListedRows,
+        listing: Walk,
         queries: Mapping[str, PaymentQuery],
         records: Mapping[str, PaymentRecord],
         began: float,
@@ -122,11 +104,21 @@ class Reconciler:
 
         def judge_all(journal: Journal) -> list[PaymentRecord]:
             owned = owners(journal, [row.id for row in listing.rows])
-            free = [row for row in listing.rows if row.id not in owned]
+            spellings = learn(listing.rows, owned)
             found = []
             for key, record in records.items():
-                skew = _skew(queries[key], listing, owned)
-                verdict, rival = judge(queries[key], free, skew), None
+                skew = clock_skew(queries[key], listing, owned)
+                verdict = judge(
+                    queries[key],
+                    listing,
+                    owned_ids=owned,
+                    explained_ids=(),
+                    others={each: query for each, query in queries.items() if each != key},
+                    spellings=spellings,
+                    skew=skew,
+                    control=Control(passed=True),
+                )
+                rival = None
                 if verdict.adopt is not None:
                     rival = find_rival(journal, key, verdict.adopt, query=queries[key], skew=skew)
                 found.append(
@@ -149,7 +141,7 @@ class Reconciler:
                 self._looked_at.pop(record.key, None)
         return found
 
-    async def _list(self, days: DateRange) -> _ListedRows:
+    async def _list(self, days: DateRange) -> Walk:
         """Read all transactions of some days.
 
         Raises:
@@ -165,7 +157,7 @@ class Reconciler:
                 return listing
         raise UnexpectedResponse("the transaction list shows fewer transactions than it counts", status_code=200)
 
-    async def _list_once(self, query: dict[str, str | int], *, most_pages: float = math.inf) -> _ListedRows | None:
+    async def _list_once(self, query: dict[str, str | int], *, most_pages: float = math.inf) -> Walk | None:
         """Return a full listing, or None if the list is too long or shows fewer transactions than it counts."""
         pages, rows, dates = FullListing(), list[Transaction](), list[ClockSample]()
         began_at, fewest = self._pipeline.utcnow(), math.inf
@@ -183,35 +175,11 @@ class Reconciler:
             rows += pages.take(TransactionPage(transactions=page.transactions, pagination=page.pagination))
         if len(rows) < fewest:
             return None
-        return _ListedRows(rows=tuple(rows), dates=tuple(dates), began_at=began_at, ended_at=self._pipeline.utcnow())
-
-
-def query_for(record: PaymentRecord) -> PaymentQuery:
-    """Return the search of the list for a payment that was sent."""
-    assert record.sent_at is not None
-    return PaymentQuery(
-        type=record.type,
-        phone_number=record.phone_number,
-        amount=f"{record.amount:f}",
-        sent_at=record.sent_at,
-        ended_at=record.sent_at if record.ended_at is None else record.ended_at,
-    )
-
-
-def _skew(query: PaymentQuery, listing: _ListedRows, owned: Mapping[str, PaymentRecord]) -> Skew | None:
-    """Return how far the service's clock was ahead when a payment was sent.
-
-    The timestamps of our own payments show it best, since they are compared; the nearest ones show it for that time.
-    Without any, the Date headers show it for now.
-    """
-    witnesses: list[tuple[timedelta, ClockSample]] = []
-    for row in listing.rows:
-        record = owned.get(row.id)
-        # An adopted payment was found by this very clock; it is no evidence for it.
-        if record is None or record.is_adopted or record.sent_at is None or record.ended_at is None:
-            continue
-        sample = ClockSample(shown=row.created_at, began_at=record.sent_at, ended_at=record.ended_at)
-        witnesses.append((abs(record.sent_at - query.sent_at), sample))
-    witnesses.sort(key=lambda pair: pair[0])
-    nearest = [sample for _, sample in witnesses[:_WITNESSES]]
-    return estimate_skew(nearest or listing.dates)
+        return Walk(
+            rows=tuple(rows),
+            dates=tuple(dates),
+            began_at=began_at,
+            ended_at=self._pipeline.utcnow(),
+            first_day=date.min,
+            is_complete=True,
+        )

@@ -23,8 +23,9 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import history, payments
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.evidence import Verdict
 from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, to_record
-from mobilemoney_async.payments.matching import PaymentQuery, Skew, Verdict
+from mobilemoney_async.payments.matching import PaymentQuery, Skew
 from mobilemoney_async.payments.records import LISTINGS, PaymentEvent, PaymentRecord, PaymentState, Source
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")

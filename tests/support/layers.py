@@ -86,6 +86,7 @@ PURE = (
     "database.serialization",
     "database.clock",
     "sharing.login_row",
+    "payments.evidence",
     "payments.matching",
     "payments.records",
 )

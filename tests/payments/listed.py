@@ -1,0 +1,108 @@
+"""Searches, rows and listings of the transaction list, for tests of the evidence in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import attrs
+from hypothesis import strategies as st
+
+from mobilemoney_async import Network, PaymentRecord, PaymentState, Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.payments.evidence import Control, Verdict, Walk, judge
+from mobilemoney_async.payments.matching import ClockSample, PaymentQuery, Skew, Spellings
+from tests.support.fakes import NOON, PHONE_NUMBER
+
+SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+
+durations = st.timedeltas(min_value=timedelta(0), max_value=timedelta(seconds=40))
+offsets = st.timedeltas(min_value=-2 * HOUR, max_value=2 * HOUR)
+
+
+def search(sent_at: datetime = NOON, *, took: timedelta = 2 * SECOND, amount: str = "1000") -> PaymentQuery:
+    """Return a collection that is to be found."""
+    return PaymentQuery(
+        type=TransactionType.COLLECTION,
+        phone_number=PHONE_NUMBER,
+        amount=amount,
+        sent_at=sent_at,
+        ended_at=sent_at + took,
+    )
+
+
+def row(created_at: datetime = NOON, *, id: str = "tx-1", **changes: Any) -> Transaction:
+    """Return a transaction that such a payment may be."""
+    made = Transaction(
+        id=id,
+        reference=f"ref-{id}",
+        type=TransactionType.COLLECTION,
+        amount=Decimal(1000),
+        currency="TZS",
+        phone_number=PHONE_NUMBER,
+        network=Network.AIRTEL_MONEY,
+        status=TransactionStatus.PENDING,
+        created_at=created_at,
+    )
+    return attrs.evolve(made, **changes)
+
+
+@st.composite
+def skews(draw: st.DrawFn) -> Skew | None:
+    """Draw the possible samples of a clock."""
+    if draw(st.booleans()):
+        return None
+    low = draw(offsets)
+    return Skew(low=low, high=low + draw(durations))
+
+
+@st.composite
+def sightings(draw: st.DrawFn, ahead: timedelta) -> ClockSample:
+    """Draw an honest look at a clock that is ahead of ours by so much, cut to a second or not."""
+    began_at = NOON + draw(offsets)
+    took = draw(durations)
+    shown = began_at + draw(st.sampled_from([0.0, 0.3, 1.0])) * took + ahead
+    if draw(st.booleans()):
+        shown = shown.replace(microsecond=0)
+    return ClockSample(shown=shown, began_at=began_at, ended_at=began_at + took)
+
+
+def listing(rows: Iterable[Transaction], **changes: Any) -> Walk:
+    """Return a listing of everything, an hour after noon, which was read as a whole."""
+    began_at = NOON + HOUR
+    whole = Walk(rows=tuple(rows), began_at=began_at, ended_at=began_at, first_day=date.min, is_complete=True)
+    return attrs.evolve(whole, **changes)
+
+
+def judged(query: PaymentQuery, rows: Iterable[Transaction] | Walk, skew: Skew | None, **changes: Any) -> Verdict:
+    """Return the verdict from a listing of everything that nothing owns, and that passed its control."""
+    arguments: dict[str, Any] = {
+        "owned_ids": (),
+        "explained_ids": (),
+        "others": {},
+        "spellings": Spellings(),
+        "control": Control(passed=True),
+        **changes,
+    }
+    return judge(query, rows if isinstance(rows, Walk) else listing(rows), skew=skew, **arguments)
+
+
+def own(sent_at: datetime = NOON, *, id: str = "tx-1", took: timedelta = 2 * SECOND, **changes: Any) -> PaymentRecord:
+    """Return the record of an own payment whose transaction is known, of the same kind as the search."""
+    record = PaymentRecord(
+        key=f"key-{id}",
+        type=TransactionType.COLLECTION,
+        phone_number=PHONE_NUMBER,
+        amount=Decimal(1000),
+        state=PaymentState.ACKNOWLEDGED,
+        attempt=1,
+        created_at=sent_at,
+        changed_at=sent_at + took,
+        sent_at=sent_at,
+        ended_at=sent_at + took,
+        transaction_id=id,
+    )
+    return attrs.evolve(record, **changes)
