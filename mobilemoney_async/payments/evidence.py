@@ -1,32 +1,31 @@
-"""Evidence for the states of payments: an acknowledgement, or a listing of the transaction list. Pure.
+"""Evidence for the states of payments: in acknowledgements, and in listings of the transaction list. Pure.
 
 The contract leaves open which errors a create has, and the list's order, freshness, default range and spelling. So
 nothing is concluded from silence:
 
-- *Acknowledged* is a payment whose acknowledgement names the amount and the number that were asked for: `echoes`. If
-  it does not, its transaction is looked up, and is ours only if it names the payment: `names`.
-- *Adopted* is a row of the list that fits by type, number and amount, in the contract's spelling or in one that own
-  payments prove; in the window of the send; with no other row that may be the payment within a day; and if no other
-  payment of ours may be that row: `judge`.
-- *Absent* may be said after a listing that was read as a whole, covers the days of the payment, has no row that cannot
-  be read near it, shows no row that may be the payment, and passes its positive control: the nearest own payments
-  before and after it are shown, and recognised by the rule that looks for the lost one: `control`.
+- *Acknowledged* is a payment whose acknowledgement echoes the amount and the number that were asked for (`echoes`). If
+  it does not, its transaction is looked up, and is ours only if it is the payment by all that it shows (`names`).
+- *Adopted* is a row that fits by type, number and amount, in the contract's spelling or in one that own payments
+  prove; in the window of the send; with no other row that may be the payment within a day; and if no other payment of
+  ours may be that row (`judge`).
+- *Absent* may be said after a listing that was read as a whole, covers the payment's days, has no unreadable row near
+  it, shows no row that may be the payment, and passes its positive control (`control`): the nearest own payments before
+  and after it are shown, and recognised by the very rule that looks for it.
 - A bisection, which reads a part of the list, may find a payment. It never shows that one is absent.
 
-What cannot be seen is assumed (docs/payments.md has the merchant's side):
+Assumptions that are left (docs/payments.md has them for the merchant):
 
-- A list that shows the own payments before and after a time hides no single transaction between them, whatever its
-  state.
-- The service never writes the lost payment with another amount, with whole digits of another number, or with the
-  contract's word for the other type, while it writes its neighbours rightly.
-- A request that was given up takes effect within `grace` or never, and the list shows it by then, as it shows later
-  payments.
-- Other systems that pay for this merchant do not make the same payment in the same minutes.
+- A list that shows the payments before and after a time hides no single transaction between them, in any state.
+- The service does not write one payment with another amount, another number or the other type, and its neighbours
+  rightly. Numbers that are cut, masked or missing, and unknown words for the type, are no contradiction.
+- A request that was given up takes effect within `grace` or never, and the list shows it by then.
+- No other system of the merchant makes the same payment in the same minutes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import bisect
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 
@@ -37,10 +36,12 @@ from mobilemoney_async.payments.matching import (
     CURRENCY,
     ClockSample,
     Match,
+    NumberForm,
     PaymentQuery,
     Skew,
     Spellings,
     estimate_skew,
+    learn,
     match,
     query_for,
     same_number,
@@ -48,20 +49,16 @@ from mobilemoney_async.payments.matching import (
 )
 from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest
 
-NOT_WHOLE = "the list could not be read as a whole"
-NOT_ITS_DAYS = "the list was not read for all days of the payment"
-UNREADABLE = "a row of the list cannot be read"
-TOO_EARLY = "the listing began within the grace period"
-NO_EARLIER = "no earlier payment to compare with"
-NO_OLDER_ROW = "the list shows nothing as old as the payment"
 NO_LATER = "no later payment to compare with"
+NO_EARLIER = "no earlier payment to compare with"
+_NOT_WHOLE = "the list could not be read as a whole"
+_UNREADABLE = "a row of the list cannot be read"
 
 _DAY = timedelta(days=1)
 # Own payments nearest to a search: their timestamps show the service's clock.
 _WITNESSES = 5
 # Own payments on each side of a search that the list must show, and how far away they may be.
 _COMPARED, _FARTHEST = 3, timedelta(days=7)
-# Transactions named in a reason.
 _MOST_NAMED = 3
 _PROVEN = frozenset({Match.CERTAIN, Match.LEARNED})
 
@@ -101,7 +98,7 @@ class Walk:
     covered: tuple[datetime, datetime] | None = None
 
     def asked(self, start: datetime, end: datetime) -> bool:
-        """Return whether the days asked for hold a time on the service's clock, and a day to spare on either side.
+        """Return whether the days asked for hold a span on the service's clock, with a day to spare on either side.
 
         The service's time zone is undocumented, and so is whether the last day is included.
         """
@@ -110,7 +107,7 @@ class Walk:
         return self.last_day is None or self.last_day >= shift(end, _DAY).date()
 
     def knows(self, start: datetime, end: datetime) -> bool:
-        """Return whether all rows between two times on the service's clock were read."""
+        """Return whether all rows of a span on the service's clock were read."""
         if self.is_complete and self.asked(start, end):
             return True
         return self.covered is not None and self.covered[0] <= start and end <= self.covered[1]
@@ -118,12 +115,11 @@ class Walk:
 
 @attrs.frozen(kw_only=True)
 class Control:
-    """Positive control of a listing: own payments that are known to exist, before and after a search.
+    """Result of the positive control: passed, failed, or neither, if there are too few payments to compare with.
 
     Attributes:
-        passed: Whether they are shown and recognised, on both sides of the search.
-        is_failed: Whether the list contradicts them: one is not shown, or not recognised. If neither, there are too few
-            to compare with.
+        passed: Whether own payments before and after the search are shown and recognised.
+        is_failed: Whether one of them is not shown, or not recognised.
         reason: The reason if it has not passed.
     """
 
@@ -140,9 +136,9 @@ class Verdict:
         adopt: The transaction that it is, or None.
         by: How well that one fits.
         candidates: Ids of the transactions that it may be, if none is certain.
-        is_clear: Whether the listing was complete and readable, covers the payment, and shows nothing that it may be.
-        absent_ok: Whether the listing counts for the payment's absence: it is clear, and its control has passed.
-        reason: The reason if it does not count.
+        is_clear: Whether the listing is complete and readable, covers the payment, and shows no such transaction.
+        absent_ok: Whether it counts for the payment's absence: it is clear, and its control has passed.
+        reason: The reason if neither is so.
     """
 
     adopt: Transaction | None = None
@@ -153,199 +149,202 @@ class Verdict:
     reason: str | None = None
 
 
-def clock_skew(query: PaymentQuery, walk: Walk, owned: Mapping[str, PaymentRecord]) -> Skew | None:
-    """Return how far the service's clock was ahead when a payment was sent, or None if nothing shows it.
+@attrs.frozen(kw_only=True)
+class Evidence:
+    """Evidence in one listing, for all payments that are looked for in it.
 
-    The timestamps of our own payments show it best, since they are compared; the nearest ones show it for that time.
-    Without any, the Date headers show it for now. `owned` are the payments by their transaction ids.
-    """
-    witnesses: list[tuple[timedelta, ClockSample]] = []
-    for row in walk.rows:
-        record = owned.get(row.id)
-        # An adopted payment was found by this very clock; it is no evidence for it.
-        if record is None or record.is_adopted or record.sent_at is None or record.ended_at is None:
-            continue
-        sample = ClockSample(shown=row.created_at, began_at=record.sent_at, ended_at=record.ended_at)
-        witnesses.append((abs(record.sent_at - query.sent_at), sample))
-    witnesses.sort(key=lambda pair: pair[0])
-    own = estimate_skew([sample for _, sample in witnesses[:_WITNESSES]])
-    return estimate_skew(walk.dates) if own is None else attrs.evolve(own, is_own=True)
-
-
-def control(
-    query: PaymentQuery,
-    walk: Walk,
-    *,
-    before: Iterable[PaymentRecord],
-    after: Iterable[PaymentRecord],
-    spellings: Spellings,
-    skew: Skew | None,
-    grace: float,
-) -> Control:
-    """Compare a listing with own payments that are known to exist: the nearest ones before and after a search.
-
-    Args:
-        query: The search.
+    Attributes:
         walk: The listing.
-        before: Own payments with a known transaction that were sent before the search was. More may be given than
-            count: those of the same type, at most seven days away, in the days that were asked for, whose request
-            ended at least `grace` before the listing began; the nearest three.
-        after: The same, sent after the search was given up.
-        spellings: Those that own payments prove.
-        skew: As for the search.
+        owned: The payments that own its transactions, by transaction id.
+        explained_ids: Transactions that an operator has explained: they are none of the payments looked for.
+        searches: Payments that may be an unowned transaction, by key: on their way, unknown, absent, softly refused or
+            released, and those whose known transaction the listing should show and does not.
+        merchant_id: The account's merchant at the service, if known.
         grace: Seconds for which the list may miss a payment after the end of its request.
+        spellings: Those that the owned transactions prove.
     """
-    settled_by = shift(walk.began_at, timedelta(seconds=-grace))
-    earlier = _nearest(query, walk, skew, settled_by, (each for each in before if _sent(each) <= query.sent_at))
-    later = _nearest(query, walk, skew, settled_by, (each for each in after if _sent(each) >= query.ended_at))
-    if not walk.is_complete:
-        return Control(reason=NOT_WHOLE)
-    shown = {row.id: row for row in walk.rows}
-    for record in (*earlier, *later):
-        row = shown.get(record.transaction_id or "")
+
+    walk: Walk
+    owned: Mapping[str, PaymentRecord]
+    explained_ids: Container[str] = ()
+    searches: Mapping[str, PaymentQuery] = attrs.field(factory=dict)
+    merchant_id: str | None = None
+    grace: float
+    spellings: Spellings = attrs.field(init=False)
+    _rows: Mapping[str, Transaction] = attrs.field(init=False, repr=False)
+    _free: Mapping[Decimal, Sequence[Transaction]] = attrs.field(init=False, repr=False)
+    _witnesses: Sequence[ClockSample] = attrs.field(init=False, repr=False)
+
+    @spellings.default
+    def _learn(self) -> Spellings:
+        return learn(self.walk.rows, self.owned, merchant_id=self.merchant_id)
+
+    @_rows.default
+    def _index(self) -> Mapping[str, Transaction]:
+        return {row.id: row for row in self.walk.rows}
+
+    @_free.default
+    def _group(self) -> Mapping[Decimal, Sequence[Transaction]]:
+        """Return the rows that nothing claims, by amount: thousands of payments may be looked for in one listing."""
+        free: dict[Decimal, list[Transaction]] = {}
+        for row in self.walk.rows:
+            if not self._is_claimed(row.id):
+                free.setdefault(row.amount, []).append(row)
+        return free
+
+    @_witnesses.default
+    def _compare_clocks(self) -> Sequence[ClockSample]:
+        # An adopted payment was found by this very clock; it is no evidence for it.
+        pairs = ((self.owned.get(row.id), row.created_at) for row in self.walk.rows)
+        samples = [
+            ClockSample(shown=shown, began_at=record.sent_at, ended_at=record.ended_at)
+            for record, shown in pairs
+            if record is not None and not record.is_adopted and record.sent_at and record.ended_at
+        ]
+        return sorted(samples, key=lambda sample: sample.began_at)
+
+    def _is_claimed(self, id: str | None) -> bool:
+        return id is not None and (id in self.owned or id in self.explained_ids)
+
+    def skew(self, query: PaymentQuery) -> Skew | None:
+        """Return how far the service's clock was ahead when a payment was sent, or None if nothing shows it.
+
+        The timestamps of our own payments show it best, since they are compared; the nearest ones show it for that
+        time. Without any, the Date headers show it for now.
+        """
+        place = bisect.bisect_left(self._witnesses, query.sent_at, key=lambda sample: sample.began_at)
+        nearest = sorted(
+            self._witnesses[max(0, place - _WITNESSES) : place + _WITNESSES],
+            key=lambda sample: abs(sample.began_at - query.sent_at),
+        )
+        own = estimate_skew(nearest[:_WITNESSES])
+        return estimate_skew(self.walk.dates) if own is None else attrs.evolve(own, is_own=True)
+
+    def control(
+        self, query: PaymentQuery, *, before: Iterable[PaymentRecord], after: Iterable[PaymentRecord]
+    ) -> Control:
+        """Compare the listing with payments that are known to exist, before and after a search.
+
+        Of those given count the nearest three on each side with a known transaction: of the same type, at most seven
+        days away, in the days that were asked for; with a request that ended before the search was sent, or was sent
+        after the search was given up, and ended at least `grace` before the listing began.
+        """
+        if not self.walk.is_complete:
+            return Control(reason=_NOT_WHOLE)
+        skew = self.skew(query)
+        earlier = self._nearest(query, skew, (each for each in before if query_for(each).ended_at <= query.sent_at))
+        later = self._nearest(query, skew, (each for each in after if query_for(each).sent_at >= query.ended_at))
+        for record in (*earlier, *later):
+            reason = self._contradiction(record, skew)
+            if reason is not None:
+                return Control(is_failed=True, reason=reason)
+        if not earlier:
+            has_older = any(row.created_at <= query.window(skew)[0] for row in self.walk.rows)
+            return Control(reason=NO_EARLIER if has_older else "the list shows nothing as old as the payment")
+        if not later:
+            return Control(reason=NO_LATER)
+        if not self._is_settled(query):
+            return Control(reason="the listing began within the grace period")
+        return Control(passed=True)
+
+    def _nearest(
+        self, query: PaymentQuery, skew: Skew | None, records: Iterable[PaymentRecord]
+    ) -> Sequence[PaymentRecord]:
+        found = []
+        for record in records:
+            own = query_for(record)
+            distance = abs(own.sent_at - query.sent_at)
+            is_shown = record.transaction_id is not None and self.walk.asked(*own.window(skew))
+            if is_shown and record.type == query.type and distance <= _FARTHEST and self._is_settled(own):
+                found.append((distance, record))
+        return [record for _, record in sorted(found, key=lambda pair: pair[0])[:_COMPARED]]
+
+    def _is_settled(self, query: PaymentQuery) -> bool:
+        return shift(query.ended_at, timedelta(seconds=self.grace)) <= self.walk.began_at
+
+    def _contradiction(self, record: PaymentRecord, skew: Skew | None) -> str | None:
+        """Return the reason why the listing does not show a payment as the search would find it, or None if it does."""
+        row = self._rows.get(record.transaction_id or "")
         if row is None:
-            if record.transaction_id in {each.id for each in walk.unreadable}:
-                return Control(is_failed=True, reason=UNREADABLE)
-            return Control(is_failed=True, reason=f"the list does not show payment {record.key!r}")
+            is_unreadable = any(each.id == record.transaction_id for each in self.walk.unreadable)
+            return _UNREADABLE if is_unreadable else f"the list does not show payment {record.key!r}"
         own = query_for(record)
         start, end = own.window(skew)
-        if match(own, row, spellings) not in _PROVEN or not start <= row.created_at <= end:
-            return Control(is_failed=True, reason=f"the list shows payment {record.key!r} in a form that is unknown")
-    if not earlier:
-        is_old_enough = any(row.created_at <= query.window(skew)[0] for row in walk.rows)
-        return Control(reason=NO_EARLIER if is_old_enough else NO_OLDER_ROW)
-    if not later:
-        return Control(reason=NO_LATER)
-    if settled_by < query.ended_at:
-        return Control(reason=TOO_EARLY)
-    return Control(passed=True)
+        if match(own, row, self.spellings) in _PROVEN and start <= row.created_at <= end:
+            return None
+        return f"the list shows payment {record.key!r} with another type, phone number, amount or time"
 
-
-def _nearest(
-    query: PaymentQuery, walk: Walk, skew: Skew | None, settled_by: datetime, records: Iterable[PaymentRecord]
-) -> Sequence[PaymentRecord]:
-    """Return the payments nearest to a search that a listing can be compared with."""
-    usable = [
-        record
-        for record in records
-        if record.type == query.type
-        and record.transaction_id is not None
-        and record.ended_at is not None
-        and record.ended_at <= settled_by
-        and abs(_sent(record) - query.sent_at) <= _FARTHEST
-        and walk.asked(*query_for(record).window(skew))
-    ]
-    return sorted(usable, key=lambda record: abs(_sent(record) - query.sent_at))[:_COMPARED]
-
-
-def _sent(record: PaymentRecord) -> datetime:
-    assert record.sent_at is not None  # it has a transaction
-    return record.sent_at
-
-
-def judge(
-    query: PaymentQuery,
-    walk: Walk,
-    *,
-    owned_ids: Container[str],
-    explained_ids: Container[str],
-    others: Mapping[str, PaymentQuery],
-    spellings: Spellings,
-    skew: Skew | None,
-    control: Control,
-) -> Verdict:
-    """Return the conclusion about a payment from a listing.
-
-    Args:
-        query: The search for it.
-        walk: The listing.
-        owned_ids: Transactions that payments own.
-        explained_ids: Transactions of which an operator has said that they are not this payment.
-        others: Searches for all other payments of the account that may be an unowned transaction, by key: on their
-            way, unknown, absent, softly refused or released.
-        spellings: Those that own payments prove.
-        skew: How far the service's clock was ahead when it was sent, if known.
-        control: The positive control of the listing.
-    """
-    first, last = query.reach(skew)
-    near: dict[str, tuple[Match, Transaction]] = {}
-    for row in walk.rows:
-        if first <= row.created_at <= last and row.id not in owned_ids and row.id not in explained_ids:
-            fit = match(query, row, spellings)
-            if fit is not Match.NONE:
+    def judge(self, query: PaymentQuery, control: Control) -> Verdict:
+        """Return the conclusion about a payment, with the positive control for it."""
+        skew = self.skew(query)
+        first, last = query.reach(skew)
+        near: dict[str, tuple[Match, Transaction]] = {}
+        for row in self._free.get(Decimal(query.amount), ()):
+            fit = match(query, row, self.spellings)
+            if fit is not Match.NONE and first <= row.created_at <= last:
                 near[row.id] = (fit, row)
-    if not near:
-        reason = _flaw(query, walk, skew, lambda name: name in owned_ids or name in explained_ids)
-        if reason is not None:
-            return Verdict(reason=reason)
-        return Verdict(is_clear=True, absent_ok=control.passed, reason=control.reason)
-    ids = sorted(near)
-    by, row = near[ids[0]]
-    if len(near) == 1 and _is_believed(query, walk, by, row, skew):
-        rival = _rival(row, others, spellings, skew)
-        if rival is None:
-            return Verdict(adopt=row, by=by)
-        return Verdict(candidates=(row.id,), reason=f"transaction {row.id} may be payment {rival!r} as well")
-    named = [*ids[:_MOST_NAMED], *(["another"] if ids[_MOST_NAMED:] else [])]
-    return Verdict(candidates=tuple(ids), reason=f"it may be transaction {' or '.join(named)}")
+        if not near:
+            flaw = self._flaw(query, skew)
+            if flaw is not None:
+                return Verdict(reason=flaw)
+            return Verdict(is_clear=True, absent_ok=control.passed, reason=control.reason)
+        ids = sorted(near)
+        by, row = near[ids[0]]
+        if len(near) == 1 and self._is_believed(query, by, row, skew):
+            rival = self._rival(query, row, skew)
+            if rival is None:
+                return Verdict(adopt=row, by=by)
+            return Verdict(candidates=(row.id,), reason=f"transaction {row.id} may be payment {rival!r} as well")
+        named = [*ids[:_MOST_NAMED], *(["another"] if ids[_MOST_NAMED:] else [])]
+        return Verdict(candidates=tuple(ids), reason=f"it may be transaction {' or '.join(named)}")
 
+    def _is_believed(self, query: PaymentQuery, by: Match, row: Transaction, skew: Skew | None) -> bool:
+        """Return whether a row that is alone may be adopted: it is proven, in the window, and the window is known."""
+        start, end = query.window(skew)
+        if by not in _PROVEN or not start <= row.created_at <= end or not self.walk.knows(start, end):
+            return False
+        # A part of the list has to show its own clock.
+        return self.walk.is_complete or (skew is not None and skew.is_own)
 
-def _is_believed(query: PaymentQuery, walk: Walk, by: Match, row: Transaction, skew: Skew | None) -> bool:
-    """Return whether a row that is alone may be adopted: it is proven, in the window, and the window is known."""
-    start, end = query.window(skew)
-    if by not in _PROVEN or not start <= row.created_at <= end or not walk.knows(start, end):
-        return False
-    # A part of the list has to show its own clock.
-    return walk.is_complete or (skew is not None and skew.is_own)
+    def _rival(self, query: PaymentQuery, row: Transaction, skew: Skew | None) -> str | None:
+        """Return the key of another payment that may be a row as well, or None."""
+        for key, other in self.searches.items():
+            start, end = other.window(skew)
+            may_be = match(other, row, self.spellings) is not Match.NONE and start <= row.created_at <= end
+            if may_be and other is not query:
+                return key
+        return None
 
-
-def _flaw(query: PaymentQuery, walk: Walk, skew: Skew | None, is_claimed: Callable[[str], bool]) -> str | None:
-    """Return the reason why a listing may have missed a payment, apart from its control, or None."""
-    if not walk.is_complete:
-        return NOT_WHOLE
-    if not walk.asked(*query.window(skew)):
-        return NOT_ITS_DAYS
-    first, last = query.reach(skew)
-    for bad in walk.unreadable:
-        is_near = bad.created_at is None or first <= bad.created_at <= last
-        if is_near and not (bad.id is not None and is_claimed(bad.id)):
-            return UNREADABLE
-    return None
-
-
-def _rival(row: Transaction, others: Mapping[str, PaymentQuery], spellings: Spellings, skew: Skew | None) -> str | None:
-    """Return the key of another payment that may be a row as well, or None."""
-    for key, other in others.items():
-        start, end = other.window(skew)
-        if start <= row.created_at <= end and match(other, row, spellings) is not Match.NONE:
-            return key
-    return None
+    def _flaw(self, query: PaymentQuery, skew: Skew | None) -> str | None:
+        """Return the reason why the listing may have missed a payment, apart from its control, or None."""
+        if not self.walk.is_complete:
+            return _NOT_WHOLE
+        if not self.walk.asked(*query.window(skew)):
+            return "the list was not read for all days of the payment"
+        first, last = query.reach(skew)
+        for row in self.walk.unreadable:
+            is_near = row.created_at is None or first <= row.created_at <= last
+            if is_near and not self._is_claimed(row.id):
+                return _UNREADABLE
+        return None
 
 
 def echoes(request: PaymentRequest, acknowledgement: Acknowledgement) -> str | None:
     """Return the reason why an acknowledgement does not name the payment that was asked for, or None if it does."""
-    differs = [
-        name
-        for name, agrees in (
-            ("amount", acknowledgement.amount == Decimal(request.amount)),
-            ("currency", acknowledgement.currency.strip().upper() == CURRENCY),
-            ("phone number", same_number(acknowledgement.phone_number, request.phone_number) is not None),
-        )
-        if not agrees
-    ]
-    return f"the acknowledgement names another {' and '.join(differs)}" if differs else None
+    agrees = {
+        "amount": acknowledgement.amount == Decimal(request.amount),
+        "currency": acknowledgement.currency.strip().upper() == CURRENCY,
+        "phone number": same_number(acknowledgement.phone_number, request.phone_number) is not None,
+    }
+    different = " and ".join(name for name, is_same in agrees.items() if not is_same)
+    return f"the acknowledgement names another {different}" if different else None
 
 
 def names(query: PaymentQuery, transaction: Transaction, skew: Skew | None) -> bool:
-    """Return whether a transaction that was looked up, after an acknowledgement that did not echo, is the payment.
+    """Return whether a transaction is the payment that was sent, looked up by the id of our own acknowledgement.
 
-    Its type must be the contract's word. Its number may be masked or national: the id came with our own answer.
+    Because of that id its number may be in any form. `skew` is from the Date header of the answer, if there is one.
     """
     start, end = query.window(skew)
-    return (
-        transaction.type == query.type
-        and transaction.amount == Decimal(query.amount)
-        and transaction.currency.strip().upper() == CURRENCY
-        and same_number(transaction.phone_number, query.phone_number) is not None
-        and start <= transaction.created_at <= end
-    )
+    fit = match(query, transaction, Spellings(forms=frozenset(NumberForm)))
+    return fit in _PROVEN and start <= transaction.created_at <= end

@@ -145,38 +145,34 @@ def shift(moment: datetime, by: timedelta) -> datetime:
 
 
 class NumberForm(enum.Enum):
-    """Form in which a phone number is shown."""
+    """Form in which a text shows a phone number."""
 
-    EXACT = "international"
-    """All its digits, as in the contract: with or without the plus."""
-    ZEROS = "international with 00"
-    NATIONAL = "national"
-    """A zero and the last nine digits."""
-    LOCAL = "local"
-    """The last nine digits."""
-    MASKED = "masked"
-    """Digits at its ends, at least four, and a mask for the others."""
+    EXACT = "international, with or without the plus"
+    ZEROS = "international, with 00"
+    NATIONAL = "a zero and the last nine digits"
+    LOCAL = "the last nine digits"
+    MASKED = "at least four digits, and a mask for the others"
 
 
 class Match(enum.Enum):
-    """How well a row fits a payment, apart from its time; the value is for the payment's history."""
+    """How well a row fits a payment, apart from its time."""
 
     CERTAIN = "certain"
     """Type, number and amount agree, in the contract's spelling."""
     LEARNED = "learned"
-    """They agree in a spelling that is proven by an own payment."""
+    """They agree in a spelling that rows of own payments prove."""
     POSSIBLE = "possible"
-    """Nothing contradicts. It may be the payment: a candidate, never adopted by machine."""
+    """Nothing contradicts: it may be the payment, but is never adopted by machine."""
     NONE = "none"
     """Another type, number or amount, or another merchant's row."""
 
 
 @attrs.frozen(kw_only=True)
 class Spellings:
-    """Spellings of the list, as rows of own, acknowledged payments prove them.
+    """Spellings of the list, as rows of own payments prove them.
 
     Attributes:
-        types: For each text of `type`, the types that it has stood for. One that stood for both proves nothing.
+        types: For each text of `type`, the types that it has stood for. One that stands for both proves nothing.
         forms: The forms of numbers.
         merchant_id: The account's merchant at the service, if known. A row of another one is not ours.
     """
@@ -186,10 +182,8 @@ class Spellings:
     merchant_id: str | None = None
 
 
-def learn(
-    rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], *, merchant_id: str | None = None
-) -> Spellings:
-    """Return the spellings that rows prove, by the payments that own them, `owned`, by transaction id.
+def learn(rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], merchant_id: str | None) -> Spellings:
+    """Return the spellings that rows prove, by the payments that own them; `owned` is by transaction id.
 
     An adopted payment proves none: it was found by its spelling.
     """
@@ -208,40 +202,32 @@ def learn(
 
 def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
     """Return how well a row fits a payment, at any time and in any status: a failed payment was made, too."""
-    if row.amount != Decimal(query.amount) or not _may_be_type(query.type, row, spellings):
-        return Match.NONE
-    if not may_be_number(row.phone_number, query.phone_number):
-        return Match.NONE
-    if row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id:
+    text = str(row.type)
+    learned = spellings.types.get(text, frozenset())
+    word = next((each for each in TransactionType if each == text.strip().casefold()), query.type)
+    is_foreign = bool(row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id)
+    if row.amount != Decimal(query.amount) or is_foreign or query.type not in {word, *learned}:
         return Match.NONE
     form = same_number(row.phone_number, query.phone_number)
-    stood_for = spellings.types.get(str(row.type), frozenset())
-    is_contract_type = row.type == query.type
-    has_name = bool(row.id.strip()) and "\0" not in row.id + row.reference
-    if form is None or stood_for - {query.type} or not (is_contract_type or stood_for):
+    if form is None and not may_be_number(row.phone_number, query.phone_number):
+        return Match.NONE
+    is_contracts = text == query.type and form is NumberForm.EXACT
+    is_type = {word, *learned} == {query.type} and (text == query.type or bool(learned))
+    is_named = bool(row.id.strip()) and "\0" not in row.id + row.reference
+    if not is_type or not is_named or row.currency.strip().upper() != CURRENCY:
         return Match.POSSIBLE
-    if row.currency.strip().upper() != CURRENCY or not has_name:
-        return Match.POSSIBLE
-    if form is NumberForm.EXACT:
-        return Match.CERTAIN if is_contract_type else Match.LEARNED
-    return Match.LEARNED if form in spellings.forms else Match.POSSIBLE
-
-
-def _may_be_type(type: TransactionType, row: Transaction, spellings: Spellings) -> bool:
-    """Return whether a row may be of a type: only the contract's word for the other type says no."""
-    text = str(row.type)
-    others = {str(each) for each in TransactionType if each is not type}
-    return text.strip().casefold() not in others or type in spellings.types.get(text, ())
+    if is_contracts:
+        return Match.CERTAIN
+    return Match.LEARNED if form is NumberForm.EXACT or form in spellings.forms else Match.POSSIBLE
 
 
 def same_number(shown: str, own: str) -> NumberForm | None:
-    """Return the form in which a text shows a number of ours, ``+`` and digits, or None if it does not prove it.
+    """Return the form in which a text shows our number, ``+`` and digits, or None if it does not prove that number.
 
     Of a masked number the digits that are shown must agree, counted from both ends. Other numbers may show the same.
     """
-    text = _SEPARATORS.sub("", shown)
-    forms = _forms(own)
-    # A dot is a separator if the digits around it are a whole number, otherwise a mask.
+    text, forms = _SEPARATORS.sub("", shown), _forms(own)
+    # Dots are separators if the digits around them are a whole number, otherwise a mask.
     form = forms.get(text.replace(".", ""))
     if form is not None:
         return form
@@ -249,30 +235,28 @@ def same_number(shown: str, own: str) -> NumberForm | None:
     digits = "".join(parts)
     if len(digits) < _SHOWN_DIGITS or not digits.isascii() or not digits.isdigit():
         return None
-    pattern = re.compile("[0-9]+".join(parts))
-    return NumberForm.MASKED if any(pattern.fullmatch(each) for each in forms) else None
+    pattern = "[0-9]+".join(parts)
+    return NumberForm.MASKED if any(re.fullmatch(pattern, each) for each in forms) else None
 
 
 def may_be_number(shown: str, own: str) -> bool:
-    """Return whether a text may be a number of ours that is cut, masked or misspelt, or shows no number at all."""
+    """Return whether a text may be our number cut, masked or misspelt, or shows no number at all."""
     if any(character.isalpha() and character not in "xX" for character in shown):
         return True
-    text = shown.lstrip("+ ")
-    whole, digits = own.lstrip("+"), re.sub("[^0-9]", "", text)
+    text, whole = shown.lstrip("+ "), own.lstrip("+")
+    digits = re.sub("[^0-9]", "", text)
     if whole.endswith(digits.lstrip("0")) or whole.startswith(digits) or digits.endswith(whole[-_NATIONAL_DIGITS:]):
         return True
-    pattern = re.compile(re.sub("[^0-9]+", "[0-9]*", text))
-    return any(pattern.fullmatch(each) for each in _forms(own))
+    pattern = re.sub("[^0-9]+", "[0-9]*", text)
+    return any(re.fullmatch(pattern, each) for each in _forms(own))
 
 
-def _forms(own: str) -> dict[str, NumberForm]:
-    """Return the whole texts of a number, without separators, each with its form."""
+def _forms(own: str) -> Mapping[str, NumberForm]:
+    """Return the texts of a whole number, without separators, and their forms."""
     digits = own.lstrip("+")
-    forms = {}
-    if len(digits) > _NATIONAL_DIGITS:
-        local = digits[-_NATIONAL_DIGITS:]
-        forms = {local: NumberForm.LOCAL, f"0{local}": NumberForm.NATIONAL}
-    return {**forms, f"00{digits}": NumberForm.ZEROS, digits: NumberForm.EXACT}
+    local = digits[-_NATIONAL_DIGITS:]
+    short = {local: NumberForm.LOCAL, f"0{local}": NumberForm.NATIONAL} if local != digits else {}
+    return {**short, f"00{digits}": NumberForm.ZEROS, digits: NumberForm.EXACT}
 
 
 @attrs.frozen(kw_only=True)

@@ -14,14 +14,13 @@ from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import UnexpectedResponse
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.evidence import Control, Walk, clock_skew, judge
+from mobilemoney_async.payments.evidence import Control, Evidence, Walk
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.matching import (
     ClockSample,
     DateRange,
     PaymentQuery,
     date_ranges,
-    learn,
     query_for,
     read_date,
 )
@@ -104,23 +103,14 @@ class Reconciler:
 
         def judge_all(journal: Journal) -> list[PaymentRecord]:
             owned = owners(journal, [row.id for row in listing.rows])
-            spellings = learn(listing.rows, owned)
+            evidence = Evidence(walk=listing, owned=owned, searches=queries, grace=self._store.grace)
             found = []
             for key, record in records.items():
-                skew = clock_skew(queries[key], listing, owned)
-                verdict = judge(
-                    queries[key],
-                    listing,
-                    owned_ids=owned,
-                    explained_ids=(),
-                    others={each: query for each, query in queries.items() if each != key},
-                    spellings=spellings,
-                    skew=skew,
-                    control=Control(passed=True),
-                )
-                rival = None
+                verdict, rival = evidence.judge(queries[key], Control(passed=True)), None
                 if verdict.adopt is not None:
-                    rival = find_rival(journal, key, verdict.adopt, query=queries[key], skew=skew)
+                    rival = find_rival(
+                        journal, key, verdict.adopt, query=queries[key], skew=evidence.skew(queries[key])
+                    )
                 found.append(
                     record_listing(
                         journal,

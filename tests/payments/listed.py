@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mobilemoney_async import Network, PaymentRecord, PaymentState, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.evidence import Control, Verdict, Walk, judge
-from mobilemoney_async.payments.matching import ClockSample, PaymentQuery, Skew, Spellings
+from mobilemoney_async.payments.evidence import Control, Evidence, Verdict, Walk
+from mobilemoney_async.payments.matching import ClockSample, PaymentQuery, Skew
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 SECOND = timedelta(seconds=1)
@@ -77,17 +77,18 @@ def listing(rows: Iterable[Transaction], **changes: Any) -> Walk:
     return attrs.evolve(whole, **changes)
 
 
-def judged(query: PaymentQuery, rows: Iterable[Transaction] | Walk, skew: Skew | None, **changes: Any) -> Verdict:
+def clock(skew: Skew | None) -> tuple[ClockSample, ...]:
+    """Return Date headers that show a difference of the clocks."""
+    if skew is None:
+        return ()
+    return (ClockSample(shown=NOON, began_at=NOON + SECOND - skew.high, ended_at=NOON - skew.low),)
+
+
+def judged(query: PaymentQuery, rows: Iterable[Transaction], skew: Skew | None, **changes: Any) -> Verdict:
     """Return the verdict from a listing of everything that nothing owns, and that passed its control."""
-    arguments: dict[str, Any] = {
-        "owned_ids": (),
-        "explained_ids": (),
-        "others": {},
-        "spellings": Spellings(),
-        "control": Control(passed=True),
-        **changes,
-    }
-    return judge(query, rows if isinstance(rows, Walk) else listing(rows), skew=skew, **arguments)
+    return Evidence(walk=listing(rows, dates=clock(skew), **changes), owned={}, grace=120.0).judge(
+        query, Control(passed=True)
+    )
 
 
 def own(sent_at: datetime = NOON, *, id: str = "tx-1", took: timedelta = 2 * SECOND, **changes: Any) -> PaymentRecord:
