@@ -220,20 +220,19 @@ class Evidence:
         own = estimate_skew(nearest[:_WITNESSES])
         return estimate_skew(self.walk.dates) if own is None else attrs.evolve(own, is_own=True)
 
-    def control(
-        self, query: PaymentQuery, *, before: Iterable[PaymentRecord], after: Iterable[PaymentRecord]
-    ) -> Control:
+    def control(self, query: PaymentQuery, known: Iterable[PaymentRecord]) -> Control:
         """Compare the listing with payments that are known to exist, before and after a search.
 
-        Of those given count the nearest three on each side with a known transaction: of the same type, at most seven
-        days away, in the days that were asked for; with a request that ended before the search was sent, or was sent
-        after the search was given up, and ended at least `grace` before the listing began.
+        Of `known` count the nearest three on each side that have a transaction and are of the search's type, at most
+        seven days away, and in the days that were asked for. Their request must have ended before the search was sent,
+        or have begun after the search was given up, and have ended at least `grace` before the listing began.
         """
         if not self.walk.is_complete:
             return Control(reason=_NOT_WHOLE)
         skew = self.skew(query)
-        earlier = self._nearest(query, skew, (each for each in before if query_for(each).ended_at <= query.sent_at))
-        later = self._nearest(query, skew, (each for each in after if query_for(each).sent_at >= query.ended_at))
+        witnesses = self._nearest(query, skew, known)
+        earlier = [each for each, own in witnesses if own.ended_at <= query.sent_at][:_COMPARED]
+        later = [each for each, own in witnesses if own.sent_at >= query.ended_at][:_COMPARED]
         for record in (*earlier, *later):
             reason = self._contradiction(record, skew)
             if reason is not None:
@@ -248,16 +247,18 @@ class Evidence:
         return Control(passed=True)
 
     def _nearest(
-        self, query: PaymentQuery, skew: Skew | None, records: Iterable[PaymentRecord]
-    ) -> Sequence[PaymentRecord]:
-        found = []
-        for record in records:
-            own = query_for(record)
-            distance = abs(own.sent_at - query.sent_at)
-            is_shown = record.transaction_id is not None and self.walk.asked(*own.window(skew))
-            if is_shown and record.type == query.type and distance <= _FARTHEST and self._is_settled(own):
-                found.append((distance, record))
-        return [record for _, record in sorted(found, key=lambda pair: pair[0])[:_COMPARED]]
+        self, query: PaymentQuery, skew: Skew | None, known: Iterable[PaymentRecord]
+    ) -> Sequence[tuple[PaymentRecord, PaymentQuery]]:
+        """Return the payments that the listing can be compared with, nearest first."""
+        pairs = [(each, query_for(each)) for each in known if each.transaction_id and each.type == query.type]
+        usable = [
+            (record, own)
+            for record, own in pairs
+            if abs(own.sent_at - query.sent_at) <= _FARTHEST
+            and self._is_settled(own)
+            and self.walk.asked(*own.window(skew))
+        ]
+        return sorted(usable, key=lambda pair: abs(pair[1].sent_at - query.sent_at))
 
     def _is_settled(self, query: PaymentQuery) -> bool:
         return shift(query.ended_at, timedelta(seconds=self.grace)) <= self.walk.began_at

@@ -70,6 +70,21 @@ def sightings(draw: st.DrawFn, ahead: timedelta) -> ClockSample:
     return ClockSample(shown=shown, began_at=began_at, ended_at=began_at + took)
 
 
+@st.composite
+def misspelt(draw: st.DrawFn, number: str) -> str:
+    """Draw a spelling of a number in which no digit is wrong."""
+    digits = number[1:]
+    whole = [number, digits, f"00{digits}", f"0{digits[-9:]}", digits[-9:], f"+{digits[:3]} {digits[3:6]} {digits[6:]}"]
+    spelling = draw(st.sampled_from([*whole, "masked", "cut", "", "N/A", "—"]))
+    shown, hidden = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    if spelling == "masked":
+        text = draw(st.sampled_from(whole[:5]))
+        return text[:shown] + draw(st.sampled_from(["*", "***", "xxxx", "…", "••"])) + text[len(text) - hidden :]
+    if spelling == "cut":
+        return number[: len(number) - hidden] if draw(st.booleans()) else digits[hidden:]
+    return spelling
+
+
 def listing(rows: Iterable[Transaction], **changes: Any) -> Walk:
     """Return a listing of everything, an hour after noon, which was read as a whole."""
     began_at = NOON + HOUR

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -12,10 +12,26 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.evidence import Verdict
-from mobilemoney_async.payments.matching import Skew, estimate_skew
-from tests.payments.listed import SECOND, durations, judged, offsets, row, search, sightings, skews
+from mobilemoney_async import Acknowledgement, PaymentRecord, Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.payments.evidence import Control, Evidence, UnreadableRow, Verdict, Walk, echoes, names
+from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, estimate_skew, query_for
+from mobilemoney_async.payments.records import PaymentRequest
+from tests.payments.listed import (
+    HOUR,
+    SECOND,
+    clock,
+    durations,
+    judged,
+    listing,
+    misspelt,
+    offsets,
+    own,
+    row,
+    search,
+    sightings,
+    skews,
+)
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 _CLEAR = Verdict(is_clear=True, absent_ok=True)
@@ -131,3 +147,434 @@ def test_no_time_is_beyond_the_calendar(skew: Skew | None, offset: timedelta) ->
     assume(skew is not None)
     verdict = judged(search(NOON + offset), [row(datetime.min.replace(tzinfo=UTC))], skew)
     assert verdict == _CLEAR
+
+
+_MINUTE = timedelta(minutes=1)
+_DAY = timedelta(days=1)
+_STEADY = Skew(low=timedelta(0), high=SECOND)
+_COLLECTION, _DISBURSEMENT = TransactionType.COLLECTION, TransactionType.DISBURSEMENT
+
+
+def evidence(rows: Sequence[Transaction], *records: PaymentRecord, **changes: Any) -> Evidence:
+    """Return the evidence in a listing, an hour after noon, with the own payments whose transactions are known."""
+    arguments = {name: changes.pop(name) for name in ("searches", "explained_ids", "merchant_id") if name in changes}
+    owned = {str(record.transaction_id): record for record in records}
+    walk = listing(rows, **{"dates": clock(_STEADY), **changes})
+    return Evidence(walk=walk, owned=owned, grace=120.0, **arguments)
+
+
+def _brief(value: object) -> str:
+    return ", ".join(value) if isinstance(value, dict) else str(value)
+
+
+# The positive control
+
+_BEFORE, _AFTER = own(NOON - _MINUTE, id="before"), own(NOON + _MINUTE, id="after")
+_SHOWN = [row(NOON - _MINUTE, id="before"), row(NOON + _MINUTE, id="after")]
+
+
+_NO_EARLIER, _NO_LATER = "no earlier payment to compare with", "no later payment to compare with"
+_PAID = attrs.evolve(_SHOWN[1], type=_DISBURSEMENT)
+_NEXT_DAY = {"began_at": NOON + _DAY}
+
+
+def controlled(
+    rows: Sequence[Transaction] = tuple(_SHOWN),
+    before: Sequence[PaymentRecord] = (_BEFORE,),
+    after: Sequence[PaymentRecord] = (_AFTER,),
+    **changes: Any,
+) -> Control:
+    """Return the control of a listing for the search at noon."""
+    return evidence(rows, *before, *after, **changes).control(search(), [*before, *after])
+
+
+def test_the_control_is_passed_if_the_payments_on_both_sides_are_shown() -> None:
+    assert controlled() == Control(passed=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rows": _SHOWN[:1]}, "the list does not show payment 'key-after'"),
+        ({"rows": _SHOWN[1:]}, "the list does not show payment 'key-before'"),
+        ({"rows": []}, "the list does not show payment 'key-before'"),
+        ({"rows": _SHOWN[:1], "unreadable": (UnreadableRow(id="after"),)}, "a row of the list cannot be read"),
+        (
+            {"rows": [attrs.evolve(each, phone_number="") for each in _SHOWN]},
+            "the list shows payment 'key-before' with another type, phone number, amount or time",
+        ),
+        (
+            {"rows": [_SHOWN[0], attrs.evolve(_SHOWN[1], amount=Decimal(1001))]},
+            "the list shows payment 'key-after' with another type, phone number, amount or time",
+        ),
+        (
+            {"rows": [_SHOWN[0], row(NOON + HOUR, id="after")], "after": [attrs.evolve(_AFTER, is_adopted=True)]},
+            "the list shows payment 'key-after' with another type, phone number, amount or time",
+        ),
+        ({"rows": _SHOWN, "merchant_id": "merchant-1"}, None),
+        (
+            {"rows": [attrs.evolve(each, merchant_id="merchant-2") for each in _SHOWN], "merchant_id": "merchant-1"},
+            "the list shows payment 'key-before' with another type, phone number, amount or time",
+        ),
+    ],
+    ids=_brief,
+)
+def test_the_control_fails_if_the_list_contradicts_an_own_payment(changes: dict[str, Any], reason: str | None) -> None:
+    """One payment that exists and is not shown, or that the search would not recognise, is enough."""
+    assert controlled(**changes) == Control(passed=reason is None, is_failed=reason is not None, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"is_complete": False}, "the list could not be read as a whole"),
+        ({"after": []}, _NO_LATER),
+        ({"before": []}, _NO_EARLIER),
+        ({"before": [], "rows": _SHOWN[1:]}, "the list shows nothing as old as the payment"),
+        # Sent while the search was on its way: it may have been made before or after.
+        ({"after": [own(NOON + SECOND, id="after")]}, _NO_LATER),
+        ({"before": [own(NOON - SECOND, id="a")], "rows": [*_SHOWN, row(NOON, id="a")]}, _NO_EARLIER),
+        ({"after": [attrs.evolve(_AFTER, type=_DISBURSEMENT)], "rows": [_SHOWN[0], _PAID]}, _NO_LATER),
+        ({"after": [attrs.evolve(_AFTER, transaction_id=None)]}, _NO_LATER),
+        # Its own row may be too young for the list.
+        ({"after": [own(NOON + HOUR - _MINUTE, id="after")]}, _NO_LATER),
+        ({"before": [own(NOON - 8 * _DAY, id="before")]}, _NO_EARLIER),
+        # Outside the days that were asked for it is not missing.
+        ({"before": [own(NOON - 3 * _DAY, id="b")], "first_day": date(2026, 1, 1)}, _NO_EARLIER),
+        ({"after": [own(NOON + 13 * HOUR, id="a")], "last_day": date(2026, 1, 3), **_NEXT_DAY}, _NO_LATER),
+        ({"began_at": NOON + 2 * _MINUTE}, _NO_LATER),
+    ],
+    ids=_brief,
+)
+def test_nothing_is_concluded_without_payments_to_compare_with(changes: dict[str, Any], reason: str) -> None:
+    """Without own payments on both sides the control is not passed, and not failed either."""
+    assert controlled(**changes) == Control(reason=reason)
+
+
+def test_the_control_waits_for_the_grace_period() -> None:
+    """A list that already shows the payments on both sides may still lack the one between them."""
+    assert controlled(began_at=NOON + _MINUTE + 122 * SECOND).passed
+    assert not controlled(began_at=NOON + _MINUTE + 121 * SECOND).passed
+
+
+def test_the_control_takes_the_nearest_three_of_each_side() -> None:
+    """A payment that is farther off may be missing from the list; one of the nearest three may not."""
+    before = [own(NOON - number * _MINUTE, id=f"tx-{number}") for number in (4, 2, 1, 3)]
+    rows = [row(NOON - number * _MINUTE, id=f"tx-{number}") for number in (1, 2, 3)]
+    assert controlled([*rows, _SHOWN[1]], before).passed
+    assert controlled([*rows[:2], _SHOWN[1]], before).reason == "the list does not show payment 'key-tx-3'"
+
+
+def test_the_control_learns_the_spelling_that_it_needs() -> None:
+    """A list that spells types and numbers in its own way passes, if own payments prove that way."""
+    changes: dict[str, Any] = {"type": TransactionType("c2b"), "phone_number": "25578***0789"}
+    rows = [attrs.evolve(each, **changes) for each in _SHOWN]
+    assert controlled(rows).passed
+    true = row(NOON, id="tx-1", **changes)
+    verdict = evidence([*rows, true], _BEFORE, _AFTER).judge(search(), Control())
+    assert verdict == Verdict(adopt=true, by=Match.LEARNED)
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_listing_without_the_payment_counts_if_its_control_has_passed(passed: bool) -> None:
+    control = Control(passed=passed, reason=None if passed else "the reason")
+    verdict = evidence(_SHOWN, _BEFORE, _AFTER).judge(search(), control)
+    assert verdict == Verdict(is_clear=True, absent_ok=passed, reason=control.reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"is_complete": False}, "the list could not be read as a whole"),
+        ({"is_complete": False, "covered": (NOON - HOUR, NOON + HOUR)}, "the list could not be read as a whole"),
+        ({"first_day": date(2026, 1, 2)}, "the list was not read for all days of the payment"),
+        ({"last_day": date(2026, 1, 2)}, "the list was not read for all days of the payment"),
+        ({"unreadable": (UnreadableRow(),)}, "a row of the list cannot be read"),
+        ({"unreadable": (UnreadableRow(id="tx-9"),)}, "a row of the list cannot be read"),
+        ({"unreadable": (UnreadableRow(created_at=NOON + HOUR),)}, "a row of the list cannot be read"),
+        ({"unreadable": (UnreadableRow(created_at=NOON + 2 * _DAY),)}, None),
+        ({"unreadable": (UnreadableRow(id="before"),)}, None),
+        ({"unreadable": (UnreadableRow(id="tx-9", created_at=NOON),), "explained_ids": {"tx-9"}}, None),
+        ({"first_day": date(2026, 1, 1), "last_day": date(2026, 1, 3)}, None),
+    ],
+    ids=_brief,
+)
+def test_a_listing_that_may_have_missed_the_payment_does_not_count(changes: dict[str, Any], reason: str | None) -> None:
+    """A listing with a gap, of other days, or with an unreadable row near the payment shows no absence."""
+    verdict = evidence(_SHOWN, _BEFORE, _AFTER, **changes).judge(search(), Control(passed=True))
+    assert verdict == (_CLEAR if reason is None else Verdict(reason=reason))
+
+
+def test_an_unreadable_row_does_not_keep_a_payment_from_being_found() -> None:
+    verdict = evidence([row()], unreadable=(UnreadableRow(created_at=NOON),)).judge(search(), Control())
+    assert verdict.adopt is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"phone_number": ""},
+        {"phone_number": "25578***0789"},
+        {"type": TransactionType("refund")},
+        {"type": TransactionType("COLLECTION")},
+        {"currency": "TSh"},
+        {"status": TransactionStatus.FAILED, "phone_number": "0780000789"},
+        {"id": ""},
+    ],
+    ids=str,
+)
+def test_a_row_that_may_be_the_payment_is_a_candidate(changes: dict[str, Any]) -> None:
+    """A spelling that nothing proves is neither believed nor ignored."""
+    made = row(**changes)
+    verdict = evidence([made]).judge(search(), Control(passed=True))
+    assert verdict == Verdict(candidates=(made.id,), reason=f"it may be transaction {made.id}")
+
+
+def test_some_candidates_are_named_and_all_are_kept() -> None:
+    verdict = evidence([row(id=f"tx-{number}") for number in range(5)]).judge(search(), Control())
+    assert verdict.candidates == ("tx-0", "tx-1", "tx-2", "tx-3", "tx-4")
+    assert verdict.reason == "it may be transaction tx-0 or tx-1 or tx-2 or another"
+
+
+def test_a_row_that_another_payment_may_be_is_not_adopted() -> None:
+    """A masked number that fits two unknown payments is a candidate of both."""
+    changes: dict[str, Any] = {"phone_number": "255******0789"}
+    rows = [attrs.evolve(each, **changes) for each in (*_SHOWN, row())]
+    other = attrs.evolve(search(NOON + 2 * SECOND), phone_number="+255681000789")
+    mine = search()
+    seen = evidence(rows, _BEFORE, _AFTER, searches={"mine": mine, "order-2": other})
+    expected = Verdict(candidates=("tx-1",), reason="transaction tx-1 may be payment 'order-2' as well")
+    assert seen.judge(mine, Control()) == expected
+    assert seen.judge(other, Control()).candidates == ("tx-1",)
+    dearer = attrs.evolve(other, amount="1001")
+    alone = evidence(rows, _BEFORE, _AFTER, searches={"mine": mine, "order-2": dearer})
+    assert alone.judge(mine, Control()).by is Match.LEARNED
+
+
+@pytest.mark.parametrize(
+    ("covered", "has_own", "is_adopted"),
+    [
+        ((NOON - HOUR, NOON + HOUR), True, True),
+        ((NOON - HOUR, NOON + HOUR), False, False),
+        ((NOON, NOON + HOUR), True, False),
+        ((NOON - HOUR, NOON), True, False),
+        (None, True, False),
+    ],
+)
+def test_a_bisection_finds_a_payment_and_shows_no_absence(
+    covered: tuple[datetime, datetime] | None, has_own: bool, is_adopted: bool
+) -> None:
+    """Rows of a part of the list are adopted where all of the window was read, on a clock that own rows show."""
+    part: dict[str, Any] = {"is_complete": False, "covered": covered}
+    records = [_BEFORE] if has_own else []
+    shown = _SHOWN[: len(records)]
+    verdict = evidence([*shown, row()], *records, **part).judge(search(), Control(passed=True))
+    assert verdict.candidates == (() if is_adopted else ("tx-1",))
+    assert (verdict.adopt is not None) is is_adopted
+    assert evidence(shown, *records, **part).judge(search(), Control(passed=True)).is_clear is False
+
+
+def test_the_clock_is_read_from_the_nearest_own_payments() -> None:
+    """Own rows near the search show the service's clock at its time, though it was set before and since."""
+    near = [own(NOON + number * _MINUTE, id=f"near-{number}") for number in range(-2, 3)]
+    far = [own(NOON + number * HOUR, id=f"far-{number}") for number in (-3, -2, 2, 3)]
+    rows = [row(each.sent_at + 2 * HOUR, id=str(each.transaction_id)) for each in near if each.sent_at]
+    rows += [row(each.sent_at, id=str(each.transaction_id)) for each in far if each.sent_at]
+    skew = evidence(rows, *near, *far).skew(search())
+    assert skew == Skew(low=2 * HOUR - 2 * SECOND, high=2 * HOUR + SECOND, is_own=True)
+    adopted = [attrs.evolve(each, is_adopted=True) for each in (*near, *far)]
+    assert evidence(rows, *adopted).skew(search()) == _STEADY
+    assert evidence(rows, dates=()).skew(search()) is None
+
+
+# Acknowledgements
+
+_REQUEST = PaymentRequest(key="order-1", type=_COLLECTION, phone_number=PHONE_NUMBER, amount="5000")
+
+
+@pytest.mark.parametrize(
+    ("changes", "different"),
+    [
+        ({}, None),
+        ({"amount": Decimal("5000.00")}, None),
+        ({"amount": Decimal("5E+3")}, None),
+        ({"phone_number": "0780000789"}, None),
+        ({"phone_number": "255 780 000 789"}, None),
+        ({"phone_number": "+25578***0789"}, None),
+        ({"currency": "tzs"}, None),
+        ({"amount": Decimal("5000.50")}, "amount"),
+        ({"amount": Decimal(50)}, "amount"),
+        ({"currency": "USD"}, "currency"),
+        ({"phone_number": "+255780000780"}, "phone number"),
+        ({"phone_number": "+25578***0780"}, "phone number"),
+        ({"phone_number": ""}, "phone number"),
+        ({"phone_number": "+255780000780", "amount": Decimal(1)}, "amount and phone number"),
+    ],
+    ids=str,
+)
+def test_an_acknowledgement_must_echo_the_request(changes: dict[str, Any], different: str | None) -> None:
+    """Values are compared, not texts; another amount, currency or number is a contradiction."""
+    plain = Acknowledgement(
+        transaction_id="tx-1",
+        reference="ref-1",
+        amount=Decimal(5000),
+        currency="TZS",
+        phone_number=PHONE_NUMBER,
+        status_code=TransactionStatus.PENDING,
+        status="success",
+    )
+    reason = echoes(_REQUEST, attrs.evolve(plain, **changes))
+    assert reason == (None if different is None else f"the acknowledgement names another {different}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_ours"),
+    [
+        ({}, True),
+        ({"phone_number": "0780000789"}, True),
+        ({"phone_number": "+25578***0789"}, True),
+        ({"status": TransactionStatus.FAILED}, True),
+        ({"created_at": NOON - 30 * _MINUTE}, False),
+        ({"created_at": NOON + 30 * _MINUTE}, False),
+        ({"type": _DISBURSEMENT}, False),
+        ({"type": TransactionType("c2b")}, False),
+        ({"amount": Decimal(1001)}, False),
+        ({"currency": "USD"}, False),
+        ({"phone_number": "+255780000780"}, False),
+        ({"phone_number": ""}, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("skew", [None, _STEADY], ids=str)
+def test_a_looked_up_transaction_is_ours_if_all_of_it_fits(
+    changes: dict[str, Any], is_ours: bool, skew: Skew | None
+) -> None:
+    """Type, amount, number and time decide, whatever the acknowledgement has said."""
+    assert names(search(), row(**changes), skew) is is_ours
+
+
+# The laws, against a list that misbehaves
+
+
+@attrs.frozen(kw_only=True)
+class World:
+    """Payments at the service, and the search for one of them.
+
+    Attributes:
+        query: The search.
+        true: The transaction that is looked for, or None if it does not exist.
+        known: Own payments with known transactions.
+        searches: All searches, of unknown payments.
+        rows: All transactions, oldest first, as the contract spells them.
+        numbers: The number of each transaction, by id.
+    """
+
+    query: PaymentQuery
+    true: Transaction | None
+    known: Sequence[PaymentRecord]
+    searches: Mapping[str, PaymentQuery]
+    rows: Sequence[Transaction]
+    numbers: Mapping[str, str]
+
+    @property
+    def owned(self) -> Mapping[str, PaymentRecord]:
+        """The own payments by transaction id."""
+        return {str(record.transaction_id): record for record in self.known}
+
+    def verdict(self, walk: Walk) -> Verdict:
+        """Return the verdict from a listing, with its control."""
+        seen = Evidence(walk=walk, owned=self.owned, searches=self.searches, grace=120.0)
+        return seen.judge(self.query, seen.control(self.query, self.known))
+
+
+_NUMBERS = ("+255780000789", "+255681000789", "+255780000780")
+
+
+@st.composite
+def worlds(draw: st.DrawFn, is_made: bool = True) -> World:
+    """Draw some payments, one after the other, of which a few are unknown; one of these is looked for."""
+    at, ahead = NOON, draw(offsets)
+    lost = draw(st.integers(0, 5))
+    known, searches, rows, numbers = [], {}, [], {}
+    for place in range(6):
+        at += draw(st.timedeltas(min_value=SECOND, max_value=20 * _MINUTE))
+        took = draw(durations)
+        made_at = at + ahead + draw(st.sampled_from([0.0, 0.5, 1.0])) * took
+        number = _NUMBERS[0] if place == lost else draw(st.sampled_from(_NUMBERS))
+        kind = _COLLECTION if place == lost else draw(st.sampled_from([_COLLECTION, _COLLECTION, _DISBURSEMENT]))
+        is_known = place != lost and (number == _NUMBERS[0] or draw(st.integers(0, 3)) > 0)
+        record = own(at, id=f"tx-{place}", took=took, type=kind, phone_number=number)
+        at += took
+        if is_known:
+            known.append(record)
+        else:
+            searches[record.key] = query_for(record)
+        if place != lost or is_made:
+            rows.append(row(made_at, id=f"tx-{place}", type=kind, phone_number=number))
+            numbers[f"tx-{place}"] = number
+    true = next((each for each in rows if each.id == f"tx-{lost}"), None)
+    return World(
+        query=searches[f"key-tx-{lost}"], true=true, known=known, searches=searches, rows=rows, numbers=numbers
+    )
+
+
+@st.composite
+def misbehaving(draw: st.DrawFn, world: World) -> Walk:
+    """Draw a listing of a list that is late, capped, filtered by time, misspelt, unordered, or empty."""
+    first, last = sorted([draw(st.integers(0, len(world.rows))), draw(st.integers(0, len(world.rows)))])
+    if draw(st.booleans()):
+        first, last = 0, len(world.rows)
+    shown, unreadable = [], []
+    is_misspelt, is_readable = draw(st.booleans()), draw(st.booleans())
+    for each in world.rows[first:last]:
+        if not is_readable and draw(st.integers(0, 3)) == 0:
+            moment = each.created_at if draw(st.booleans()) else None
+            unreadable.append(UnreadableRow(id=draw(st.sampled_from([each.id, None])), created_at=moment))
+            continue
+        changes: dict[str, Any] = {}
+        if is_misspelt:
+            words = [str(each.type), str(each.type).upper(), "payment", "c2b", "b2c"]
+            changes["type"] = TransactionType(draw(st.sampled_from(words)))
+            changes["phone_number"] = draw(misspelt(world.numbers[each.id]))
+            changes["currency"] = draw(st.sampled_from(["TZS", "TZS", "tzs", "TSh"]))
+        shown.append(attrs.evolve(each, **changes))
+    return listing(
+        draw(st.permutations(shown)),
+        unreadable=tuple(unreadable),
+        began_at=NOON + 6 * HOUR,
+        is_complete=draw(st.integers(0, 4)) > 0,
+        covered=draw(st.sampled_from([None, (NOON - _DAY, NOON + _DAY)])),
+    )
+
+
+@given(st.data(), worlds())
+def test_no_payment_that_exists_is_called_absent(data: st.DataObject, world: World) -> None:
+    """However the list misbehaves, the listing does not count for the absence of a payment that exists."""
+    assert not world.verdict(data.draw(misbehaving(world))).absent_ok
+
+
+@given(st.data(), st.booleans().flatmap(worlds))
+def test_no_payment_takes_the_transaction_of_another(data: st.DataObject, world: World) -> None:
+    """However the list misbehaves, a payment adopts its own transaction or none."""
+    verdict = world.verdict(data.draw(misbehaving(world)))
+    assert verdict.adopt is None or (world.true is not None and verdict.adopt.id == world.true.id)
+    assert verdict.by in {None, Match.CERTAIN, Match.LEARNED}
+    assert not (verdict.adopt and verdict.candidates)
+    assert verdict.adopt is not None or verdict.absent_ok or verdict.reason
+
+
+@given(worlds())
+def test_a_good_list_shows_a_payment_that_exists(world: World) -> None:
+    """A payment that a list shows in the contract's spelling is found, without an operator."""
+    assert world.verdict(listing(world.rows, began_at=NOON + 6 * HOUR)).adopt == world.true
+
+
+@given(worlds(is_made=False))
+def test_a_good_list_shows_an_absence_between_own_payments(world: World) -> None:
+    """A payment that was never made is absent, if there are payments of its type before and after it."""
+    same = [record.sent_at for record in world.known if record.type == world.query.type and record.sent_at]
+    assume(same and min(same) < world.query.sent_at < max(same))
+    assert world.verdict(listing(world.rows, began_at=NOON + 6 * HOUR)) == _CLEAR

@@ -5,13 +5,28 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
+import attrs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mobilemoney_async.payments.matching import date_ranges, estimate_skew, read_date
-from tests.payments.listed import SECOND, offsets, search, sightings
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.payments.matching import (
+    Match,
+    NumberForm,
+    Skew,
+    Spellings,
+    date_ranges,
+    estimate_skew,
+    learn,
+    match,
+    may_be_number,
+    read_date,
+    same_number,
+)
+from tests.payments.listed import SECOND, misspelt, offsets, own, row, search, sightings
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 
@@ -113,3 +128,171 @@ def test_no_header_breaks_a_listing(header: str) -> None:
 
 def test_a_search_shows_no_phone_number() -> None:
     assert PHONE_NUMBER not in repr(search())
+
+
+_OWN = "+255681234567"
+
+
+@pytest.mark.parametrize(
+    ("shown", "form"),
+    [
+        ("+255681234567", NumberForm.EXACT),
+        ("255681234567", NumberForm.EXACT),
+        ("+255 681 234-567", NumberForm.EXACT),
+        ("255.681.234.567", NumberForm.EXACT),
+        ("00255681234567", NumberForm.ZEROS),
+        ("0681234567", NumberForm.NATIONAL),
+        ("(0681) 234 567", NumberForm.NATIONAL),
+        ("681234567", NumberForm.LOCAL),
+        ("25568***4567", NumberForm.MASKED),
+        ("+255 68* *** 567", NumberForm.MASKED),
+        ("0681XXX567", NumberForm.MASKED),
+        ("••••••4567", NumberForm.MASKED),
+        ("25568…567", NumberForm.MASKED),
+        ("2556.....567", NumberForm.MASKED),
+        ("25568***4568", None),
+        ("25568***3567", None),
+        ("*******567", None),
+        ("255681234567*", None),
+        ("25568123456", None),
+        ("+2556812345670", None),
+        ("+254681234567", None),
+        ("", None),
+        ("hidden", None),
+        ("٠٦٨١٢٣٤٥٦٧", None),
+    ],
+)
+def test_a_number_is_proven_by_the_digits_that_are_shown(shown: str, form: NumberForm | None) -> None:
+    """A number of ours is recognised in every usual form; one that lacks digits or has others proves nothing."""
+    assert same_number(shown, _OWN) is form
+
+
+@pytest.mark.parametrize(
+    ("shown", "may_be"),
+    [
+        ("", True),
+        ("hidden", True),
+        ("٠٦٨١٢٣٤٥٦٧", True),
+        ("*******67", True),
+        ("25568123456", True),
+        ("234567", True),
+        ("2550681234567", True),
+        ("+254681234567", True),
+        ("000000000", True),
+        ("+255681234568", False),
+        ("+2556812345670", False),
+        ("0681234568", False),
+        ("681234568", False),
+        ("25568***4568", False),
+        ("2556812345", True),
+        ("2556812346", False),
+    ],
+)
+def test_a_number_that_is_cut_or_hidden_is_no_contradiction(shown: str, may_be: bool) -> None:
+    """Only the digits of another number say that a row is not ours."""
+    assert may_be_number(shown, _OWN) is may_be
+
+
+@given(misspelt(_OWN))
+def test_no_spelling_hides_our_number(shown: str) -> None:
+    """However the service writes, cuts or masks our number, it may be ours."""
+    assert may_be_number(shown, _OWN)
+
+
+@given(st.text("0123456789+*x. -()", max_size=16))
+def test_a_proven_number_may_be_ours(shown: str) -> None:
+    """A text that proves our number is also one that may be it."""
+    assert same_number(shown, _OWN) is None or may_be_number(shown, _OWN)
+
+
+@given(st.integers(0, 11), st.integers(1, 9))
+def test_another_digit_is_another_number(place: int, by: int) -> None:
+    """A whole number that differs in one digit is no number of ours, unless only its country code differs."""
+    digits = _OWN[1:]
+    other = digits[:place] + str((int(digits[place]) + by) % 10) + digits[place + 1 :]
+    assert same_number(other, _OWN) is None
+    assert may_be_number(other, _OWN) is (place < 3)
+
+
+_COLLECTION, _DISBURSEMENT = TransactionType.COLLECTION, TransactionType.DISBURSEMENT
+_LEARNED = Spellings(
+    types={
+        "c2b": frozenset({_COLLECTION}),
+        "b2c": frozenset({_DISBURSEMENT}),
+        "payment": frozenset({_COLLECTION, _DISBURSEMENT}),
+    },
+    forms=frozenset({NumberForm.NATIONAL, NumberForm.MASKED}),
+    merchant_id="merchant-1",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "unlearned", "learned"),
+    [
+        ({}, Match.CERTAIN, Match.CERTAIN),
+        ({"merchant_id": "merchant-1"}, Match.CERTAIN, Match.CERTAIN),
+        ({"merchant_id": "merchant-2"}, Match.CERTAIN, Match.NONE),
+        ({"currency": "tzs "}, Match.CERTAIN, Match.CERTAIN),
+        ({"currency": "USD"}, Match.POSSIBLE, Match.POSSIBLE),
+        ({"phone_number": "0780000789"}, Match.POSSIBLE, Match.LEARNED),
+        ({"phone_number": "780000789"}, Match.POSSIBLE, Match.POSSIBLE),
+        ({"phone_number": "25578***0789"}, Match.POSSIBLE, Match.LEARNED),
+        ({"phone_number": ""}, Match.POSSIBLE, Match.POSSIBLE),
+        ({"type": TransactionType("c2b")}, Match.POSSIBLE, Match.LEARNED),
+        ({"type": TransactionType("c2b"), "phone_number": "0780000789"}, Match.POSSIBLE, Match.LEARNED),
+        ({"type": TransactionType("COLLECTION")}, Match.POSSIBLE, Match.POSSIBLE),
+        ({"type": TransactionType("payment")}, Match.POSSIBLE, Match.POSSIBLE),
+        # The other type's word, unless it is the contract's, is unproven: the service may use it for both.
+        ({"type": TransactionType("b2c")}, Match.POSSIBLE, Match.POSSIBLE),
+        ({"type": TransactionType("Disbursement")}, Match.NONE, Match.NONE),
+        ({"id": " "}, Match.POSSIBLE, Match.POSSIBLE),
+        ({"reference": "\0"}, Match.POSSIBLE, Match.POSSIBLE),
+    ],
+    ids=str,
+)
+def test_a_spelling_is_believed_if_own_payments_prove_it(
+    changes: dict[str, Any], unlearned: Match, learned: Match
+) -> None:
+    """A row in another spelling than the contract's may be ours, and is ours where own payments are spelt so."""
+    shown = row(**changes)
+    assert match(search(), shown, Spellings()) is unlearned
+    assert match(search(), shown, _LEARNED) is learned
+
+
+def test_spellings_are_learned_from_own_payments() -> None:
+    """The texts and forms are those of rows whose id is of an own, acknowledged payment, and no others."""
+    rows = [
+        row(id="tx-1", type=TransactionType("c2b"), phone_number="0780000789"),
+        row(id="tx-2", type=TransactionType("b2c"), phone_number="25578***0789"),
+        row(id="adopted", type=TransactionType("adopted"), phone_number="780000789"),
+        row(id="stranger", type=TransactionType("stranger")),
+        row(id="dearer", type=TransactionType("dearer"), amount=own().amount + 1),
+        row(id="blank", type=TransactionType("blank"), phone_number=""),
+    ]
+    records = [
+        own(id="tx-1"),
+        own(id="tx-2", type=_DISBURSEMENT),
+        own(id="adopted", is_adopted=True),
+        own(id="dearer"),
+        own(id="blank"),
+    ]
+    assert learn(rows, {str(each.transaction_id): each for each in records}, None) == Spellings(
+        types={"c2b": frozenset({_COLLECTION}), "b2c": frozenset({_DISBURSEMENT})},
+        forms=frozenset({NumberForm.NATIONAL, NumberForm.MASKED}),
+    )
+
+
+def test_a_contract_word_that_stands_for_the_other_type_too_proves_nothing() -> None:
+    """A service that calls everything a collection is not believed about either type."""
+    shown = row(id="tx-1")
+    both = learn([shown], {"tx-1": own(id="tx-1", type=_DISBURSEMENT)}, None)
+    assert match(search(), row(), both) is Match.POSSIBLE
+    assert match(attrs.evolve(search(), type=_DISBURSEMENT), row(), both) is Match.POSSIBLE
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_no_clock_leads_out_of_the_calendar(sign: int) -> None:
+    """A service that shows any date at all breaks no search."""
+    ahead = sign * timedelta(days=365 * 8000)
+    start, end = search().window(Skew(low=ahead, high=ahead))
+    assert start <= end
