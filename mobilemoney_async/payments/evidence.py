@@ -233,10 +233,10 @@ class Evidence:
         witnesses = self._nearest(query, skew, known)
         earlier = [each for each, own in witnesses if own.ended_at <= query.sent_at][:_COMPARED]
         later = [each for each, own in witnesses if own.sent_at >= query.ended_at][:_COMPARED]
-        for record in (*earlier, *later):
-            reason = self._contradiction(record, skew)
-            if reason is not None:
-                return Control(is_failed=True, reason=reason)
+        contradictions = (self._contradiction(record, skew) for record in (*earlier, *later))
+        reason = next(filter(None, contradictions), None)
+        if reason is not None:
+            return Control(is_failed=True, reason=reason)
         if not earlier:
             has_older = any(row.created_at <= query.window(skew)[0] for row in self.walk.rows)
             return Control(reason=NO_EARLIER if has_older else "the list shows nothing as old as the payment")
@@ -250,15 +250,14 @@ class Evidence:
         self, query: PaymentQuery, skew: Skew | None, known: Iterable[PaymentRecord]
     ) -> Sequence[tuple[PaymentRecord, PaymentQuery]]:
         """Return the payments that the listing can be compared with, nearest first."""
-        pairs = [(each, query_for(each)) for each in known if each.transaction_id and each.type == query.type]
-        usable = [
-            (record, own)
-            for record, own in pairs
-            if abs(own.sent_at - query.sent_at) <= _FARTHEST
-            and self._is_settled(own)
-            and self.walk.asked(*own.window(skew))
-        ]
-        return sorted(usable, key=lambda pair: abs(pair[1].sent_at - query.sent_at))
+        found = []
+        for record in known:
+            own = query_for(record)
+            distance = abs(own.sent_at - query.sent_at)
+            is_near = record.type == query.type and distance <= _FARTHEST
+            if is_near and record.transaction_id and self._is_settled(own) and self.walk.asked(*own.window(skew)):
+                found.append((distance, record, own))
+        return [(record, own) for _, record, own in sorted(found, key=lambda each: each[0])]
 
     def _is_settled(self, query: PaymentQuery) -> bool:
         return shift(query.ended_at, timedelta(seconds=self.grace)) <= self.walk.began_at
@@ -311,8 +310,8 @@ class Evidence:
         """Return the key of another payment that may be a row as well, or None."""
         for key, other in self.searches.items():
             start, end = other.window(skew)
-            may_be = match(other, row, self.spellings) is not Match.NONE and start <= row.created_at <= end
-            if may_be and other is not query:
+            is_near = other is not query and start <= row.created_at <= end
+            if is_near and match(other, row, self.spellings) is not Match.NONE:
                 return key
         return None
 

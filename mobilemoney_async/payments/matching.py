@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
@@ -202,23 +202,40 @@ def learn(rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], merch
 
 def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
     """Return how well a row fits a payment, at any time and in any status: a failed payment was made, too."""
-    text = str(row.type)
-    learned = spellings.types.get(text, frozenset())
-    word = next((each for each in TransactionType if each == text.strip().casefold()), query.type)
-    is_foreign = bool(row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id)
-    if row.amount != Decimal(query.amount) or is_foreign or query.type not in {word, *learned}:
+    if row.amount != Decimal(query.amount):
         return Match.NONE
-    form = same_number(row.phone_number, query.phone_number)
-    if form is None and not may_be_number(row.phone_number, query.phone_number):
+    if row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id:
         return Match.NONE
-    is_contracts = text == query.type and form is NumberForm.EXACT
-    is_type = {word, *learned} == {query.type} and (text == query.type or bool(learned))
-    is_named = bool(row.id.strip()) and "\0" not in row.id + row.reference
-    if not is_type or not is_named or row.currency.strip().upper() != CURRENCY:
+    has_name = bool(row.id.strip()) and "\0" not in row.id + row.reference
+    is_usual = has_name and row.currency.strip().upper() == CURRENCY
+    fits = (
+        Match.CERTAIN if is_usual else Match.POSSIBLE,
+        _fit_type(query.type, str(row.type), spellings.types),
+        _fit_number(query.phone_number, row.phone_number, spellings.forms),
+    )
+    return next(each for each in (Match.NONE, Match.POSSIBLE, Match.LEARNED, Match.CERTAIN) if each in fits)
+
+
+def _fit_type(type: TransactionType, text: str, types: Mapping[str, frozenset[TransactionType]]) -> Match:
+    """Return how well a text fits a type: only the contract's word for the other type contradicts."""
+    learned = types.get(text, frozenset())
+    is_other = any(each == text.strip().casefold() for each in TransactionType if each is not type)
+    if is_other and type not in learned:
+        return Match.NONE
+    if is_other or not learned <= {type}:
         return Match.POSSIBLE
-    if is_contracts:
+    if text == type:
         return Match.CERTAIN
-    return Match.LEARNED if form is NumberForm.EXACT or form in spellings.forms else Match.POSSIBLE
+    return Match.LEARNED if learned else Match.POSSIBLE
+
+
+def _fit_number(own: str, shown: str, forms: Container[NumberForm]) -> Match:
+    form = same_number(shown, own)
+    if form is NumberForm.EXACT:
+        return Match.CERTAIN
+    if form is not None and form in forms:
+        return Match.LEARNED
+    return Match.POSSIBLE if may_be_number(shown, own) else Match.NONE
 
 
 def same_number(shown: str, own: str) -> NumberForm | None:
