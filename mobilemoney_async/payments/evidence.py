@@ -280,8 +280,8 @@ class Evidence:
         first, last = query.reach(skew)
         near: dict[str, tuple[Match, Transaction]] = {}
         for row in self._free.get(Decimal(query.amount), ()):
-            fit = match(query, row, self.spellings)
-            if fit is not Match.NONE and first <= row.created_at <= last:
+            fit = match(query, row, self.spellings) if first <= row.created_at <= last else Match.NONE
+            if fit is not Match.NONE:
                 near[row.id] = (fit, row)
         if not near:
             flaw = self._flaw(query, skew)

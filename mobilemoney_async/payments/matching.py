@@ -250,7 +250,7 @@ def same_number(shown: str, own: str) -> NumberForm | None:
         return form
     parts = _MASK.split(text)
     digits = "".join(parts)
-    if len(digits) < _SHOWN_DIGITS or not digits.isascii() or not digits.isdigit():
+    if len(parts) == 1 or len(digits) < _SHOWN_DIGITS or not digits.isascii() or not digits.isdigit():
         return None
     pattern = "[0-9]+".join(parts)
     return NumberForm.MASKED if any(re.fullmatch(pattern, each) for each in forms) else None
@@ -265,7 +265,7 @@ def may_be_number(shown: str, own: str) -> bool:
     if whole.endswith(digits.lstrip("0")) or whole.startswith(digits) or digits.endswith(whole[-_NATIONAL_DIGITS:]):
         return True
     pattern = re.sub("[^0-9]+", "[0-9]*", text)
-    return any(re.fullmatch(pattern, each) for each in _forms(own))
+    return pattern != digits and any(re.fullmatch(pattern, each) for each in _forms(own))
 
 
 def _forms(own: str) -> Mapping[str, NumberForm]:
