@@ -55,6 +55,8 @@ _NOT_WHOLE = "the list could not be read as a whole"
 _UNREADABLE = "a row of the list cannot be read"
 
 _DAY = timedelta(days=1)
+# Farthest time zone from UTC.
+_ZONES = timedelta(hours=14)
 # Own payments nearest to a search: their timestamps show the service's clock.
 _WITNESSES = 5
 # Own payments on each side of a search that the list must show, and how far away they may be.
@@ -98,13 +100,13 @@ class Walk:
     covered: tuple[datetime, datetime] | None = None
 
     def asked(self, start: datetime, end: datetime) -> bool:
-        """Return whether the days asked for hold a span on the service's clock, with a day to spare on either side.
+        """Return whether the days asked for hold a span on the service's clock.
 
         The service's time zone is undocumented, and so is whether the last day is included.
         """
-        if self.first_day > shift(start, -_DAY).date():
+        if self.first_day > shift(start, -_ZONES).date():
             return False
-        return self.last_day is None or self.last_day >= shift(end, _DAY).date()
+        return self.last_day is None or self.last_day >= shift(end, _ZONES + _DAY).date()
 
     def knows(self, start: datetime, end: datetime) -> bool:
         """Return whether all rows of a span on the service's clock were read."""
@@ -156,20 +158,20 @@ class Evidence:
     Attributes:
         walk: The listing.
         owned: The payments that own its transactions, by transaction id.
-        explained_ids: Transactions that an operator has explained: they are none of the payments looked for.
-        searches: Payments that may be an unowned transaction, by key: on their way, unknown, absent, softly refused or
-            released, and those whose known transaction the listing should show and does not.
-        merchant_id: The account's merchant at the service, if known.
+        searches: All payments that may be an unowned transaction, by key: those to be judged, and others on their way,
+            unknown, absent, softly refused or released, or with a known transaction that the listing does not show.
         grace: Seconds for which the list may miss a payment after the end of its request.
+        explained_ids: Transactions that an operator has explained: they are none of the payments to be judged.
+        merchant_id: The account's merchant at the service, if known.
         spellings: Those that the owned transactions prove.
     """
 
     walk: Walk
     owned: Mapping[str, PaymentRecord]
-    explained_ids: Container[str] = ()
-    searches: Mapping[str, PaymentQuery] = attrs.field(factory=dict)
-    merchant_id: str | None = None
+    searches: Mapping[str, PaymentQuery]
     grace: float
+    explained_ids: Container[str] = ()
+    merchant_id: str | None = None
     spellings: Spellings = attrs.field(init=False)
     _rows: Mapping[str, Transaction] = attrs.field(init=False, repr=False)
     _free: Mapping[Decimal, Sequence[Transaction]] = attrs.field(init=False, repr=False)
@@ -274,8 +276,9 @@ class Evidence:
             return None
         return f"the list shows payment {record.key!r} with another type, phone number, amount or time"
 
-    def judge(self, query: PaymentQuery, control: Control) -> Verdict:
-        """Return the conclusion about a payment, with the positive control for it."""
+    def judge(self, key: str, control: Control) -> Verdict:
+        """Return the conclusion about one of the payments that are searched for, with its positive control."""
+        query = self.searches[key]
         skew = self.skew(query)
         first, last = query.reach(skew)
         near: dict[str, tuple[Match, Transaction]] = {}
@@ -291,7 +294,7 @@ class Evidence:
         ids = sorted(near)
         by, row = near[ids[0]]
         if len(near) == 1 and self._is_believed(query, by, row, skew):
-            rival = self._rival(query, row, skew)
+            rival = self._rival(key, row, skew)
             if rival is None:
                 return Verdict(adopt=row, by=by)
             return Verdict(candidates=(row.id,), reason=f"transaction {row.id} may be payment {rival!r} as well")
@@ -306,13 +309,13 @@ class Evidence:
         # A part of the list has to show its own clock.
         return self.walk.is_complete or (skew is not None and skew.is_own)
 
-    def _rival(self, query: PaymentQuery, row: Transaction, skew: Skew | None) -> str | None:
+    def _rival(self, key: str, row: Transaction, skew: Skew | None) -> str | None:
         """Return the key of another payment that may be a row as well, or None."""
-        for key, other in self.searches.items():
+        for rival, other in self.searches.items():
             start, end = other.window(skew)
-            is_near = other is not query and start <= row.created_at <= end
+            is_near = rival != key and start <= row.created_at <= end
             if is_near and match(other, row, self.spellings) is not Match.NONE:
-                return key
+                return rival
         return None
 
     def _flaw(self, query: PaymentQuery, skew: Skew | None) -> str | None:

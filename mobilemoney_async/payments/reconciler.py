@@ -106,7 +106,7 @@ class Reconciler:
             evidence = Evidence(walk=listing, owned=owned, searches=queries, grace=self._store.grace)
             found = []
             for key, record in records.items():
-                verdict, rival = evidence.judge(queries[key], Control(passed=True)), None
+                verdict, rival = evidence.judge(key, Control(passed=True)), None
                 if verdict.adopt is not None:
                     rival = find_rival(
                         journal, key, verdict.adopt, query=queries[key], skew=evidence.skew(queries[key])

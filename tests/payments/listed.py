@@ -101,8 +101,9 @@ def clock(skew: Skew | None) -> tuple[ClockSample, ...]:
 
 def judged(query: PaymentQuery, rows: Iterable[Transaction], skew: Skew | None, **changes: Any) -> Verdict:
     """Return the verdict from a listing of everything that nothing owns, and that passed its control."""
-    return Evidence(walk=listing(rows, dates=clock(skew), **changes), owned={}, grace=120.0).judge(
-        query, Control(passed=True)
+    walk = listing(rows, dates=clock(skew), **changes)
+    return Evidence(walk=walk, owned={}, searches={"order-1": query}, grace=120.0).judge(
+        "order-1", Control(passed=True)
     )
 
 

@@ -157,7 +157,8 @@ _COLLECTION, _DISBURSEMENT = TransactionType.COLLECTION, TransactionType.DISBURS
 
 def evidence(rows: Sequence[Transaction], *records: PaymentRecord, **changes: Any) -> Evidence:
     """Return the evidence in a listing, an hour after noon, with the own payments whose transactions are known."""
-    arguments = {name: changes.pop(name) for name in ("searches", "explained_ids", "merchant_id") if name in changes}
+    arguments: dict[str, Any] = {"searches": {"order-1": search()}}
+    arguments |= {name: changes.pop(name) for name in ("searches", "explained_ids", "merchant_id") if name in changes}
     owned = {str(record.transaction_id): record for record in records}
     walk = listing(rows, **{"dates": clock(_STEADY), **changes})
     return Evidence(walk=walk, owned=owned, grace=120.0, **arguments)
@@ -241,7 +242,7 @@ def test_the_control_fails_if_the_list_contradicts_an_own_payment(changes: dict[
         ({"before": [own(NOON - 8 * _DAY, id="before")]}, _NO_EARLIER),
         # Outside the days that were asked for it is not missing.
         ({"before": [own(NOON - 3 * _DAY, id="b")], "first_day": date(2026, 1, 1)}, _NO_EARLIER),
-        ({"after": [own(NOON + 13 * HOUR, id="a")], "last_day": date(2026, 1, 3), **_NEXT_DAY}, _NO_LATER),
+        ({"after": [own(NOON + 23 * HOUR, id="a")], "last_day": date(2026, 1, 4), **_NEXT_DAY}, _NO_LATER),
         ({"began_at": NOON + 2 * _MINUTE}, _NO_LATER),
     ],
     ids=_brief,
@@ -271,7 +272,7 @@ def test_the_control_learns_the_spelling_that_it_needs() -> None:
     rows = [attrs.evolve(each, **changes) for each in _SHOWN]
     assert controlled(rows).passed
     true = row(NOON, id="tx-1", **changes)
-    verdict = evidence([*rows, true], _BEFORE, _AFTER).judge(search(), Control())
+    verdict = evidence([*rows, true], _BEFORE, _AFTER).judge("order-1", Control())
     assert verdict == Verdict(adopt=true, by=Match.LEARNED)
 
 
@@ -281,7 +282,7 @@ def test_the_control_learns_the_spelling_that_it_needs() -> None:
 @pytest.mark.parametrize("passed", [True, False])
 def test_a_listing_without_the_payment_counts_if_its_control_has_passed(passed: bool) -> None:
     control = Control(passed=passed, reason=None if passed else "the reason")
-    verdict = evidence(_SHOWN, _BEFORE, _AFTER).judge(search(), control)
+    verdict = evidence(_SHOWN, _BEFORE, _AFTER).judge("order-1", control)
     assert verdict == Verdict(is_clear=True, absent_ok=passed, reason=control.reason)
 
 
@@ -291,25 +292,26 @@ def test_a_listing_without_the_payment_counts_if_its_control_has_passed(passed: 
         ({"is_complete": False}, "the list could not be read as a whole"),
         ({"is_complete": False, "covered": (NOON - HOUR, NOON + HOUR)}, "the list could not be read as a whole"),
         ({"first_day": date(2026, 1, 2)}, "the list was not read for all days of the payment"),
-        ({"last_day": date(2026, 1, 2)}, "the list was not read for all days of the payment"),
+        ({"first_day": date(2026, 1, 3)}, "the list was not read for all days of the payment"),
         ({"unreadable": (UnreadableRow(),)}, "a row of the list cannot be read"),
         ({"unreadable": (UnreadableRow(id="tx-9"),)}, "a row of the list cannot be read"),
         ({"unreadable": (UnreadableRow(created_at=NOON + HOUR),)}, "a row of the list cannot be read"),
         ({"unreadable": (UnreadableRow(created_at=NOON + 2 * _DAY),)}, None),
         ({"unreadable": (UnreadableRow(id="before"),)}, None),
         ({"unreadable": (UnreadableRow(id="tx-9", created_at=NOON),), "explained_ids": {"tx-9"}}, None),
-        ({"first_day": date(2026, 1, 1), "last_day": date(2026, 1, 3)}, None),
+        ({"last_day": date(2026, 1, 3)}, "the list was not read for all days of the payment"),
+        ({"first_day": date(2026, 1, 1), "last_day": date(2026, 1, 4)}, None),
     ],
     ids=_brief,
 )
 def test_a_listing_that_may_have_missed_the_payment_does_not_count(changes: dict[str, Any], reason: str | None) -> None:
     """A listing with a gap, of other days, or with an unreadable row near the payment shows no absence."""
-    verdict = evidence(_SHOWN, _BEFORE, _AFTER, **changes).judge(search(), Control(passed=True))
+    verdict = evidence(_SHOWN, _BEFORE, _AFTER, **changes).judge("order-1", Control(passed=True))
     assert verdict == (_CLEAR if reason is None else Verdict(reason=reason))
 
 
 def test_an_unreadable_row_does_not_keep_a_payment_from_being_found() -> None:
-    verdict = evidence([row()], unreadable=(UnreadableRow(created_at=NOON),)).judge(search(), Control())
+    verdict = evidence([row()], unreadable=(UnreadableRow(created_at=NOON),)).judge("order-1", Control())
     assert verdict.adopt is not None
 
 
@@ -329,12 +331,12 @@ def test_an_unreadable_row_does_not_keep_a_payment_from_being_found() -> None:
 def test_a_row_that_may_be_the_payment_is_a_candidate(changes: dict[str, Any]) -> None:
     """A spelling that nothing proves is neither believed nor ignored."""
     made = row(**changes)
-    verdict = evidence([made]).judge(search(), Control(passed=True))
+    verdict = evidence([made]).judge("order-1", Control(passed=True))
     assert verdict == Verdict(candidates=(made.id,), reason=f"it may be transaction {made.id}")
 
 
 def test_some_candidates_are_named_and_all_are_kept() -> None:
-    verdict = evidence([row(id=f"tx-{number}") for number in range(5)]).judge(search(), Control())
+    verdict = evidence([row(id=f"tx-{number}") for number in range(5)]).judge("order-1", Control())
     assert verdict.candidates == ("tx-0", "tx-1", "tx-2", "tx-3", "tx-4")
     assert verdict.reason == "it may be transaction tx-0 or tx-1 or tx-2 or another"
 
@@ -344,14 +346,13 @@ def test_a_row_that_another_payment_may_be_is_not_adopted() -> None:
     changes: dict[str, Any] = {"phone_number": "255******0789"}
     rows = [attrs.evolve(each, **changes) for each in (*_SHOWN, row())]
     other = attrs.evolve(search(NOON + 2 * SECOND), phone_number="+255681000789")
-    mine = search()
-    seen = evidence(rows, _BEFORE, _AFTER, searches={"mine": mine, "order-2": other})
+    seen = evidence(rows, _BEFORE, _AFTER, searches={"order-1": search(), "order-2": other})
     expected = Verdict(candidates=("tx-1",), reason="transaction tx-1 may be payment 'order-2' as well")
-    assert seen.judge(mine, Control()) == expected
-    assert seen.judge(other, Control()).candidates == ("tx-1",)
+    assert seen.judge("order-1", Control()) == expected
+    assert seen.judge("order-2", Control()).candidates == ("tx-1",)
     dearer = attrs.evolve(other, amount="1001")
-    alone = evidence(rows, _BEFORE, _AFTER, searches={"mine": mine, "order-2": dearer})
-    assert alone.judge(mine, Control()).by is Match.LEARNED
+    alone = evidence(rows, _BEFORE, _AFTER, searches={"order-1": search(), "order-2": dearer})
+    assert alone.judge("order-1", Control()).by is Match.LEARNED
 
 
 @pytest.mark.parametrize(
@@ -371,10 +372,10 @@ def test_a_bisection_finds_a_payment_and_shows_no_absence(
     part: dict[str, Any] = {"is_complete": False, "covered": covered}
     records = [_BEFORE] if has_own else []
     shown = _SHOWN[: len(records)]
-    verdict = evidence([*shown, row()], *records, **part).judge(search(), Control(passed=True))
+    verdict = evidence([*shown, row()], *records, **part).judge("order-1", Control(passed=True))
     assert verdict.candidates == (() if is_adopted else ("tx-1",))
     assert (verdict.adopt is not None) is is_adopted
-    assert evidence(shown, *records, **part).judge(search(), Control(passed=True)).is_clear is False
+    assert evidence(shown, *records, **part).judge("order-1", Control(passed=True)).is_clear is False
 
 
 def test_the_clock_is_read_from_the_nearest_own_payments() -> None:
@@ -464,7 +465,7 @@ class World:
     """Payments at the service, and the search for one of them.
 
     Attributes:
-        query: The search.
+        key: The payment that is looked for.
         true: The transaction that is looked for, or None if it does not exist.
         known: Own payments with known transactions.
         searches: All searches, of unknown payments.
@@ -472,12 +473,17 @@ class World:
         numbers: The number of each transaction, by id.
     """
 
-    query: PaymentQuery
+    key: str
     true: Transaction | None
     known: Sequence[PaymentRecord]
     searches: Mapping[str, PaymentQuery]
     rows: Sequence[Transaction]
     numbers: Mapping[str, str]
+
+    @property
+    def query(self) -> PaymentQuery:
+        """The search for that payment."""
+        return self.searches[self.key]
 
     @property
     def owned(self) -> Mapping[str, PaymentRecord]:
@@ -487,7 +493,7 @@ class World:
     def verdict(self, walk: Walk) -> Verdict:
         """Return the verdict from a listing, with its control."""
         seen = Evidence(walk=walk, owned=self.owned, searches=self.searches, grace=120.0)
-        return seen.judge(self.query, seen.control(self.query, self.known))
+        return seen.judge(self.key, seen.control(self.query, self.known))
 
 
 _NUMBERS = ("+255780000789", "+255681000789", "+255780000780")
@@ -516,9 +522,7 @@ def worlds(draw: st.DrawFn, is_made: bool = True) -> World:
             rows.append(row(made_at, id=f"tx-{place}", type=kind, phone_number=number))
             numbers[f"tx-{place}"] = number
     true = next((each for each in rows if each.id == f"tx-{lost}"), None)
-    return World(
-        query=searches[f"key-tx-{lost}"], true=true, known=known, searches=searches, rows=rows, numbers=numbers
-    )
+    return World(key=f"key-tx-{lost}", true=true, known=known, searches=searches, rows=rows, numbers=numbers)
 
 
 @st.composite
