@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 import attrs
 
-from mobilemoney_async.contract.codec import JSONObject, reader
+from mobilemoney_async.contract.codec import DecodeError, JSONObject, parse_json, reader
 from mobilemoney_async.contract.models import Acknowledgement, LoginResult, PageAnswer, TransactionAnswer
 from mobilemoney_async.values import require_identifier
 
@@ -105,6 +105,26 @@ FIND_TRANSACTION = Endpoint(
 LIST_TRANSACTIONS = Endpoint(
     method="GET", path="/payment-service/transactions", effect=Effect.READ, read=reader(PageAnswer)
 )
+
+
+def read_rows(body: bytes) -> PageAnswer:
+    """Return a page of the list as evidence: one that cannot be read as a whole is read row by row, as `RowsAnswer`.
+
+    Raises:
+        DecodeError: It is no page: its rows are no array, or its pagination does not fit.
+    """
+    try:
+        return LIST_TRANSACTIONS.read(body)
+    except DecodeError:
+        # Imported here: answers that need it are rare, and cattrs takes a third of the import.
+        from mobilemoney_async.contract import fallback_decoder
+
+        try:
+            return fallback_decoder.structure_rows(parse_json(body))
+        except fallback_decoder.Mismatch as exc:
+            raise DecodeError(exc.expected, exc.path) from None
+
+
 PROFILE = Endpoint(method="GET", path="/user-service/profile", effect=Effect.READ, read=_read_object)
 USERS_PROFILE = Endpoint(method="GET", path="/user-service/users/profile", effect=Effect.READ, read=_read_object)
 LOGIN = Endpoint(

@@ -16,6 +16,7 @@ import attrs
 import cattrs
 from cattrs.gen import make_dict_structure_fn
 
+from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, UnreadableRow
 from mobilemoney_async.values import Secret
 
 T = TypeVar("T")
@@ -44,6 +45,33 @@ def structure(plain: Any, cl: type[T]) -> T:
         # cattrs raises groups of errors; the first names the first place that broke.
         expected, _, path = cattrs.transform_error(exc, format_exception=_describe)[0].rpartition(" @ ")
         raise Mismatch(expected, path) from None  # the group quotes the body
+
+
+def structure_rows(plain: Any) -> RowsAnswer:
+    """Return plain JSON values as a page whose rows are read one by one, each as strictly as ever.
+
+    Raises:
+        Mismatch: The page itself does not fit: its array of rows, its pagination or its status.
+    """
+    rows = plain.get("transactions") if isinstance(plain, dict) else None
+    page = structure({**plain, "transactions": []} if isinstance(rows, list) else plain, PageAnswer)
+    readable, unreadable = list[Transaction](), list[UnreadableRow]()
+    for row in rows or ():
+        try:
+            readable.append(structure(row, Transaction))
+        except Mismatch:
+            unreadable.append(UnreadableRow(id=_shown(row, "id"), created_at=_shown(row, "created_at")))
+    return RowsAnswer(
+        transactions=tuple(readable), unreadable=tuple(unreadable), pagination=page.pagination, status=page.status
+    )
+
+
+def _shown(row: Any, name: str) -> Any:
+    """Return one field of a row that cannot be read, or None if it cannot be read either."""
+    try:
+        return getattr(structure({name: row[name]}, UnreadableRow), name)
+    except (Mismatch, KeyError, TypeError, IndexError):
+        return None
 
 
 def _describe(exc: BaseException, expected: type | None) -> str:

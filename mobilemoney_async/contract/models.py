@@ -224,3 +224,22 @@ class PageAnswer:
     transactions: tuple[Transaction, ...]
     pagination: Pagination
     status: str = "success"
+
+
+@attrs.frozen(kw_only=True)
+class UnreadableRow:
+    """Row of the list that breaks the contract, with its id and its time if these can be read."""
+
+    id: str | None = None
+    created_at: datetime | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.created_at is not None and self.created_at.tzinfo is not UTC:
+            object.__setattr__(self, "created_at", _in_utc(self.created_at))
+
+
+@attrs.frozen(kw_only=True)
+class RowsAnswer(PageAnswer):
+    """Body around one page of which some rows may break the contract (section 4.4): those are kept apart."""
+
+    unreadable: tuple[UnreadableRow, ...] = ()

@@ -31,7 +31,7 @@ from decimal import Decimal
 
 import attrs
 
-from mobilemoney_async.contract.models import Acknowledgement, Transaction
+from mobilemoney_async.contract.models import Acknowledgement, Transaction, UnreadableRow
 from mobilemoney_async.payments.matching import (
     CURRENCY,
     ClockSample,
@@ -63,14 +63,6 @@ _WITNESSES = 5
 _COMPARED, _FARTHEST = 3, timedelta(days=7)
 _MOST_NAMED = 3
 _PROVEN = frozenset({Match.CERTAIN, Match.LEARNED})
-
-
-@attrs.frozen(kw_only=True)
-class UnreadableRow:
-    """Row of the list that cannot be read, with its id and its time if these can be."""
-
-    id: str | None = None
-    created_at: datetime | None = None
 
 
 @attrs.frozen(kw_only=True)

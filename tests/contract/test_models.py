@@ -27,7 +27,8 @@ from mobilemoney_async import (
     User,
 )
 from mobilemoney_async.contract.codec import DecodeError, reader
-from mobilemoney_async.contract.models import PageAnswer, TransactionAnswer
+from mobilemoney_async.contract.endpoints import read_rows
+from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, TransactionAnswer, UnreadableRow
 from tests.contract import samples
 from tests.contract.samples import to_bytes
 
@@ -350,3 +351,57 @@ class TestValues:
     def test_money_made_by_hand_must_be_finite_too(self) -> None:
         with pytest.raises(ValueError, match="finite"):
             attrs.evolve(PENDING, amount=Decimal("NaN"))
+
+
+class TestRowsOneByOne:
+    """For evidence, a row that breaks the contract must not hide the others of its page."""
+
+    def test_a_good_page_is_read_as_ever(self) -> None:
+        body = to_bytes(samples.page(samples.settled(), samples.transaction()))
+        assert type(read_rows(body)) is PageAnswer
+        assert read_rows(body) == read_page(body)
+
+    @pytest.mark.parametrize(
+        ("row", "kept"),
+        [
+            (samples.transaction(amount="many"), UnreadableRow(id="t-1", created_at=NOON)),
+            (
+                samples.transaction(status=5, created_at="20250601T150000+0300"),
+                UnreadableRow(id="t-1", created_at=NOON),
+            ),
+            (samples.transaction(id=7), UnreadableRow(created_at=NOON)),
+            (samples.transaction(created_at="0001-01-01T00:00:00+14:00"), UnreadableRow(id="t-1")),
+            ({"created_at": None}, UnreadableRow()),
+            (None, UnreadableRow()),
+            ([], UnreadableRow()),
+            ("t-1", UnreadableRow()),
+        ],
+    )
+    def test_a_broken_row_is_kept_as_far_as_it_can_be_read(self, row: Any, kept: UnreadableRow) -> None:
+        """Its id and its time are read as strictly as ever, each by itself."""
+        answer = read_rows(to_bytes(samples.page(samples.transaction(id="t-2"), row, samples.settled(id="t-3"))))
+        assert isinstance(answer, RowsAnswer)
+        assert [each.id for each in answer.transactions] == ["t-2", "t-3"]
+        assert answer.unreadable == (kept,)
+        assert answer.pagination == Pagination(**samples.pagination())
+
+    @pytest.mark.parametrize(
+        ("change", "path"),
+        [
+            ({"transactions": {}}, "$.transactions"),
+            ({"transactions": None}, "$.transactions"),
+            ({"pagination": None}, "$.pagination"),
+            ({"pagination": samples.pagination(total_count="7")}, "$.pagination.total_count"),
+            ({"status": None}, "$.status"),
+        ],
+    )
+    def test_a_page_that_is_none_is_refused(self, change: dict[str, Any], path: str) -> None:
+        """Its array, its counts and its status must fit, beside a broken row too."""
+        with pytest.raises(DecodeError) as caught:
+            read_rows(to_bytes(samples.page({}) | change))
+        assert caught.value.path == path
+
+    def test_other_bodies_are_no_pages(self) -> None:
+        for body in (b"", b"<html>", b"[]", b"null", b'{"status": "error", "error_code": "X"}'):
+            with pytest.raises(DecodeError):
+                read_rows(body)

@@ -13,8 +13,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from mobilemoney_async import Acknowledgement, PaymentRecord, Transaction
+from mobilemoney_async.contract.models import UnreadableRow
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.evidence import Control, Evidence, UnreadableRow, Verdict, Walk, echoes, names
+from mobilemoney_async.payments.evidence import Control, Evidence, Verdict, Walk, echoes, names
 from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, estimate_skew, query_for
 from mobilemoney_async.payments.records import PaymentRequest
 from tests.payments.listed import (
