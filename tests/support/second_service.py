@@ -57,22 +57,30 @@ class ListBehaviour:
         default_days: How much of the past it shows where no `from` is sent; None for all.
         empty_until: Until when it shows nothing, with a `total_count` of 0.
         newest_first: Its order.
+        order: Another order: a key to sort its payments by.
         total_count: The count that it shows for a true count.
         page_size: The most rows of a page.
         spell: Changes a row before it is shown.
         hide: The payments that it never shows.
         extra: Rows that it shows in addition on each first page, readable or not.
+        beyond: The page that it shows for one beyond its last, by the two numbers; raises `LookupError` to refuse it.
+        cut: Changes the rows of a page, by its number.
+        before: Called before each page, with the number of pages shown so far: the list changes while it is read.
     """
 
     lag: timedelta = timedelta(0)
     default_days: float | None = None
     empty_until: datetime | None = None
     newest_first: bool = True
+    order: Callable[[Payment], Any] | None = None
     total_count: Callable[[int], int] = lambda count: count
     page_size: int = 100
     spell: Callable[[Row], Row] = lambda row: row
     hide: Callable[[Payment], bool] = lambda payment: False
     extra: list[Row] = attrs.field(factory=list)
+    beyond: Callable[[int, int], int] = lambda page, last: page
+    cut: Callable[[int, list[Row]], list[Row]] = lambda page, rows: rows
+    before: Callable[[int], None] = lambda shown: None
 
 
 def error(status: int, code: str | None, message: str = "no", **more: Any) -> httpx.Response:
@@ -161,6 +169,7 @@ class SecondService(httpx.AsyncBaseTransport):
             return self._dated(self._create(request, path.rpartition("/")[2], await request.aread(), merchant_id))
         query = {name: values[0] for name, values in parse_qs(request.url.query.decode()).items()}
         if path == "/payment-service/transactions":
+            self.list.before(self.lists)
             self.lists += 1
             return self._dated(self._page(query, merchant_id))
         if path.startswith("/payment-service/transaction"):
@@ -225,19 +234,28 @@ class SecondService(httpx.AsyncBaseTransport):
         shown = [each for each in self.payments if each.merchant_id == merchant_id and not behaviour.hide(each)]
         shown = [each for each in shown if each.created_at <= now - behaviour.lag]
         if "from" in query:
-            shown = [each for each in shown if each.created_at >= _day(query["from"])]
+            first = _day(query["from"])
+            shown = [each for each in shown if each.created_at >= first]
         elif behaviour.default_days is not None:
             shown = [each for each in shown if each.created_at >= now - timedelta(days=behaviour.default_days)]
         if "to" in query:
-            shown = [each for each in shown if each.created_at < _day(query["to"]) + timedelta(days=1)]
-        shown = [
-            each for each in shown if all(getattr(each, key) == query[key] for key in ("status", "type") & query.keys())
-        ]
+            end = _day(query["to"]) + timedelta(days=1)
+            shown = [each for each in shown if each.created_at < end]
+        for key in {"status", "type"} & query.keys():
+            shown = [each for each in shown if getattr(each, key) == query[key]]
         if behaviour.empty_until is not None and now < behaviour.empty_until:
             shown = []
         if behaviour.newest_first:
             shown.reverse()
+        if behaviour.order is not None:
+            shown.sort(key=behaviour.order)
+        last = max(1, -(-len(shown) // limit))
+        try:
+            page = page if page <= last else behaviour.beyond(page, last)
+        except LookupError:
+            return error(404, None, "no such page")
         rows = [behaviour.spell(self._row(each)) for each in shown[(page - 1) * limit : page * limit]]
+        rows = behaviour.cut(page, rows)
         if page == 1:
             rows = [*behaviour.extra, *rows]
         pagination = {
