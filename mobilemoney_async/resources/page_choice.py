@@ -1,15 +1,24 @@
 """Choice of the next page of a transaction list that shifts while it is read (contract, section 4.4). Pure.
 
 The contract documents neither the order nor the freshness of the list. `FullListing` reads all of it, `PageSweep` only
-as far as it finds known ids.
+as far as it finds known ids. `JoinedPages` and `TimeSearch` read it as evidence, where no count of the service is
+believed.
 """
 
 from __future__ import annotations
 
+import math
+from datetime import datetime
+from itertools import pairwise
+
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
-from mobilemoney_async.contract.models import Transaction, TransactionPage
+from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, TransactionPage
 
 _MOST_BARREN_PAGES = 100
+# The same for a full listing as evidence, and for a bisection.
+_PATIENCE, _PATIENCE_OF_SEARCH = 20, 3
+# Pages of a list without an order that is read for one time.
+_SHORT = 5
 
 
 class FullListing:
@@ -119,3 +128,187 @@ class PageSweep:
         self._found = (expected + found) / 2
         self._is_past_the_end = not rows
         self.depth += 1
+
+
+class JoinedPages:
+    """Pages of a list, read one after the other in ascending order, whose rows follow each other without a gap.
+
+    Rows that arrive hide none: they push others to later pages, where those are shown once more. So the known rows of a
+    page must be the last ones before it, in their order. It is otherwise, or the total falls, where rows leave or move:
+    one may then have been missed. A total never proves the end of the list. An empty page does, or the last
+    page once more, by its own number.
+
+    Attributes:
+        first: The number of the first page.
+        page: The number of the next one.
+        rows: The ids of the rows, and the unreadable rows.
+        edges: The times of the first and of the last row; None without rows.
+        pages: The number of pages that the service counts, at its highest.
+        is_joined: Whether no row can have been missed.
+        is_at_end: Whether the list ends here.
+        is_over: Whether there is no next page: the list ends, or its pages show nothing new any more.
+    """
+
+    def __init__(self, first: int = 1, *, patience: int = _PATIENCE) -> None:
+        self.first = self.page = first
+        self.rows: set[object] = set()
+        self.edges: tuple[datetime, datetime] | None = None
+        self.pages = 0
+        self.is_joined, self.is_at_end, self.is_over = True, False, False
+        self._patience = patience  # with pages that show nothing new, though the service counts more
+        self._total, self._fewest = 0, math.inf
+        self._places: dict[str, int] = {}  # the ids of the rows, with their order
+        # The place up to which the pages have come: before the last one while rows arrive by the page.
+        self._reached = 0
+        self._begin: object = None  # of the last page
+        self._barren = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the list was read to its end, no row can have been missed, and no fewer came than it counts."""
+        return self.is_joined and self.is_at_end and len(self.rows) >= self._fewest
+
+    @property
+    def is_plain(self) -> bool:
+        """True if at most one page has rows, as many as the service counts."""
+        return self.page <= self.first + 2 and len(self.rows) == self._total
+
+    def take(self, answer: PageAnswer) -> None:
+        """Add the next page."""
+        total = answer.pagination.total_count
+        self.is_joined &= total >= self._total
+        self._total, self._fewest = total, min(self._fewest, total)
+        self.pages = max(self.pages, answer.pagination.total_pages)
+        ids, unreadable = _ids(answer), answer.unreadable if isinstance(answer, RowsAnswer) else ()
+        advances = not self.rows.issuperset(unreadable)
+        if ids:
+            first, last = answer.transactions[0].created_at, answer.transactions[-1].created_at
+            self.edges = (first if self.edges is None else self.edges[0], last)
+            advances |= self._join(ids)
+        self.rows.update(ids, unreadable)
+        begin: object = ids[:1] or unreadable[:1]
+        self._barren = 0 if advances else self._barren + 1
+        is_lost = self._barren >= self._patience
+        if begin:
+            is_repeated = begin == self._begin or (not advances and self._reached == len(self._places))
+            self.is_at_end = is_repeated and self.page > max(self.pages, answer.pagination.current_page)
+        else:
+            self.is_at_end = self.page >= self.pages or is_lost
+        self.is_over = self.is_at_end or is_lost
+        self._begin = begin
+        self.page += 1
+
+    def _join(self, ids: list[str]) -> bool:
+        """Add the rows of a page, and return whether it leads on: its last row is new."""
+        known = [self._places[each] for each in ids if each in self._places]
+        start = known[0] if known else len(self._places)
+        end, advances = start + len(known), ids[-1] not in self._places
+        if known != [*range(start, end)] or start > self._reached or (advances and end < len(self._places)):
+            self.is_joined = False
+        for each in ids:
+            self._places.setdefault(each, len(self._places))
+        self._reached = len(self._places) if advances else end
+        return advances
+
+    def begins_with(self, answer: PageAnswer) -> bool | None:
+        """Return whether the list still begins as it did, behind new rows; None if a page has only new ones."""
+        ids = _ids(answer)
+        known = [self._places[each] for each in ids if each in self._places]
+        return None if ids and not known else bool(known) and known == [*range(len(known))]
+
+
+def _ids(answer: PageAnswer) -> list[str]:
+    return list(dict.fromkeys(row.id for row in answer.transactions))
+
+
+class TimeSearch:
+    """Bisection of a list by `created_at`, for the pages around a window of time on the service's clock.
+
+    The order is learned from the pages. In that order, the search finds the last page that begins before the window,
+    and reads on from there until a page ends behind it: forwards only, since rows that arrive then come twice, and none
+    is hidden. It begins with the service's number of pages; if pages show more, it goes on in growing steps.
+
+    Attributes:
+        page: The page to ask for next, or None at the end.
+        is_covered: Whether the pages certainly show all rows of the window. At an end of the list, they do.
+    """
+
+    def __init__(self, start: datetime, end: datetime, *, is_recent: bool) -> None:
+        self.page: int | None = 1
+        self.is_covered = False
+        self._start, self._end = start, end
+        self._is_recent = is_recent  # the window is at the end of a list with the newest rows last
+        # The last page that begins before the window, and those behind it.
+        self._pages = JoinedPages(patience=_PATIENCE_OF_SEARCH)
+        # A page that begins in or behind the window, or the first that the service does not count.
+        self._limit: int | None = None
+        self._step = 1
+        self._back = 0  # the step back from the limit, if the window is near the end of the list
+        self._total = 0
+        self._begins: dict[int, datetime] = {}
+        self._rises = self._falls = False
+
+    def take(self, answer: PageAnswer) -> None:
+        """Take the page asked for, and choose the next one."""
+        assert self.page is not None
+        number, total = self.page, answer.pagination.total_count
+        begin = answer.transactions[0].created_at if answer.transactions else None
+        self._learn_order(number, answer)
+        if number == self._pages.page:
+            self._pages.take(answer)
+        elif begin is not None and self._is_before(begin):
+            self._pages = JoinedPages(number, patience=_PATIENCE_OF_SEARCH)
+            self._pages.take(answer)
+        else:
+            self._limit = number
+        if number == 1:
+            self._limit = max(1, answer.pagination.total_pages) + 1
+            self._back = int(self._is_recent and self._rises)
+        # Where rows have left, any page may hide one.
+        self.page = None if total < self._total or self._is_hopeless() else self._choose()
+        self._total = total
+
+    def _is_hopeless(self) -> bool:
+        """Return whether these pages can show nothing for certain."""
+        pages = self._pages
+        if (pages.is_over and not pages.is_at_end) or not pages.is_joined or pages.edges is None:
+            return True
+        if self._rises and self._falls:
+            return pages.first > 1 or pages.pages > _SHORT  # a short list is read as a whole, and needs no order
+        return pages.first > 1 and not self._is_before(pages.edges[0])
+
+    def _choose(self) -> int | None:
+        pages, is_unordered = self._pages, self._rises and self._falls
+        assert pages.edges is not None
+        last = pages.page - 1
+        if pages.is_at_end or (self._is_behind(pages.edges[1]) and not is_unordered):
+            self.is_covered = True
+            return None
+        if is_unordered or not self._is_before(pages.edges[1]) or pages.page == self._limit:
+            return pages.page
+        if self._limit is None or self._limit <= last:
+            self._limit, self._step = None, 2 * self._step
+            return last + self._step // 2
+        middle = (last + self._limit) // 2
+        back, self._back = self._back, 2 * self._back
+        return max(middle, self._limit - back) if back else middle
+
+    def _learn_order(self, number: int, answer: PageAnswer) -> None:
+        times = [row.created_at for row in answer.transactions]
+        if times:
+            self._begins[number] = times[0]
+        for line in (times, [self._begins[each] for each in sorted(self._begins)]):
+            self._rises |= any(one < other for one, other in pairwise(line))
+            self._falls |= any(one > other for one, other in pairwise(line))
+
+    @property
+    def _is_ascending(self) -> bool:
+        """True if the oldest rows come first; where all are of one time, as if the window came behind them."""
+        edges = self._pages.edges
+        return self._rises or (not self._falls and edges is not None and edges[0] < self._start)
+
+    def _is_before(self, at: datetime) -> bool:
+        return at < self._start if self._is_ascending else at > self._end
+
+    def _is_behind(self, at: datetime) -> bool:
+        return at > self._end if self._is_ascending else at < self._start
