@@ -30,7 +30,7 @@ _NO_SUCH_PAGE = frozenset({400, 404, 416, 422})
 
 
 class _Reader:
-    """Reader of single pages, which keeps what they show.
+    """Reader of single pages, which keeps their rows.
 
     Attributes:
         left: The number of requests that it may still make.
@@ -99,7 +99,7 @@ class Lister:
         Where a row may have been missed, since rows left or moved while they were read, the list is read again.
 
         Args:
-            first_day: The first day. What the service takes for a day is undocumented: take a day to spare.
+            first_day: The first day. The service's time zone is undocumented: take a day to spare.
             last_day: The last day; None for all days up to the present.
             lane: The lane of the requests.
 

@@ -131,7 +131,7 @@ class PageSweep:
 
 
 class JoinedPages:
-    """Pages of a list, read one after the other in ascending order, whose rows follow each other without a gap.
+    """Pages of a list, read one after the other in ascending order, with rows that follow each other without a gap.
 
     Rows that arrive hide none: they push others to later pages, where those are shown once more. So the known rows of a
     page must be the last ones before it, in their order. It is otherwise, or the total falls, where rows leave or move:
