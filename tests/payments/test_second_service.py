@@ -1,67 +1,24 @@
 """The promises of the store against a second service, whose list and answers are allowed by the contract and odd."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
-import attrs
-import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient, OutcomeUnknown, PaymentState, RateLimiter, SQLStore
-from tests.support.fakes import NOON
-from tests.support.second_service import BASE_URL, TOKEN, ListBehaviour, Payment, SecondService, dropped
+from mobilemoney_async import Acknowledgement, OutcomeUnknown, PaymentState
+from tests.payments.second_world import KINDS, Order, World, make_world
+from tests.support.second_service import ListBehaviour
 
 pytestmark = pytest.mark.anyio
 
 PHONE_NUMBER = "+255681234501"
-KINDS = ["collections", "disbursements"]
-
-
-@attrs.define(eq=False)
-class World:
-    """A merchant's client and its store, and the second service, on one virtual clock."""
-
-    store_url: str
-    service: SecondService
-    utcnow: Callable[[], datetime]
-
-    def client(self) -> AbstractAsyncContextManager[AsyncClient]:
-        """Return a client of a new process."""
-        return AsyncClient(
-            BASE_URL,
-            auth=TOKEN,
-            transport=self.service,
-            utcnow=self.utcnow,
-            store=SQLStore(self.store_url),
-            rate_limiter=RateLimiter(per_minute=600_000, burst=10_000),
-        )
 
 
 @pytest.fixture
 def world(tmp_path: Path, anyio_backend: Any) -> World:
-    began: list[float] = []
-
-    def utcnow() -> datetime:
-        began[:] = began or [anyio.current_time()]
-        return NOON + timedelta(seconds=anyio.current_time() - began[0])
-
-    return World(f"sqlite:///{tmp_path / 'payments.db'}", SecondService(utcnow=utcnow), utcnow)
-
-
-def lose_answers(request: httpx.Request, payment: Payment | None) -> httpx.Response:
-    raise dropped(request)
-
-
-async def lose(world: World, client: AsyncClient, kind: str, key: str, amount: int = 5000) -> None:
-    """Make a payment whose answer is lost."""
-    world.service.answer_create = lose_answers
-    with pytest.raises(OutcomeUnknown):
-        await getattr(client, kind).create(phone_number=PHONE_NUMBER, amount=amount, idempotency_key=key)
-    world.service.answer_create = lambda request, payment: None
+    return make_world(f"sqlite:///{tmp_path / 'payments.db'}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,17 +51,18 @@ LISTS = {
 @pytest.mark.parametrize("name", LISTS)
 async def test_a_lost_answer_is_found_in_the_list(world: World, kind: str, name: str) -> None:
     """Whatever order, page size, delay or range the list has, the payment is adopted, and the key never sends again."""
-    world.service.list = LISTS[name]
+    world.service.list, order = LISTS[name], Order("lost", kind, PHONE_NUMBER)
     async with world.client() as client:
         for number in range(30):  # other payments around it
             await client.collections.create(
                 phone_number=PHONE_NUMBER, amount=100 + number, idempotency_key=f"k{number}"
             )
-        await lose(world, client, kind, "lost")
+        assert isinstance(await world.lose(client, order, made=True), OutcomeUnknown)
         await anyio.sleep(60)
         await client.payments.reconcile()
         record = await client.payments.get("lost")
-        again = await getattr(client, kind).create(phone_number=PHONE_NUMBER, amount=5000, idempotency_key="lost")
+        again = await world.attempt(client, order)
     assert record is not None and record.state is PaymentState.ACKNOWLEDGED and record.is_adopted
+    assert isinstance(again, Acknowledgement)
     assert again.transaction_id == record.transaction_id == world.service.payments[-1].id
     assert world.service.posts == 31

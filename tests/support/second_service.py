@@ -13,17 +13,23 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
+import anyio
 import attrs
 import httpx
 
 BASE_URL = "https://second.example/v1"
 TOKEN = "token.of.merchant-1"
+_FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
 KINDS = {"c2b": ("collection", "PENDING"), "b2c": ("disbursement", "PROCESSING")}
 
 
 @attrs.define(eq=False, kw_only=True)
 class Payment:
-    """One transaction at the service. Its id is also its number in order of creation."""
+    """One transaction at the service. Its id is also its number in order of creation.
+
+    Attributes:
+        owner: The merchant's key of it, which the create carried as the extra field `order`. No answer shows it.
+    """
 
     number: int
     type: str
@@ -33,6 +39,7 @@ class Payment:
     created_at: datetime
     merchant_id: str
     external_id: str | None = None
+    owner: str | None = None
     ended_at: datetime | None = None
     failure_reason: str = "RECIPIENT_NOT_FOUND"
 
@@ -48,6 +55,24 @@ class Payment:
 Row: TypeAlias = dict[str, Any]
 
 
+@attrs.frozen(kw_only=True)
+class Event:
+    """One event at the service or at the merchant, in the order of `SecondService.log`.
+
+    Attributes:
+        what: ``post`` (a create arrived), ``page`` (of the list), ``lookup``, or ``word``: an operator has confirmed
+            that a payment does not exist.
+        at: Its time on the service's clock.
+        owner: The merchant's key, of a create and of a word.
+        made: The ids of the transactions that a create has made.
+    """
+
+    what: str
+    at: datetime
+    owner: str | None = None
+    made: tuple[str, ...] = ()
+
+
 @attrs.define(eq=False, kw_only=True)
 class ListBehaviour:
     """The list as this service shows it (contract, section 4.4: order, freshness and default range are not shown).
@@ -55,12 +80,14 @@ class ListBehaviour:
     Attributes:
         lag: How far behind the list is.
         default_days: How much of the past it shows where no `from` is sent; None for all.
+        most_days: How much of the past it shows, whatever is asked for; None for all.
         empty_until: Until when it shows nothing, with a `total_count` of 0.
         newest_first: Its order.
         order: Another order: a key to sort its payments by.
         total_count: The count that it shows for a true count.
         page_size: The most rows of a page.
-        spell: Changes a row before it is shown.
+        all_merchants: Whether it shows the payments of every merchant.
+        spell: Changes a row before it is shown; it may return something that is no row.
         hide: The payments that it never shows.
         extra: Rows that it shows in addition on each first page, readable or not.
         beyond: The page that it shows for one beyond its last, by the two numbers; raises `LookupError` to refuse it.
@@ -70,16 +97,18 @@ class ListBehaviour:
 
     lag: timedelta = timedelta(0)
     default_days: float | None = None
+    most_days: float | None = None
     empty_until: datetime | None = None
     newest_first: bool = True
     order: Callable[[Payment], Any] | None = None
     total_count: Callable[[int], int] = lambda count: count
     page_size: int = 100
-    spell: Callable[[Row], Row] = lambda row: row
+    all_merchants: bool = False
+    spell: Callable[[Row], Any] = lambda row: row
     hide: Callable[[Payment], bool] = lambda payment: False
-    extra: list[Row] = attrs.field(factory=list)
+    extra: list[Any] = attrs.field(factory=list)
     beyond: Callable[[int, int], int] = lambda page, last: page
-    cut: Callable[[int, list[Row]], list[Row]] = lambda page, rows: rows
+    cut: Callable[[int, list[Any]], list[Any]] = lambda page, rows: rows
     before: Callable[[int], None] = lambda shown: None
 
 
@@ -110,12 +139,16 @@ class SecondService(httpx.AsyncBaseTransport):
         posts: How many creates have arrived.
         lists: How many pages of the list were asked for.
         lookups: How many single transactions were asked for.
+        log: All of these, one after another.
         list: How the list behaves.
         makes: Whether a create makes a transaction.
         repeats: How many transactions one create makes, as behind a proxy that repeats requests.
         answer_create: Answers a create in place of the acknowledgement; returns None for the acknowledgement, and may
             raise.
+        answer_list: Answers a request for a page in place of it; returns None for the page, and may raise.
         acknowledge: Changes the acknowledgement before it is sent.
+        answer_after: Seconds that a create's answer takes, once the payment is made.
+        latency: Seconds that every other answer takes.
         finish_after: Seconds until a payment succeeds; None for never.
     """
 
@@ -125,11 +158,15 @@ class SecondService(httpx.AsyncBaseTransport):
     posts: int = 0
     lists: int = 0
     lookups: int = 0
+    log: list[Event] = attrs.field(factory=list)
     list: ListBehaviour = attrs.field(factory=ListBehaviour)
     makes: bool = True
     repeats: int = 1
     answer_create: CreateAnswer = lambda request, payment: None
+    answer_list: Callable[[httpx.Request], httpx.Response | None] = lambda request: None
     acknowledge: Callable[[Row], Row] = lambda row: row
+    answer_after: float = 0.0
+    latency: float = 0.0
     finish_after: float | None = None
 
     # What happens at the service
@@ -166,14 +203,19 @@ class SecondService(httpx.AsyncBaseTransport):
             return self._dated(httpx.Response(401, json=body))
         self._settle()
         if request.method == "POST" and path.startswith("/payment-service/airtel/"):
-            return self._dated(self._create(request, path.rpartition("/")[2], await request.aread(), merchant_id))
+            answer = self._create(request, path.rpartition("/")[2], await request.aread(), merchant_id)
+            await anyio.sleep(self.answer_after)
+            return self._dated(answer)
+        await anyio.sleep(self.latency)
         query = {name: values[0] for name, values in parse_qs(request.url.query.decode()).items()}
         if path == "/payment-service/transactions":
             self.list.before(self.lists)
             self.lists += 1
-            return self._dated(self._page(query, merchant_id))
+            self.log.append(Event(what="page", at=self.utcnow()))
+            return self._dated(self.answer_list(request) or self._page(query, merchant_id))
         if path.startswith("/payment-service/transaction"):
             self.lookups += 1
+            self.log.append(Event(what="lookup", at=self.utcnow()))
             return self._dated(self._one(path.removeprefix("/payment-service/transaction"), query, merchant_id))
         return self._dated(httpx.Response(200, json={"status": "success"}))
 
@@ -200,9 +242,12 @@ class SecondService(httpx.AsyncBaseTransport):
                 body["amount"],
                 merchant_id=merchant_id,
                 external_id=body.get("external_id"),
+                owner=body.get("order"),
             )
             for _ in range(self.repeats if self.makes else 0)
         ]
+        ids = tuple(each.id for each in made)
+        self.log.append(Event(what="post", at=self.utcnow(), owner=body.get("order"), made=ids))
         payment = made[0] if made else None
         answer = self.answer_create(request, payment)
         if answer is not None:
@@ -231,18 +276,24 @@ class SecondService(httpx.AsyncBaseTransport):
     def _page(self, query: dict[str, str], merchant_id: str) -> httpx.Response:
         now, behaviour = self.utcnow(), self.list
         page, limit = int(query.get("page", 1)), min(int(query.get("limit", 20)), behaviour.page_size)
-        shown = [each for each in self.payments if each.merchant_id == merchant_id and not behaviour.hide(each)]
-        shown = [each for each in shown if each.created_at <= now - behaviour.lag]
+        start, end = _FIRST_MOMENT, now - behaviour.lag
+        if behaviour.most_days is not None:
+            start = max(start, now - timedelta(days=behaviour.most_days))
         if "from" in query:
-            first = _day(query["from"])
-            shown = [each for each in shown if each.created_at >= first]
+            start = max(start, _day(query["from"]))
         elif behaviour.default_days is not None:
-            shown = [each for each in shown if each.created_at >= now - timedelta(days=behaviour.default_days)]
+            start = max(start, now - timedelta(days=behaviour.default_days))
         if "to" in query:
-            end = _day(query["to"]) + timedelta(days=1)
-            shown = [each for each in shown if each.created_at < end]
-        for key in {"status", "type"} & query.keys():
-            shown = [each for each in shown if getattr(each, key) == query[key]]
+            end = min(end, _day(query["to"]) + timedelta(days=1) - timedelta(microseconds=1))
+        filters = [(key, query[key]) for key in ("status", "type") if key in query]
+        shown = [
+            each
+            for each in self.payments
+            if start <= each.created_at <= end
+            and (behaviour.all_merchants or each.merchant_id == merchant_id)
+            and not behaviour.hide(each)
+            and all(getattr(each, key) == value for key, value in filters)
+        ]
         if behaviour.empty_until is not None and now < behaviour.empty_until:
             shown = []
         if behaviour.newest_first:
