@@ -1,0 +1,364 @@
+"""A key that was sent is sent again only after a look, and the look must show what the last decision calls for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from datetime import timedelta
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    Acknowledgement,
+    APIError,
+    AsyncClient,
+    OutcomeUnknown,
+    PaymentState,
+    StoreError,
+)
+from tests.payments.second_world import (
+    BOTH,
+    GRACE,
+    HOUR,
+    KINDS,
+    MINUTE,
+    RESEND,
+    TYPES,
+    Order,
+    World,
+    is_openly_unknown,
+    lose_answer,
+    make_world,
+    number,
+    outcome,
+)
+from tests.support.second_service import ListBehaviour, Payment, Row, dropped, error
+
+pytestmark = pytest.mark.anyio
+
+KIND = pytest.mark.parametrize("kind", KINDS)
+
+
+def refuse_softly(request: httpx.Request, payment: Payment | None) -> httpx.Response:
+    return error(400, "TRANSACTION_TIMEOUT")
+
+
+Answer = Callable[[httpx.Request, Payment | None], httpx.Response]
+ANSWERS: dict[str, Answer] = {"answer lost": lose_answer, "refused softly": refuse_softly}
+HOW = pytest.mark.parametrize("how", ANSWERS)
+
+
+def order(kind: str, key: str = "k", last: int = 1) -> Order:
+    return Order(key, kind, number(last))
+
+
+async def pay_another(world: World, client: AsyncClient, kind: str, key: str) -> None:
+    """Make a payment that the store knows, and that fits nothing else."""
+    await world.pay(client, [Order(key, kind, number(500), 900)])
+
+
+async def ask_between_others(world: World, client: AsyncClient, asked: Order, how: str, *, made: bool) -> None:
+    """Ask for a payment without an acknowledgement, a minute after one that the store knows and before another."""
+    await pay_another(world, client, asked.kind, "before")
+    await anyio.sleep(MINUTE)
+    await world.answered(client, asked, ANSWERS[how], made=made)
+    await anyio.sleep(MINUTE)
+    await pay_another(world, client, asked.kind, "after")
+
+
+def unreadable(request: httpx.Request) -> httpx.Response:
+    raise dropped(request)
+
+
+@RESEND
+@KIND
+@HOW
+async def test_a_list_that_was_behind_is_looked_at_again(store_url: str, kind: str, resend: bool, how: str) -> None:
+    """A list that shows payments late costs nothing: the key's next use finds the payment, and sends nothing."""
+    world, asked = make_world(store_url, resend=resend), order(kind)
+    world.service.list = ListBehaviour(lag=timedelta(minutes=5))
+    async with world.client() as client:
+        await ask_between_others(world, client, asked, how, made=True)
+        await world.reconcile(client, 70.0, 2.0, 60.0)
+        await world.attempt(client, asked)
+        await world.hold(client)
+        await anyio.sleep(HOUR)
+        again = await world.attempt(client, asked)
+        assert isinstance(again, Acknowledgement), again
+        assert again.transaction_id == world.made("k")[0]
+        assert world.posts("k") == 1
+        await world.hold(client, at_end=True)
+
+
+@RESEND
+@KIND
+async def test_a_wrong_word_is_checked_by_a_last_look(store_url: str, kind: str, resend: bool) -> None:
+    """Somebody confirmed an absence too early: what the list shows by then becomes a candidate, and nothing is sent."""
+    world, asked = make_world(store_url, resend=resend), order(kind)
+    world.service.list = ListBehaviour(lag=timedelta(minutes=5))
+    async with world.client() as client:
+        await ask_between_others(world, client, asked, "answer lost", made=True)
+        await world.reconcile(client, 70.0)
+        await world.confirm(client, "k")
+        await anyio.sleep(HOUR)
+        assert isinstance(await world.attempt(client, asked), OutcomeUnknown)
+        record = await world.get(client, "k")
+        assert (record.state, record.candidates) == (PaymentState.UNKNOWN, (world.made("k")[0],))
+        await client.payments.identify("k", record.candidates[0], note="Asha found the receipt")
+        assert isinstance(await world.attempt(client, asked), Acknowledgement)
+        assert world.posts("k") == 1
+        await world.hold(client, at_end=True)
+
+
+@BOTH
+@KIND
+async def test_a_dismissed_candidate_stops_nothing_again(store_url: str, kind: str) -> None:
+    """Once an operator has said that none of the candidates is the payment, its key sends."""
+    world, asked = make_world(store_url), order(kind)
+    async with world.client() as client:
+        await pay_another(world, client, kind, "before")
+        await world.lose(client, asked, made=False)
+        for _ in range(2):  # another system's
+            await anyio.sleep(10)
+            world.service.make(TYPES[kind], asked.phone_number, "5000")
+        await world.reconcile(client, GRACE + MINUTE)
+        record = await world.get(client, "k")
+        assert set(record.candidates) == {"t-000002", "t-000003"}
+        await world.confirm(client, "k")
+        await anyio.sleep(MINUTE)
+        again = await world.attempt(client, asked)
+        assert isinstance(again, Acknowledgement), again
+        assert world.made("k") == [again.transaction_id]
+        await world.hold(client)
+
+
+@BOTH
+@KIND
+async def test_a_word_needs_no_comparison(store_url: str, kind: str) -> None:
+    """A new merchant's operator confirms an absence: one look without a match is enough."""
+    world, asked = make_world(store_url), order(kind)
+    async with world.client() as client:
+        await world.lose(client, asked, made=False)
+        await anyio.sleep(GRACE)
+        await world.confirm(client, "k")
+        lists = world.service.lists
+        again = await world.attempt(client, asked)
+        assert isinstance(again, Acknowledgement), again
+        assert world.service.lists > lists
+        await world.hold(client, at_end=True)
+
+
+@BOTH
+@KIND
+@pytest.mark.parametrize("state", ["REFUSED", "RELEASED"])
+async def test_nothing_is_sent_while_the_list_cannot_be_read(store_url: str, kind: str, state: str) -> None:
+    """Without a look the call fails, before anything is sent; the payment stays as it is, and the key works later."""
+    world, asked = make_world(store_url), order(kind)
+    async with world.client() as client:
+        how = "refused softly" if state == "REFUSED" else "answer lost"
+        await ask_between_others(world, client, asked, how, made=False)
+        await anyio.sleep(GRACE + MINUTE)
+        if state == "RELEASED":
+            await world.confirm(client, "k")
+            await anyio.sleep(2 * GRACE)
+        world.service.answer_list = unreadable
+        failed = await world.attempt(client, asked)
+        assert isinstance(failed, StoreError), failed
+        assert failed.outcome == "not_sent"
+        assert (await world.get(client, "k")).state == state
+        assert world.posts("k") == 1
+        world.service.answer_list = lambda request: None
+        await anyio.sleep(MINUTE)
+        assert isinstance(await world.attempt(client, asked), Acknowledgement)
+        await world.hold(client, at_end=True)
+
+
+@BOTH
+async def test_an_absent_collection_is_not_sent_while_the_list_cannot_be_read(store_url: str) -> None:
+    """The merchant's general word for absent collections needs a look of its own, too."""
+    world, asked = make_world(store_url, resend=True), order("collections")
+    async with world.client() as client:
+        await ask_between_others(world, client, asked, "answer lost", made=False)
+        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
+        assert (await world.get(client, "k")).state is PaymentState.ABSENT
+        world.service.answer_list = unreadable
+        await anyio.sleep(HOUR)
+        assert isinstance(await world.attempt(client, asked), StoreError | OutcomeUnknown)
+        assert (await world.get(client, "k")).state is PaymentState.ABSENT
+        assert world.posts("k") == 1
+        world.service.answer_list = lambda request: None
+        await anyio.sleep(MINUTE)
+        assert isinstance(await world.attempt(client, asked), Acknowledgement)
+
+
+@BOTH
+@KIND
+async def test_a_soft_refusal_of_a_new_merchant(store_url: str, kind: str) -> None:
+    """Where the store knows no payment to compare with, a collection is sent again, and a disbursement waits."""
+    world, asked = make_world(store_url), order(kind)
+    async with world.client() as client:
+        assert isinstance(await world.answered(client, asked, refuse_softly, made=False), APIError)
+        await anyio.sleep(GRACE + MINUTE)
+        again = await world.attempt(client, asked)
+        if kind == "collections":
+            assert isinstance(again, Acknowledgement), again
+        else:
+            assert isinstance(again, OutcomeUnknown), again
+            assert is_openly_unknown(await world.get(client, "k"))
+            assert world.posts("k") == 1
+            await world.confirm(client, "k")
+            assert isinstance(await world.attempt(client, asked), Acknowledgement)
+        assert world.posts("k") == 2
+        await world.hold(client, at_end=True)
+
+
+@BOTH
+@KIND
+async def test_one_look_serves_every_key(store_url: str, kind: str) -> None:
+    """Forty payments that were refused softly are sent again after one listing, not after forty."""
+    world = make_world(store_url)
+    orders = [Order(f"k{each}", kind, number(each)) for each in range(40)]
+    async with world.client() as client:
+        await pay_another(world, client, kind, "before")
+        for each in orders:
+            await world.answered(client, each, refuse_softly, made=False)
+        await anyio.sleep(MINUTE)
+        await pay_another(world, client, kind, "after")
+        await anyio.sleep(GRACE + MINUTE)
+        lists = world.service.lists
+        async with anyio.create_task_group() as group:
+            for each in orders[:20]:
+                group.start_soon(world.attempt, client, each)
+        await world.pay(client, orders[20:])
+        assert world.service.lists - lists <= 3
+        await world.hold(client, at_end=True)
+    assert len(world.service.payments) == 42
+
+
+@BOTH
+@KIND
+@HOW
+async def test_a_soft_refusal_and_its_duplicate(store_url: str, kind: str, how: str) -> None:
+    """Two keys of one kind, the first refused softly: neither gets the other's transaction, however it went."""
+    world = make_world(store_url)
+    pairs = list(itertools.product([True, False], repeat=2))
+    async with world.client() as client:
+        await pay_another(world, client, kind, "before")
+        await anyio.sleep(MINUTE)
+        for place, made in enumerate(pairs):
+            for which, answer in enumerate((refuse_softly, ANSWERS[how])):
+                key = f"{['first', 'second'][which]} of {place}: {['not made', 'made'][made[which]]}"
+                await world.answered(client, order(kind, key, place), answer, made=made[which])
+                await anyio.sleep(10)
+        await anyio.sleep(MINUTE)
+        await pay_another(world, client, kind, "after")
+        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
+        await world.hold(client)
+        for record in await client.payments.list():
+            if ":" in record.key:
+                await world.attempt(client, Order(record.key, kind, record.phone_number))
+        await world.hold(client)
+        await world.come_to_rest(client)
+        await world.hold(client, at_end=True)
+
+
+@BOTH
+@KIND
+async def test_a_masked_number_that_two_payments_share_decides_nothing(store_url: str, kind: str) -> None:
+    """A row whose hidden digits could be those of two lost payments is a candidate of both, and taken for neither."""
+    world = make_world(store_url)
+    world.service.list = ListBehaviour(
+        spell=lambda row: {**row, "phone_number": f"{row['phone_number'][1:6]}***{row['phone_number'][-4:]}"}
+    )
+    orders = [Order("made", kind, "+255681234567"), Order("missing", kind, "+255689994567")]
+    async with world.client() as client:
+        await pay_another(world, client, kind, "before")
+        await anyio.sleep(MINUTE)
+        for each in orders:
+            await world.lose(client, each, made=each.key == "made")
+        await anyio.sleep(MINUTE)
+        await pay_another(world, client, kind, "after")
+        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE, HOUR)
+        for each in orders:
+            assert (await world.get(client, each.key)).candidates == ("t-000002",)
+        await world.hold(client, at_end=True)
+
+
+# Acknowledgements
+
+ECHOES: dict[str, Callable[[Row], Row]] = {
+    "amount with decimals": lambda row: {**row, "amount": f"{row['amount']}.00"},
+    "number national": lambda row: {**row, "phone_number": "0" + row["phone_number"][4:]},
+    "number without a plus": lambda row: {**row, "phone_number": row["phone_number"][1:]},
+    "number masked": lambda row: {**row, "phone_number": f"{row['phone_number'][:6]}****{row['phone_number'][-3:]}"},
+    "currency in small letters": lambda row: {**row, "currency": "tzs"},
+}
+
+
+@BOTH
+@KIND
+async def test_an_acknowledgement_may_spell_its_echo_as_it_likes(store_url: str, kind: str) -> None:
+    """Amount and number of an acknowledgement are compared by value: another spelling is no contradiction."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        for place, (name, world.service.acknowledge) in enumerate(ECHOES.items()):
+            again = await world.attempt(client, order(kind, name, place))
+            assert isinstance(again, Acknowledgement), again
+            assert [(await world.get(client, name)).transaction_id] == world.made(name)
+        assert world.service.lookups == 0
+        await world.hold(client, at_end=True)
+
+
+OTHERS: dict[str, Callable[[Row], Row]] = {
+    "amount": lambda row: {**row, "amount": "900"},
+    "number": lambda row: {**row, "phone_number": number(500)},
+    "currency": lambda row: {**row, "currency": "KES"},
+}
+
+
+@BOTH
+@KIND
+async def test_an_echo_that_contradicts_is_looked_up(store_url: str, kind: str) -> None:
+    """The acknowledgement has our id and somebody else's values: the transaction of that id decides."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        for place, (name, world.service.acknowledge) in enumerate(OTHERS.items()):
+            again = await world.attempt(client, order(kind, name, place))
+            assert isinstance(again, Acknowledgement), again
+            assert [again.transaction_id] == world.made(name)
+            assert world.service.lookups == place + 1
+        await world.hold(client, at_end=True)
+
+
+@RESEND
+@KIND
+@pytest.mark.parametrize("named", ["a stranger's", "another of ours", "nothing"])
+async def test_an_acknowledgement_of_another_payment_is_not_ours(
+    store_url: str, kind: str, resend: bool, named: str
+) -> None:
+    """It names another number, amount and id: the result is unknown, and the payment itself is found in the list."""
+    world, asked = make_world(store_url, resend=resend), order(kind)
+    async with world.client() as client:
+        await pay_another(world, client, kind, "before")  # t-000001
+        world.service.make(TYPES[kind], number(600), "800")  # t-000002
+        await anyio.sleep(MINUTE)
+        other = {"a stranger's": "t-000002", "another of ours": "t-000001", "nothing": "t-999999"}[named]
+        world.service.acknowledge = lambda row: {
+            **row,
+            "transaction_id": other,
+            "reference": f"R-{other}",
+            "amount": "900",
+            "phone_number": number(500),
+        }
+        assert isinstance(await world.attempt(client, asked), OutcomeUnknown)
+        await world.hold(client)
+        world.service.acknowledge = lambda row: row
+        await anyio.sleep(MINUTE)
+        await pay_another(world, client, kind, "after")
+        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
+        await world.attempt(client, asked)
+        await world.hold(client)
+        assert outcome(await world.get(client, "k")) in {"found", "open"}
+        assert world.posts("k") == 1
