@@ -1,0 +1,166 @@
+"""What it costs in list requests to find out about payments: little, and no more with time, size or processes."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import PaymentRecord, SQLStore
+from tests.payments.second_world import (
+    BOTH,
+    GRACE,
+    HOUR,
+    KINDS,
+    MINUTE,
+    Order,
+    World,
+    make_world,
+    number,
+    outcome,
+)
+from tests.support.scale import soak
+from tests.support.second_service import ListBehaviour
+
+pytestmark = [pytest.mark.anyio, pytest.mark.untraced]
+
+# What the shop's other payments look like; none of them is of the same number as one that is looked for.
+OTHER = "+255689000000"
+
+
+@pytest.fixture
+def world(tmp_path: Path, anyio_backend: Any) -> World:
+    return make_world(f"sqlite:///{tmp_path / 'payments.db'}")
+
+
+def make_busy(world: World, per_day: int, *, days: float) -> None:
+    """Let the service have so many transactions a day, for some days until now."""
+    now, count = world.utcnow(), round(per_day * days)
+    for each in range(count):
+        at = now - timedelta(days=days * (count - each) / count)
+        world.service.make("disbursement" if each % 3 else "collection", OTHER, str(1000 + each % 500), created_at=at)
+
+
+@pytest.mark.parametrize(
+    ("kind", "newest_first", "is_moving"),
+    [
+        pytest.param("collections", True, False, id="newest first"),
+        pytest.param("disbursements", False, False, id="oldest first"),
+        pytest.param("disbursements", True, True, id="newest first, payments arrive meanwhile"),
+        pytest.param("collections", False, True, id="oldest first, payments arrive meanwhile"),
+    ],
+)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_fresh_payment_among_twenty_thousand_a_day(
+    world: World, kind: str, newest_first: bool, is_moving: bool
+) -> None:
+    """It is found and adopted in about log2 of the pages, and four requests more, whatever the order of the list."""
+    service, asked = world.service, Order("k", kind, number(1))
+    service.list = ListBehaviour(newest_first=newest_first)
+    make_busy(world, 20_000, days=1.5)
+
+    def arrive(request: httpx.Request) -> None:
+        assert service.lists < 50, "this reads the whole list"
+        for _ in range(2 if is_moving else 0):
+            service.make("collection", OTHER, "900")
+
+    async with world.client() as client:
+        for each in range(4):
+            await world.pay(client, [Order(f"before {each}", kind, number(10 + each))])
+            await anyio.sleep(10)
+        await world.lose(client, asked, made=True)
+        for each in range(4):
+            await anyio.sleep(10)
+            await world.pay(client, [Order(f"after {each}", kind, number(20 + each))])
+        await anyio.sleep(MINUTE)
+        service.answer_list = arrive
+        await client.payments.reconcile()
+        assert outcome(await world.get(client, "k")) == "found"
+        await world.hold(client)
+    yesterday = world.utcnow().replace(hour=0, minute=0, second=0) - timedelta(days=1)
+    pages = sum(each.created_at >= yesterday for each in service.payments) / 100
+    assert pages > 250
+    assert service.lists <= math.ceil(math.log2(pages)) + 4
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_payments_that_stay_unknown_cost_nothing_for_good(world: World) -> None:
+    """One payment a day is lost and never confirmed: after ten days, a routine `reconcile` costs six requests at most.
+
+    That is where nothing new is due: payments that were looked for in vain are looked for ever more seldom.
+    """
+    service, per_day, every = world.service, soak(1000), 4
+    async with world.client() as client:
+        await world.pay(client, [Order("first", "disbursements", number(1))])
+        routine: list[int] = []
+        for day in range(10):
+            for hour in range(0, 24, every):
+                for each in range(round(per_day / (24 / every))):
+                    service.make("collection", OTHER, str(1000 + each), created_at=world.utcnow())
+                kind = KINDS[(day + hour) % 2]
+                await world.pay(client, [Order(f"{day}-{hour} {each}", each, number(100 + hour)) for each in KINDS])
+                if hour == 8:
+                    await world.lose(client, Order(f"lost {day}", kind, number(200 + day)), made=False)
+                await anyio.sleep(every * HOUR - MINUTE)
+                await client.payments.reconcile()
+                await anyio.sleep(MINUTE / 2)
+                lists = service.lists
+                await client.payments.reconcile()
+                routine.append(service.lists - lists)
+        records = [await world.get(client, f"lost {day}") for day in range(10)]
+        assert {outcome(record) for record in records} <= {"absent", "open"}
+        await world.hold(client)
+    assert max(routine[-24 // every :]) <= 6, routine
+    assert median(routine) <= 6
+
+
+@BOTH
+async def test_of_four_processes_one_reads_the_list(store_url: str) -> None:
+    """Four processes that reconcile at once read the list once; each of them gets the result."""
+    costs = {}
+    for processes in (1, 4):
+        world = make_world(store_url)
+        world.service.latency = 0.2
+        store: dict[str, Any] = {"account": f"shop-{processes}", "grace": GRACE}
+        make_busy(world, 500, days=2)
+        async with anyio.create_task_group() as group:
+            clients = [await _open(world, group, store) for _ in range(processes)]
+            await world.pay(clients[0], [Order("before", "collections", number(1))])
+            for each in range(5):
+                await world.lose(clients[0], Order(f"lost {each}", "collections", number(50 + each)), made=each < 4)
+            await world.pay(clients[0], [Order("after", "collections", number(2))])
+            await anyio.sleep(GRACE + MINUTE)
+            found: list[list[PaymentRecord]] = []
+
+            async def reconcile(client: Any) -> None:
+                found.append(await client.payments.reconcile())  # noqa: B023
+
+            before = world.service.lists
+            async with anyio.create_task_group() as callers:
+                for client in clients:
+                    callers.start_soon(reconcile, client)
+            costs[processes] = world.service.lists - before
+            for records in found:
+                assert {record.key: outcome(record) == "found" for record in records} == {
+                    f"lost {each}": each < 4 for each in range(5)
+                }
+            group.cancel_scope.cancel()
+    assert costs[4] <= costs[1]
+
+
+async def _open(world: World, group: anyio.abc.TaskGroup, store: dict[str, Any]) -> Any:
+    """Open a client of a process of its own, until the group ends."""
+
+    async def run(*, task_status: anyio.abc.TaskStatus[Any] = anyio.TASK_STATUS_IGNORED) -> None:
+        async with world.client(store=SQLStore(world.url, **store)) as client:
+            task_status.started(client)
+            await anyio.sleep_forever()
+
+    return await group.start(run)
