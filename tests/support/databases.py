@@ -53,6 +53,17 @@ class Postgres:
             connection.execute(sa.text(f"TRUNCATE {tables}"))
         return self._shared
 
+    def copy(self, url: str) -> str:
+        """Return the URL of a new database with the content of another, whose sessions end."""
+        source, copy = sa.make_url(url).database, self._url.set(database=f"test_{next(_numbers)}")
+        with _connection(self._url) as connection:
+            connection.execute(
+                sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"),
+                {"name": source},
+            )
+            connection.execute(sa.text(f"CREATE DATABASE {copy.database} TEMPLATE {source}"))
+        return copy.render_as_string(hide_password=False)
+
     def crash(self) -> None:
         """Let the server end at once, with what it has not written yet, and start it again."""
         self.stop()
