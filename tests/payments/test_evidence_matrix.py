@@ -107,8 +107,9 @@ class Asked:
 
 
 def asked() -> list[Asked]:
-    """Return an order of each kind for each answer, made and not made."""
-    cases = [(answer, kind, made) for answer in ANSWERS for kind in KINDS for made in (True, False)]
+    """Return an order of each kind for each answer that was made, and one for each answer that was not made."""
+    cases = [(answer, kind, True) for answer in ANSWERS for kind in KINDS]
+    cases += [(answer, KINDS[place % 2], False) for place, answer in enumerate(ANSWERS)]
     return [
         Asked(
             answer=answer,
