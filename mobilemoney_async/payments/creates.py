@@ -28,23 +28,34 @@ import attrs
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
 from mobilemoney_async.contract.codec import encode
-from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, Endpoint
+from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.errors import CallOutcome, MobileMoneyError, OutcomeUnknown, RequestTimeout, StoreError
+from mobilemoney_async.errors import (
+    APIError,
+    CallOutcome,
+    MobileMoneyError,
+    OutcomeUnknown,
+    RequestTimeout,
+    StoreError,
+)
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.evidence import echoes, names
 from mobilemoney_async.payments.journal import Journal, JournalEntry, duplicate_suspected
+from mobilemoney_async.payments.matching import query_for, read_sample
 from mobilemoney_async.payments.reconciler import Reconciler
+from mobilemoney_async.payments.reconciliation import adopt, doubt
 from mobilemoney_async.payments.records import (
+    Clearance,
     PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
     Source,
+    clearance,
     is_stale,
-    may_send,
 )
 from mobilemoney_async.values import valid_name
 
@@ -68,6 +79,15 @@ _EVENTS: Mapping[CallOutcome, PaymentEvent] = {
 
 class _TakenError(Exception):
     """Loss of the key to another process, which has just changed its record: look again."""
+
+
+class _NotEchoedError(Exception):
+    """Acknowledgement of a transaction that does not name what was asked for."""
+
+    def __init__(self, transaction_id: str, contradiction: str, sent_at: datetime) -> None:
+        super().__init__(contradiction)
+        self.transaction_id = transaction_id
+        self.sent_at = sent_at
 
 
 @attrs.define(eq=False)
@@ -116,30 +136,31 @@ class _Attempts:
         Raises:
             StoreError: It could not be recorded, which will be tried again, or contradicts the record.
         """
+        contradiction = echoes(self.request, answer)
         try:
-            await self._save(PaymentEvent.ACKNOWLEDGE, None, answer)
+            if contradiction is None:
+                await self._save(PaymentEvent.ACKNOWLEDGE, acknowledgement=answer)
+                return
+            await self._save(PaymentEvent.LOSE, detail=contradiction, candidates=(answer.transaction_id,))
         except StoreError as exc:
             exc.outcome = "unknown"  # "not_sent" meant the entry; the payment was sent
             raise
+        self.outcome = "unknown"
+        assert self.sent_at is not None
+        raise _NotEchoedError(answer.transaction_id, contradiction, self.sent_at)
 
     async def failed(self, outcome: CallOutcome, error: MobileMoneyError | None) -> None:
         """Record that an attempt ended without an answer. Never raises: the attempt's own error matters more."""
         self.outcome = outcome
+        detail = "cancelled" if error is None else str(error)
+        is_certain = isinstance(error, APIError) and error.is_certain
         try:
-            await self._save(_EVENTS[outcome], "cancelled" if error is None else str(error), None)
+            await self._save(_EVENTS[outcome], detail=detail, is_certain=is_certain)
         except StoreError as exc:
             logger.error("the result of payment %r is not recorded yet: %s", self.request.key, exc)  # noqa: TRY400
 
-    async def _save(self, event: PaymentEvent, detail: str | None, acknowledgement: Acknowledgement | None) -> None:
-        entry = JournalEntry(
-            self.request.key,
-            self.attempt,
-            event,
-            source=Source.ANSWER,
-            at=self.utcnow(),
-            detail=detail,
-            acknowledgement=acknowledgement,
-        )
+    async def _save(self, event: PaymentEvent, **values: Any) -> None:
+        entry = JournalEntry(self.request.key, self.attempt, event, source=Source.ANSWER, at=self.utcnow(), **values)
         # In the buffer before the first attempt to write it, so that no interruption loses it.
         self.store.keep(entry)
         for pause in (*_SAVE_PAUSES, None):
@@ -158,6 +179,7 @@ class _Progress:
     """Progress of a create, for the error at its deadline."""
 
     is_waiting: bool = True
+    is_looking: bool = False
     earlier: PaymentRecord | None = None
     attempts: _Attempts | None = None
 
@@ -198,7 +220,10 @@ class IdempotentCreates:
         progress = _Progress()
         with anyio.move_on_after(self._deadline):
             return await self._create(endpoint, body, request, progress)
-        late = RequestTimeout(f"the call's deadline of {self._deadline:g} s passed", outcome="not_sent")
+        said = f"the call's deadline of {self._deadline:g} s passed"
+        if progress.is_looking:
+            said += ", and the service's list was not read yet: call payments.reconcile(), and then create it again"
+        late = RequestTimeout(said, outcome="not_sent")
         if progress.is_waiting:
             # For another call under this key, which may have sent it. One query: it does not wait for that call.
             with anyio.CancelScope(shield=True):
@@ -230,6 +255,8 @@ class IdempotentCreates:
                     )
                 except _TakenError:
                     continue
+                except _NotEchoedError as exc:
+                    return await self._identify(request, exc)
 
     async def aclose(self) -> None:
         """Write the write-behind buffer, or log the payments without a recorded result."""
@@ -247,27 +274,81 @@ class IdempotentCreates:
             MobileMoneyError: The payment may not be sent.
         """
         await self._store.flush(key=request.key)
-        pause, is_reconciled = _FIRST_LOOK, False
+        pause, has_looked = _FIRST_LOOK, False
         while True:
             record, acknowledgement = await self._look_up(request)
             progress.earlier, progress.attempts = record, None
             if acknowledgement is not None:
                 return None, acknowledgement
+            if record is None:
+                return None, None
+            now = self._pipeline.utcnow()
             # Another process may send from here on: `Journal.begin` finds out.
-            if record is None or may_send(record, absent_suffices=self._store.resend_absent_collections):
-                return (None if record is None else record.attempt), None
-            if record.state is PaymentState.SENDING and not is_stale(record, self._pipeline.utcnow()):
+            answer = self._clearance(record, now)
+            if answer is Clearance.SEND:
+                return record.attempt, None
+            if record.state is PaymentState.SENDING and not is_stale(record, now):
                 await anyio.sleep(pause)
                 pause = min(_LAST_LOOK, pause * _LOOK_FACTOR)
                 continue
-            if is_reconciled:
-                raise _unknown(record)
+            if has_looked or answer in {Clearance.WAIT, Clearance.DOUBT}:
+                raise await self._refuse(record, answer)
+            progress.is_looking = True
             try:
                 await self._reconciler.look_for(record.key)
             except MobileMoneyError as exc:
                 # A failure now, the store's own included, proves nothing about the earlier request.
-                raise _unknown(record) from exc
-            is_reconciled = True
+                raise _unknown(record) if record.is_unresolved else _no_look(record, "the list cannot be read") from exc
+            progress.is_looking, has_looked = False, True
+
+    def _clearance(self, record: PaymentRecord, now: datetime) -> Clearance:
+        return clearance(record, now, absent_suffices=self._store.resend_absent_collections, grace=self._store.grace)
+
+    async def _refuse(self, record: PaymentRecord, answer: Clearance) -> MobileMoneyError:
+        """Return the error for a key that may not be sent now; note first if someone has to decide."""
+        if answer is Clearance.DOUBT:
+            reason = record.reason or "nothing shows how late the list is"
+            now = self._pipeline.utcnow()
+            doubted = await self._store.write(lambda journal: doubt(journal, record, reason, at=now))
+            return doubted if isinstance(doubted, StoreError) else _unknown(doubted)
+        if record.is_unresolved or record.candidates:
+            return _unknown(record)
+        is_early = answer is Clearance.WAIT or record.reason is None
+        return _no_look(record, "that may not show it yet" if is_early else record.reason or "")
+
+    async def _identify(self, request: PaymentRequest, not_echoed: _NotEchoedError) -> Acknowledgement:
+        """Look up the transaction of an acknowledgement that names something else, and adopt it if it is the payment.
+
+        Raises:
+            OutcomeUnknown: It is not, or could not be fetched.
+        """
+        identifiers, facts = {"transaction_id": not_echoed.transaction_id}, AnswerFacts()
+        asked_at = self._pipeline.utcnow()
+        cause: Exception = not_echoed
+        try:
+            answer = await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers, facts=facts)
+            sample = read_sample(facts.date, began_at=asked_at, ended_at=self._pipeline.utcnow())
+
+            def adopt_named(journal: Journal) -> None:
+                record = journal.find(request.key, lock=True)
+                skew = None if sample is None else sample.skew
+                if record is not None and record.is_unresolved and names(query_for(record), answer.transaction, skew):
+                    adopt(journal, record, answer.transaction, source=Source.ANSWER, at=asked_at)
+
+            await self._store.write(adopt_named)
+        except MobileMoneyError as exc:
+            cause = exc
+        try:
+            _, acknowledgement = await self._look_up(request)
+        except StoreError:
+            acknowledgement = None
+        if acknowledgement is not None:
+            return acknowledgement
+        raise OutcomeUnknown(
+            f"{not_echoed}: the payment may be transaction {not_echoed.transaction_id}, or may not exist",
+            idempotency_key=request.key,
+            sent_at=not_echoed.sent_at,
+        ) from cause
 
     async def _look_up(self, request: PaymentRequest) -> tuple[PaymentRecord | None, Acknowledgement | None]:
         def look(journal: Journal) -> tuple[PaymentRecord | None, Acknowledgement | None]:
@@ -299,13 +380,27 @@ def _payment_request(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any
 
 
 def _unknown(record: PaymentRecord) -> OutcomeUnknown:
-    if record.state is PaymentState.ABSENT:
-        said = "the service's list does not show the payment: confirm_absent() lets it be sent again"
-    elif record.is_ambiguous:
+    if record.candidates:
         named = [*record.candidates[:_MOST_NAMED], *(["another"] if record.candidates[_MOST_NAMED:] else [])]
         said = f"the payment may be {' or '.join(named)}: someone has to look, and to decide by identify() or "
         said += "confirm_absent()"
+    elif record.state is PaymentState.ABSENT:
+        said = "the service's list does not show the payment: confirm_absent() lets it be sent again"
+    elif record.reason is not None:
+        said = f"the payment may or may not exist ({record.reason}): someone has to look, and to decide by identify() "
+        said += "or confirm_absent()"
     else:
         said = "the payment may or may not exist, and was not found yet"
     assert record.sent_at is not None
     return OutcomeUnknown(f"{said}; nothing was sent now", idempotency_key=record.key, sent_at=record.sent_at)
+
+
+def _no_look(record: PaymentRecord, obstacle: str) -> StoreError:
+    """Return the error for a payment that does not exist, as far as is known, where the list does not show that now."""
+    is_refused = record.state is PaymentState.REFUSED
+    known = "refused without a code of the contract" if is_refused else "confirmed absent"
+    return StoreError(
+        f"the payment was {known}: it is sent again only after a look in the service's list ({obstacle}); nothing was "
+        "sent now, try again in a few minutes",
+        outcome="not_sent",
+    )

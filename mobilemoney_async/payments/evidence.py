@@ -217,9 +217,10 @@ class Evidence:
     def control(self, query: PaymentQuery, known: Iterable[PaymentRecord]) -> Control:
         """Compare the listing with payments that are known to exist, before and after a search.
 
-        Of `known` count the nearest three on each side that have a transaction and are of the search's type, at most
-        seven days away, and in the days that were asked for. Their request must have ended before the search was sent,
-        or have begun after the search was given up, and have ended at least `grace` before the listing began.
+        Of `known` count the nearest three on each side that have a transaction and are of the search's type (the list
+        may treat the other type otherwise), at most seven days away, and in the days that were asked for. Their request
+        must have ended before the search was sent, or have begun after the search was given up, and have ended at least
+        `grace` before the listing began.
         """
         if not self.walk.is_complete:
             return Control(reason=_NOT_WHOLE)
@@ -292,6 +293,14 @@ class Evidence:
             return Verdict(candidates=(row.id,), reason=f"transaction {row.id} may be payment {rival!r} as well")
         named = [*ids[:_MOST_NAMED], *(["another"] if ids[_MOST_NAMED:] else [])]
         return Verdict(candidates=tuple(ids), reason=f"it may be transaction {' or '.join(named)}")
+
+    def keep_candidates(self, verdict: Verdict, candidates: Iterable[str]) -> Verdict:
+        """Return a verdict without candidates with those of earlier that the list still shows, whatever it shows.
+
+        Our own acknowledgement may have named one of them: another amount or number is no proof then.
+        """
+        shown = tuple(each for each in candidates if each in self._rows and not self._is_claimed(each))
+        return attrs.evolve(verdict, candidates=shown, is_clear=False, absent_ok=False) if shown else verdict
 
     def _is_believed(self, query: PaymentQuery, by: Match, row: Transaction, skew: Skew | None) -> bool:
         """Return whether a row that is alone may be adopted: it is proven, in the window, and the window is known."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -29,12 +30,13 @@ from mobilemoney_async.database.schema import FOUND_VERSION, history, insert_mis
 from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_transaction
 from mobilemoney_async.errors import DuplicateSuspected, IdempotencyConflict, StoreError
 from mobilemoney_async.payments.records import (
+    Clearance,
     PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
     Source,
-    may_send,
+    clearance,
     move,
 )
 from mobilemoney_async.values import valid_name
@@ -87,6 +89,7 @@ class JournalEntry:
         detail: For the history.
         acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
         is_certain: With `PaymentEvent.REFUSE`: whether the service refused with a code of contract section 7.
+        candidates: With `PaymentEvent.LOSE` and `PaymentEvent.DOUBT`: transactions that it may be.
     """
 
     key: str
@@ -97,6 +100,7 @@ class JournalEntry:
     detail: str | None = attrs.field(default=None, kw_only=True)
     acknowledgement: Acknowledgement | None = attrs.field(default=None, kw_only=True)
     is_certain: bool | None = attrs.field(default=None, kw_only=True)
+    candidates: tuple[str, ...] = attrs.field(default=(), kw_only=True)
 
 
 @attrs.frozen
@@ -208,7 +212,14 @@ class Journal:
             return self._contradict(entry, f"{entry.event.value}: {subject} {problem}")
         if target is record.state and entry.event is not PaymentEvent.LOSE:
             return record
-        changed = self.update(row.key, _values(record, entry, target))
+        try:
+            with self.connection.begin_nested() if entry.event is PaymentEvent.DOUBT else nullcontext():
+                changed = self.update(row.key, _values(record, entry, target))
+        except sa.exc.IntegrityError:
+            said = (
+                "another payment of the same kind is unidentified: nothing was sent; try again once that one is found"
+            )
+            return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
         if target is not record.state:
             self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
         return to_record(changed)
@@ -217,6 +228,9 @@ class Journal:
         """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""
         of_transaction = {"of_account": self.account, "of_transaction": transaction.id}
         row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
+        if row is not None:
+            # The list may have its own word for the type, by which no state is known to be final.
+            transaction = attrs.evolve(transaction, type=TransactionType(row.type))
         status = str(transaction.status)
         if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
             return None
@@ -266,11 +280,13 @@ class Journal:
         require_known(self.connection.execute(_VERSION).scalar_one())
         row = self.row(key, lock=True)
         assert row is not None
-        # The caller knows whether absence suffices. Under the lock, only what another process may have changed matters.
-        if row.attempt != expected or not may_send(to_record(row), absent_suffices=True):
+        # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what
+        # another process may have changed matters.
+        if row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
             return False
         values = {**sending, "attempt": expected + 1, "walks": 0, "walked_at": None, "candidates": None}
-        values |= {"ended_at": None, "error": None, "is_certain": None}
+        values |= {"ended_at": None, "error": None, "is_certain": None, "reason": None}
+        values |= {"looked_at": None, "look_passed": None, "next_look_at": None}
         try:
             with self.connection.begin_nested():
                 self.update(key, values)
@@ -311,6 +327,11 @@ def to_record(row: sa.Row[Any]) -> PaymentRecord:
         candidates=() if row.candidates is None else tuple(json.loads(row.candidates)),
         is_adopted=bool(row.is_adopted),
         walks=row.walks,
+        is_certain=row.state != PaymentState.REFUSED or bool(row.is_certain),
+        reason=row.reason,
+        looked_at=row.looked_at,
+        is_controlled=bool(row.look_passed),
+        next_look_at=row.next_look_at,
         error=row.error,
         external_id=row.external_id,
     )
@@ -339,13 +360,21 @@ def _values(record: PaymentRecord, entry: JournalEntry, target: PaymentState) ->
             "status": str(acknowledged.status_code),
             "acknowledgement": dump(acknowledged),
             "candidates": None,
+            "reason": None,
             "is_adopted": entry.event is PaymentEvent.ADOPT,
         }
     if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.LOSE}:
         values["error"] = _cut(entry.detail)
     values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
     if entry.event is PaymentEvent.LOSE:
-        values |= {"walks": 0, "walked_at": None}  # a listing that began before the request ended proves nothing
+        # A listing that began before the request ended proves nothing.
+        values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}
+    if entry.event is PaymentEvent.CONFIRM_ABSENT:
+        values |= {"candidates": None, "reason": None, "looked_at": None, "look_passed": None, "next_look_at": None}
+    if entry.event is PaymentEvent.DOUBT:
+        values["reason"] = _cut(entry.detail)
+    if entry.candidates:
+        values["candidates"] = json.dumps(entry.candidates)
     return values
 
 

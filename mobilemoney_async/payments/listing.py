@@ -15,7 +15,7 @@ from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, Pagination, RowsAnswer, Transaction, UnreadableRow
 from mobilemoney_async.errors import APIError, TransactionNotFound
 from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.matching import ClockSample, read_date
+from mobilemoney_async.payments.matching import ClockSample, read_sample
 from mobilemoney_async.resources.page_choice import JoinedPages, TimeSearch
 
 _ROWS = attrs.evolve(LIST_TRANSACTIONS, read=read_rows)
@@ -63,9 +63,9 @@ class _Reader:
             if number == 1 or type(exc) not in {APIError, TransactionNotFound} or exc.status_code not in _NO_SUCH_PAGE:
                 raise
             return PageAnswer(transactions=(), pagination=self._counts)
-        shown = None if facts.date is None else read_date(facts.date)
-        if shown is not None:
-            self._dates.append(ClockSample(shown=shown, began_at=sent_at, ended_at=self._pipeline.utcnow()))
+        sample = read_sample(facts.date, began_at=sent_at, ended_at=self._pipeline.utcnow())
+        if sample is not None:
+            self._dates.append(sample)
         self._counts = answer.pagination
         self.rows.update((row.id, row) for row in answer.transactions)
         if isinstance(answer, RowsAnswer):
@@ -161,4 +161,4 @@ class Lister:
         search = TimeSearch(start, end, is_recent=end > self._pipeline.utcnow() - _RECENT)
         while search.page is not None and reader.left > 0:
             search.take(await reader.read(search.page))
-        return reader.walk(covered=(start, end) if search.is_covered else None)
+        return reader.walk(is_complete=search.is_whole, covered=(start, end) if search.is_covered else None)

@@ -86,6 +86,12 @@ def read_date(header: str) -> datetime | None:
         return None
 
 
+def read_sample(date: str | None, *, began_at: datetime, ended_at: datetime) -> ClockSample | None:
+    """Return the reading of the service's clock that the Date header of an answer is, or None if it has no time."""
+    shown = read_date(date or "")
+    return None if shown is None else ClockSample(shown=shown, began_at=began_at, ended_at=ended_at)
+
+
 def estimate_skew(samples: Sequence[ClockSample]) -> Skew | None:
     """Return bounds on the difference of the clocks, or None without a sample.
 
@@ -282,22 +288,21 @@ class DateRange:
 
     first: date
     last: date
-    queries: Mapping[str, PaymentQuery]
+    keys: Sequence[str]
 
 
-def date_ranges(queries: Mapping[str, PaymentQuery]) -> list[DateRange]:
-    """Return the days to be listed, earliest first: an old unknown payment must not cost the days since.
+def date_ranges(spans: Mapping[str, tuple[datetime, datetime]]) -> list[DateRange]:
+    """Return the days to be listed for some spans of time, earliest first: an old one must not cost the days since.
 
     Each range has a day to spare on either side, and one more at its end: the service's time zone, its clock, and
     whether its last day is included are undocumented.
     """
     found: list[DateRange] = []
-    for key, query in sorted(queries.items(), key=lambda item: item[1].sent_at):
-        start, end = query.window(None)
+    for key, (start, end) in sorted(spans.items(), key=lambda item: item[1]):
         first, last = (start - _DAY).date(), (end + 2 * _DAY).date()
-        merged: Mapping[str, PaymentQuery] = {}
+        keys: Sequence[str] = ()
         if found and first <= found[-1].last:
             before = found.pop()
-            first, last, merged = before.first, max(last, before.last), before.queries
-        found.append(DateRange(first=first, last=last, queries={**merged, key: query}))
+            first, last, keys = before.first, max(last, before.last), before.keys
+        found.append(DateRange(first=first, last=last, keys=(*keys, key)))
     return found

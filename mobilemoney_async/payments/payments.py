@@ -15,7 +15,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.reconciler import Reconciler
-from mobilemoney_async.payments.reconciliation import adopt
+from mobilemoney_async.payments.reconciliation import adopt, dismiss_candidates
 from mobilemoney_async.payments.records import (
     UNIDENTIFIED,
     PaymentEvent,
@@ -131,7 +131,8 @@ class PaymentBook:
     async def confirm_absent(self, key: str, *, note: str) -> PaymentRecord:
         """Confirm, after someone has looked, that an unknown or absent payment does not exist.
 
-        Its key may then be used again, and money is sent again when it is.
+        Its key may then be used again, and money is sent again when it is: after one more look in the service's list. A
+        transaction that is found there, other than the `candidates` of now, makes the payment unknown once more.
 
         Args:
             key: The payment's idempotency key.
@@ -151,10 +152,10 @@ class PaymentBook:
         now = self._utcnow()
 
         def confirm(journal: Journal) -> PaymentRecord | StoreError:
-            attempt = _lock_unresolved(journal, key, now).attempt
-            return journal.apply(
-                JournalEntry(key, attempt, PaymentEvent.CONFIRM_ABSENT, source=Source.PERSON, at=now, detail=note)
-            )
+            record = _lock_unresolved(journal, key, now)
+            dismiss_candidates(journal, record, note=note, at=now)
+            event = PaymentEvent.CONFIRM_ABSENT
+            return journal.apply(JournalEntry(key, record.attempt, event, source=Source.PERSON, at=now, detail=note))
 
         return await self._decide(key, confirm)
 

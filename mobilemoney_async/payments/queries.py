@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, TypeVar
 
 import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.migrations import OLD_PAYMENTS
-from mobilemoney_async.database.schema import VERSION, history, logins, payments
-from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, Journal, to_record
+from mobilemoney_async.database.schema import VERSION, history, logins, payments, unclaimed
+from mobilemoney_async.payments.evidence import NO_LATER
+from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
 from mobilemoney_async.payments.records import HistoryEntry, PaymentRecord, PaymentState
+
+T = TypeVar("T")
+
+EXPLAINED = "explained"
+"""State of a transaction that no payment claims, and of which someone has said what it is."""
 
 # Transaction ids in one statement.
 _IDS_AT_ONCE = 500
+# For how long a payment is looked for that was refused without a code of the contract, or confirmed absent; and one of
+# the former for which a create has asked.
+_SEARCHED, _REMEMBERED = timedelta(days=1), timedelta(days=30)
+# Payments on each side that a listing is compared with, and how far away they may be.
+_NEAREST, _COMPARED = 5, timedelta(days=7)
 
 _columns = payments.c
+# Payments without a known transaction that the list may show, each with an index.
+_SEARCHABLE: Sequence[sa.ColumnElement[bool] | sa.TextClause] = (
+    *(_columns.state == state for state in (PaymentState.UNKNOWN, PaymentState.ABSENT, PaymentState.RELEASED)),
+    WAS_REFUSED_SOFTLY,
+)
 # The columns with a payment's names. Each has an index, two of them one with a condition.
 _NAMES: Mapping[str, Sequence[Any]] = {
     "transaction_id": (),
@@ -27,11 +43,11 @@ _NAMES: Mapping[str, Sequence[Any]] = {
 }
 
 
-def chunks(ids: Iterable[str]) -> Iterator[list[str]]:
-    """Return transaction ids in lists that are short enough for one statement."""
-    everything = list(ids)
-    for start in range(0, len(everything), _IDS_AT_ONCE):
-        yield everything[start : start + _IDS_AT_ONCE]
+def chunks(things: Iterable[T], size: int = _IDS_AT_ONCE) -> Iterator[list[T]]:
+    """Return things, such as transaction ids, in lists that are short enough for one statement or transaction."""
+    everything = list(things)
+    for start in range(0, len(everything), size):
+        yield everything[start : start + size]
 
 
 def find_with_history(journal: Journal, key: str) -> PaymentRecord | None:
@@ -64,6 +80,124 @@ def owners(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, Pay
         statement = sa.select(payments).where(_columns.account == journal.account, _columns.transaction_id.in_(some))
         found |= {row.transaction_id: to_record(row) for row in journal.connection.execute(statement)}
     return found
+
+
+def find_all(journal: Journal, keys: Iterable[str]) -> list[PaymentRecord]:
+    """Return the payments of some keys, oldest first."""
+    found: list[PaymentRecord] = []
+    for some in chunks(keys):
+        statement = sa.select(payments).where(_columns.account == journal.account, _columns.key.in_(some))
+        found += map(to_record, journal.connection.execute(statement))
+    return sorted(found, key=lambda record: (record.created_at, record.key))
+
+
+def due(journal: Journal, now: datetime, *, key: str | None, grace: float) -> list[PaymentRecord]:
+    """Return the payments to look for in the service's list: those whose time has come, and that of `key`.
+
+    Unknown ones; absent ones of the last week; those refused without a code of the contract in the last day, once after
+    the grace period; those confirmed absent in the last day, once; and either of these two that a create has asked for
+    within a day, without a result.
+    """
+    here, a_day_ago = _columns.account == journal.account, now - _SEARCHED
+    settled_at = now - timedelta(seconds=grace)
+    is_due = sa.or_(_columns.next_look_at.is_(None), _columns.next_look_at <= now)
+    is_asked_for = _columns.next_look_at.between(a_day_ago, now)
+    is_new_refusal = sa.and_(_columns.ended_at.between(a_day_ago, settled_at), _columns.walks == 0, is_due)
+    is_new_release = sa.and_(_columns.changed_at >= a_day_ago, _columns.looked_at.is_(None), is_due)
+    wanted = [
+        sa.and_(_columns.state == PaymentState.UNKNOWN, is_due),
+        sa.and_(_columns.state == PaymentState.ABSENT, _columns.ended_at >= now - _COMPARED, is_due),
+        sa.and_(WAS_REFUSED_SOFTLY, _columns.ended_at >= now - _REMEMBERED, sa.or_(is_new_refusal, is_asked_for)),
+        sa.and_(_columns.state == PaymentState.RELEASED, sa.or_(is_new_release, is_asked_for)),
+    ]
+    if key is not None:
+        wanted.append(sa.and_(_columns.key == key, sa.or_(*_SEARCHABLE)))
+    rows = (row for each in wanted for row in journal.connection.execute(sa.select(payments).where(here, each)))
+    found = {row.key: to_record(row) for row in rows}
+    found |= {record.key: record for record in _comparable_now(journal, now, grace)}
+    return sorted(found.values(), key=lambda record: (record.created_at, record.key))
+
+
+def _comparable_now(journal: Journal, now: datetime, grace: float) -> list[PaymentRecord]:
+    """Return the unknown payments of the last week that only lacked a later payment to compare with, and have one."""
+    here = _columns.account == journal.account
+    waiting = (_columns.state == PaymentState.UNKNOWN, _columns.reason == NO_LATER, _columns.candidates.is_(None))
+    rows = journal.connection.execute(
+        sa.select(payments).where(here, *waiting, _columns.looked_at >= now - _COMPARED)
+    ).all()
+    if not rows:
+        return []
+    # Of payments after the list's grace period: those that the latest look could not be compared with.
+    settles = timedelta(seconds=grace)
+    since = min(row.sent_at for row in rows)
+    known = (_columns.transaction_id.is_not(None), _columns.attempt == 1, _columns.ended_at <= now - settles)
+    found: list[PaymentRecord] = []
+    for kind in {row.type for row in rows}:
+        latest = journal.connection.execute(
+            sa.select(_columns.created_at, _columns.ended_at)
+            .where(here, *known, _columns.type == kind, _columns.created_at > since)
+            .order_by(_columns.created_at.desc())
+            .limit(1)
+        ).one_or_none()
+        found += [
+            to_record(row)
+            for row in rows
+            if latest is not None
+            and row.type == kind
+            and row.ended_at <= latest.created_at <= row.ended_at + _COMPARED
+            and latest.ended_at + settles > row.looked_at
+        ]
+    return found
+
+
+def searchable(journal: Journal, first: date, last: date) -> list[PaymentRecord]:
+    """Return the payments of some days that a full listing of them may show, though no payment owns a transaction."""
+    start, end = (datetime.combine(day, time(), UTC) for day in (first, last + _SEARCHED))
+    here, is_of_them = _columns.account == journal.account, _columns.ended_at.between(start, end)
+    statements = (sa.select(payments).where(here, each, is_of_them) for each in _SEARCHABLE)
+    return [to_record(row) for statement in statements for row in journal.connection.execute(statement)]
+
+
+def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
+    """Return the payments that a transaction without an owner may be, in a listing from a day on.
+
+    Those with an unknown result, on their way now included, and those refused softly in the days of the listing.
+    """
+    here = _columns.account == journal.account
+    is_recent = _columns.ended_at >= datetime.combine(first, time(), UTC) - _SEARCHED
+    wanted = (IS_UNIDENTIFIED, sa.and_(WAS_REFUSED_SOFTLY, is_recent))
+    rows = (row for each in wanted for row in journal.connection.execute(sa.select(payments).where(here, each)))
+    return [to_record(row) for row in rows]
+
+
+def neighbours(journal: Journal, record: PaymentRecord) -> list[PaymentRecord]:
+    """Return the nearest payments of a payment's type with a known transaction, a few before it and a few after it."""
+    assert record.sent_at is not None
+    at, ended_at = record.sent_at, record.ended_at or record.sent_at
+    created_at = _columns.created_at
+    sides = (
+        (created_at.between(at - _COMPARED, at), created_at.desc()),
+        (created_at.between(ended_at, ended_at + _COMPARED), created_at),
+    )
+    known = (
+        _columns.account == journal.account,
+        _columns.type == str(record.type),
+        _columns.transaction_id.is_not(None),
+        _columns.attempt == 1,
+    )
+    nearest = (sa.select(payments).where(*known, where).order_by(order).limit(_NEAREST) for where, order in sides)
+    return [to_record(row) for statement in nearest for row in journal.connection.execute(statement)]
+
+
+def explained_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
+    """Return those of some transactions that someone has explained: no payment of this account is one of them."""
+    columns, found = unclaimed.c, set[str]()
+    for some in chunks(transaction_ids):
+        statement = sa.select(columns.transaction_id).where(
+            columns.account == journal.account, columns.transaction_id.in_(some), columns.state == EXPLAINED
+        )
+        found |= set(journal.connection.execute(statement).scalars())
+    return frozenset(found)
 
 
 def select(

@@ -1,38 +1,60 @@
-"""Reconciler of unknown payments with the service's transaction list (contract, section 4.4)."""
+"""Reconciler of unknown payments with the service's transaction list (contract, section 4.4).
+
+A payment is looked for near the time of its send first, which takes few pages. Only one that this does not find, after
+the grace period, costs a listing of whole days; and the longer it stays unknown, the rarer those are. Each of them
+serves all payments of its days that the list may show.
+
+Critical section: one task of a process and one process of an account at a time reads the list, under the lease
+`reconcile`. The others wait, and find its results in the store: a payment that was judged since they asked is not
+looked for again. No transaction is open while the list is read, so any payment may have changed by then:
+`record_listing` looks again, under the row's lock.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from datetime import date
+import functools
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
 
 import anyio
 
-from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
-from mobilemoney_async.contract.endpoints import LIST_TRANSACTIONS, Priority
-from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
-from mobilemoney_async.contract.models import Transaction, TransactionPage
-from mobilemoney_async.errors import UnexpectedResponse
+from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.endpoints import Priority
+from mobilemoney_async.database.leases import change_lease, while_renewed
+from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.evidence import Control, Evidence, Walk
+from mobilemoney_async.payments.evidence import Evidence, Walk
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.matching import (
-    ClockSample,
-    DateRange,
-    PaymentQuery,
-    date_ranges,
-    query_for,
-    read_date,
+from mobilemoney_async.payments.listing import Lister
+from mobilemoney_async.payments.matching import date_ranges, query_for
+from mobilemoney_async.payments.queries import (
+    chunks,
+    doubtful,
+    due,
+    explained_ids,
+    find_all,
+    neighbours,
+    owners,
+    searchable,
+    select,
 )
-from mobilemoney_async.payments.queries import owners, select
-from mobilemoney_async.payments.reconciliation import find_rival, mark_stale, record_listing
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState
-from mobilemoney_async.resources.page_choice import FullListing
+from mobilemoney_async.payments.reconciliation import Look, ask_for_look, find_rival, mark_stale, record_listing
+from mobilemoney_async.payments.records import (
+    Clearance,
+    PaymentRecord,
+    PaymentState,
+    clearance,
+)
 
-# Pages of a list that is read as a whole, without a range of days.
-_SHORT = 5
-# Attempts to read a full listing.
-_LISTINGS = 3
+# Payments that were sent within such a time of each other are looked for together.
+_CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
+# Seconds: the length of the lease, between two looks whether another process has given it back, and for giving it back
+# though the call was cancelled.
+_LEASE, _PAUSE, _SHIELD = 30.0, 1.0, 5.0
+# Payments that are judged in one transaction.
+_AT_ONCE = 100
 
 
 class Reconciler:
@@ -40,136 +62,195 @@ class Reconciler:
 
     def __init__(self, store: AccountStore, pipeline: Pipeline) -> None:
         self._store = store
-        self._pipeline = pipeline
-        # Held while the list is read and judged. A task that waits for it may find its payment judged by then.
+        self._utcnow = pipeline.utcnow
+        self._lister = Lister(pipeline)
+        self._name = uuid.uuid4().hex
+        # Held while the list is read and judged.
         self._lock = anyio.Lock()
-        self._looked_at: dict[str, float] = {}
 
     async def look_for(self, key: str) -> None:
-        """Look for one unknown payment, and for those of the same days on the way.
+        """Look for one payment, and for those that are due on the way.
 
-        Of many tasks that ask at once, one reads the list, and serves the others too.
+        Of many tasks and processes that ask at once, one reads the list, and serves the others too.
 
         Raises:
             StoreError: The store failed.
             MobileMoneyError: The list could not be read; nothing was changed.
         """
-        asked_at = anyio.current_time()
-        async with self._lock:
-            if self._looked_at.get(key, -math.inf) < asked_at:
-                await self._reconcile(key, None)
+        await self._reconcile(key, None)
 
     async def run(self, *, stale_after: float | None = None) -> list[PaymentRecord]:
-        """Look for every unknown payment, and record the results; see `Payments.reconcile`."""
-        async with self._lock:
-            return await self._reconcile(None, stale_after)
+        """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`."""
+        return await self._reconcile(None, stale_after)
 
     async def _reconcile(self, key: str | None, stale_after: float | None) -> list[PaymentRecord]:
         await self._store.database.open()
-        now = self._pipeline.utcnow()
         await self._store.flush(key=key)
-        busy = self._store.locks.held(but=key)
+        busy, now = self._store.locks.held(but=key), self._utcnow()
 
         def begin(journal: Journal) -> list[PaymentRecord]:
             mark_stale(journal, now, busy=busy, stale_after=stale_after)
+            if key is not None:
+                ask_for_look(journal, key, at=now)
             return select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
 
-        records = {record.key: record for record in await self._store.write(begin)}
-        if not records:
-            return []
-        # No transaction is open while the list is read: other processes may change any of these payments.
-        queries = {record.key: query_for(record) for record in records.values()}
-        began = anyio.current_time()
-        # A short list is read as a whole, so that the service's idea of a day does not matter.
-        listing = await self._list_once({}, most_pages=_SHORT)
-        if listing is not None:
-            return await self._judge(listing, queries, records, began)
-        found: list[PaymentRecord] = []
-        for days in date_ranges(queries):
-            if key is None or key in days.queries:
-                began = anyio.current_time()
-                listing = await self._list(days)
-                found += await self._judge(listing, queries, {each: records[each] for each in days.queries}, began)
-        return found
+        keys = {record.key for record in await self._store.write(begin)}
+        asked = await self._due(key)
+        if asked:
+            async with self._lock:
+                await self._under_lease(asked, key)
+        return await self._store.read(lambda journal: find_all(journal, keys.union(each.key for each in asked)))
+
+    async def _due(self, key: str | None) -> list[PaymentRecord]:
+        now = self._utcnow()
+        return await self._store.read(lambda journal: due(journal, now, key=key, grace=self._store.grace))
+
+    async def _under_lease(self, asked: Sequence[PaymentRecord], key: str | None) -> None:
+        """Look for the payments that are due, as the only process of the account.
+
+        While this waits, for a task or a process that reads the list, the payments that were `asked` for may be judged.
+        """
+        before = {record.key: _last_look(record) for record in asked}
+        try:
+            while True:
+                if await self._hold(_LEASE):
+                    break
+                await anyio.sleep(_PAUSE)
+            payments = [
+                record
+                for record in await self._due(key)
+                if before.get(record.key, _last_look(record)) == _last_look(record)
+            ]
+            if payments:
+                await while_renewed(lambda: self._look(payments, key), lambda: self._hold(_LEASE), every=_LEASE / 3)
+        finally:
+            # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
+            with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
+                await self._hold(None)
+
+    async def _hold(self, ttl: float | None) -> bool:
+        held, _ = await self._store.database.timed(
+            lambda connection, clock: change_lease(
+                connection, self._store.account, "reconcile", by=self._name, ttl=ttl, clock=clock
+            )
+        )
+        return held
+
+    async def _look(self, payments: Sequence[PaymentRecord], key: str | None) -> None:
+        """Look for payments: near their sends, where that may be enough, and then in whole days."""
+        now, left = self._utcnow(), {record.key: record for record in payments}
+        for cluster in _clusters(record for record in payments if self._is_looked_for_nearby(record, key, now)):
+            windows = [query_for(record).window(None) for record in cluster]
+            start, end = min(start for start, _ in windows), max(end for _, end in windows)
+            walk = await self._lister.near(start, end, (start - _DAY).date(), (end + 2 * _DAY).date())
+            for record in await self._judge(walk, cluster):
+                if not _needs_whole_days(left[record.key], record, walk, now):
+                    del left[record.key]
+        clusters = {cluster[0].key: cluster for cluster in _clusters(left.values())}
+        spans = {each: await self._span(cluster) for each, cluster in clusters.items()}
+        for days in date_ranges(spans):
+            asked = {record.key: record for each in days.keys for record in clusters[each]}
+            # Read before the listing: one that is confirmed absent during it needs another look.
+            others = await self._store.read(functools.partial(searchable, first=days.first, last=days.last))
+            walk = await self._lister.complete(days.first, days.last, lane=Priority.BULK)
+            also = [each for each in others if each.key not in asked and walk.asked(*query_for(each).window(None))]
+            await self._judge(walk, [*asked.values(), *also], is_whole=True)
+
+    def _is_looked_for_nearby(self, record: PaymentRecord, key: str | None, now: datetime) -> bool:
+        """Return whether a look near the send of a payment suffices for now: one of whole days costs more."""
+        if record.state is PaymentState.ABSENT:
+            # One that may be sent again needs a look in whole days.
+            may_send = clearance(record, now, absent_suffices=self._store.resend_absent_collections)
+            return record.key != key or may_send is Clearance.NEVER
+        # After the first look whole days are needed, for its absence; but not for every create that asks.
+        return record.state is PaymentState.UNKNOWN and (not record.walks or not _is_due(record, now))
+
+    async def _span(self, cluster: Sequence[PaymentRecord]) -> tuple[datetime, datetime]:
+        """Return the time to list for some payments, with the nearest ones that the listing is compared with."""
+        around = await self._store.read(
+            lambda journal: [*neighbours(journal, cluster[0]), *neighbours(journal, cluster[-1])]
+        )
+        begin, end = query_for(cluster[0]).sent_at, query_for(cluster[-1]).sent_at
+        sent = [query_for(record).sent_at for record in around]
+        nearest = {
+            max((at for at in sent if at <= begin), default=None),
+            min((at for at in sent if at >= end), default=None),
+        }
+        compared = [record for record in around if record.sent_at in nearest]
+        windows = [query_for(record).window(None) for record in (*cluster, *compared)]
+        return min(start for start, _ in windows), max(end for _, end in windows)
 
     async def _judge(
-        self,
-        listing: Walk,
-        queries: Mapping[str, PaymentQuery],
-        records: Mapping[str, PaymentRecord],
-        began: float,
+        self, walk: Walk, payments: Sequence[PaymentRecord], *, is_whole: bool = False
     ) -> list[PaymentRecord]:
-        """Record the results of a full listing for some payments, in one transaction."""
+        """Record the results of a listing for some payments, a hundred in a transaction; return them as they are."""
+        grace = self._store.grace
 
-        def judge_all(journal: Journal) -> list[PaymentRecord]:
-            owned = owners(journal, [row.id for row in listing.rows])
-            evidence = Evidence(walk=listing, owned=owned, searches=queries, grace=self._store.grace)
-            found = []
-            for key, record in records.items():
-                verdict, rival = evidence.judge(key, Control(passed=True)), None
-                if verdict.adopt is not None:
-                    rival = find_rival(
-                        journal, key, verdict.adopt, query=queries[key], skew=evidence.skew(queries[key])
-                    )
-                found.append(
-                    record_listing(
-                        journal,
-                        record,
-                        verdict,
-                        rival,
-                        began_at=listing.began_at,
-                        ended_at=listing.ended_at,
-                        grace=self._store.grace,
-                    )
-                )
-            return found
+        def read(journal: Journal) -> Evidence:
+            owned = owners(journal, [row.id for row in walk.rows])
+            searches = {each.key: query_for(each) for each in (*doubtful(journal, walk.first_day), *payments)}
+            shown = [*(row.id for row in walk.rows), *(row.id for row in walk.unreadable if row.id is not None)]
+            explained = explained_ids(journal, [each for each in shown if each not in owned])
+            return Evidence(walk=walk, owned=owned, explained_ids=explained, searches=searches, grace=grace)
 
-        found = await self._store.write(judge_all)
-        self._looked_at |= dict.fromkeys(records, began)
-        for record in found:
-            if not record.is_unresolved:
-                self._looked_at.pop(record.key, None)
-        return found
+        evidence, judged = await self._store.read(read), list[PaymentRecord]()
+        for some in chunks(payments, _AT_ONCE):
 
-    async def _list(self, days: DateRange) -> Walk:
-        """Read all transactions of some days.
+            def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:
+                return [_judge_one(journal, record, evidence, is_whole=is_whole) for record in some]
 
-        Raises:
-            UnexpectedResponse: The list shows fewer transactions than it counts, again and again.
-            MobileMoneyError: A page could not be fetched.
-        """
-        query: dict[str, str | int] = {"from": days.first.isoformat()}
-        if days.last < self._pipeline.utcnow().date():
-            query["to"] = days.last.isoformat()
-        for _ in range(_LISTINGS):
-            listing = await self._list_once(query)
-            if listing is not None:
-                return listing
-        raise UnexpectedResponse("the transaction list shows fewer transactions than it counts", status_code=200)
+            judged += await self._store.write(judge)
+        return judged
 
-    async def _list_once(self, query: dict[str, str | int], *, most_pages: float = math.inf) -> Walk | None:
-        """Return a full listing, or None if the list is too long or shows fewer transactions than it counts."""
-        pages, rows, dates = FullListing(), list[Transaction](), list[ClockSample]()
-        began_at, fewest = self._pipeline.utcnow(), math.inf
-        while pages.page is not None:
-            sent_at = self._pipeline.utcnow()
-            asked = {"limit": PAGE_SIZE_MAX, **query, "page": pages.page}
-            facts = AnswerFacts()
-            page = await self._pipeline.call(LIST_TRANSACTIONS, query=asked, lane=Priority.LOOKUP, facts=facts)
-            shown = None if facts.date is None else read_date(facts.date)
-            if shown is not None:
-                dates.append(ClockSample(shown=shown, began_at=sent_at, ended_at=self._pipeline.utcnow()))
-            if page.pagination.total_pages > most_pages:
-                return None
-            fewest = min(fewest, page.pagination.total_count)
-            rows += pages.take(TransactionPage(transactions=page.transactions, pagination=page.pagination))
-        if len(rows) < fewest:
-            return None
-        return Walk(
-            rows=tuple(rows),
-            dates=tuple(dates),
-            began_at=began_at,
-            ended_at=self._pipeline.utcnow(),
-            first_day=date.min,
-            is_complete=True,
-        )
+
+def _judge_one(journal: Journal, record: PaymentRecord, evidence: Evidence, *, is_whole: bool) -> PaymentRecord:
+    query = evidence.searches[record.key]
+    skew = evidence.skew(query)
+    control = evidence.control(query, neighbours(journal, record))
+    verdict, rival = evidence.judge(record.key, control), None
+    if verdict.adopt is not None:
+        rival = find_rival(journal, record.key, verdict.adopt, query=query, skew=skew)
+    elif not verdict.candidates:
+        verdict = evidence.keep_candidates(verdict, record.candidates)
+    look = Look(
+        walk=evidence.walk,
+        verdict=verdict,
+        rival=rival,
+        grace=evidence.grace,
+        is_contradicted=control.is_failed,
+        is_whole=is_whole,
+        is_known=evidence.walk.knows(*query.window(skew)),
+    )
+    return record_listing(journal, record, look)
+
+
+def _needs_whole_days(before: PaymentRecord, record: PaymentRecord, walk: Walk, now: datetime) -> bool:
+    """Return whether a payment must be looked for in whole days, after a look near its send that changed `before`."""
+    if walk.is_complete or record.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
+        return False
+    if record.candidates:
+        # A part of the list can show a match, and leave open whether there is another one.
+        return _is_due(before, now) or record.candidates != before.candidates
+    return walk.covered is None and record.state is PaymentState.UNKNOWN and _is_due(before, now)
+
+
+def _last_look(record: PaymentRecord) -> object:
+    """Return a value that a look for a payment changes."""
+    return record.state, record.attempt, record.looked_at, record.next_look_at
+
+
+def _is_due(record: PaymentRecord, now: datetime) -> bool:
+    return record.next_look_at is None or record.next_look_at <= now
+
+
+def _clusters(payments: Iterable[PaymentRecord]) -> list[list[PaymentRecord]]:
+    """Return payments in groups that were sent at about the same time."""
+    clusters: list[list[PaymentRecord]] = []
+    last: datetime | None = None
+    for record in sorted(payments, key=lambda record: query_for(record).sent_at):
+        query = query_for(record)
+        if last is None or query.sent_at > last + _CLUSTER:
+            clusters.append([])
+        clusters[-1].append(record)
+        last = query.ended_at
+    return clusters

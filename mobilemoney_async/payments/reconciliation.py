@@ -21,14 +21,25 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import history, payments
+from mobilemoney_async.database.schema import history, insert_missing, payments, unclaimed
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.evidence import Verdict
+from mobilemoney_async.payments.evidence import Verdict, Walk
 from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, to_record
-from mobilemoney_async.payments.matching import PaymentQuery, Skew
-from mobilemoney_async.payments.records import LISTINGS, PaymentEvent, PaymentRecord, PaymentState, Source
+from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew
+from mobilemoney_async.payments.queries import EXPLAINED
+from mobilemoney_async.payments.records import (
+    LISTINGS,
+    REUSABLE,
+    PaymentEvent,
+    PaymentRecord,
+    PaymentState,
+    Source,
+)
+from mobilemoney_async.values import mask_phone_number
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+_DAY = timedelta(days=1)
 
 # After one of these the result of an attempt is known, more or less: a late loss takes an absence back.
 _SETTLING = frozenset(
@@ -70,38 +81,102 @@ def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_a
             )
 
 
-def record_listing(
-    journal: Journal,
-    record: PaymentRecord,
-    verdict: Verdict,
-    rival: EarlierAttempt | None,
-    *,
-    began_at: datetime,
-    ended_at: datetime,
-    grace: float,
-) -> PaymentRecord:
-    """Record the result of a full listing for an unknown payment, and return the payment as it is now.
+def ask_for_look(journal: Journal, key: str, *, at: datetime) -> None:
+    """Note that a create waits for a look for a payment: if it cannot wait for its end, `reconcile` makes it."""
+    row = journal.row(key, lock=True)
+    if row is not None and row.state in REUSABLE and (row.next_look_at is None or row.next_look_at > at):
+        journal.update(key, {"next_look_at": at})
 
-    A payment that is no longer as it was before the listing, `record`, is left as it is. The match of the verdict may
-    fit a rival as well. For `grace` seconds after the end of its request a listing may miss a payment that exists.
+
+@attrs.frozen(kw_only=True)
+class Look:
+    """Listing that was read for a payment, and what it shows.
+
+    Attributes:
+        walk: The listing.
+        verdict: The conclusion from it.
+        rival: Another attempt that the match of the verdict fits as well.
+        grace: Seconds after the end of its request for which a listing may miss a payment that exists.
+        is_contradicted: Whether it contradicts known payments: then it is no look at all.
+        is_whole: Whether whole days were asked for, rather than the pages near the send.
+        is_known: Whether all rows were read of the time in which the payment may have been made.
+    """
+
+    walk: Walk
+    verdict: Verdict
+    rival: EarlierAttempt | None = None
+    grace: float
+    is_contradicted: bool = False
+    is_whole: bool = True
+    is_known: bool = True
+
+    @property
+    def at(self) -> datetime:
+        """Time of the listing."""
+        return self.walk.ended_at
+
+    def counts(self, record: PaymentRecord, walked_at: datetime | None) -> bool:
+        """Return whether it is one of the listings that must miss a payment; `walked_at` is the end of the last one."""
+        assert record.ended_at is not None
+        is_late = self.walk.began_at >= record.ended_at + timedelta(seconds=self.grace)
+        is_apart = walked_at is None or self.walk.began_at >= walked_at + timedelta(seconds=self.grace / 2)
+        is_read = self.verdict.is_clear or (self.is_known and not record.candidates)
+        return is_late and is_apart and is_read and not self.is_contradicted
+
+
+def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> PaymentRecord:
+    """Record the result of a listing for a payment, and return the payment as it is now.
+
+    A payment that is no longer as it was before the listing, `record`, is left as it is.
     """
     # Locked until the commit: another process may have found the payment during the listing, but not from here on.
     row = journal.row(record.key, lock=True)
     assert row is not None  # rows are never deleted
     current = to_record(row)
-    if current.attempt != record.attempt or current.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
+    if (current.attempt, current.state) != (record.attempt, record.state):
         return current
-    at = ended_at
-    if verdict.adopt is not None and rival is not None:
-        verdict = _contest(journal, current, verdict.adopt.id, rival, at=at)
-    if verdict.adopt is not None:
+    at, verdict = look.at, look.verdict
+    if verdict.adopt is not None and look.rival is not None:
+        verdict = _contest(journal, current, verdict.adopt.id, look.rival, at=at)
+    if verdict.adopt is not None and current.state is not PaymentState.RELEASED:
         adopted = adopt(journal, current, verdict.adopt, source=Source.RECONCILE, at=at)
-        return current if isinstance(adopted, StoreError) else adopted
-    if verdict.candidates:
-        return _record_candidates(journal, row, current, verdict.candidates, at)
-    if _is_evidence(current, began_at, row.walked_at, grace):
-        return _record_miss(journal, row, current, at)
-    return to_record(journal.update(row.key, {"candidates": None})) if current.candidates else current
+        if isinstance(adopted, StoreError):
+            return current
+        if verdict.by is Match.LEARNED:
+            said = f"transaction {verdict.adopt.id} is spelt as other payments of this account are"
+            journal.note(current.key, at=at, what="spelling", source=Source.RECONCILE, detail=said)
+        return adopted
+    candidates = verdict.candidates if verdict.adopt is None else (verdict.adopt.id,)
+    if candidates and current.state in REUSABLE:
+        doubted = doubt(journal, current, " ".join(candidates), at=at, candidates=candidates)
+        if not isinstance(doubted, StoreError):
+            return doubted
+        # A payment of the same kind is unknown: that one comes first.
+        later = _next_look(current, at, look.grace, walks=0, has_counted=False)
+        return to_record(journal.update(current.key, {"next_look_at": later}))
+    if candidates and not look.is_whole and not look.walk.is_complete:
+        # A part of the list leaves open whether there is another one: the caller reads the rest.
+        return attrs.evolve(current, candidates=candidates)
+    if candidates:
+        return _record_candidates(journal, current, candidates, at=at, grace=look.grace)
+    return _record_miss(journal, row, current, look)
+
+
+def doubt(
+    journal: Journal, record: PaymentRecord, reason: str, *, at: datetime, candidates: tuple[str, ...] = ()
+) -> PaymentRecord | StoreError:
+    """Make a payment unknown that counted as refused or absent, since it may be one of the candidates, or anything."""
+    return journal.apply(
+        JournalEntry(
+            record.key,
+            record.attempt,
+            PaymentEvent.DOUBT,
+            source=Source.RECONCILE,
+            at=at,
+            detail=reason,
+            candidates=candidates,
+        )
+    )
 
 
 def adopt(
@@ -139,6 +214,27 @@ def adopt(
         return adopted
     journal.record_seen(transaction, source=source, at=at)
     return journal.find(record.key) or adopted
+
+
+def dismiss_candidates(journal: Journal, record: PaymentRecord, *, note: str, at: datetime) -> None:
+    """Explain the transactions that a payment might have been, since someone says that it is none of them."""
+    connection = journal.connection
+    for transaction_id in record.candidates:
+        key = {"account": journal.account, "transaction_id": transaction_id}
+        values = {
+            "type": str(record.type),
+            "amount": f"{record.amount:f}",
+            "created_at": record.sent_at,
+            "shown_number": mask_phone_number(record.phone_number),
+            "status": "",
+            "first_seen_at": at,
+            "changed_at": at,
+            "state": EXPLAINED,
+            "note": note,
+        }
+        if connection.execute(insert_missing(unclaimed, connection.dialect.name), {**key, **values}).first() is None:
+            here = (unclaimed.c[name] == value for name, value in key.items())
+            connection.execute(unclaimed.update().where(*here).values(state=EXPLAINED, note=note, changed_at=at))
 
 
 def find_rival(
@@ -207,31 +303,52 @@ def _contest(
 
 
 def _record_candidates(
-    journal: Journal, row: sa.Row[Any], current: PaymentRecord, candidates: tuple[str, ...], at: datetime
+    journal: Journal, current: PaymentRecord, candidates: tuple[str, ...], *, at: datetime, grace: float
 ) -> PaymentRecord:
-    if candidates == current.candidates:
+    values: dict[str, Any] = {"next_look_at": _next_look(current, at, grace, walks=0, has_counted=False)}
+    if candidates != current.candidates:
+        # Seen, perhaps: earlier listings that missed it no longer count.
+        values |= {"candidates": json.dumps(candidates), "walks": 0, "walked_at": None, "changed_at": at}
+        journal.note(current.key, at=at, what="ambiguous", source=Source.RECONCILE, detail=" ".join(candidates))
+    return to_record(journal.update(current.key, values))
+
+
+def _next_look(record: PaymentRecord, at: datetime, grace: float, *, walks: int, has_counted: bool) -> datetime | None:
+    """Return the time from which another look is worth its requests; None if none is needed.
+
+    The longer a payment has been missing, the rarer: whenever it is three times as old.
+    """
+    age = at - (record.ended_at or record.changed_at)
+    is_young = age < timedelta(seconds=grace)
+    if record.state in REUSABLE:
+        return None if has_counted or is_young or age > _DAY else at + 2 * age
+    if is_young:
+        return at
+    return at + (timedelta(seconds=grace / 2) if has_counted and walks < LISTINGS else 2 * age)
+
+
+def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, look: Look) -> PaymentRecord:
+    """Record that a listing has not shown a payment, and conclude that it is absent if all evidence agrees."""
+    at, verdict = look.at, look.verdict
+    if current.ended_at is None or look.walk.began_at < current.ended_at:
         return current
-    # Seen, perhaps: earlier listings that missed it no longer count.
-    values = {"candidates": json.dumps(candidates), "walks": 0, "walked_at": None, "changed_at": at}
-    journal.note(row.key, at=at, what="ambiguous", source=Source.RECONCILE, detail=" ".join(candidates))
-    return to_record(journal.update(row.key, values))
-
-
-def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, at: datetime) -> PaymentRecord:
-    """Count a listing that has missed a payment; after the second one the payment is absent."""
-    values = {"candidates": None, "walks": current.walks + 1, "walked_at": at, "changed_at": at}
-    updated = to_record(journal.update(row.key, values))
-    if updated.walks < LISTINGS or updated.state is not PaymentState.UNKNOWN:
-        return updated
-    said = "two full listings have not shown it"
+    has_counted, walks = look.counts(current, row.walked_at), current.walks
+    values: dict[str, Any] = {}
+    if look.is_whole or look.walk.is_complete:
+        values["reason"] = verdict.reason
+    if has_counted:
+        walks += 1
+        values |= {"walks": walks, "walked_at": at}
+    if verdict.is_clear and not look.is_contradicted:
+        values |= {"looked_at": at, "look_passed": verdict.absent_ok, "candidates": None}
+    is_done = has_counted or (current.state in REUSABLE and "looked_at" in values)
+    values["next_look_at"] = _next_look(current, at, look.grace, walks=walks, has_counted=is_done)
+    changed = to_record(journal.update(current.key, values))
+    # Only a listing after the grace period passes its control.
+    if not verdict.absent_ok or walks < LISTINGS or changed.state is not PaymentState.UNKNOWN:
+        return changed
+    said = "two listings have not shown it; the last one was complete, and showed payments from before and after it"
     journal.apply(
         JournalEntry(current.key, current.attempt, PaymentEvent.MISS, source=Source.RECONCILE, at=at, detail=said)
     )
-    return journal.find(updated.key) or updated
-
-
-def _is_evidence(current: PaymentRecord, began_at: datetime, last_at: datetime | None, grace: float) -> bool:
-    """Return whether a listing that has missed a payment counts: it began after the grace period and the last one."""
-    if current.ended_at is None or began_at < current.ended_at + timedelta(seconds=grace):
-        return False
-    return last_at is None or began_at >= last_at
+    return journal.find(current.key) or changed

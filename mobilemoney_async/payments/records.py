@@ -6,17 +6,18 @@
                        ├──refused──▶ REFUSED ──send──▶ SENDING
                        └──provably not sent──▶ NOT_SENT ──send──▶ SENDING
     UNKNOWN, ABSENT ──confirmed absent──▶ RELEASED ──send──▶ SENDING
+    REFUSED, RELEASED ──a match in the list──▶ UNKNOWN
 
-Invariants: money is sent only by the event SEND, which is allowed only if the payment certainly does not exist, or
-someone has confirmed so. A known result is never taken back: an event that does not fit is a contradiction, which is
-kept in the payment's history and raised.
+Invariants: money is sent only by the event SEND. `clearance` allows it: at once where the payment certainly does not
+exist, and otherwise only after a look in the list. A known result is never taken back: an event that does not fit is a
+contradiction, which is kept in the payment's history and raised.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 import attrs
@@ -38,9 +39,9 @@ class PaymentState(str, enum.Enum):
     NOT_SENT = "NOT_SENT"
     """Provably not sent. The key may be used again."""
     REFUSED = "REFUSED"
-    """Refused by the service. The key may be used again."""
+    """Refused by the service. The key may be used again: at once after a code of the contract, else after a look."""
     RELEASED = "RELEASED"
-    """Confirmed absent by someone. The key may be used again."""
+    """Confirmed absent by someone. The key may be used again, after a last look in the list."""
     ACKNOWLEDGED = "ACKNOWLEDGED"
     """It exists, and its transaction is known."""
     FINAL = "FINAL"
@@ -66,6 +67,7 @@ class PaymentEvent(enum.Enum):
     ADOPT = "adopted"
     MISS = "absent"
     CONFIRM_ABSENT = "confirmed"
+    DOUBT = "doubted"
     FINISH = "final"
 
 
@@ -85,10 +87,13 @@ UNIDENTIFIED: frozenset[PaymentState] = frozenset({PaymentState.SENDING, Payment
 """States of a payment that may exist, as an unknown transaction. At most one payment of a kind is in them."""
 
 REUSABLE: frozenset[PaymentState] = frozenset({PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED})
-"""States of a payment that does not exist: its key may be used again."""
+"""States of a payment that does not exist, as far as is known: see `clearance`."""
 
 LISTINGS = 2
 """Full listings after the grace period that must miss a payment before it is absent."""
+
+# Seconds for which a look in the list is valid at least.
+_SHORTEST_LOOK = 30.0
 
 _S, _E = PaymentState, PaymentEvent
 TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
@@ -116,9 +121,13 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     (_S.ABSENT, _E.FAIL_UNSENT): _S.NOT_SENT,
     (_S.ABSENT, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.ABSENT, _E.CONFIRM_ABSENT): _S.RELEASED,
-    (_S.ABSENT, _E.SEND): _S.SENDING,  # of collections, if the merchant has allowed it in general: `may_send`
+    (_S.ABSENT, _E.SEND): _S.SENDING,  # of collections, if the merchant has allowed it in general: `clearance`
     # Before the key is used again, an answer counts more than a confirmation.
     (_S.RELEASED, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
+    # The list shows a transaction that it may be.
+    (_S.RELEASED, _E.DOUBT): _S.UNKNOWN,
+    (_S.REFUSED, _E.DOUBT): _S.UNKNOWN,  # only of refusals without a code of the contract, as the next one
+    (_S.REFUSED, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,
 }
 """Every move. A pair that is not here contradicts what is known."""
@@ -149,7 +158,8 @@ class HistoryEntry:
     Attributes:
         at: Its time.
         what: ``sent``, ``acknowledged``, ``refused``, ``not_sent``, ``unknown``, ``adopted``, ``absent``,
-            ``confirmed``, ``final``, ``ambiguous``, or ``contradiction``.
+            ``confirmed``, ``doubted``, ``final``, ``ambiguous``, ``spelling`` (the list spells it otherwise than the
+            contract, as payments of ours show), or ``contradiction``.
         source: ``answer``, ``poll``, ``reconcile`` or ``person``.
         detail: A transaction id, a final status, an error, or someone's note.
     """
@@ -186,6 +196,12 @@ class PaymentRecord:
         candidates: Of an unknown payment: transactions that it may be, if there are several, or one that is not
             certain. Someone has to decide: see `identify`.
         walks: The number of full listings after the grace period that have not shown it.
+        is_certain: False for a refusal without a code of the contract: the payment is refused as far as is known.
+        reason: Why an unknown payment could not be called absent, or None.
+        looked_at: When the last full listing ended that was begun after its request and has not shown it, or None.
+        is_controlled: Whether that listing showed your payments from before and after it, as it should.
+        next_look_at: The time from which `payments.reconcile` looks for it again; None if it does so at any time, or if
+            the state leaves nothing to look for.
         error: Its last error, redacted, or None.
         history: Its history, oldest first; filled by ``payments.get`` only.
     """
@@ -208,6 +224,11 @@ class PaymentRecord:
     is_adopted: bool = False
     candidates: tuple[str, ...] = ()
     walks: int = 0
+    is_certain: bool = True
+    reason: str | None = None
+    looked_at: datetime | None = None
+    is_controlled: bool = False
+    next_look_at: datetime | None = None
     error: str | None = None
     external_id: str | None = None
     history: tuple[HistoryEntry, ...] = ()
@@ -233,13 +254,56 @@ def move(state: PaymentState, event: PaymentEvent) -> PaymentState | None:
     return TRANSITIONS.get((state, event))
 
 
-def may_send(record: PaymentRecord, *, absent_suffices: bool) -> bool:
-    """Return whether a key that was used may be sent again; an absent collection only if `absent_suffices`."""
-    if record.state is PaymentState.ABSENT:
-        if record.candidates or record.walks < LISTINGS:  # it may have been seen
-            return False
-        return absent_suffices and record.type == TransactionType.COLLECTION
-    return record.state in REUSABLE
+class Clearance(enum.Enum):
+    """Answer to the question whether a key that was used may be sent again."""
+
+    SEND = enum.auto()
+    LOOK = enum.auto()
+    """Only after a look in the service's list, if that does not show the payment."""
+    WAIT = enum.auto()
+    """Not before a look after the grace period."""
+    DOUBT = enum.auto()
+    """Not by machine: someone has to decide."""
+    NEVER = enum.auto()
+    """It exists, or may exist."""
+
+
+def clearance(
+    record: PaymentRecord, now: datetime | None, *, absent_suffices: bool = True, grace: float = 0.0
+) -> Clearance:
+    """Return whether a key that was used may be sent again; docs/payments.md has the reasons.
+
+    Args:
+        record: The record of its payment.
+        now: The time; None where the age of the last look does not matter.
+        absent_suffices: Whether an absent collection may be sent without someone's confirmation.
+        grace: Seconds, as of the store; a look stays valid for as long, or for half a minute.
+    """
+    is_collection = record.type == TransactionType.COLLECTION
+    has_looked = record.looked_at is not None
+    if record.looked_at is not None and now is not None:
+        has_looked = now <= record.looked_at + timedelta(seconds=max(grace, _SHORTEST_LOOK))
+    sends = Clearance.SEND if has_looked else Clearance.LOOK
+    match record.state:
+        case _ if record.candidates:
+            return Clearance.NEVER
+        case PaymentState.NOT_SENT:
+            return Clearance.SEND
+        case PaymentState.REFUSED if record.is_certain:
+            return Clearance.SEND
+        case PaymentState.REFUSED if has_looked and not record.is_controlled and not record.walks:
+            # A new merchant or a quiet one: nothing shows how late the list is, so a look before the end of the grace
+            # period is not enough.
+            over_at = (record.ended_at or record.changed_at) + timedelta(seconds=grace)
+            return Clearance.WAIT if now is not None and now < over_at else Clearance.LOOK
+        case PaymentState.REFUSED if has_looked and not record.is_controlled and not is_collection:
+            return Clearance.DOUBT
+        case PaymentState.REFUSED | PaymentState.RELEASED:
+            return sends
+        case PaymentState.ABSENT if absent_suffices and is_collection and record.walks >= LISTINGS:
+            return sends if record.is_controlled else Clearance.LOOK
+        case _:
+            return Clearance.NEVER
 
 
 def is_stale(record: PaymentRecord, now: datetime) -> bool:

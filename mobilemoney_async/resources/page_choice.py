@@ -248,6 +248,11 @@ class TimeSearch:
         self._begins: dict[int, datetime] = {}
         self._rises = self._falls = False
 
+    @property
+    def is_whole(self) -> bool:
+        """True if all rows of the list are on the only page that it has."""
+        return self._pages.first == 1 and self._pages.is_whole and self._pages.is_plain
+
     def take(self, answer: PageAnswer) -> None:
         """Take the page asked for, and choose the next one."""
         assert self.page is not None

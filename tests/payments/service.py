@@ -5,8 +5,8 @@ The merchant's clock is the sandbox's, less `ahead`; both follow the loop's, so 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from email.utils import format_datetime
 from typing import Any, TypeAlias
@@ -151,6 +151,22 @@ def make_world(url: str, **choices: Any) -> World:
     """Return a world with a service that has no limit of its own and answers at once."""
     sandbox = Sandbox(now=NOON, balance=10**9, choices=Choices(**{"rate_limit": None, **choices}))
     return World(url, sandbox, Line(sandbox))
+
+
+@asynccontextmanager
+async def between_others(client: AsyncClient, direction: str = "collections") -> AsyncGenerator[None]:
+    """Make a payment before and one after, of the same type: a listing without them proves no absence."""
+    creates = getattr(client, direction)
+    await creates.create(phone_number="+255681234599", amount=901)
+    yield
+    await creates.create(phone_number="+255681234599", amount=902)
+
+
+async def miss(world: World, client: AsyncClient) -> None:
+    """Reconcile twice, as far apart as the listings must be for an absence."""
+    for _ in range(2):
+        await client.payments.reconcile()
+        await world.advance(61)
 
 
 async def leave(client: AsyncClient) -> None:

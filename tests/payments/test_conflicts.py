@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from mobilemoney_async import StoreError
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database.engine import Database
+from mobilemoney_async.payments.evidence import Verdict, Walk
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.matching import Verdict
-from mobilemoney_async.payments.reconciliation import EarlierAttempt, record_listing
+from mobilemoney_async.payments.reconciliation import EarlierAttempt, Look, record_listing
 from mobilemoney_async.payments.records import Source
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
 from tests.payments.tables import SEEN, insert_payment
@@ -161,8 +161,8 @@ async def test_two_processes_write_the_history_of_one_payment(postgres_url: str)
         record = journal.find("lost")
         assert record is not None
         rival = EarlierAttempt(key="rival", number=1, sent_at=NOON, ended_at=NOON)
-        verdict = Verdict(adopt=SEEN)
-        record_listing(journal, record, verdict, rival, began_at=NOON, ended_at=NOON, grace=0.0)
+        walk = Walk(rows=(SEEN,), began_at=NOON, ended_at=NOON, first_day=NOON.date(), is_complete=True)
+        record_listing(journal, record, Look(walk=walk, verdict=Verdict(adopt=SEEN), rival=rival, grace=0.0))
 
     async with anyio.create_task_group() as group:
         group.start_soon(first.write, note)

@@ -81,10 +81,10 @@ def test_more_looks_never_say_less(data: st.DataObject, ahead: timedelta) -> Non
 def test_the_spans_cover_every_payment_once(sends: Sequence[tuple[datetime, timedelta]]) -> None:
     """Each payment is looked for in one span, which holds its days and one to spare; date_ranges do not overlap."""
     searches = {f"key-{number}": search(at, took=took) for number, (at, took) in enumerate(sends)}
-    found = date_ranges(searches)
-    assert sorted(key for span in found for key in span.queries) == sorted(searches)
+    found = date_ranges({key: wanted.window(None) for key, wanted in searches.items()})
+    assert sorted(key for span in found for key in span.keys) == sorted(searches)
     for span in found:
-        for wanted in span.queries.values():
+        for wanted in (searches[key] for key in span.keys):
             assert span.first < wanted.sent_at.date()
             assert span.last > wanted.ended_at.date()
     assert [span.first for span in found] == sorted(span.first for span in found)
@@ -93,8 +93,9 @@ def test_the_spans_cover_every_payment_once(sends: Sequence[tuple[datetime, time
 
 def test_an_old_payment_does_not_cost_the_listing_of_all_days_since() -> None:
     """Two payments a year apart are two listings of some days each."""
-    old, new = date_ranges({"new": search(NOON), "old": search(NOON - timedelta(days=365))})
-    assert [*old.queries] == ["old"]
+    sends = {"new": NOON, "old": NOON - timedelta(days=365)}
+    old, new = date_ranges({key: search(at).window(None) for key, at in sends.items()})
+    assert [*old.keys] == ["old"]
     assert old.last - old.first < timedelta(days=7)
     assert new.first > date(2025, 12, 1)
 

@@ -15,12 +15,13 @@ from mobilemoney_async.payments.records import (
     REUSABLE,
     TRANSITIONS,
     UNIDENTIFIED,
+    Clearance,
     PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
+    clearance,
     is_stale,
-    may_send,
     move,
 )
 from tests.support.fakes import NOON, PHONE_NUMBER
@@ -52,10 +53,16 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
         PaymentEvent.SEND: PaymentState.SENDING,
     },
     PaymentState.NOT_SENT: {PaymentEvent.SEND: PaymentState.SENDING, PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT},
-    PaymentState.REFUSED: {PaymentEvent.SEND: PaymentState.SENDING, PaymentEvent.REFUSE: PaymentState.REFUSED},
+    PaymentState.REFUSED: {
+        PaymentEvent.SEND: PaymentState.SENDING,
+        PaymentEvent.REFUSE: PaymentState.REFUSED,
+        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
+        PaymentEvent.DOUBT: PaymentState.UNKNOWN,
+    },
     PaymentState.RELEASED: {
         PaymentEvent.SEND: PaymentState.SENDING,
         PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
+        PaymentEvent.DOUBT: PaymentState.UNKNOWN,
     },
     PaymentState.ACKNOWLEDGED: {PaymentEvent.FINISH: PaymentState.FINAL},
     PaymentState.FINAL: {},
@@ -107,8 +114,8 @@ def test_every_state_is_one_of_three_kinds() -> None:
     assert UNIDENTIFIED | REUSABLE | exists == set(PaymentState)
 
 
-def test_money_is_sent_only_where_it_certainly_does_not_exist() -> None:
-    """The event that sends is open to reusable keys, and to absent ones, which `may_send` guards."""
+def test_money_is_sent_only_where_it_does_not_exist_as_far_as_is_known() -> None:
+    """The event that sends is open to reusable keys, and to absent ones, which `clearance` guards."""
     senders = {state for (state, event) in TRANSITIONS if event is PaymentEvent.SEND}
     assert senders == REUSABLE | {PaymentState.ABSENT}
 
@@ -120,27 +127,55 @@ def test_nothing_is_released_without_a_confirmation() -> None:
     }
 
 
-@pytest.mark.parametrize("state", PaymentState)
-@pytest.mark.parametrize("absent_suffices", [False, True])
-@pytest.mark.parametrize("type", [TransactionType.COLLECTION, TransactionType.DISBURSEMENT])
-def test_when_a_key_may_be_sent_again(state: PaymentState, absent_suffices: bool, type: TransactionType) -> None:
-    """A key may be sent again where its payment does not exist; an absent collection where the merchant allows it."""
-    expected = state in REUSABLE or (
-        state is PaymentState.ABSENT and absent_suffices and type is TransactionType.COLLECTION
-    )
-    assert may_send(record(state, type=type), absent_suffices=absent_suffices) is expected
+GRACE = 120.0
+DISBURSEMENT = {"type": TransactionType.DISBURSEMENT}
+SOFT = {"is_certain": False, "ended_at": NOON}
+JUST_LOOKED = {"looked_at": NOON + timedelta(seconds=190)}
+LOOKED_EARLIER = {"looked_at": NOON + timedelta(seconds=10)}
+CONTROLLED = {"is_controlled": True}
+REFUSED, RELEASED, ABSENT = PaymentState.REFUSED, PaymentState.RELEASED, PaymentState.ABSENT
 
 
-def test_an_absent_payment_with_candidates_is_not_sent_again() -> None:
-    """A transaction that may be it, seen after all, forbids to send an absent collection again."""
-    seen = record(PaymentState.ABSENT, candidates=("tx-1",))
-    assert not may_send(seen, absent_suffices=True)
-    assert seen.is_ambiguous
+@pytest.mark.parametrize(
+    ("state", "changes", "expected"),
+    [
+        (PaymentState.NOT_SENT, {}, Clearance.SEND),
+        (REFUSED, {}, Clearance.SEND),
+        # Refused without a code of the contract: only after a look that passed its control, or after the grace period.
+        (REFUSED, SOFT, Clearance.LOOK),
+        (REFUSED, {**SOFT, **LOOKED_EARLIER, **CONTROLLED}, Clearance.LOOK),
+        (REFUSED, {**SOFT, **JUST_LOOKED, **CONTROLLED}, Clearance.SEND),
+        (REFUSED, {**SOFT, **JUST_LOOKED}, Clearance.LOOK),
+        (REFUSED, {**SOFT, **JUST_LOOKED, "ended_at": NOON + timedelta(seconds=180)}, Clearance.WAIT),
+        (REFUSED, {**SOFT, **JUST_LOOKED, "walks": 1}, Clearance.SEND),
+        (REFUSED, {**SOFT, **JUST_LOOKED, "walks": 1, **DISBURSEMENT}, Clearance.DOUBT),
+        (REFUSED, {**SOFT, **JUST_LOOKED, **CONTROLLED, **DISBURSEMENT}, Clearance.SEND),
+        # An operator decided: one more look, without a control.
+        (RELEASED, {}, Clearance.LOOK),
+        (RELEASED, LOOKED_EARLIER, Clearance.LOOK),
+        (RELEASED, JUST_LOOKED, Clearance.SEND),
+        # A machine decides, of collections only, and only after a look that passed its control.
+        (ABSENT, {}, Clearance.LOOK),
+        (ABSENT, JUST_LOOKED, Clearance.LOOK),
+        (ABSENT, {**JUST_LOOKED, **CONTROLLED}, Clearance.SEND),
+        (ABSENT, {**LOOKED_EARLIER, **CONTROLLED}, Clearance.LOOK),
+        (ABSENT, {**JUST_LOOKED, **CONTROLLED, **DISBURSEMENT}, Clearance.NEVER),
+        (ABSENT, {**JUST_LOOKED, **CONTROLLED, "walks": 1}, Clearance.NEVER),
+        *((each, {"candidates": ("tx-1",), **JUST_LOOKED, **CONTROLLED}, Clearance.NEVER) for each in PaymentState),
+        *((each, {**JUST_LOOKED, **CONTROLLED}, Clearance.NEVER) for each in UNIDENTIFIED - {ABSENT}),
+        (PaymentState.ACKNOWLEDGED, {**JUST_LOOKED, **CONTROLLED}, Clearance.NEVER),
+        (PaymentState.FINAL, {**JUST_LOOKED, **CONTROLLED}, Clearance.NEVER),
+    ],
+)
+def test_which_key_may_be_sent_again(state: PaymentState, changes: dict[str, Any], expected: Clearance) -> None:
+    """A key is sent again at once only if its payment certainly does not exist; otherwise the list is asked first."""
+    now = NOON + timedelta(seconds=200)
+    assert clearance(record(state, **changes), now, absent_suffices=True, grace=GRACE) is expected
 
 
-def test_an_absent_payment_is_sent_again_only_after_two_listings_that_miss_it() -> None:
-    """If a candidate was seen and has gone again, two more listings have to miss it."""
-    assert not may_send(record(PaymentState.ABSENT, walks=1), absent_suffices=True)
+def test_an_absent_payment_is_sent_again_by_machine_only_where_the_merchant_allows_it() -> None:
+    looked = record(ABSENT, **JUST_LOOKED, **CONTROLLED)
+    assert clearance(looked, NOON, absent_suffices=False, grace=GRACE) is Clearance.NEVER
 
 
 @pytest.mark.parametrize("state", PaymentState)

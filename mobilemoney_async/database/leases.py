@@ -1,0 +1,60 @@
+"""Leases in the database: tasks that one process of an account does at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import anyio
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.database.clock import Lease
+from mobilemoney_async.database.engine import Clock
+from mobilemoney_async.database.schema import leases, lock_row
+from mobilemoney_async.errors import StoreError
+
+T = TypeVar("T")
+
+
+def change_lease(
+    connection: sa.Connection, account: str, name: str, *, by: str, ttl: float | None, clock: Clock
+) -> bool:
+    """Take or renew a lease for `ttl` seconds, or give it back (None); return whether `by` has it then."""
+    place = {"account": account, "name": name}
+    row = lock_row(connection, leases, place)
+    lease = Lease(holder=row.holder, epoch=row.epoch, until=row.until)
+    lease = lease.released(by) if ttl is None else lease.taken(by, clock(), ttl)
+    here = (leases.c[column] == value for column, value in place.items())
+    connection.execute(leases.update().where(*here).values(attrs.asdict(lease)))
+    return lease.holder == by
+
+
+async def while_renewed(work: Callable[[], Awaitable[T]], renew: Callable[[], Awaitable[object]], *, every: float) -> T:
+    """Run work, and renew a lease every so many seconds until it ends. Return its result, or raise its error.
+
+    A renewal that fails is tried again at the next time: work that must not go on without the lease looks itself.
+    """
+
+    async def keep() -> None:
+        while True:
+            await anyio.sleep(every)
+            with suppress(StoreError):
+                await renew()
+
+    result: list[T] = []
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep)
+        try:
+            result.append(await work())
+        except Exception as exc:  # noqa: BLE001 (raised below: the group would wrap it)
+            failure = exc
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # it holds this frame
+    return result[0]
