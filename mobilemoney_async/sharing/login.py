@@ -18,7 +18,6 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 
 import anyio
@@ -29,6 +28,7 @@ from mobilemoney_async.calls.logins import LoginState
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenSource
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Clock, Database
+from mobilemoney_async.database.leases import while_renewed
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
 from mobilemoney_async.payments.account_store import AccountStore
@@ -90,7 +90,7 @@ class SharedLogin:
         self._utcnow = utcnow
         self._lease = lease
         self._lock = anyio.Lock()
-        self._table: LoginTable | None = None
+        self._name: str | None = None
         self._state = LoginState()
         # Of failures that concern only this process.
         self._own = LoginState()
@@ -100,6 +100,12 @@ class SharedLogin:
 
     def __repr__(self) -> str:
         return f"<SharedLogin {self._database!r} account={self._account!r}>"
+
+    async def name_credentials(self) -> str:
+        """Return the name of the credentials, by which the processes that share them know each other."""
+        if self._name is None:
+            self._name = await run_in_thread(lambda: self._cipher.name(*self._auth.credentials))
+        return self._name
 
     async def token(self, login: Login) -> Secret:
         """Return the token of all processes, after a login if there is none or it is about to end.
@@ -207,27 +213,11 @@ class SharedLogin:
 
     async def _under_lease(self, login: Login, me: str) -> tuple[Secret, float]:
         """Make the login call, and keep the lease during it."""
-        result: tuple[Secret, float] | Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._keep_lease, me)
-            try:
-                result = await self._auth.log_in(login)
-            except Exception as exc:  # noqa: BLE001 (raised below: the group would wrap it)
-                result = exc
-            tasks.cancel_scope.cancel()
-        if isinstance(result, Exception):
-            try:
-                raise result
-            finally:
-                del result  # it holds this frame
-        assert result is not None
-        return result
 
-    async def _keep_lease(self, me: str) -> None:
-        while True:
-            await anyio.sleep(self._lease / 3)
-            with suppress(StoreError):
-                await self._change(lambda row, now: (row.kept(me, now, ttl=self._lease), False))
+        async def renew() -> None:
+            await self._change(lambda row, now: (row.kept(me, now, ttl=self._lease), False))
+
+        return await while_renewed(lambda: self._auth.log_in(login), renew, every=self._lease / 3)
 
     async def _visit(self, me: str) -> tuple[LoginRow, bool, float]:
         refused = self._refused
@@ -267,10 +257,7 @@ class SharedLogin:
         Raises:
             StoreError: The database failed.
         """
-        table = self._table
-        if table is None:
-            name = await run_in_thread(lambda: self._cipher.name(*self._auth.credentials))
-            table = self._table = LoginTable(self._account, name, self._cipher)
+        table = LoginTable(self._account, await self.name_credentials(), self._cipher)
         is_sqlite = self._database.dialect == "sqlite"
         # Read here: the clock that a caller gave may be the event loop's, which no other thread can read.
         wall = self._utcnow()
