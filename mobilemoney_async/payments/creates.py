@@ -30,6 +30,7 @@ from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
 from mobilemoney_async.contract.codec import encode
+from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
@@ -42,7 +43,7 @@ from mobilemoney_async.errors import (
     StoreError,
 )
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.evidence import echoes, names
+from mobilemoney_async.payments.evidence import names
 from mobilemoney_async.payments.journal import Journal, JournalEntry, duplicate_suspected
 from mobilemoney_async.payments.matching import query_for, read_sample
 from mobilemoney_async.payments.reconciler import Reconciler
@@ -84,8 +85,8 @@ class _TakenError(Exception):
 class _NotEchoedError(Exception):
     """Acknowledgement of a transaction that does not name what was asked for."""
 
-    def __init__(self, transaction_id: str, contradiction: str, sent_at: datetime) -> None:
-        super().__init__(contradiction)
+    def __init__(self, transaction_id: str, problem: str, sent_at: datetime) -> None:
+        super().__init__(problem)
         self.transaction_id = transaction_id
         self.sent_at = sent_at
 
@@ -136,18 +137,18 @@ class _Attempts:
         Raises:
             StoreError: It could not be recorded, which will be tried again, or contradicts the record.
         """
-        contradiction = echoes(self.request, answer)
+        problem = contradiction(answer, phone_number=self.request.phone_number, amount=self.request.amount)
         try:
-            if contradiction is None:
+            if problem is None:
                 await self._save(PaymentEvent.ACKNOWLEDGE, acknowledgement=answer)
                 return
-            await self._save(PaymentEvent.LOSE, detail=contradiction, candidates=(answer.transaction_id,))
+            await self._save(PaymentEvent.LOSE, detail=problem, candidates=(answer.transaction_id,))
         except StoreError as exc:
             exc.outcome = "unknown"  # "not_sent" meant the entry; the payment was sent
             raise
         self.outcome = "unknown"
         assert self.sent_at is not None
-        raise _NotEchoedError(answer.transaction_id, contradiction, self.sent_at)
+        raise _NotEchoedError(answer.transaction_id, problem, self.sent_at)
 
     async def failed(self, outcome: CallOutcome, error: MobileMoneyError | None) -> None:
         """Record that an attempt ended without an answer. Never raises: the attempt's own error matters more."""

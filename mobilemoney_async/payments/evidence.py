@@ -3,8 +3,9 @@
 The contract leaves open which errors a create has, and the list's order, freshness, default range and spelling. So
 nothing is concluded from silence:
 
-- *Acknowledged* is a payment whose acknowledgement echoes the amount and the number that were asked for (`echoes`). If
-  it does not, its transaction is looked up, and is ours only if it is the payment by all that it shows (`names`).
+- *Acknowledged* is a payment whose acknowledgement echoes the amount and the number that were asked for
+  (`contract.comparison`). If it does not, its transaction is looked up, and is ours only if it is the payment by all
+  that it shows (`names`).
 - *Adopted* is a row that fits by type, number and amount, in the contract's spelling or in one that own payments
   prove; in the window of the send; with no other row that may be the payment within a day; and if no other payment of
   ours may be that row (`judge`).
@@ -31,12 +32,11 @@ from decimal import Decimal
 
 import attrs
 
-from mobilemoney_async.contract.models import Acknowledgement, Transaction, UnreadableRow
+from mobilemoney_async.contract.comparison import NumberForm
+from mobilemoney_async.contract.models import Transaction, UnreadableRow
 from mobilemoney_async.payments.matching import (
-    CURRENCY,
     ClockSample,
     Match,
-    NumberForm,
     PaymentQuery,
     Skew,
     Spellings,
@@ -44,10 +44,9 @@ from mobilemoney_async.payments.matching import (
     learn,
     match,
     query_for,
-    same_number,
     shift,
 )
-from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest
+from mobilemoney_async.payments.records import PaymentRecord
 
 NO_LATER = "no later payment to compare with"
 NO_EARLIER = "no earlier payment to compare with"
@@ -331,17 +330,6 @@ class Evidence:
             if is_near and not self._is_claimed(row.id):
                 return _UNREADABLE
         return None
-
-
-def echoes(request: PaymentRequest, acknowledgement: Acknowledgement) -> str | None:
-    """Return the reason why an acknowledgement does not name the payment that was asked for, or None if it does."""
-    agrees = {
-        "amount": acknowledgement.amount == Decimal(request.amount),
-        "currency": acknowledgement.currency.strip().upper() == CURRENCY,
-        "phone number": same_number(acknowledgement.phone_number, request.phone_number) is not None,
-    }
-    different = " and ".join(name for name, is_same in agrees.items() if not is_same)
-    return f"the acknowledgement names another {different}" if different else None
 
 
 def names(query: PaymentQuery, transaction: Transaction, skew: Skew | None) -> bool:

@@ -12,19 +12,16 @@ match.
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from email.utils import parsedate_to_datetime
 
 import attrs
 
+from mobilemoney_async.contract.comparison import CURRENCY, NumberForm, may_be_number, read_date, same_number
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.records import PaymentRecord
-
-CURRENCY = "TZS"
 
 _DAY = timedelta(days=1)
 # Resolution of the service's timestamps and its Date header.
@@ -39,13 +36,6 @@ _NEAR = _DAY
 # With an unknown clock of the service: added to the window, and any match at all forbids.
 _UNKNOWN_SLACK = timedelta(seconds=60)
 _FIRST_MOMENT, _LAST_MOMENT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-
-# Digits of a number without its country code (Tanzania; most of its neighbours too).
-_NATIONAL_DIGITS = 9
-# Digits that a masked number must show.
-_SHOWN_DIGITS = 4
-_SEPARATORS = re.compile(r"[\s()/+\-\u2010-\u2015]+")
-_MASK = re.compile(r"[*xX\u2022\u25cf#_.\u2026]+")
 
 
 @attrs.frozen(kw_only=True)
@@ -75,15 +65,6 @@ class ClockSample:
     def skew(self) -> Skew:
         """Bounds that follow from this sample."""
         return Skew(low=self.shown - self.ended_at, high=self.shown + _GRAIN - self.began_at)
-
-
-def read_date(header: str) -> datetime | None:
-    """Return the time of a Date header, or None if it has none."""
-    try:
-        moment = parsedate_to_datetime(header)
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):  # the latter on the first and the last day of the calendar
-        return None
 
 
 def read_sample(date: str | None, *, began_at: datetime, ended_at: datetime) -> ClockSample | None:
@@ -148,16 +129,6 @@ def shift(moment: datetime, by: timedelta) -> datetime:
         return moment + by
     except OverflowError:
         return _FIRST_MOMENT if by < timedelta(0) else _LAST_MOMENT
-
-
-class NumberForm(enum.Enum):
-    """Form in which a text shows a phone number."""
-
-    EXACT = "international, with or without the plus"
-    ZEROS = "international, with 00"
-    NATIONAL = "a zero and the last nine digits"
-    LOCAL = "the last nine digits"
-    MASKED = "at least four digits, and a mask for the others"
 
 
 class Match(enum.Enum):
@@ -242,44 +213,6 @@ def _fit_number(own: str, shown: str, forms: Container[NumberForm]) -> Match:
     if form is not None and form in forms:
         return Match.LEARNED
     return Match.POSSIBLE if may_be_number(shown, own) else Match.NONE
-
-
-def same_number(shown: str, own: str) -> NumberForm | None:
-    """Return the form in which a text shows our number, ``+`` and digits, or None if it does not prove that number.
-
-    Of a masked number the digits that are shown must agree, counted from both ends. Other numbers may show the same.
-    """
-    text, forms = _SEPARATORS.sub("", shown), _forms(own)
-    # Dots are separators if the digits around them are a whole number, otherwise a mask.
-    form = forms.get(text.replace(".", ""))
-    if form is not None:
-        return form
-    parts = _MASK.split(text)
-    digits = "".join(parts)
-    if len(parts) == 1 or len(digits) < _SHOWN_DIGITS or not digits.isascii() or not digits.isdigit():
-        return None
-    pattern = "[0-9]+".join(parts)
-    return NumberForm.MASKED if any(re.fullmatch(pattern, each) for each in forms) else None
-
-
-def may_be_number(shown: str, own: str) -> bool:
-    """Return whether a text may be our number cut, masked or misspelt, or shows no number at all."""
-    if any(character.isalpha() and character not in "xX" for character in shown):
-        return True
-    text, whole = shown.lstrip("+ "), own.lstrip("+")
-    digits = re.sub("[^0-9]", "", text)
-    if whole.endswith(digits.lstrip("0")) or whole.startswith(digits) or digits.endswith(whole[-_NATIONAL_DIGITS:]):
-        return True
-    pattern = re.sub("[^0-9]+", "[0-9]*", text)
-    return pattern != digits and any(re.fullmatch(pattern, each) for each in _forms(own))
-
-
-def _forms(own: str) -> Mapping[str, NumberForm]:
-    """Return the texts of a whole number, without separators, and their forms."""
-    digits = own.lstrip("+")
-    local = digits[-_NATIONAL_DIGITS:]
-    short = {local: NumberForm.LOCAL, f"0{local}": NumberForm.NATIONAL} if local != digits else {}
-    return {**short, f"00{digits}": NumberForm.ZEROS, digits: NumberForm.EXACT}
 
 
 @attrs.frozen(kw_only=True)

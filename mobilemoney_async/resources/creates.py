@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
+import anyio
 import attrs
 
-from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
 from mobilemoney_async.contract.codec import encode
-from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT, Endpoint
+from mobilemoney_async.contract.comparison import CURRENCY, contradiction, read_date
+from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
-from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, OutcomeUnknown
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_name
+
+# How far a transaction's time may be from that of its request, apart from a difference of the clocks.
+_SLACK = timedelta(seconds=60)
 
 
 class IdempotentCreates(Protocol):
@@ -29,6 +36,7 @@ class IdempotentCreates(Protocol):
 
 class _Creates:
     _endpoint: Endpoint[Acknowledgement]
+    _type: TransactionType
 
     def __init__(self, pipeline: Pipeline, idempotent: IdempotentCreates | None = None) -> None:
         self._pipeline = pipeline
@@ -69,8 +77,9 @@ class _Creates:
 
         Raises:
             InvalidRequest: An argument is invalid; nothing was sent.
-            OutcomeUnknown: The request may have reached the service and has no usable answer. Not a failure: look
-                before you pay again.
+            OutcomeUnknown: The request may have reached the service and has no usable answer: none, or an
+                acknowledgement with another amount or phone number, whose transaction is not this payment either. Not a
+                failure: look before you pay again.
             APIError: The service refused. No money moved if ``is_certain``; otherwise that is not proven: look before
                 you pay again. See its subclasses.
             TransportError: The request was provably not sent, however often it was tried; no money moved.
@@ -90,7 +99,7 @@ class _Creates:
             if extra is not None:
                 body.update(_check_extra(extra))
             if self._idempotent is None:
-                answer = await self._pipeline.call(self._endpoint, body=body, idempotency_key=key)
+                answer = await self._create(body, key)
             else:
                 answer = await self._idempotent.create(self._endpoint, body, idempotency_key=key)
         except MobileMoneyError as exc:
@@ -98,17 +107,53 @@ class _Creates:
             raise
         return attrs.evolve(answer, idempotency_key=key)
 
+    async def _create(self, body: Mapping[str, Any], key: str) -> Acknowledgement:
+        """Make a payment without a store, and return an acknowledgement that names it.
+
+        One that names something else may be another payment's: only the transaction of its id shows that.
+        """
+        asked: dict[str, str] = {name: body[name] for name in ("phone_number", "amount")}
+        sent_at, began = self._pipeline.utcnow(), anyio.current_time()
+        answer = await self._pipeline.call(self._endpoint, body=dict(body), idempotency_key=key)
+        problem = contradiction(answer, **asked)
+        if problem is None:
+            return answer
+        # From here on, a cancelled call leaves the payment unknown, as one does while the request is on its way.
+        cause: MobileMoneyError | None = None
+        deadline = self._pipeline.options.deadline
+        with anyio.move_on_after(None if deadline is None else deadline - (anyio.current_time() - began)):
+            try:
+                facts, identifiers = AnswerFacts(), {"transaction_id": answer.transaction_id}
+                named = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers, facts=facts)).transaction
+                now = self._pipeline.utcnow()
+                # On the service's clock, if it shows it: not made before the request, nor after it.
+                age = (read_date(facts.date or "") or now) - named.created_at
+                is_new = -_SLACK <= age <= now - sent_at + _SLACK
+                if is_new and named.type == self._type and contradiction(named, **asked) is None:
+                    return attrs.evolve(
+                        answer, amount=Decimal(asked["amount"]), phone_number=asked["phone_number"], currency=CURRENCY
+                    )
+            except MobileMoneyError as exc:
+                cause = exc
+        raise OutcomeUnknown(
+            f"{problem}: the payment may be transaction {answer.transaction_id}, or may not exist",
+            idempotency_key=key,
+            sent_at=sent_at,
+        ) from cause
+
 
 class Collections(_Creates):
     """Payments asked from customers, by a prompt on the phone."""
 
     _endpoint = CREATE_COLLECTION
+    _type = TransactionType.COLLECTION
 
 
 class Disbursements(_Creates):
     """Money sent to recipients' wallets."""
 
     _endpoint = CREATE_DISBURSEMENT
+    _type = TransactionType.DISBURSEMENT
 
 
 def _check_extra(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,19 +12,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mobilemoney_async.contract.comparison import NumberForm, may_be_number, read_date, same_number
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.matching import (
     Match,
-    NumberForm,
     Skew,
     Spellings,
     date_ranges,
     estimate_skew,
     learn,
     match,
-    may_be_number,
-    read_date,
-    same_number,
 )
 from tests.payments.listed import SECOND, misspelt, offsets, own, row, search, sightings
 from tests.support.fakes import NOON, PHONE_NUMBER

@@ -3,6 +3,7 @@
 import re
 import types
 from collections.abc import Callable
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -45,7 +46,7 @@ class TestKeys:
     async def test_a_key_is_made(self, pick: Pick) -> None:
         """Every payment has a name of its own, to find it by in your own records."""
         async with connect(always(samples.acknowledgement())) as (client, service):
-            answers = [await pick(client).create(phone_number=NUMBER, amount=5) for _ in range(3)]
+            answers = [await pick(client).create(phone_number=NUMBER, amount=1000) for _ in range(3)]
         keys = {answer.idempotency_key for answer in answers}
         assert len(keys) == 3
         assert all(key and re.fullmatch("[0-9a-f]{32}", key) for key in keys)
@@ -56,7 +57,7 @@ class TestKeys:
     async def test_a_given_key_is_kept(self, pick: Pick) -> None:
         """Your key is on the answer, even if the service answers in that field."""
         async with connect(always(samples.acknowledgement(idempotency_key="theirs"))) as (client, _):
-            answer = await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key="order-7")
+            answer = await pick(client).create(phone_number=NUMBER, amount=1000, idempotency_key="order-7")
         assert answer.idempotency_key == "order-7"
 
     @both
@@ -64,13 +65,13 @@ class TestKeys:
     async def test_an_unfit_key_is_refused(self, pick: Pick, key: Any) -> None:
         async with connect(always(samples.acknowledgement())) as (client, service):
             with pytest.raises(InvalidRequest, match=r"^idempotency_key must be ") as caught:
-                await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key=key)
+                await pick(client).create(phone_number=NUMBER, amount=1000, idempotency_key=key)
         assert caught.value.argument == "idempotency_key"
         assert service.requests == []
 
     async def test_the_longest_key(self) -> None:
         async with connect(always(samples.acknowledgement())) as (client, _):
-            answer = await client.collections.create(phone_number=NUMBER, amount=5, idempotency_key="k" * 200)
+            answer = await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="k" * 200)
         assert answer.idempotency_key == "k" * 200
 
 
@@ -96,7 +97,7 @@ class TestErrors:
         async with connect(in_turn(answer), retry=RetryPolicy(max_attempts=2)) as (client, _):
             for key in ("order-7", None):
                 with pytest.raises(MobileMoneyError) as caught:
-                    await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key=key)
+                    await pick(client).create(phone_number=NUMBER, amount=1000, idempotency_key=key)
                 assert type(caught.value) is kind
                 assert caught.value.idempotency_key
                 if key is not None:
@@ -109,7 +110,7 @@ class TestErrors:
                 await pick(client).create(phone_number=NUMBER, amount=0, idempotency_key="order-7")
             assert (caught.value.idempotency_key, caught.value.outcome) == ("order-7", "not_sent")
         with pytest.raises(InvalidRequest, match="closed") as caught:
-            await pick(client).create(phone_number=NUMBER, amount=5, idempotency_key="order-8")
+            await pick(client).create(phone_number=NUMBER, amount=1000, idempotency_key="order-8")
         assert caught.value.idempotency_key == "order-8"
         assert service.requests == []
 
@@ -117,7 +118,7 @@ class TestErrors:
         """With key, time and cause you can look before you pay again."""
         async with connect(always({}, 502)) as (client, service):
             with pytest.raises(OutcomeUnknown) as caught:
-                await client.disbursements.create(phone_number=NUMBER, amount=5, idempotency_key="order-7")
+                await client.disbursements.create(phone_number=NUMBER, amount=1000, idempotency_key="order-7")
         assert isinstance(caught.value.__cause__, ServerError)
         assert caught.value.sent_at.tzinfo is not None
         assert NUMBER not in str(caught.value)
@@ -126,7 +127,7 @@ class TestErrors:
     async def test_an_answer_of_the_wrong_shape_names_the_place(self) -> None:
         async with connect(always(samples.acknowledgement(amount=None))) as (client, _):
             with pytest.raises(OutcomeUnknown) as caught:
-                await client.collections.create(phone_number=NUMBER, amount=5)
+                await client.collections.create(phone_number=NUMBER, amount=1000)
         assert isinstance(caught.value.__cause__, UnexpectedResponse)
         assert caught.value.__cause__.path == "$.amount"
 
@@ -177,17 +178,17 @@ class TestArguments:
     @pytest.mark.parametrize("extra", [{}, types.MappingProxyType({})])
     async def test_no_extra_fields(self, extra: Any) -> None:
         async with connect(always(samples.acknowledgement())) as (client, service):
-            await client.collections.create(phone_number=NUMBER, amount=1, extra=extra)
-        assert service.body() == {"phone_number": NUMBER, "amount": "1"}
+            await client.collections.create(phone_number=NUMBER, amount=1000, extra=extra)
+        assert service.body() == {"phone_number": NUMBER, "amount": "1000"}
 
     async def test_extra_fields_are_added(self) -> None:
         """A field that the contract does not show goes out beside those that it does; a Decimal as its digits."""
         extra = types.MappingProxyType({"external_id": "order-7", "tip": Decimal("1.50"), "pin": Secret("0000")})
         async with connect(always(samples.acknowledgement())) as (client, service):
-            await client.collections.create(phone_number=NUMBER, amount=1, extra=extra)
+            await client.collections.create(phone_number=NUMBER, amount=1000, extra=extra)
         assert service.body() == {
             "phone_number": NUMBER,
-            "amount": "1",
+            "amount": "1000",
             "external_id": "order-7",
             "tip": "1.50",
             "pin": "0000",
@@ -205,3 +206,67 @@ async def test_an_acknowledgement_leads_to_its_transaction() -> None:
     assert accepted.status == "success"
     assert paid.id == accepted.transaction_id == service.ids[-1]
     assert NUMBER not in repr(accepted)
+
+
+SENT_AT = datetime(2025, 6, 1, 12, tzinfo=UTC)
+OTHERS: dict[str, dict[str, Any]] = {
+    "amount": {"amount": "900"},
+    "phone number": {"phone_number": "+255680000002"},
+    "currency": {"currency": "KES"},
+}
+
+
+def _found(status: int = 200, **changes: Any) -> tuple[dict[str, Any], int]:
+    body = {"status": "success", "transaction": samples.transaction(**changes)} if status == 200 else {"error": "no"}
+    return body, status
+
+
+class TestAcknowledgements:
+    """Without a store: an acknowledgement counts if it names what was asked for."""
+
+    @both
+    @pytest.mark.parametrize(
+        "echo", [{"amount": "1000.00"}, {"phone_number": "0680000001"}, {"phone_number": "25568***0001"}], ids=str
+    )
+    async def test_another_spelling_is_no_contradiction(self, pick: Pick, echo: dict[str, Any]) -> None:
+        async with connect(always(samples.acknowledgement(**echo))) as (client, service):
+            await pick(client).create(phone_number=NUMBER, amount=1000)
+        assert len(service.requests) == 1
+
+    @both
+    @pytest.mark.parametrize("name", OTHERS)
+    async def test_another_payment_is_looked_up(self, pick: Pick, name: str) -> None:
+        """If the transaction of its id is the payment, the acknowledgement is right but for its echo."""
+        answers = (samples.acknowledgement(**OTHERS[name]), _found())
+        async with connect(in_turn(*answers), utcnow=lambda: SENT_AT) as (client, service):
+            if pick(client) is client.disbursements:
+                with pytest.raises(OutcomeUnknown, match=f"names another {name}.* transaction t-1") as caught:
+                    await pick(client).create(phone_number=NUMBER, amount=1000, idempotency_key="order-7")
+                assert caught.value.idempotency_key == "order-7"
+            else:
+                answer = await pick(client).create(phone_number=NUMBER, amount=1000)
+                assert (answer.amount, answer.phone_number, answer.currency) == (Decimal(1000), NUMBER, "TZS")
+        assert [request.method for request in service.requests] == ["POST", "GET"]
+
+    @pytest.mark.parametrize(
+        "found",
+        [
+            _found(amount="900"),
+            _found(phone_number="+255680000002"),
+            _found(created_at="2025-06-01T11:00:00Z"),
+            _found(created_at="2025-06-01T12:10:00Z"),
+            _found(404),
+            httpx.ConnectError("All connection attempts failed"),
+        ],
+        ids=["amount", "number", "before", "after", "not found", "away"],
+    )
+    async def test_what_is_not_the_payment_leaves_it_unknown(self, found: Any) -> None:
+        """The error names the transaction, which may be the payment, and nothing is sent again."""
+        answers = (samples.acknowledgement(amount="900"), found)
+        options: dict[str, Any] = {"utcnow": lambda: SENT_AT, "retry": RetryPolicy(max_attempts=1)}
+        async with connect(in_turn(*answers), **options) as (client, service):
+            with pytest.raises(OutcomeUnknown, match="t-1") as caught:
+                await client.collections.create(phone_number=NUMBER, amount=1000)
+        assert caught.value.outcome == "unknown"
+        assert caught.value.sent_at == SENT_AT
+        assert [request.method for request in service.requests] == ["POST", "GET"]

@@ -1,0 +1,96 @@
+"""Comparison of the texts of answers with what was asked for: by value, in any spelling (contract, section 4)."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from email.utils import parsedate_to_datetime
+
+from mobilemoney_async.contract.models import Acknowledgement, Transaction
+
+CURRENCY = "TZS"
+
+# Digits of a number without its country code (Tanzania; most of its neighbours too).
+_NATIONAL_DIGITS = 9
+# Digits that a masked number must show.
+_SHOWN_DIGITS = 4
+_SEPARATORS = re.compile(r"[\s()/+\-\u2010-\u2015]+")
+_MASK = re.compile(r"[*xX\u2022\u25cf#_.\u2026]+")
+
+
+class NumberForm(enum.Enum):
+    """Form in which a text shows a phone number."""
+
+    EXACT = "international, with or without the plus"
+    ZEROS = "international, with 00"
+    NATIONAL = "a zero and the last nine digits"
+    LOCAL = "the last nine digits"
+    MASKED = "at least four digits, and a mask for the others"
+
+
+def contradiction(answer: Acknowledgement | Transaction, *, phone_number: str, amount: str) -> str | None:
+    """Return the reason why an answer does not name the payment that was asked for, or None if it does.
+
+    Args:
+        answer: An acknowledgement, or the transaction of its id.
+        phone_number: The number as it was sent, ``+`` and digits. The answer may show it national or masked.
+        amount: The amount as it was sent, digits.
+    """
+    agrees = {
+        "amount": answer.amount == Decimal(amount),
+        "currency": answer.currency.strip().upper() == CURRENCY,
+        "phone number": same_number(answer.phone_number, phone_number) is not None,
+    }
+    different = " and ".join(name for name, is_same in agrees.items() if not is_same)
+    kind = "acknowledgement" if isinstance(answer, Acknowledgement) else "transaction"
+    return f"the {kind} names another {different}" if different else None
+
+
+def read_date(header: str) -> datetime | None:
+    """Return the time of a Date header, or None if it has none."""
+    try:
+        moment = parsedate_to_datetime(header)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):  # the latter on the first and the last day of the calendar
+        return None
+
+
+def same_number(shown: str, own: str) -> NumberForm | None:
+    """Return the form in which a text shows our number, ``+`` and digits, or None if it does not prove that number.
+
+    Of a masked number the digits that are shown must agree, counted from both ends. Other numbers may show the same.
+    """
+    text, forms = _SEPARATORS.sub("", shown), _forms(own)
+    # Dots are separators if the digits around them are a whole number, otherwise a mask.
+    form = forms.get(text.replace(".", ""))
+    if form is not None:
+        return form
+    parts = _MASK.split(text)
+    digits = "".join(parts)
+    if len(parts) == 1 or len(digits) < _SHOWN_DIGITS or not digits.isascii() or not digits.isdigit():
+        return None
+    pattern = "[0-9]+".join(parts)
+    return NumberForm.MASKED if any(re.fullmatch(pattern, each) for each in forms) else None
+
+
+def may_be_number(shown: str, own: str) -> bool:
+    """Return whether a text may be our number cut, masked or misspelt, or shows no number at all."""
+    if any(character.isalpha() and character not in "xX" for character in shown):
+        return True
+    text, whole = shown.lstrip("+ "), own.lstrip("+")
+    digits = re.sub("[^0-9]", "", text)
+    if whole.endswith(digits.lstrip("0")) or whole.startswith(digits) or digits.endswith(whole[-_NATIONAL_DIGITS:]):
+        return True
+    pattern = re.sub("[^0-9]+", "[0-9]*", text)
+    return pattern != digits and any(re.fullmatch(pattern, each) for each in _forms(own))
+
+
+def _forms(own: str) -> Mapping[str, NumberForm]:
+    """Return the texts of a whole number, without separators, and their forms."""
+    digits = own.lstrip("+")
+    local = digits[-_NATIONAL_DIGITS:]
+    short = {local: NumberForm.LOCAL, f"0{local}": NumberForm.NATIONAL} if local != digits else {}
+    return {**short, f"00{digits}": NumberForm.ZEROS, digits: NumberForm.EXACT}
