@@ -128,7 +128,9 @@ def test_the_diagrams_are_what_the_script_draws() -> None:
 
 def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
     """The diagram of records has all moves of the code except those in the text beside it."""
-    in_text = {  # late answers, and collections that are sent again without an operator
+    in_text = {  # late answers, collections that are sent again without an operator, and matches that come late
+        *(("REFUSED", found) for found in ("UNKNOWN", "ACKNOWLEDGED")),
+        ("RELEASED", "UNKNOWN"),
         *((late, early) for late in ("UNKNOWN", "ABSENT") for early in ("REFUSED", "NOT_SENT")),
         ("RELEASED", "ACKNOWLEDGED"),
         ("ABSENT", "UNKNOWN"),

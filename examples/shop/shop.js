@@ -23,7 +23,7 @@ const texts = {
   succeeded: ["Paid. Thank you!", "Your order is on its way to you."],
   failed: ["The payment failed", "Nothing was paid."],
   expired: ["Time ran out", "The payment was not approved in time. Nothing was paid."],
-  not_made: ["Nothing was paid", "The request did not get through. You can try again."],
+  not_made: ["Not paid yet", "The request did not get through. You can try again."],
 };
 
 let source = null;

@@ -258,7 +258,7 @@ _ADVICE = {
     PaymentState.ABSENT: "The list does not show it. If it is nowhere else either, use confirm-absent to free its key.",
     PaymentState.NOT_SENT: "It never reached the service: its key may be used again.",
     PaymentState.REFUSED: "The service refused it: its key may be used again after you have fixed the reason.",
-    PaymentState.RELEASED: "Someone has confirmed that it does not exist: its key may be used again.",
+    PaymentState.RELEASED: "Someone has confirmed that it does not exist: its key may be used, after a last look.",
     PaymentState.ACKNOWLEDGED: "It exists: follow it to its final state.",
     PaymentState.FINAL: "Nothing is left to do.",
 }
@@ -270,6 +270,8 @@ def advice(record: PaymentRecord, now: datetime) -> str:
         return "It may be one of its candidates: if it is, use identify; if it is none of them, confirm-absent."
     if record.state is PaymentState.SENDING:
         return "Its sender seems to have died: run reconcile." if is_stale(record, now) else "It is being sent: wait."
+    if not record.is_certain:
+        return "Refused as far as is known: use its key again, which looks in the list first, and then sends."
     return _ADVICE[record.state]
 
 
@@ -308,6 +310,8 @@ def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
         "reference": record.reference,
         "candidates": " ".join(record.candidates),
         "full listings without it": str(record.walks or ""),
+        "last look in the list": output.moment(record.looked_at),
+        "not called absent because": record.reason if record.state is PaymentState.UNKNOWN else None,
         "failure": None if record.transaction is None else record.transaction.failure_reason,
         "error": record.error,
         "what to do": advice(record, datetime.now(UTC)),

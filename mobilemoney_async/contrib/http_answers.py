@@ -55,7 +55,7 @@ _ANSWERS: tuple[tuple[type[MobileMoneyError], int, str, int | None], ...] = (
     (IdempotencyConflict, 409, "This order was used for another payment.", None),
     (DuplicateSuspected, 409, "An earlier payment of this amount to this number is still being looked into.", None),
     (TooManyOrders, 503, "There are very many orders now. Nothing was paid; please try again in a moment.", 10),
-    (StoreError, 503, "Payments are not available now. Nothing was paid.", 5),
+    (StoreError, 503, "Payments are not available now. Please try again in a moment.", 5),
     (RateLimitExceeded, 503, "The payment service is busy. Nothing was paid; please try again in a moment.", 10),
     (TransactionNotFound, 404, "There is no such payment.", None),
     (InvalidTransactionId, 404, "There is no such payment.", None),

@@ -27,7 +27,10 @@ class OrderState(str, enum.Enum):
     EXPIRED = "expired"
     """The customer did not answer in time."""
     NOT_MADE = "not_made"
-    """There is no payment: it was refused, or never sent. The order may be paid again, under the same name."""
+    """There is no payment, as far as is known: it was refused, or never sent.
+
+    The order may be paid again under the same name, for which the library looks first where a refusal is not certain.
+    """
 
     def __str__(self) -> str:
         return self.value

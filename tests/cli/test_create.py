@@ -17,6 +17,8 @@ from mobilemoney_async.cli.options import Service
 from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
+from mobilemoney_async.sandbox.faults import Fault
+from mobilemoney_async.sandbox.messages import Reply
 from tests.support.commands import leave_home, remembered, run, served, started, wait_until
 from tests.support.databases import sqlite_url
 from tests.support.processes import environment
@@ -137,6 +139,16 @@ class TestEndings:
         assert (result.exit_code, result.stdout) == (1, "")
         assert re.fullmatch(r"mobilemoney collect: no money moved: .*mobilemoney login.*\n", result.stderr)
         assert not sandbox.transactions
+
+    def test_a_refusal_that_is_not_certain(self, sandbox: Sandbox, url: str) -> None:
+        """A refusal without a code of the contract does not promise that no money moved."""
+        refusal = Reply(
+            status=400, body=b'{"status": "error", "error_code": "NOT_TODAY", "message": "no"}', code="NOT_TODAY"
+        )
+        sandbox.script(Fault(name="refused", instead=lambda choices: refusal), on="c2b")
+        result = run("collect", NUMBER, "100", "--base-url", url)
+        assert result.exit_code == 1
+        assert "not proven that no money moved" in result.stderr
 
     def test_nobody_answers(self) -> None:
         """Where no service is, nothing was sent, and the line says how to get one."""

@@ -62,8 +62,15 @@ def run_json(*arguments: str, **variables: str) -> Any:
     return json.loads(result.stdout)
 
 
-def pay(sandbox: Sandbox, url: str, *keys: str, fault: faults.Fault | None = None, account: str = "default") -> None:
-    """Make one collection for each key, of 1,000 TZS and more, all of which suffer the same fault."""
+def pay(
+    sandbox: Sandbox,
+    url: str,
+    *keys: str,
+    fault: faults.Fault | None = None,
+    account: str = "default",
+    amount: int = 1_000,
+) -> None:
+    """Make one collection for each key, of 1,000 TZS or another amount and more, all of which suffer the same fault."""
 
     async def create() -> None:
         store = SQLStore(url, account)
@@ -72,7 +79,7 @@ def pay(sandbox: Sandbox, url: str, *keys: str, fault: faults.Fault | None = Non
                 if fault is not None:
                     sandbox.script(fault, on="c2b")
                 try:
-                    await client.collections.create(phone_number=NUMBER, amount=1_000 + number, idempotency_key=key)
+                    await client.collections.create(phone_number=NUMBER, amount=amount + number, idempotency_key=key)
                 except MobileMoneyError:
                     assert fault is not None
 
@@ -184,7 +191,16 @@ class TestShow:
         assert re.search(r"^.*\d\d:\d\d:\d\d +unknown +answer ", result.stdout, re.MULTILINE)
         assert "run reconcile" in result.stdout
         assert NUMBER not in result.stdout
+        assert "not called absent" not in result.stdout
+        reason = "no later payment to compare with"
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(sa.text(f"UPDATE mobilemoney_payment_records SET reason = '{reason}'"))
+        engine.dispose()
+        shown = run("show", "order-1", "--store", url).stdout
+        assert re.search(rf"^not called absent because +{reason}$", shown, re.MULTILINE)
         record = run_json("show", "order-1", "--store", url)
+        assert record["reason"] == reason
         assert [entry["what"] for entry in record["history"]] == ["sent", "unknown"]
 
     def test_a_key_that_was_never_used_is_an_error(self, sandbox: Sandbox, url: str) -> None:
@@ -219,7 +235,9 @@ class TestReconcile:
         self, sandbox: Sandbox, url: str, served: dict[str, str]
     ) -> None:
         """Two runs after the grace period without it make a payment absent, and the command says what to do."""
+        pay(sandbox, url, "before", amount=900)
         pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
+        pay(sandbox, url, "after", amount=901)
         first = run("reconcile", "--grace", "0", "--exit-code", MOBILEMONEY_STORE=url, **served)
         assert first.exit_code == 3, first.output
         assert "UNKNOWN" in first.stdout

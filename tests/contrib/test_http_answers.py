@@ -66,6 +66,14 @@ def test_an_unknown_outcome_says_so() -> None:
     assert answer.body == {"order": "order-1", "state": "finding_out", "detail": FINDING_OUT}
 
 
+@pytest.mark.parametrize("is_certain", [True, False])
+@pytest.mark.parametrize("kind", [errors.APIError, errors.AuthenticationError])
+def test_a_refusal_that_is_not_certain_promises_nothing(kind: type[errors.APIError], is_certain: bool) -> None:
+    """ "Nothing was paid" is said only where a code of the contract proves it."""
+    answer = answer_error(kind(TEXT, status_code=400, is_certain=is_certain))
+    assert ("Nothing was paid" in str(answer.body)) is is_certain
+
+
 def test_the_service_s_patience_is_passed_on() -> None:
     """A busy service's `retry_after` reaches the client, rounded up to whole seconds."""
     assert answer_error(errors.RateLimitExceeded(TEXT, status_code=429, retry_after=7.2)).headers["Retry-After"] == "8"
