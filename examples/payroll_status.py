@@ -8,6 +8,8 @@ from mobilemoney_async import PaymentRecord, PaymentState
 from mobilemoney_async.values import mask_phone_number
 from payroll_file import Salary
 
+# Looks in the list, after the grace period, that have not shown a payment.
+LOOKS = 2
 UNSENT = {PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED}
 
 
@@ -52,8 +54,9 @@ class Payment:
         if record.transaction is not None and record.is_final:
             return Status.PAID if record.transaction.succeeded else Status.FAILED
         if record.is_unresolved:
-            absent = Status.ABSENT if record.state is PaymentState.ABSENT else Status.UNKNOWN
-            return Status.AMBIGUOUS if record.is_ambiguous else absent
+            # The last salaries have no later payment that would prove their absence: a person looks, too.
+            is_missing = record.state is PaymentState.ABSENT or record.walks >= LOOKS
+            return Status.AMBIGUOUS if record.is_ambiguous else Status.ABSENT if is_missing else Status.UNKNOWN
         return Status.ON_ITS_WAY
 
     @property

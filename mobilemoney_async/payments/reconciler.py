@@ -146,7 +146,10 @@ class Reconciler:
             for record in await self._judge(walk, cluster):
                 if not _needs_whole_days(left[record.key], record, walk, now):
                     del left[record.key]
-        clusters = {cluster[0].key: cluster for cluster in _clusters(left.values())}
+        await self._look_in_whole_days(left.values())
+
+    async def _look_in_whole_days(self, payments: Iterable[PaymentRecord]) -> None:
+        clusters = {cluster[0].key: cluster for cluster in _clusters(payments)}
         spans = {each: await self._span(cluster) for each, cluster in clusters.items()}
         for days in date_ranges(spans):
             asked = {record.key: record for each in days.keys for record in clusters[each]}

@@ -139,27 +139,21 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
     if verdict.adopt is not None and look.rival is not None:
         verdict = _contest(journal, current, verdict.adopt.id, look.rival, at=at)
     if verdict.adopt is not None and current.state is not PaymentState.RELEASED:
-        adopted = adopt(journal, current, verdict.adopt, source=Source.RECONCILE, at=at)
-        if isinstance(adopted, StoreError):
-            return current
-        if verdict.by is Match.LEARNED:
-            said = f"transaction {verdict.adopt.id} is spelt as other payments of this account are"
-            journal.note(current.key, at=at, what="spelling", source=Source.RECONCILE, detail=said)
-        return adopted
+        return _adopt_match(journal, current, verdict.adopt, verdict.by, at=at)
     candidates = verdict.candidates if verdict.adopt is None else (verdict.adopt.id,)
-    if candidates and current.state in REUSABLE:
+    if not candidates:
+        return _record_miss(journal, row, current, look)
+    if current.state in REUSABLE:
         doubted = doubt(journal, current, " ".join(candidates), at=at, candidates=candidates)
         if not isinstance(doubted, StoreError):
             return doubted
         # A payment of the same kind is unknown: that one comes first.
         later = _next_look(current, at, look.grace, walks=0, has_counted=False)
         return to_record(journal.update(current.key, {"next_look_at": later}))
-    if candidates and not look.is_whole and not look.walk.is_complete:
+    if not look.is_whole and not look.walk.is_complete:
         # A part of the list leaves open whether there is another one: the caller reads the rest.
         return attrs.evolve(current, candidates=candidates)
-    if candidates:
-        return _record_candidates(journal, current, candidates, at=at, grace=look.grace)
-    return _record_miss(journal, row, current, look)
+    return _record_candidates(journal, current, candidates, at=at, grace=look.grace)
 
 
 def doubt(
@@ -214,6 +208,18 @@ def adopt(
         return adopted
     journal.record_seen(transaction, source=source, at=at)
     return journal.find(record.key) or adopted
+
+
+def _adopt_match(
+    journal: Journal, current: PaymentRecord, transaction: Transaction, by: Match | None, *, at: datetime
+) -> PaymentRecord:
+    adopted = adopt(journal, current, transaction, source=Source.RECONCILE, at=at)
+    if isinstance(adopted, StoreError):
+        return current
+    if by is Match.LEARNED:
+        said = f"transaction {transaction.id} is spelt as other payments of this account are"
+        journal.note(current.key, at=at, what="spelling", source=Source.RECONCILE, detail=said)
+    return adopted
 
 
 def dismiss_candidates(journal: Journal, record: PaymentRecord, *, note: str, at: datetime) -> None:

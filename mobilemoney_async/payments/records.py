@@ -279,31 +279,36 @@ def clearance(
         absent_suffices: Whether an absent collection may be sent without someone's confirmation.
         grace: Seconds, as of the store; a look stays valid for as long, or for half a minute.
     """
-    is_collection = record.type == TransactionType.COLLECTION
     has_looked = record.looked_at is not None
     if record.looked_at is not None and now is not None:
         has_looked = now <= record.looked_at + timedelta(seconds=max(grace, _SHORTEST_LOOK))
-    sends = Clearance.SEND if has_looked else Clearance.LOOK
-    match record.state:
-        case _ if record.candidates:
-            return Clearance.NEVER
-        case PaymentState.NOT_SENT:
-            return Clearance.SEND
-        case PaymentState.REFUSED if record.is_certain:
-            return Clearance.SEND
-        case PaymentState.REFUSED if has_looked and not record.is_controlled and not record.walks:
-            # A new merchant or a quiet one: nothing shows how late the list is, so a look before the end of the grace
-            # period is not enough.
-            over_at = (record.ended_at or record.changed_at) + timedelta(seconds=grace)
-            return Clearance.WAIT if now is not None and now < over_at else Clearance.LOOK
-        case PaymentState.REFUSED if has_looked and not record.is_controlled and not is_collection:
-            return Clearance.DOUBT
-        case PaymentState.REFUSED | PaymentState.RELEASED:
-            return sends
-        case PaymentState.ABSENT if absent_suffices and is_collection and record.walks >= LISTINGS:
-            return sends if record.is_controlled else Clearance.LOOK
-        case _:
-            return Clearance.NEVER
+    if record.candidates:
+        return Clearance.NEVER
+    if record.state is PaymentState.NOT_SENT or (record.state is PaymentState.REFUSED and record.is_certain):
+        return Clearance.SEND
+    if record.state is PaymentState.REFUSED and has_looked and not record.is_controlled:
+        return _clear_without_control(record, now, grace)
+    if record.state in {PaymentState.REFUSED, PaymentState.RELEASED}:
+        return Clearance.SEND if has_looked else Clearance.LOOK
+    if record.state is PaymentState.ABSENT and absent_suffices and _is_absent_collection(record):
+        return Clearance.SEND if has_looked and record.is_controlled else Clearance.LOOK
+    return Clearance.NEVER
+
+
+def _is_absent_collection(record: PaymentRecord) -> bool:
+    return record.type == TransactionType.COLLECTION and record.walks >= LISTINGS
+
+
+def _clear_without_control(record: PaymentRecord, now: datetime | None, grace: float) -> Clearance:
+    """Return whether a refused payment may be sent again that a look has not shown, compared with nothing.
+
+    Of a new merchant, or a quiet one: nothing shows how late the list is, so a look before the end of the grace period
+    is not enough.
+    """
+    if not record.walks:
+        over_at = (record.ended_at or record.changed_at) + timedelta(seconds=grace)
+        return Clearance.WAIT if now is not None and now < over_at else Clearance.LOOK
+    return Clearance.SEND if record.type == TransactionType.COLLECTION else Clearance.DOUBT
 
 
 def is_stale(record: PaymentRecord, now: datetime) -> bool:
