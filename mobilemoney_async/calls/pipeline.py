@@ -7,7 +7,7 @@ usable answer, by the deadline too, it ends as `OutcomeUnknown`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -22,7 +22,7 @@ from mobilemoney_async.calls.transport import Flight, Wire
 from mobilemoney_async.contract.codec import Content, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority
 from mobilemoney_async.contract.error_mapping import read_answer
-from mobilemoney_async.contract.models import LoginResult
+from mobilemoney_async.contract.models import LoginResult, PageAnswer, Transaction
 from mobilemoney_async.errors import (
     CallOutcome,
     InvalidToken,
@@ -65,6 +65,14 @@ class AttemptRecorder(Protocol):
 
     async def failed(self, outcome: CallOutcome, error: MobileMoneyError | None) -> None:
         """Record that an attempt failed, or was cancelled (None). Called inside a shield; raises nothing."""
+        ...
+
+
+class RowObserver(Protocol):
+    """Observer of the transaction list: it sees each page that any part of the client reads."""
+
+    async def observe(self, rows: Sequence[Transaction]) -> None:
+        """See the rows of a page. Raises nothing; cancelling it ends the call."""
         ...
 
 
@@ -112,6 +120,7 @@ class Pipeline:
     utcnow: Callable[[], datetime]  # aware UTC
     random: Callable[[], float]  # from 0 to 1
     on_event: Handler | None = None
+    observer: RowObserver | None = None
     _dropped: Secret | None = attrs.field(init=False, default=None)  # a create got a 401 with it
     _instrumentation: Instrumentation | None = attrs.field(init=False, default=None)
 
@@ -167,6 +176,8 @@ class Pipeline:
         except MobileMoneyError as exc:
             exc.idempotency_key = idempotency_key
             raise
+        if self.observer is not None and isinstance(answer, PageAnswer):
+            await self.observer.observe(answer.transactions)
         return answer
 
     async def _within_deadline(self, call: _Call) -> Any:
