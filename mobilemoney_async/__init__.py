@@ -46,7 +46,7 @@ if _typing.TYPE_CHECKING:
         UnexpectedResponse,
         WaitTimeout,
     )
-    from mobilemoney_async.payments.records import HistoryEntry, PaymentRecord, PaymentState
+    from mobilemoney_async.payments.records import HistoryEntry, PaymentRecord, PaymentState, UnclaimedTransaction
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.outcomes import Outcome
     from mobilemoney_async.resources.bulk_lookup import Lookup
@@ -100,6 +100,7 @@ __all__ = [
     "TransactionStatus",
     "TransactionType",
     "TransportError",
+    "UnclaimedTransaction",
     "UnexpectedResponse",
     "User",
     "WaitTimeout",
@@ -117,7 +118,7 @@ _HOMES = {
     "contract.limits": "Schedule",
     "contract.models": "Acknowledgement Fees LoginResult Pagination Settlement Transaction TransactionPage User",
     "contract.states": "Network TransactionStatus TransactionType",
-    "payments.records": "HistoryEntry PaymentRecord PaymentState",
+    "payments.records": "HistoryEntry PaymentRecord PaymentState UnclaimedTransaction",
     "payments.store": "SQLStore",
     "polling.outcomes": "Outcome",
     "resources.bulk_lookup": "Lookup",

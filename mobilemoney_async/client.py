@@ -143,7 +143,12 @@ class AsyncClient:
             shared.attach()
             self._is_attached = True
         utcnow = _utcnow if utcnow is None else utcnow
-        self._assemble(Pipeline(wire, limiter, tokens, options, utcnow, random.random, on_event))
+        pipeline = Pipeline(wire, limiter, tokens, options, utcnow, random.random, on_event)
+        if self._store is not None and self._store.sole_writer is not False:
+            from mobilemoney_async.payments.unclaimed import UnclaimedObserver
+
+            pipeline.observer = UnclaimedObserver(self._store, utcnow, timeout=timeout, on_event=on_event)
+        self._assemble(pipeline)
 
     def _assemble(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline

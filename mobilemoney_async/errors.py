@@ -268,14 +268,17 @@ class IdempotencyConflict(StoreError):
 
 
 class DuplicateSuspected(StoreError):
-    """Unresolved payment of the same phone number and amount under another key. Nothing was sent.
+    """Payment of the same type, phone number and amount that is unresolved, or may be made already. Nothing was sent.
 
     Attributes:
-        other_key: The key of that payment.
+        other_key: The key of that payment, if its result is unknown, or None.
+        transaction_id: The transaction at the service that no payment of the store claims, or None. Find out what it
+            is, and say so with ``client.payments.explain``.
     """
 
     outcome: CallOutcome = "not_sent"
 
-    def __init__(self, message: str, *, other_key: str) -> None:
+    def __init__(self, message: str, *, other_key: str | None = None, transaction_id: str | None = None) -> None:
         super().__init__(message)
         self.other_key = other_key
+        self.transaction_id = transaction_id

@@ -102,6 +102,23 @@ class PaymentUnknown:
 
 
 @attrs.frozen(kw_only=True)
+class TransactionUnclaimed:
+    """New transaction in the service's list that no payment of the store claims.
+
+    Attributes:
+        transaction_id: The transaction's.
+        type: ``collection`` or ``disbursement``.
+        status: Its state.
+        fits_key: The payment that it may be a second time, by its idempotency key; None if there is none.
+    """
+
+    transaction_id: str
+    type: str
+    status: str
+    fits_key: str | None
+
+
+@attrs.frozen(kw_only=True)
 class PaymentFollowed:
     """Payment that a poller follows from now on.
 
@@ -181,6 +198,7 @@ Event: TypeAlias = (
     | LimiterWaited
     | TokenRenewed
     | PaymentUnknown
+    | TransactionUnclaimed
     | PaymentFollowed
     | PollerAsked
     | PaymentFinal

@@ -84,6 +84,7 @@ ERRORS: list[MobileMoneyError] = [
     StoreError("the store failed", outcome="not_sent"),
     IdempotencyConflict("the key was used", idempotency_key="k-1"),
     DuplicateSuspected("a duplicate is unknown", other_key="k-2"),
+    DuplicateSuspected("it may be made already", transaction_id="t-1"),
 ]
 
 

@@ -59,6 +59,7 @@ def test_the_public_names_are_these() -> None:
         "TransactionStatus",
         "TransactionType",
         "TransportError",
+        "UnclaimedTransaction",
         "UnexpectedResponse",
         "User",
         "WaitTimeout",

@@ -262,9 +262,13 @@ class Payment:
 
     def _refusal(self, exc: MobileMoneyError) -> Refused:
         text, code = explain(exc, self._settings)
-        if isinstance(exc, errors.DuplicateSuspected):
+        if isinstance(exc, errors.DuplicateSuspected) and exc.other_key is None:
+            listed = command_line("payments", "unclaimed", *self._service.store_flags)
+            flags = ("--note", "TEXT", *self._service.store_flags)
+            text = f"{exc}: {listed}, {command_line('payments', 'explain', exc.transaction_id or '', *flags)}"
+        elif isinstance(exc, errors.DuplicateSuspected):
             reconcile = command_line("payments", "reconcile", *self._service.flags)
-            show = command_line("payments", "show", exc.other_key, *self._service.store_flags)
+            show = command_line("payments", "show", exc.other_key or "", *self._service.store_flags)
             text = f"{exc}; resolve the other payment first: {reconcile}, or look at it: {show}"
         elif isinstance(exc, errors.IdempotencyConflict):
             show = command_line("payments", "show", self._request.key or "", *self._service.store_flags)

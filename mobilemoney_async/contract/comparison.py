@@ -15,6 +15,8 @@ CURRENCY = "TZS"
 
 # Digits of a number without its country code (Tanzania; most of its neighbours too).
 _NATIONAL_DIGITS = 9
+# The country whose currency it is: a number without a country code is one of its own.
+_COUNTRY = "255"
 # Digits that a masked number must show.
 _SHOWN_DIGITS = 4
 _SEPARATORS = re.compile(r"[\s()/+\-\u2010-\u2015]+")
@@ -74,6 +76,16 @@ def same_number(shown: str, own: str) -> NumberForm | None:
         return None
     pattern = "[0-9]+".join(parts)
     return NumberForm.MASKED if any(re.fullmatch(pattern, each) for each in forms) else None
+
+
+def international(shown: str) -> str | None:
+    """Return a whole number in our spelling, ``+`` and digits, or None for another text."""
+    digits = _SEPARATORS.sub("", shown).replace(".", "")
+    if not digits.isascii() or not digits.isdigit():
+        return None
+    if len(digits) == _NATIONAL_DIGITS or (len(digits) == _NATIONAL_DIGITS + 1 and digits.startswith("0")):
+        return f"+{_COUNTRY}{digits[-_NATIONAL_DIGITS:]}"
+    return f"+{digits.removeprefix('00')}"
 
 
 def may_be_number(shown: str, own: str) -> bool:

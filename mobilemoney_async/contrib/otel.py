@@ -33,6 +33,7 @@ from mobilemoney_async.events import (
     PollerClosed,
     RetryScheduled,
     TokenRenewed,
+    TransactionUnclaimed,
 )
 from mobilemoney_async.values import refuse
 
@@ -119,6 +120,9 @@ class _Telemetry:
         self._unknown = _counter(
             meter, "mobilemoney.payments.unknown", "payment", "Creates that ended with an unknown result."
         )
+        self._unclaimed = _counter(
+            meter, "mobilemoney.transactions.unclaimed", "transaction", "Transactions that no payment claims."
+        )
         self._pending = meter.create_gauge(
             "mobilemoney.poller.pending", unit="{payment}", description="Payments that the poller follows."
         )
@@ -146,6 +150,11 @@ class _Telemetry:
                 key: Attributes = {"mobilemoney.idempotency_key": event.idempotency_key}
                 sent_for = time.time() - event.sent_at.timestamp()
                 self._span("mobilemoney.payment.unknown", {**error, **key}, max(0.0, sent_for))
+            case TransactionUnclaimed():
+                kind: Attributes = {"mobilemoney.type": event.type, "mobilemoney.fits": event.fits_key is not None}
+                self._unclaimed.add(1, kind)
+                row: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
+                self._span("mobilemoney.transaction.unclaimed", {**kind, **row}, 0.0)
             case _:
                 self._poller(event)
 

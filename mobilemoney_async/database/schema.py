@@ -147,7 +147,7 @@ unclaimed: sa.Table = sa.Table(
 )
 
 # The merchant of an account, and the last comparison of the store with the service. `stopped` says why new payments
-# wait; `timeline` is PostgreSQL's.
+# wait; `timeline` is PostgreSQL's; `number_key` is the secret of the digests in `unclaimed`.
 accounts: sa.Table = sa.Table(
     "mobilemoney_accounts",
     METADATA,
@@ -156,7 +156,7 @@ accounts: sa.Table = sa.Table(
     *_columns(UTCDateTime, "first_record_at", "checked_at"),
     sa.Column("stopped", sa.Text),
     sa.Column("timeline", sa.Integer),
-    sa.Column("note", sa.Text),
+    *_columns(sa.Text, "note", "number_key"),
 )
 
 # The lease of the shared poller. Two numbers count its messages, under this row's lock: so a reader knows how far it

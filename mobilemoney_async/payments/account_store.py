@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import attrs
@@ -14,11 +14,14 @@ from anyio.lowlevel import current_token
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 T = TypeVar("T")
+
+_MOST_SEEN = 20_000
 
 
 class KeyedLock:
@@ -62,6 +65,9 @@ class AccountStore:
         grace: Seconds after a request in which the service's list may not show its payment.
         cipher: Encrypts the login token.
         resend_absent_collections: Whether an absent collection may be sent again without confirmation.
+        sole_writer: Whether all payments of the merchant are in this store; None if that is not known.
+        guard: Keeps payments from being begun that may be made already.
+        seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
     """
 
@@ -70,17 +76,33 @@ class AccountStore:
     grace: float
     cipher: TokenCipher
     resend_absent_collections: bool
+    sole_writer: bool | None = None
+    guard: DuplicateGuard = attrs.field(init=False)
+    seen: dict[str, Any] = attrs.field(factory=dict, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
     _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
     _clients: int = attrs.field(default=0, init=False)
 
+    @guard.default
+    def _make_guard(self) -> DuplicateGuard:
+        return DuplicateGuard(self.account, self.sole_writer)
+
+    def remember(self, transaction_id: str) -> None:
+        """Remember that a payment has acknowledged a transaction."""
+        if len(self.seen) >= _MOST_SEEN:
+            self.seen.clear()  # the next page of the list asks the database for its rows
+        self.seen[transaction_id] = True
+
     async def read(self, work: Callable[[Journal], T]) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
-        return await self.database.read(lambda connection: work(Journal(connection, self.account)))
+        return await self.database.read(lambda connection: work(self._journal(connection)))
 
     async def write(self, work: Callable[[Journal], T], *, then: Callable[[T], object] | None = None) -> T:
         """Run work in one transaction, and return its result once that is durable; see `Database.write`."""
-        return await self.database.write(lambda connection: work(Journal(connection, self.account)), then=then)
+        return await self.database.write(lambda connection: work(self._journal(connection)), then=then)
+
+    def _journal(self, connection: Any) -> Journal:
+        return Journal(connection, self.account, self.guard)
 
     def attach(self) -> None:
         """Count one more client."""

@@ -43,8 +43,9 @@ from mobilemoney_async.errors import (
     StoreError,
 )
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.duplicates import duplicate_suspected
 from mobilemoney_async.payments.evidence import names
-from mobilemoney_async.payments.journal import Journal, JournalEntry, duplicate_suspected
+from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.matching import query_for, read_sample
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.reconciliation import adopt, doubt
@@ -141,6 +142,7 @@ class _Attempts:
         try:
             if problem is None:
                 await self._save(PaymentEvent.ACKNOWLEDGE, acknowledgement=answer)
+                self.store.remember(answer.transaction_id)
                 return
             await self._save(PaymentEvent.LOSE, detail=problem, candidates=(answer.transaction_id,))
         except StoreError as exc:

@@ -28,7 +28,14 @@ from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import FOUND_VERSION, history, insert_missing, payments, require_known
 from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_transaction
-from mobilemoney_async.errors import DuplicateSuspected, IdempotencyConflict, StoreError
+from mobilemoney_async.errors import IdempotencyConflict, StoreError
+from mobilemoney_async.payments.duplicates import (
+    SUSPECT,
+    DuplicateGuard,
+    claim,
+    duplicate_suspected,
+    require_unsuspected,
+)
 from mobilemoney_async.payments.records import (
     Clearance,
     PaymentEvent,
@@ -78,7 +85,7 @@ _NEXT_NUMBER = sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1).w
     _last.c.account == sa.bindparam("of_account"), _last.c.key == sa.bindparam("of_key")
 )
 _NOTE = history.insert().values(number=_NEXT_NUMBER.scalar_subquery()).inline()
-_VERSION = sa.select(FOUND_VERSION)
+_CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)
 
 
 @attrs.frozen
@@ -109,6 +116,7 @@ class Journal:
 
     connection: sa.Connection
     account: str
+    guard: DuplicateGuard | None = None
 
     def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
         """Return the row of a key; locked until the commit, if asked for."""
@@ -165,17 +173,18 @@ class Journal:
             lives: The longest that the request can be on its way, seconds.
 
         Raises:
-            DuplicateSuspected: A payment of the same kind is unidentified.
+            DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
             StoreError: A newer release has migrated the tables since this process began.
         """
         stale_at = sent_at + timedelta(seconds=lives)
         sending = {"state": PaymentState.SENDING, "sent_at": sent_at, "stale_at": stale_at, "changed_at": sent_at}
         attempt = 1 if expected is None else expected + 1
+        checks = (self.guard or DuplicateGuard(self.account)).parameters(self.connection, request, sent_at)
         # The unique indexes decide between processes, whatever was read before.
         if expected is None:
-            is_begun = self._insert(request, sending)
+            is_begun = self._insert(request, sending, checks)
         else:
-            is_begun = self._send_again(request.key, expected, sending)
+            is_begun = self._send_again(request.key, expected, sending, checks)
         if not is_begun:
             # Read after the database has refused the row: because of a duplicate, or of the key itself.
             duplicate = self.find_duplicate(request)
@@ -220,6 +229,7 @@ class Journal:
                 "another payment of the same kind is unidentified: nothing was sent; try again once that one is found"
             )
             return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
+        claim(self.connection, self.account, record, acknowledged, entry.at)
         if target is not record.state:
             self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
         return to_record(changed)
@@ -252,10 +262,10 @@ class Journal:
     def note(self, key: str, *, at: datetime, what: str, source: Source, detail: str | None) -> None:
         """Add an entry to a payment's history. The caller holds the lock of the payment's row, which numbers it."""
         of_payment = {"account": self.account, "key": key, "of_account": self.account, "of_key": key}
-        entry = {"at": at, "what": what, "source": str(source), "detail": _cut(detail)}
+        entry = {"at": at, "what": what, "source": str(source), "detail": detail and shorten(detail)}
         self.connection.execute(_NOTE, {**of_payment, **entry})
 
-    def _insert(self, request: PaymentRequest, sending: Mapping[str, Any]) -> bool:
+    def _insert(self, request: PaymentRequest, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Make a row and return True, or return False if a unique index forbids it."""
         values = {
             "account": self.account,
@@ -269,15 +279,19 @@ class Journal:
             "walks": 0,
             "created_at": sending["sent_at"],
             **sending,
+            **checks,
         }
         found = self.connection.execute(_insertion(self.connection.dialect.name), values).one_or_none()
         if found is not None:
             require_known(found.version)
+            require_unsuspected(found.suspect)
         return found is not None
 
-    def _send_again(self, key: str, expected: int, sending: Mapping[str, Any]) -> bool:
+    def _send_again(self, key: str, expected: int, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
-        require_known(self.connection.execute(_VERSION).scalar_one())
+        found = self.connection.execute(_CHECKS, checks).one()
+        require_known(found.version)
+        require_unsuspected(found.suspect)
         row = self.row(key, lock=True)
         assert row is not None
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what
@@ -303,7 +317,7 @@ class Journal:
 @functools.cache
 def _insertion(dialect: str) -> Any:
     """Return the statement that makes a row, and gives the version of the tables, unless a unique index forbids it."""
-    return insert_missing(payments, dialect).returning(FOUND_VERSION.label("version"))
+    return insert_missing(payments, dialect).returning(FOUND_VERSION.label("version"), SUSPECT)
 
 
 def to_record(row: sa.Row[Any]) -> PaymentRecord:
@@ -337,16 +351,6 @@ def to_record(row: sa.Row[Any]) -> PaymentRecord:
     )
 
 
-def duplicate_suspected(duplicate: PaymentRecord) -> DuplicateSuspected:
-    """Return the error for a payment with an unidentified duplicate."""
-    state = "on its way" if duplicate.state is PaymentState.SENDING else str(duplicate.state)
-    return DuplicateSuspected(
-        f"a {duplicate.type} of the same amount for the same phone number is {state} under the key {duplicate.key!r}: "
-        "nothing was sent; this one may be sent once that one is found or confirmed absent",
-        other_key=duplicate.key,
-    )
-
-
 def _values(record: PaymentRecord, entry: JournalEntry, target: PaymentState) -> dict[str, Any]:
     """Return the columns that an event changes."""
     acknowledged = entry.acknowledgement
@@ -364,7 +368,7 @@ def _values(record: PaymentRecord, entry: JournalEntry, target: PaymentState) ->
             "is_adopted": entry.event is PaymentEvent.ADOPT,
         }
     if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.LOSE}:
-        values["error"] = _cut(entry.detail)
+        values["error"] = entry.detail and shorten(entry.detail)
     values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
     if entry.event is PaymentEvent.LOSE:
         # A listing that began before the request ended proves nothing.
@@ -372,7 +376,7 @@ def _values(record: PaymentRecord, entry: JournalEntry, target: PaymentState) ->
     if entry.event is PaymentEvent.CONFIRM_ABSENT:
         values |= {"candidates": None, "reason": None, "looked_at": None, "look_passed": None, "next_look_at": None}
     if entry.event is PaymentEvent.DOUBT:
-        values["reason"] = _cut(entry.detail)
+        values["reason"] = entry.detail and shorten(entry.detail)
     if entry.candidates:
         values["candidates"] = json.dumps(entry.candidates)
     return values
@@ -385,6 +389,9 @@ def _detail(entry: JournalEntry) -> str | None:
     return transaction_id if entry.detail is None else f"{transaction_id}: {entry.detail}"
 
 
-def _cut(detail: str | None) -> str | None:
-    # A NUL or a lone surrogate in a text of the service must not keep the rest from being recorded.
-    return None if detail is None else detail[:_LONGEST_DETAIL].replace("\0", "").encode(errors="replace").decode()
+def shorten(text: str) -> str:
+    """Return the beginning of a text, as any database can hold it.
+
+    A NUL or a lone surrogate in a text of the service must not keep the rest from being recorded.
+    """
+    return text[:_LONGEST_DETAIL].replace("\0", "").encode(errors="replace").decode()

@@ -17,14 +17,19 @@ from mobilemoney_async.payments.matching import Match, Spellings, match, query_f
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.reconciliation import adopt, dismiss_candidates
 from mobilemoney_async.payments.records import (
+    CLAIMED,
+    EXPLAINED,
+    OPEN,
     UNIDENTIFIED,
     PaymentEvent,
     PaymentRecord,
     PaymentState,
     Source,
+    UnclaimedTransaction,
     is_stale,
     move,
 )
+from mobilemoney_async.payments.unclaimed import explain_unclaimed, find_unclaimed
 from mobilemoney_async.values import (
     refuse,
     require_identifier,
@@ -158,6 +163,41 @@ class PaymentBook:
             return journal.apply(JournalEntry(key, record.attempt, event, source=Source.PERSON, at=now, detail=note))
 
         return await self._decide(key, confirm)
+
+    async def unclaimed(self, state: str | None = OPEN) -> builtins.list[UnclaimedTransaction]:
+        """Return the transactions in the service's list that no payment of this store claims, first seen first.
+
+        Every page of the list that a client with this store reads is compared, of the last seven days. A transaction is
+        among them once it was seen twice, `grace` and a request's time-out apart.
+
+        Args:
+            state: ``open``, ``explained`` by someone, or ``claimed`` by a payment since; None for all.
+
+        Raises:
+            InvalidRequest: The state is another one.
+        """
+        if state not in {OPEN, EXPLAINED, CLAIMED, None}:
+            raise refuse("state", f"{OPEN}, {EXPLAINED}, {CLAIMED} or None")
+        return await self._store.read(lambda journal: find_unclaimed(journal, state))
+
+    async def explain(self, transaction_id: str, *, note: str) -> UnclaimedTransaction:
+        """Say, after someone has looked, what a transaction is that no payment claims. It then stops no payment.
+
+        Args:
+            transaction_id: One of `unclaimed`.
+            note: The explanation and your name; kept with it for thirty days.
+
+        Returns:
+            The transaction as it is now.
+
+        Raises:
+            InvalidRequest: An argument is blank.
+            StoreError: It is not among the unclaimed ones, or a payment claims it.
+        """
+        name, text = require_name("transaction_id", transaction_id), require_text("note", note)
+        await self._store.database.open()
+        now = self._utcnow()
+        return await self._store.write(lambda journal: explain_unclaimed(journal, name, text, now))
 
     async def _decide(self, key: str, decide: Callable[[Journal], PaymentRecord | StoreError]) -> PaymentRecord:
         """Record a decision about a payment, and return the payment as it is then."""

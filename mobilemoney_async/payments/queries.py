@@ -14,12 +14,9 @@ from mobilemoney_async.database.migrations import OLD_PAYMENTS
 from mobilemoney_async.database.schema import VERSION, history, logins, payments, unclaimed
 from mobilemoney_async.payments.evidence import NO_LATER
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
-from mobilemoney_async.payments.records import HistoryEntry, PaymentRecord, PaymentState
+from mobilemoney_async.payments.records import EXPLAINED, HistoryEntry, PaymentRecord, PaymentState
 
 T = TypeVar("T")
-
-EXPLAINED = "explained"
-"""State of a transaction that no payment claims, and of which someone has said what it is."""
 
 # Transaction ids in one statement.
 _IDS_AT_ONCE = 500

@@ -25,7 +25,7 @@ from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.leases import change_lease, while_renewed
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.evidence import Evidence, Walk
+from mobilemoney_async.payments.evidence import Evidence, Verdict, Walk
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import date_ranges, query_for
@@ -200,17 +200,25 @@ class Reconciler:
         for some in chunks(payments, _AT_ONCE):
 
             def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:
-                return [_judge_one(journal, record, evidence, is_whole=is_whole) for record in some]
+                is_sole = self._store.sole_writer is not False
+                return [
+                    _judge_one(journal, record, evidence, is_whole=is_whole, is_sole_writer=is_sole) for record in some
+                ]
 
             judged += await self._store.write(judge)
         return judged
 
 
-def _judge_one(journal: Journal, record: PaymentRecord, evidence: Evidence, *, is_whole: bool) -> PaymentRecord:
+def _judge_one(
+    journal: Journal, record: PaymentRecord, evidence: Evidence, *, is_whole: bool, is_sole_writer: bool
+) -> PaymentRecord:
     query = evidence.searches[record.key]
     skew = evidence.skew(query)
     control = evidence.control(query, neighbours(journal, record))
     verdict, rival = evidence.judge(record.key, control), None
+    if verdict.adopt is not None and not is_sole_writer:
+        said = "other systems of the merchant pay too (sole_writer=False)"
+        verdict = Verdict(candidates=(verdict.adopt.id,), reason=f"it may be transaction {verdict.adopt.id}: {said}")
     if verdict.adopt is not None:
         rival = find_rival(journal, record.key, verdict.adopt, query=query, skew=skew)
     elif not verdict.candidates:

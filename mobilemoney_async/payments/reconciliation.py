@@ -26,8 +26,8 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.evidence import Verdict, Walk
 from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, to_record
 from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew
-from mobilemoney_async.payments.queries import EXPLAINED
 from mobilemoney_async.payments.records import (
+    EXPLAINED,
     LISTINGS,
     REUSABLE,
     PaymentEvent,

@@ -249,6 +249,39 @@ class PaymentRecord:
         return self.state is PaymentState.FINAL
 
 
+OPEN, EXPLAINED, CLAIMED = "open", "explained", "claimed"
+"""States of a transaction that no payment claimed when it was judged."""
+
+
+@attrs.frozen(kw_only=True)
+class UnclaimedTransaction:
+    """Transaction of the service that no payment of the store claims.
+
+    Attributes:
+        transaction_id: Its id.
+        type: Collection or disbursement.
+        amount: Whole TZS.
+        phone_number: The customer's or recipient's number, masked.
+        status: Its state, as the list last showed it.
+        created_at: When the service took it, on the service's clock.
+        first_seen_at: When the list first showed it, on our clock.
+        fits_key: The payment that it may be a second time, by its idempotency key; None if there is none.
+        state: ``open``; ``explained`` by someone; or ``claimed`` by a payment since.
+        note: The explanation, or None.
+    """
+
+    transaction_id: str
+    type: TransactionType
+    amount: Decimal
+    phone_number: str
+    status: TransactionStatus
+    created_at: datetime
+    first_seen_at: datetime
+    fits_key: str | None = None
+    state: str = OPEN
+    note: str | None = None
+
+
 def move(state: PaymentState, event: PaymentEvent) -> PaymentState | None:
     """Return the state after an event, or None where the event contradicts the state."""
     return TRANSITIONS.get((state, event))

@@ -29,6 +29,11 @@ class SQLStore:
         resend_absent_collections: Whether a *collection* that was found absent may be sent again under its key without
             `confirm_absent`. A customer who is prompted twice can decline; a disbursement cannot be called back, and
             always needs the confirmation.
+        sole_writer: Whether every payment of the merchant is made through this store. None: transactions in the
+            service's list that no payment here claims are reported (``client.payments.unclaimed``), and one that may be
+            a payment of this store made twice keeps another of its kind from being sent for a while. True: any such
+            transaction does. False, for merchants whose other systems pay too: nothing is reported or stopped, and a
+            payment with an unknown result is never taken for a transaction in the list without someone's decision.
 
     Raises:
         InvalidRequest: An argument has a wrong type or value, or the extra is missing.
@@ -42,12 +47,16 @@ class SQLStore:
         *,
         key: str | bytes | Secret | None = None,
         resend_absent_collections: bool = False,
+        sole_writer: bool | None = None,
     ) -> None:
         self.account: str = require_name("account", account)
         self.grace: float = require_seconds("grace", grace, allow_zero=True)
         if not isinstance(resend_absent_collections, bool):
             raise refuse("resend_absent_collections", "a bool", resend_absent_collections)
         self.resend_absent_collections: bool = resend_absent_collections
+        if sole_writer is not None and not isinstance(sole_writer, bool):
+            raise refuse("sole_writer", "a bool or None", sole_writer)
+        self.sole_writer: bool | None = sole_writer
         cipher = TokenCipher(self.account, key)  # asks for its extra now, rather than at the first login
         try:
             import sqlalchemy  # noqa: F401 (here, since only a store needs it)
@@ -56,7 +65,9 @@ class SQLStore:
         from mobilemoney_async.database.engine import Database
         from mobilemoney_async.payments.account_store import AccountStore
 
-        self._parts = AccountStore(Database(url), self.account, self.grace, cipher, resend_absent_collections)
+        self._parts = AccountStore(
+            Database(url), self.account, self.grace, cipher, resend_absent_collections, sole_writer
+        )
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._parts.database!r} account={self.account!r}>"

@@ -30,6 +30,7 @@ from mobilemoney_async.events import (
     PollerClosed,
     RetryScheduled,
     TokenRenewed,
+    TransactionUnclaimed,
     both,
 )
 from mobilemoney_async.sandbox import Sandbox
@@ -275,6 +276,7 @@ EVENTS: list[Event] = [
     PaymentFinal(transaction_id="tx-1", type="disbursement", status="FAILED", lag=None, pending=1),
     PaymentGivenUp(transaction_id="tx-2", error="WaitTimeout", pending=1),
     PollerClosed(pending=1),
+    TransactionUnclaimed(transaction_id="tx-3", type="collection", status="SUCCESS", fits_key="order-1"),
 ]
 
 
@@ -294,7 +296,10 @@ def test_every_event_is_taken(telemetry: Telemetry) -> None:
         "mobilemoney.payment.unknown",
         "mobilemoney.payment.final",
         "mobilemoney.payment.given_up",
+        "mobilemoney.transaction.unclaimed",
     }
+    kind = {"mobilemoney.type": "collection", "mobilemoney.fits": True}
+    assert found["mobilemoney.transactions.unclaimed"] == [(kind, 1)]
 
 
 @pytest.mark.anyio

@@ -1,31 +1,32 @@
-"""Transactions that no payment claims, stores that are behind their service, and the service of another merchant."""
+"""Transactions that no payment claims: payments made twice, and those of other systems."""
 
 from __future__ import annotations
 
-import sqlite3
+import logging
 from collections.abc import Callable
-from contextlib import closing, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import anyio
-import attrs
 import httpx
 import pytest
 import sqlalchemy as sa
-from hypothesis import strategies as st
-from hypothesis.stateful import rule
 
 from mobilemoney_async import (
     Acknowledgement,
     AsyncClient,
     DuplicateSuspected,
-    MobileMoneyError,
-    OutcomeUnknown,
+    InvalidRequest,
+    PaymentState,
     SQLStore,
     StoreError,
+    UnclaimedTransaction,
 )
+from mobilemoney_async.database.schema import accounts
+from mobilemoney_async.database.schema import unclaimed as table
+from mobilemoney_async.events import Event, TransactionUnclaimed
+from mobilemoney_async.payments import unclaimed as module
+from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
     BOTH,
     DAY,
@@ -40,14 +41,12 @@ from tests.payments.second_world import (
     number,
     reported,
 )
-from tests.payments.test_misbehaving_list import ORDERS, SETTINGS, Shop, keys, processes
-from tests.support.databases import Postgres
-from tests.support.second_service import TOKEN, ListBehaviour, Payment
+from tests.support.fakes import NOON
+from tests.support.second_service import ListBehaviour, Payment
 
 pytestmark = pytest.mark.anyio
 
 KIND = pytest.mark.parametrize("kind", KINDS)
-DAYS_BEFORE = 3
 
 
 def order(kind: str, key: str = "k", last: int = 1) -> Order:
@@ -101,7 +100,7 @@ async def a_refusal_was_none(world: World, client: AsyncClient, asked: Order) ->
 
 
 async def a_word_was_wrong(world: World, client: AsyncClient, asked: Order) -> str:
-    world.service.list = ListBehaviour(lag=timedelta(minutes=10))
+    world.service.list = ListBehaviour(lag=timedelta(minutes=5))
     await world.lose(client, asked, made=True)
     await anyio.sleep(GRACE + MINUTE)
     await world.confirm(client, asked.key)
@@ -222,161 +221,396 @@ async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str
         assert await unclaimed(client) == {world.made("k")[0]}
 
 
-# Another merchant
+# Which rows are judged, and when
+
+
+async def a_poller(client: AsyncClient, ids: list[str]) -> None:
+    async with client.poller(timeout=60) as poller:
+        for each in ids:
+            poller.track(each)
+        async for _ in poller.outcomes():
+            pass
+
+
+async def a_bulk_lookup(client: AsyncClient, ids: list[str]) -> None:
+    async for _ in client.transactions.get_many(ids, since=NOON.date()):
+        pass
+
+
+async def a_reconciliation(client: AsyncClient, ids: list[str]) -> None:
+    await client.payments.reconcile()
+
+
+@pytest.mark.parametrize("look", [a_poller, a_bulk_lookup, a_reconciliation])
+async def test_every_page_counts(sqlite_file_url: str, look: Callable[[AsyncClient, list[str]], Any]) -> None:
+    """Whatever reads the list, a repeated payment is noticed, at no request of its own."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await begin(world, client)
+        second = await a_proxy_repeats(world, client, order("collections"))
+        await world.pay(client, [Order(f"many {each}", "collections", number(50 + each)) for each in range(30)])
+        if look is a_reconciliation:
+            await world.lose(client, Order("lost", "collections", number(9)), made=False)
+        ids = [payment.id for payment in world.service.payments if payment.id != second]
+        for _ in range(2):
+            await anyio.sleep(GRACE + MINUTE)
+            await look(client, ids[1:])
+        assert await unclaimed(client) == {second}
+
+
+@BOTH
+async def test_a_page_of_known_rows_asks_nothing_of_the_store(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The good path costs no query: the rows of this process's own payments are known."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await world.pay(client, [order("collections", f"k{each}", each) for each in range(5)])
+
+        def fail(*_: Any) -> None:
+            raise AssertionError("the store was asked")
+
+        monkeypatch.setattr(module, "_look", fail)
+        page = await client.transactions.page()
+        assert len(page) == 5
+        assert world.service.lists == 1
 
 
 @BOTH
 @KIND
-async def test_rows_of_another_merchant_are_not_believed(store_url: str, kind: str) -> None:
-    """A list that shows another merchant's payment of the same kind does not make it ours."""
+async def test_a_payment_on_its_way_is_left_alone(store_url: str, kind: str) -> None:
+    """The list may show a payment long before its answer comes; that is no second payment."""
     world, asked = make_world(store_url), order(kind)
-    world.service.list = ListBehaviour(all_merchants=True)
+    async with world.client(timeout=400.0) as client, world.client(timeout=10.0) as other:
+        await begin(world, client)
+        world.service.answer_after = 390.0
+        async with anyio.create_task_group() as group:
+            group.start_soon(world.attempt, client, asked)
+            await anyio.sleep(1)
+            await world.read(other)
+            assert await unclaimed(other) == set()
+        await world.read(other)
+        assert await unclaimed(other) == set()
+        assert (await world.get(other, "k")).state is PaymentState.ACKNOWLEDGED
+
+
+@BOTH
+@KIND
+async def test_a_row_is_judged_once_it_was_seen_for_long_enough(store_url: str, kind: str) -> None:
+    """Another process may be about to record it: two looks within the grace period and a time-out prove nothing."""
+    world, asked = make_world(store_url), order(kind)
+    async with world.client(timeout=30.0) as client:
+        await begin(world, client)
+        second = await another_system_pays(world, client, asked)
+        await client.transactions.page()
+        await anyio.sleep(GRACE + 30 + 4)
+        await client.transactions.page()
+        assert await unclaimed(client) == set()
+        await anyio.sleep(1)
+        await client.transactions.page()
+        (found,) = await client.payments.unclaimed()
+        assert found.transaction_id == second
+        assert found.first_seen_at < world.utcnow() - timedelta(seconds=GRACE + 30)
+
+
+@BOTH
+async def test_a_row_older_than_a_week_is_history(store_url: str) -> None:
+    world = make_world(store_url)
     async with world.client() as client:
         await begin(world, client)
-        await world.pay(client, [Order("before", kind, number(10))])
-        await world.lose(client, asked, made=False)
-        world.service.make(TYPES[kind], asked.phone_number, "5000", merchant_id="merchant-2")
-        await anyio.sleep(MINUTE)
-        await world.pay(client, [Order("after", kind, number(11))])
-        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
-        assert (await world.get(client, "k")).transaction_id is None
+        world.service.make("collection", number(1), "5000")
+        await anyio.sleep(7 * DAY + HOUR)
         await world.read(client)
         assert await unclaimed(client) == set()
 
 
 @BOTH
-@KIND
-@pytest.mark.parametrize("what", ["token", "host"])
-async def test_the_store_of_one_merchant_does_not_serve_another(store_url: str, kind: str, what: str) -> None:
-    """With another merchant's token, or at another host, nothing is concluded and nothing is sent."""
-    world, asked = make_world(store_url), order(kind)
-    world.service.merchants = {TOKEN: "merchant-1", "token.of.merchant-2": "merchant-2"}
+async def test_rows_of_another_merchant_are_not_reported(store_url: str) -> None:
+    """The merchant is the one of the rows that our own acknowledgements name."""
+    world = make_world(store_url)
+    world.service.list = ListBehaviour(all_merchants=True)
     async with world.client() as client:
         await begin(world, client)
+        world.service.make("collection", number(600), "700", merchant_id="merchant-2")
+        await world.read(client)
+        assert await unclaimed(client) == set()
+
+
+def masked(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "phone_number": f"{row['phone_number'][1:6]}***{row['phone_number'][-4:]}", "type": "C2B"}
+
+
+SPELLINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "masked, of another word": masked,
+    "national": lambda row: {**row, "phone_number": "0" + row["phone_number"][4:]},
+    "local": lambda row: {**row, "phone_number": row["phone_number"][4:]},
+    "with zeros": lambda row: {**row, "phone_number": "00" + row["phone_number"][1:]},
+    "with a fraction": lambda row: {**row, "amount": f"{row['amount']}.00"},
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", SPELLINGS)
+async def test_a_repeated_payment_is_noticed_in_any_spelling(store_url: str, name: str) -> None:
+    """The new key of its kind is stopped, although the list does not spell its number or type as we do."""
+    world, asked = make_world(store_url), order("collections")
+    world.service.list = ListBehaviour(spell=SPELLINGS[name])
+    async with world.client() as client:
+        await begin(world, client)
+        second = await a_proxy_repeats(world, client, asked)
+        await world.read(client)
+        (found,) = await client.payments.unclaimed()
+        assert (found.transaction_id, found.fits_key, found.type) == (second, "k", "collection")
+        assert isinstance(await world.attempt(client, order("collections", "new")), DuplicateSuspected)
+
+
+# What is done about them
+
+
+@BOTH
+async def test_a_key_that_was_not_sent_waits_too(store_url: str) -> None:
+    """An operator may have paid by hand while the network was away: the order is not paid again by its own key."""
+    world, asked = make_world(store_url), order("disbursements")
+
+    def refused(request: httpx.Request, payment: Payment | None) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    async with world.client() as client:
+        await begin(world, client)
+        await world.answered(client, asked, refused, made=False)
+        assert (await world.get(client, "k")).state is PaymentState.NOT_SENT
+        paid = world.service.make("disbursement", asked.phone_number, "5000")
+        await world.read(client)
+        stopped = await world.attempt(client, asked)
+        assert isinstance(stopped, DuplicateSuspected), stopped
+        assert (await world.get(client, "k")).state is PaymentState.NOT_SENT
+        await client.payments.explain(paid.id, note="Asha tested the dashboard")
+        assert isinstance(await world.attempt(client, asked), Acknowledgement)
+
+
+@BOTH
+async def test_what_fails_later_stops_nothing_any_more(store_url: str) -> None:
+    world, asked = make_world(store_url), order("disbursements")
+    async with world.client() as client:
+        await begin(world, client)
+        await another_system_pays(world, client, asked)
+        await world.read(client)
+        assert isinstance(await world.attempt(client, order("disbursements", "new")), DuplicateSuspected)
+        world.service.finish(world.service.payments[-1], "INSUFFICIENT_FUNDS")
+        await client.transactions.page()
+        (found,) = await client.payments.unclaimed()
+        assert found.status == "INSUFFICIENT_FUNDS"
+        assert isinstance(await world.attempt(client, order("disbursements", "new")), Acknowledgement)
+
+
+@BOTH
+@KIND
+async def test_beside_other_systems_no_match_is_adopted(store_url: str, kind: str) -> None:
+    """With `sole_writer=False` a payment in the list may be another system's: someone decides."""
+    world, asked = make_world(store_url), order(kind)
+    async with world.client(store=SQLStore(world.url, grace=GRACE, sole_writer=False)) as client:
+        await begin(world, client)
+        await world.pay(client, [Order("before", kind, number(10))])
         await world.lose(client, asked, made=True)
         await anyio.sleep(MINUTE)
         await world.pay(client, [Order("after", kind, number(11))])
-    before = {record.key: record.state for record in await _records(world)}
-    posts = world.service.posts
-    other = world.client(auth="token.of.merchant-2") if what == "token" else world.client(base_url=OTHER_HOST)
-    async with other as client:
-        for pause in (GRACE + MINUTE, GRACE + MINUTE):
-            await anyio.sleep(pause)
-            with pytest.raises(StoreError):
-                await client.payments.reconcile()
-        for each in (asked, order(kind, "new", 2)):
-            with pytest.raises(MobileMoneyError):
-                answer = await world.attempt(client, each)
-                assert isinstance(answer, StoreError | OutcomeUnknown)
-                raise answer
-    assert {record.key: record.state for record in await _records(world)} == before
-    assert world.service.posts == posts
-    async with world.client() as client:
-        assert isinstance(await world.attempt(client, asked), Acknowledgement)
-        await world.hold(client, at_end=True)
-
-
-OTHER_HOST = "https://sandbox.second.example/v1"
-
-
-async def _records(world: World) -> list[Any]:
-    async with world.client() as client:
-        return await client.payments.list()
-
-
-# A store that is behind its service
-
-
-@pytest.fixture
-def restore(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
-    """Return what copies a database as it is now: a backup, which is restored by using it."""
-
-    def copy(url: str) -> str:
-        if not url.startswith("sqlite"):
-            server: Postgres = request.getfixturevalue("postgres_server")
-            return server.copy(url)
-        path = tmp_path / "restored.db"
-        with closing(sqlite3.connect(str(sa.make_url(url).database))) as source, closing(sqlite3.connect(path)) as to:
-            source.backup(to)
-        return f"sqlite:///{path}"
-
-    return copy
+        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
+        record = await world.get(client, "k")
+        assert (record.state, record.candidates) == (PaymentState.UNKNOWN, tuple(world.made("k")))
+        await client.payments.identify("k", record.candidates[0], note="Asha found the receipt")
 
 
 @BOTH
-@KIND
-async def test_a_restored_backup_pays_nothing_again(store_url: str, kind: str, restore: Callable[[str], str]) -> None:
-    """The orders of the hour that the store has forgotten are tried again: none of them is sent, others are."""
-    world = make_world(store_url)
-    forgotten = [order(kind, f"forgotten {each}", each) for each in range(10)]
+async def test_a_transaction_that_a_payment_claims_later_is_no_longer_unclaimed(store_url: str) -> None:
+    """As when someone identifies it: it is not explained by hand as well."""
+    world, asked = make_world(store_url), order("collections")
     async with world.client() as client:
-        await world.pay(client, [order(kind, f"kept {each}", 100 + each) for each in range(3)])
-    world.url = restore(store_url)
-    old = World(store_url, world.service, world.utcnow)
-    await anyio.sleep(10 * MINUTE)
-    async with old.client() as client:
-        for each in forgotten:
-            await old.pay(client, [each])
-            await anyio.sleep(5 * MINUTE)
-    posts = world.service.posts
-    async with world.client() as client:
-        for each in forgotten:
-            said = await world.attempt(client, each)
-            assert isinstance(said, StoreError), said
-            assert said.outcome == "not_sent"
-        assert world.service.posts == posts
-        await anyio.sleep(MINUTE)
-        assert isinstance(await world.attempt(client, order(kind, "new", 500)), Acknowledgement)
-        assert isinstance(await world.attempt(client, forgotten[0]), StoreError)
+        await begin(world, client)
+        second = await another_system_pays(world, client, asked)
         await world.read(client)
-        assert await unclaimed(client) >= {world.made(each.key)[0] for each in forgotten}
+        await world.lose(client, order("collections", "new", 2), made=False)
+        store = account_store(SQLStore(world.url))
+        adopted = "UPDATE mobilemoney_payment_records SET phone_number = :number WHERE key = 'new'"
+        await store.database.write(lambda each: each.execute(sa.text(adopted), {"number": asked.phone_number}))
+        await client.payments.identify("new", second, note="Asha found the receipt")
+        assert await client.payments.unclaimed() == []
+        (found,) = await client.payments.unclaimed("claimed")
+        assert found.transaction_id == second
+        with pytest.raises(StoreError, match="not among the unclaimed"):
+            await client.payments.explain(second, note="no")
+        store.database.close()
 
 
 @BOTH
-async def test_a_quiet_merchant_costs_a_request_an_hour(store_url: str) -> None:
-    """On the good path the check of the store costs one list request an hour at most."""
+async def test_the_list_of_unclaimed_transactions(store_url: str) -> None:
+    """It says all that an operator needs, without a whole phone number, and keeps the explanation."""
+    world, asked = make_world(store_url), order("collections")
+    async with world.client() as client:
+        await begin(world, client)
+        second = await another_system_pays(world, client, asked)
+        made_at = world.utcnow()
+        await world.read(client)
+        (found,) = await client.payments.unclaimed()
+        assert found == UnclaimedTransaction(
+            transaction_id=second,
+            type=found.type,
+            amount=found.amount,
+            phone_number="+25568…101",
+            status=found.status,
+            created_at=made_at,
+            first_seen_at=made_at,
+            fits_key="k",
+        )
+        assert (str(found.type), f"{found.amount}", str(found.status)) == ("collection", "5000", "PENDING")
+        explained = await client.payments.explain(second, note="Asha\0 refunded it")
+        assert (explained.state, explained.note) == ("explained", "Asha refunded it")
+        assert await client.payments.unclaimed("explained") == await client.payments.unclaimed(None) == [explained]
+        again = await client.payments.explain(second, note="Asha refunded it on Monday")
+        assert again.note == "Asha refunded it on Monday"
+        for refused, arguments in (
+            (StoreError, {"transaction_id": "t-999", "note": "x"}),
+            (InvalidRequest, {"transaction_id": " ", "note": "x"}),
+            (InvalidRequest, {"transaction_id": second, "note": " "}),
+        ):
+            with pytest.raises(refused):
+                await client.payments.explain(**arguments)
+        with pytest.raises(InvalidRequest, match="state must be"):
+            await client.payments.unclaimed("OPEN")
+
+
+@BOTH
+async def test_the_digest_of_a_number_needs_the_key_of_its_database(store_url: str) -> None:
+    """The table of unclaimed transactions alone shows nobody's number."""
     world = make_world(store_url)
     async with world.client() as client:
-        for each in range(6 * 12):
-            await world.pay(client, [order(KINDS[each % 2], f"k{each}", each)])
-            await anyio.sleep(5 * MINUTE - 1)
-        assert world.service.lists <= 6 + 1
+        await begin(world, client)
+        await another_system_pays(world, client, order("collections"))
+        await world.read(client)
+    store = account_store(SQLStore(world.url))
+    row = await store.database.read(lambda each: each.execute(sa.select(table)).one())
+    kept = await store.database.read(lambda each: each.execute(sa.select(accounts)).one())
+    store.database.close()
+    assert len(row.number_digest) == len(kept.number_key) == 64
+    assert number(1)[-9:] not in "".join(map(str, row))
 
 
-# All of it together
+@BOTH
+async def test_explanations_are_kept_for_a_month(store_url: str) -> None:
+    """An old explanation is dropped when another transaction is recorded."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await begin(world, client)
+        for last, pause in ((1, 29 * DAY), (2, 2 * DAY), (3, 0.0)):
+            made = world.service.make("collection", number(last), "5000")
+            await world.read(client)
+            await client.payments.explain(made.id, note="Asha's till")
+            await anyio.sleep(pause)
+        assert [each.phone_number[-3:] for each in await client.payments.unclaimed("explained")] == ["102", "103"]
 
 
-class Shops(Shop):
-    """The shop, beside a proxy that repeats requests, and other systems that pay for the same merchant."""
-
-    @rule(who=processes, key=keys, is_lost=st.booleans())
-    def a_proxy_repeats(self, who: int, key: str, is_lost: bool) -> None:
-        self.world.service.repeats = 2
-        self.order(who=who, key=key, plan="answer lost" if is_lost else "acknowledged", made=True)
-        self.world.service.repeats = 1
-
-    @rule(key=keys)
-    def another_system_pays(self, key: str) -> None:
-        """Pay as another key would, but not while a request may be on its way: that may be taken for it, as we say."""
-
-        async def work() -> None:
-            order = ORDERS[key]
-            alike = {each.key for each in ORDERS.values() if attrs.evolve(each, key=key) == order}
-            posts = [event.at for event in self.world.service.log if event.what == "post" and event.owner in alike]
-            if not posts or self.world.utcnow() > max(posts) + timedelta(minutes=10):
-                self.world.service.make(TYPES[order.kind], order.phone_number, str(order.amount))
-                await anyio.sleep(10)
-
-        self.run(work)
-
-    @rule(who=processes)
-    def someone_reads_the_list(self, who: int) -> None:
-        async def work() -> None:
-            with suppress(MobileMoneyError):
-                await self.world.read(self.workers[who].client)
-
-        self.run(work)
+# Reports
 
 
-TestShops = pytest.mark.soak(Shops.TestCase)
-TestShops.settings = SETTINGS
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    caplog.clear()
+    return found
+
+
+@BOTH
+async def test_each_is_an_event_and_many_are_one_warning(store_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A flood of strangers is one line in five minutes, with their number and the first few."""
+    world, events = make_world(store_url), list[Event]()
+    async with world.client(on_event=events.append) as client, world.client(on_event=events.append) as other:
+        await begin(world, client)
+        second = await another_system_pays(world, client, order("collections"))
+        caplog.clear()
+        await world.read(client)
+        await world.read(other)
+        said = [each for each in events if isinstance(each, TransactionUnclaimed)]
+        assert said == [TransactionUnclaimed(transaction_id=second, type="collection", status="PENDING", fits_key="k")]
+        (line,) = warnings(caplog)
+        assert "claims 1 of the transactions at the service, of which 1 may be paid twice" in line
+        assert second in line
+        for each in range(2, 4):
+            for last in range(5):
+                world.service.make("disbursement", number(10 * each + last), "900")
+            await client.transactions.page()
+            await anyio.sleep(GRACE + 36)
+            await client.transactions.page()
+        # The first five came within five minutes of the warning, the other five with them after that.
+        (line,) = warnings(caplog)
+        assert "claims 5 of the transactions at the service, of which 0 may be paid twice" in line
+        assert len([each for each in events if isinstance(each, TransactionUnclaimed)]) == 11
+
+
+@BOTH
+async def test_strangers_beyond_the_most_are_left_out(
+    store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message offers `sole_writer=False`; a payment made twice is reported all the same."""
+    monkeypatch.setattr(module, "_MOST", 4)
+    monkeypatch.setattr(module, "_MOST_STRANGERS", 3)
+    world = make_world(store_url)
+    async with world.client() as client:
+        await begin(world, client)
+        for each in range(9):
+            world.service.make("disbursement", number(20 + each), "900")
+        await world.read(client)
+        assert len(await client.payments.unclaimed()) == 3
+        second = await another_system_pays(world, client, order("collections"))
+        await world.read(client)
+        found = await client.payments.unclaimed()
+        assert len(found) == 4
+        assert second in {each.transaction_id for each in found}
+        await anyio.sleep(HOUR)
+        await world.read(client)
+        assert len(await client.payments.unclaimed()) == 4
+        assert len([line for line in warnings(caplog) if "sole_writer=False" in line]) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("error", [StoreError("the store failed: disk", outcome="not_sent"), ZeroDivisionError()])
+async def test_a_failing_store_harms_no_page(
+    store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The page is returned, the failure is logged once, and the comparison goes on later."""
+    world = make_world(store_url)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    async with world.client() as client:
+        await begin(world, client)
+        second = await another_system_pays(world, client, order("collections"))
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_look", fail)
+            for _ in range(3):
+                assert len(await client.transactions.page()) == 3
+        assert len(warnings(caplog)) == 1
+        await anyio.sleep(5 * MINUTE)
+        await world.read(client)
+        assert await unclaimed(client) == {second}
+
+
+@BOTH
+async def test_a_cancelled_call_loses_no_report(store_url: str) -> None:
+    """Cancelled while a row is recorded, a call reports it first; cancelled before, the next page does."""
+    world, events = make_world(store_url), list[Event]()
+    async with world.client(on_event=events.append) as client:
+        await begin(world, client)
+        second = await another_system_pays(world, client, order("collections"))
+        await client.transactions.page()
+        await anyio.sleep(GRACE + MINUTE)
+        store = account_store(SQLStore(world.url))
+        with anyio.CancelScope() as scope:
+
+            async def cancel() -> None:
+                scope.cancel()
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(client.transactions.page)
+                group.start_soon(cancel)
+        store.database.close()
+        await client.transactions.page()
+        assert await unclaimed(client) == {second}
+        assert len([each for each in events if isinstance(each, TransactionUnclaimed)]) == 1

@@ -253,7 +253,7 @@ async def remember(base_url: str) -> None:
         try:
             await client.collections.create(phone_number="+255680000001", amount=1000, idempotency_key="order-8")
         except DuplicateSuspected as exc:
-            assert_type(exc.other_key, str)
+            assert_type((exc.other_key, exc.transaction_id), tuple[str | None, str | None])
         except IdempotencyConflict as exc:
             assert_type(exc.idempotency_key, str | None)
         except StoreError as exc:

@@ -1,0 +1,132 @@
+"""Guard of the payments that begin against those that may be made already, in the transaction of `Journal.begin`.
+
+Duplicates are unidentified payments of the same kind, which the unique index finds, and transactions in the service's
+list that no payment claims (`payments.unclaimed`). For these the check is a part of the statement that begins the
+payment, since each create pays for it.
+
+Numbers of unclaimed transactions are kept as digests. Their key is a secret of the database, made with the account's
+first payment: so all processes have the same one, whether or not their stores have a key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.schema import accounts, insert_missing, unclaimed
+from mobilemoney_async.errors import DuplicateSuspected
+from mobilemoney_async.payments.records import CLAIMED, OPEN, PaymentRecord, PaymentRequest, PaymentState
+
+# For how long after its first sighting an unclaimed transaction stops other payments of its kind.
+_STOPS = {TransactionType.COLLECTION: timedelta(hours=1), TransactionType.DISBURSEMENT: timedelta(days=1)}
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+_columns = unclaimed.c
+_STOPS_FOR_A_WHILE = sa.and_(
+    _columns.state == OPEN,
+    _columns.first_seen_at > sa.bindparam("of_seen_since"),
+    sa.or_(_columns.fits_key.is_not(None), sa.bindparam("of_strict", type_=sa.Boolean)),
+)
+SUSPECT: sa.ColumnElement[str | None] = (
+    sa.select(_columns.transaction_id)
+    .where(
+        _columns.account == sa.bindparam("of_account"),
+        _columns.number_digest == sa.bindparam("of_digest"),
+        _columns.type == sa.bindparam("of_type"),
+        _columns.amount == sa.bindparam("of_amount"),
+        # What a store that was behind has forgotten stops for as long as no payment claims it.
+        sa.or_(_STOPS_FOR_A_WHILE, sa.and_(_columns.is_gap, _columns.state != CLAIMED)),
+    )
+    .order_by(_columns.first_seen_at)
+    .limit(1)
+    .scalar_subquery()
+    .label("suspect")
+)
+"""Unclaimed transaction that a payment may be, as a column of another statement; see `DuplicateGuard.parameters`."""
+
+_ACCOUNT = sa.select(accounts.c.first_record_at, accounts.c.number_key).where(
+    accounts.c.account == sa.bindparam("of_account")
+)
+
+
+@attrs.define(eq=False)
+class DuplicateGuard:
+    """Guard of one account's payments.
+
+    Attributes:
+        account: The account.
+        sole_writer: As for `SQLStore`.
+    """
+
+    account: str
+    sole_writer: bool | None = None
+    _key: str | None = attrs.field(default=None, init=False, repr=False)
+
+    def parameters(self, connection: sa.Connection, request: PaymentRequest, now: datetime) -> Mapping[str, Any]:
+        """Return the parameters of `SUSPECT` for a payment that begins; note the time of the account's first one."""
+        key = self._key or self._read_key(connection, now)
+        return {
+            "of_account": self.account,
+            "of_digest": digest(key, request.phone_number),
+            "of_type": str(request.type),
+            "of_amount": request.amount,
+            "of_seen_since": _NEVER if self.sole_writer is False else now - _STOPS[request.type],
+            "of_strict": self.sole_writer is True,
+        }
+
+    def _read_key(self, connection: sa.Connection, now: datetime) -> str:
+        here = {"of_account": self.account}
+        row = connection.execute(_ACCOUNT, here).one_or_none()
+        if row is not None and None not in row:
+            # Kept once it is committed: this transaction may be rolled back.
+            self._key = str(row.number_key)
+            return self._key
+        new = {"first_record_at": now, "number_key": secrets.token_hex(32)}
+        made = connection.execute(insert_missing(accounts, connection.dialect.name), {"account": self.account, **new})
+        if made.one_or_none() is None:
+            missing = {name: sa.func.coalesce(accounts.c[name], value) for name, value in new.items()}
+            connection.execute(accounts.update().where(accounts.c.account == self.account).values(missing))
+        return str(connection.execute(_ACCOUNT, here).one().number_key)
+
+
+def digest(key: str, phone_number: str) -> str:
+    """Return the digest of a number, ``+`` and digits, under the key of its account."""
+    return hmac.digest(key.encode(), phone_number.encode(), "sha256").hex()
+
+
+def claim(
+    connection: sa.Connection, account: str, record: PaymentRecord, claimed: Acknowledgement | None, at: datetime
+) -> None:
+    """Note that a payment claims a transaction, if the list may have shown it for long without a payment."""
+    if claimed is not None and record.state is not PaymentState.SENDING:
+        here = (_columns.account == account, _columns.transaction_id == claimed.transaction_id)
+        connection.execute(unclaimed.update().where(*here).values(state=CLAIMED, changed_at=at))
+
+
+def require_unsuspected(transaction_id: str | None) -> None:
+    """Raise `DuplicateSuspected` if there is an unclaimed transaction that a payment may be."""
+    if transaction_id is not None:
+        raise DuplicateSuspected(
+            f"transaction {transaction_id} at the service has the same type, amount and phone number, and no payment "
+            "of this store claims it: nothing was sent, since the payment may be made already; if it is not, say what "
+            f"the transaction is with payments.explain({transaction_id!r}, note=…), and try again",
+            transaction_id=transaction_id,
+        )
+
+
+def duplicate_suspected(duplicate: PaymentRecord) -> DuplicateSuspected:
+    """Return the error for a payment with an unidentified duplicate."""
+    state = "on its way" if duplicate.state is PaymentState.SENDING else str(duplicate.state)
+    return DuplicateSuspected(
+        f"a {duplicate.type} of the same amount for the same phone number is {state} under the key {duplicate.key!r}: "
+        "nothing was sent; this one may be sent once that one is found or confirmed absent",
+        other_key=duplicate.key,
+    )

@@ -1,0 +1,352 @@
+"""Transactions of the service's list that no payment of the store claims: paid twice, or by another system.
+
+Every page of the list that any part of a client reads is compared with the store, without a request of its own. A row
+that no payment claims is judged `grace` and a time-out after it was first seen, by the store as it is after that page:
+a payment on its way is recorded by then. What an open payment may be is left to that payment, as its candidate.
+
+`AccountStore.seen` remembers the rows, so a page of known rows asks nothing of the database:
+
+- True: a payment has acknowledged it, so it also shows which merchant is ours.
+- False: it is history, of another merchant, or was found in the list by its payment.
+- a `_Sighting`: nothing claims it yet.
+- its status: it is recorded as unclaimed.
+
+Critical section: of several processes that record a row at once, the one that has inserted it reports it. A task that
+is cancelled meanwhile ends that first, inside a shield. Other tasks may change `seen` at each await, to the same end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import anyio
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.comparison import international
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.database.schema import accounts, insert_missing, payments, unclaimed
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.events import Handler, TransactionUnclaimed, emit
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.duplicates import digest
+from mobilemoney_async.payments.journal import Journal, shorten, to_record
+from mobilemoney_async.payments.matching import (
+    Match,
+    PaymentQuery,
+    Skew,
+    Spellings,
+    match,
+    query_for,
+    shift,
+)
+from mobilemoney_async.payments.queries import doubtful, owners
+from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, PaymentRecord, UnclaimedTransaction
+from mobilemoney_async.values import mask_phone_number, valid_name
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Seconds for which a request may live beyond its time-out: as in `creates`.
+_MARGIN = timedelta(seconds=5)
+_OLDEST, _KEPT = timedelta(days=7), timedelta(days=30)
+# Open transactions of an account. Some places are kept for those that may be paid twice.
+_MOST, _MOST_STRANGERS = 1_000, 900
+# The time between two warnings, and after a failure of the store.
+_QUIET = timedelta(minutes=5)
+_MOST_NAMED = 3
+# A row may be older than the account's first record by as much, if it fits a payment: clocks differ.
+_SLACK = timedelta(minutes=1)
+# Payments around a row whose number proves nothing, and how many of them are compared.
+_AROUND, _MOST_COMPARED = timedelta(hours=1), 200
+# An open payment may be any row within a day of its send.
+_CLOCKS_AGREE = Skew(low=timedelta(0), high=timedelta(0))
+
+_columns = unclaimed.c
+
+
+@attrs.frozen
+class _Sighting:
+    """First sighting of a row, and the time from which it is judged, both on our clock."""
+
+    first_at: datetime
+    due_at: datetime
+
+
+class UnclaimedObserver:
+    """Observer of the transaction list for one client with a store.
+
+    Args:
+        store: Of the account.
+        utcnow: The client's clock.
+        timeout: That of the client's requests, seconds.
+        on_event: The client's handler.
+    """
+
+    def __init__(
+        self, store: AccountStore, utcnow: Callable[[], datetime], *, timeout: float, on_event: Handler | None
+    ) -> None:
+        self._store = store
+        self._seen = store.seen
+        self._utcnow = utcnow
+        self._wait = timedelta(seconds=store.grace + timeout) + _MARGIN
+        self._on_event = on_event
+        self._merchant_id: str | None = None
+        self._is_full = False
+        self._unreported: list[UnclaimedTransaction] = []
+        self._quiet_until: datetime | None = None
+        self._paused_until: datetime | None = None
+
+    async def observe(self, rows: Sequence[Transaction]) -> None:
+        """Compare the rows of a page with the store, and report those that no payment claims.
+
+        Errors are logged: the page itself is fine. A cancelled call may leave rows to the next page that shows them.
+        """
+        now = self._utcnow()
+        if self._unreported:
+            self._warn(now)
+        seen = self._seen.get
+        new = [row for row in rows if not isinstance(seen(row.id), bool) and self._is_new(row, now)]
+        if not new or (self._paused_until is not None and now < self._paused_until):
+            return
+        try:
+            await self._compare(rows, new, now)
+        except Exception as exc:
+            self._paused_until, is_expected = now + _QUIET, isinstance(exc, StoreError)
+            logger.warning("the list is not compared with the store now: %s", exc, exc_info=not is_expected)
+
+    def _is_new(self, row: Transaction, now: datetime) -> bool:
+        """Return whether the store has to be asked about a row that is not known to be claimed or settled."""
+        known = self._seen.get(row.id)
+        if isinstance(known, _Sighting):
+            return now >= known.due_at
+        return known != row.status and valid_name(row.id) is not None
+
+    async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
+        account, owned, recorded = await self._store.read(lambda journal: _look(journal, [row.id for row in new]))
+        for transaction_id, is_acknowledged in owned.items():
+            self._store.remember(transaction_id)
+            self._seen[transaction_id] = is_acknowledged
+        self._find_merchant(rows, account)
+        changed, due = list[Transaction](), dict[str, tuple[Transaction, datetime]]()
+        for row in new:
+            if recorded.get(row.id, row.status) not in {None, row.status}:
+                changed.append(row)
+            elif row.id in recorded:
+                self._seen[row.id] = str(row.status)
+            elif row.id not in owned and account is not None and self._is_due(row, account, now):
+                due[row.id] = (row, self._seen[row.id].first_at)
+        if not due and not changed:
+            return
+        # Once it is recorded, a row is reported by this task or never.
+        with anyio.CancelScope(shield=True):
+            made, left, is_full = await self._store.write(
+                lambda journal: _record(journal, account, list(due.values()), changed, now)
+            )
+            self._seen.update((row.id, str(row.status)) for row in new if row in changed or row.id in due)
+            self._seen.update((row.id, _Sighting(due[row.id][1], now + self._wait)) for row in left)
+            self._report(made, now, is_full=is_full)
+
+    def _find_merchant(self, rows: Sequence[Transaction], account: sa.Row[Any] | None) -> None:
+        """Find out who we are at the service: by the account's row, or by what our payments have acknowledged."""
+        if self._merchant_id is None and account is not None:
+            shown = (row.merchant_id for row in rows if row.merchant_id and self._seen.get(row.id) is True)
+            self._merchant_id = account.merchant_id or next(shown, None)
+
+    def _is_due(self, row: Transaction, account: sa.Row[Any], now: datetime) -> bool:
+        """Remember a row that nothing claims, and return whether it is judged now."""
+        if account.number_key is None:
+            return False  # before the first payment
+        is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
+        if is_foreign or row.created_at < max(account.first_record_at - _SLACK, now - _OLDEST):
+            self._seen[row.id] = False
+            return False
+        known = self._seen.get(row.id)
+        if not isinstance(known, _Sighting):
+            self._seen[row.id] = _Sighting(now, now + self._wait)
+            return False
+        return now >= known.due_at
+
+    def _report(self, made: Sequence[UnclaimedTransaction], now: datetime, *, is_full: bool) -> None:
+        for each in made:
+            kind, status = str(each.type), str(each.status)
+            event = TransactionUnclaimed(
+                transaction_id=each.transaction_id, type=kind, status=status, fits_key=each.fits_key
+            )
+            emit(self._on_event, event)
+        self._unreported += made
+        self._warn(now)
+        if is_full and not self._is_full:
+            self._is_full = True
+            logger.warning(
+                "no payment of account %r claims more transactions than are recorded: if other systems of yours pay "
+                "too, say so with SQLStore(..., sole_writer=False)",
+                self._store.account,
+            )
+
+    def _warn(self, now: datetime) -> None:
+        """Log the transactions of the last minutes in one line, unless there was one a short time ago."""
+        if not self._unreported or (self._quiet_until is not None and now < self._quiet_until):
+            return
+        some, self._unreported, self._quiet_until = self._unreported, [], now + _QUIET
+        logger.warning(
+            "no payment of account %r claims %d of the transactions at the service, of which %d may be paid twice: "
+            "%s%s; see payments.unclaimed(), or mobilemoney payments unclaimed",
+            self._store.account,
+            len(some),
+            sum(each.fits_key is not None for each in some),
+            ", ".join(each.transaction_id for each in some[:_MOST_NAMED]),
+            ", …" if len(some) > _MOST_NAMED else "",
+        )
+
+
+def _look(
+    journal: Journal, ids: Sequence[str]
+) -> tuple[sa.Row[Any] | None, Mapping[str, bool], Mapping[str, str | None]]:
+    """Look transactions up.
+
+    Returns:
+        The account's row; whether the payments that claim them have acknowledged them; and the statuses of those that
+        are recorded as unclaimed, None for one that is no longer open.
+    """
+    run, table = journal.connection.execute, payments.c
+    of_payments = sa.select(table.transaction_id, table.is_adopted).where(table.account == journal.account)
+    others = sa.select(_columns.transaction_id, _columns.status, _columns.state)
+    others = others.where(_columns.account == journal.account, _columns.transaction_id.in_(ids))
+    return (
+        run(sa.select(accounts).where(accounts.c.account == journal.account)).one_or_none(),
+        {row.transaction_id: not row.is_adopted for row in run(of_payments.where(table.transaction_id.in_(ids)))},
+        {row.transaction_id: row.status if row.state == OPEN else None for row in run(others)},
+    )
+
+
+def _record(
+    journal: Journal,
+    account: sa.Row[Any] | None,
+    suspects: Sequence[tuple[Transaction, datetime]],
+    changed: Sequence[Transaction],
+    now: datetime,
+) -> tuple[list[UnclaimedTransaction], list[Transaction], bool]:
+    """Record rows with their first sightings as unclaimed, and the new status of others.
+
+    Returns:
+        Those that this call has recorded; those that are left to an open payment; and whether there was no room for
+        others.
+    """
+    connection, here = journal.connection, _columns.account == journal.account
+    for row in changed:
+        connection.execute(unclaimed.update().where(here, _columns.transaction_id == row.id).values(_status(row)))
+    # Those that `dismiss_candidates` has made, without a status, go on stopping nothing.
+    is_old = sa.and_(_columns.state == EXPLAINED, _columns.changed_at < now - _KEPT, _columns.status != "")
+    connection.execute(unclaimed.delete().where(here, is_old, ~_columns.is_gap))
+    is_open = sa.select(sa.func.count()).select_from(unclaimed).where(here, _columns.state == OPEN)
+    count, is_full = connection.execute(is_open).scalar_one(), False
+    searches = [query_for(each) for each in doubtful(journal, now) if each.sent_at is not None]
+    # A payment may have been identified since the page was compared.
+    owned = owners(journal, [row.id for row, _ in suspects])
+    made, left = list[UnclaimedTransaction](), list[Transaction]()
+    for row, first_at in suspects:
+        if any(_may_be(row, query) for query in searches):
+            left.append(row)
+            continue
+        like = _find_attempt(journal, row)
+        assert account is not None
+        if row.id in owned or (like is None and row.created_at < account.first_record_at):
+            continue
+        if count + len(made) >= (_MOST_STRANGERS if like is None else _MOST):
+            is_full = True
+            continue
+        values = {"account": journal.account, "first_seen_at": first_at, "changed_at": now, "state": OPEN}
+        values |= _values(row, like, account.number_key) | _status(row)
+        if connection.execute(insert_missing(unclaimed, connection.dialect.name), values).one_or_none() is not None:
+            made += find_unclaimed(journal, None, row.id)
+    return made, left, is_full
+
+
+def _may_be(row: Transaction, query: PaymentQuery) -> bool:
+    """Return whether a row may be an open payment."""
+    start, end = query.reach(_CLOCKS_AGREE)
+    return start <= row.created_at <= end and match(query, row, Spellings()) is not Match.NONE
+
+
+def _find_attempt(journal: Journal, row: Transaction) -> PaymentRecord | None:
+    """Return a payment of the same kind in whatever state, the best fit and then the nearest, or None.
+
+    Where the row's number proves nothing, only payments of the same time are compared.
+    """
+    table, number = payments.c, international(row.phone_number)
+    alike = sa.select(payments).where(table.account == journal.account, table.amount == _plain(row.amount))
+    around = alike.where(table.created_at.between(shift(row.created_at, -_AROUND), shift(row.created_at, _AROUND)))
+    found: list[tuple[bool, timedelta, str, PaymentRecord]] = []
+    for part in (around, alike.where(table.phone_number == number)):
+        for each in map(to_record, journal.connection.execute(part.limit(_MOST_COMPARED))):
+            fit = Match.NONE if each.sent_at is None else match(query_for(each), row, Spellings())
+            if fit is not Match.NONE and each.sent_at is not None:
+                found.append((fit is Match.POSSIBLE, abs(each.sent_at - row.created_at), each.key, each))
+    return min(found, default=(None,), key=lambda each: each[:3])[-1]
+
+
+def _values(row: Transaction, like: PaymentRecord | None, key: str) -> dict[str, Any]:
+    """Return the columns of a row: of the kind of the payment that it may be a second time, whatever its spelling."""
+    number = international(row.phone_number) if like is None else like.phone_number
+    return {
+        "transaction_id": row.id,
+        "type": shorten(str(row.type if like is None else like.type)),
+        "amount": _plain(row.amount),
+        "created_at": row.created_at,
+        "shown_number": shorten(mask_phone_number(row.phone_number)),
+        "number_digest": None if number is None else digest(key, number),
+        "fits_key": None if like is None else like.key,
+    }
+
+
+def _status(row: Transaction) -> dict[str, Any]:
+    # One that ended without success stops nothing.
+    stops = {"number_digest": None} if row.is_final and not row.succeeded else {}
+    return {"status": shorten(str(row.status)), **stops}
+
+
+def _plain(amount: Decimal) -> str:
+    return f"{amount.normalize():f}"
+
+
+def find_unclaimed(journal: Journal, state: str | None, *ids: str) -> list[UnclaimedTransaction]:
+    """Return transactions that no payment claimed when they were judged, first seen first; or those of some ids."""
+    statement = sa.select(unclaimed).where(_columns.account == journal.account)
+    if state is not None:
+        statement = statement.where(_columns.state == state)
+    if ids:
+        statement = statement.where(_columns.transaction_id.in_(ids))
+    rows = journal.connection.execute(statement.order_by(_columns.first_seen_at, _columns.transaction_id))
+    return [
+        UnclaimedTransaction(
+            transaction_id=row.transaction_id,
+            type=TransactionType(row.type),
+            amount=Decimal(row.amount),
+            phone_number=row.shown_number,
+            status=TransactionStatus(row.status),
+            created_at=row.created_at,
+            first_seen_at=row.first_seen_at,
+            fits_key=row.fits_key,
+            state=row.state,
+            note=row.note,
+        )
+        for row in rows
+    ]
+
+
+def explain_unclaimed(journal: Journal, transaction_id: str, note: str, at: datetime) -> UnclaimedTransaction:
+    """Record the explanation of a transaction, which then stops no payment, and return it as it is now.
+
+    Raises:
+        StoreError: It is not among the unclaimed ones, or a payment claims it.
+    """
+    here = (_columns.account == journal.account, _columns.transaction_id == transaction_id, _columns.state != CLAIMED)
+    statement = unclaimed.update().where(*here).values(state=EXPLAINED, note=shorten(note), changed_at=at)
+    if not journal.connection.execute(statement).rowcount:
+        raise StoreError(f"{transaction_id!r} is not among the unclaimed transactions", outcome="not_sent")
+    return find_unclaimed(journal, None, transaction_id)[0]
