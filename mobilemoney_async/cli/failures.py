@@ -79,7 +79,7 @@ ADVICE: dict[type, str] = {
     errors.ServerError: "the service has a fault: try again later",
     errors.UnexpectedResponse: f"is this the service, with its version prefix? {_FIND_CAUSE}",
     errors.IdempotencyConflict: "see that payment with mobilemoney payments show; use another key for another payment",
-    errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile",
+    errors.DuplicateSuspected: "resolve the other payment first: mobilemoney payments reconcile, or unclaimed",
     errors.TransportError: _FIND_CAUSE,
 }
 """Next steps after an error of a class, or of its nearest base class."""

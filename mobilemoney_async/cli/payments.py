@@ -20,7 +20,15 @@ from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, run, s
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_service, require_yes, with_service
 from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.settings import Settings
-from mobilemoney_async.payments.records import UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState, is_stale
+from mobilemoney_async.payments.records import (
+    OPEN,
+    UNIDENTIFIED,
+    HistoryEntry,
+    PaymentRecord,
+    PaymentState,
+    UnclaimedTransaction,
+    is_stale,
+)
 from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
@@ -58,6 +66,7 @@ StaleAfter = Annotated[
 ]
 _GRACE = "How long an existing payment may be missing from the list: the same as your program's."
 Grace = Annotated[float, typer.Option(metavar="SECONDS", min=0, help=_GRACE)]
+OthersPay = Annotated[bool, typer.Option("--others-pay", help="As sole_writer=False in your program: adopt nothing.")]
 
 
 @add_command(payments_app, "list")
@@ -105,12 +114,51 @@ def show_payment(*, key: Key, as_json: AsJSON = False, unmasked: Unmasked = Fals
         print_payment(record, unmasked=unmasked)
 
 
+@add_command(payments_app, "unclaimed")
+@with_service(*_OF_THE_STORE)
+def list_unclaimed(
+    *,
+    show_all: Annotated[bool, typer.Option("--all", help="Also those that are explained or claimed by now.")] = False,
+    as_json: AsJSON = False,
+    service: Service,
+) -> None:
+    """List transactions at the service that no payment of the store claims. Needs no service.
+
+    One that fits a payment may be that payment made twice. Find out what it is, then use explain.
+    """
+    store = _find_store(service)
+    found = _run(lambda book: book.unclaimed(None if show_all else OPEN), store)
+    if as_json:
+        output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store
+    elif found:
+        print_unclaimed(found)
+    else:
+        say("payments", f"no such transactions of account {store.account!r}")
+
+
+@add_command(payments_app, "explain")
+@with_service(*_OF_THE_STORE)
+def explain_transaction(
+    *,
+    transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID", help="One that `unclaimed` lists.")],
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and the explanation; kept for thirty days.")],
+    service: Service,
+) -> None:
+    """Say what a transaction is that no payment claims, after you have looked. Needs no service.
+
+    It then keeps no payment from being sent.
+    """
+    explained = _run(lambda book: book.explain(transaction_id, note=note), _find_store(service))
+    print(output.visible(f"{explained.transaction_id}: {explained.state}. It stops no payment any more."))
+
+
 @add_command(payments_app, "reconcile")
 @with_service()
 def reconcile(
     *,
     stale_after: StaleAfter = None,
     grace: Grace = 120.0,
+    others_pay: OthersPay = False,
     as_json: AsJSON = False,
     unmasked: Unmasked = False,
     exit_code: UnresolvedCode = False,
@@ -125,7 +173,7 @@ def reconcile(
     async def work(payments: Payments) -> tuple[list[PaymentRecord], list[PaymentRecord]]:
         return await payments.reconcile(stale_after=stale_after), await payments.unresolved()
 
-    looked_up, left = _run_with_service(work, service, grace=grace)
+    looked_up, left = _run_with_service(work, service, grace=grace, sole_writer=False if others_pay else None)
     if as_json:
         output.print_json(output.plain(looked_up, unmasked=unmasked))
     else:
@@ -292,6 +340,21 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
         Column("transaction", lambda each: each.transaction_id or " ".join(each.candidates), min_width=6),
     )
     output.show(output.new_table(columns, records))
+
+
+def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
+    """Print a table of transactions that no payment claims."""
+    columns: tuple[Column[UnclaimedTransaction], ...] = (
+        Column("transaction", lambda each: each.transaction_id, min_width=6),
+        Column("type", lambda each: str(each.type)),
+        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
+        Column("phone", lambda each: each.phone_number),
+        Column("status", lambda each: str(each.status), min_width=7),
+        Column("made, UTC", lambda each: output.moment(each.created_at), min_width=5),
+        Column("paid twice?", lambda each: each.fits_key or "", min_width=5),
+        Column("state", lambda each: each.state if each.note is None else f"{each.state}: {each.note}", min_width=5),
+    )
+    output.show(output.new_table(columns, transactions))
 
 
 def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:

@@ -18,6 +18,7 @@ from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, Ret
 from mobilemoney_async.cli.payments import advice, needs_attention
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
+from mobilemoney_async.testing import run_virtual
 from mobilemoney_async.values import mask_phone_number
 from tests.payments.tables import insert_old, make_old_tables
 from tests.support.databases import sqlite_url
@@ -217,6 +218,57 @@ class TestShow:
         for result in (run("list", "--store", url), run("show", key, "--store", url)):
             assert "\\x1b[2J[red]" in result.stdout
             assert "\x1b[2J" not in result.stdout
+
+
+class TestUnclaimed:
+    @pytest.fixture
+    def paid_twice(self, sandbox: Sandbox, url: str) -> str:
+        """The id of a transaction that another system has made, of the same kind as order-1."""
+
+        async def work() -> str:
+            order: dict[str, Any] = {"phone_number": NUMBER, "amount": 1_000}
+            async with sandbox.client(store=SQLStore(url, grace=0), timeout=1) as client, sandbox.client() as other:
+                await client.collections.create(**order, idempotency_key="order-1")
+                made = await other.collections.create(**order)
+                for _ in range(2):
+                    await client.transactions.page()
+                    await anyio.sleep(7)
+                return made.transaction_id
+
+        return run_virtual(work)
+
+    def test_they_are_listed_and_explained(self, url: str, paid_twice: str) -> None:
+        """An operator sees what a transaction may be, says what it is, and it is gone from the list."""
+        (row,) = run_json("unclaimed", "--store", url)
+        assert (row["transaction_id"], row["fits_key"], row["state"]) == (paid_twice, "order-1", "open")
+        assert row["phone_number"] == mask_phone_number(NUMBER)
+        shown = run("unclaimed", "--store", url)
+        assert re.search(f"^{paid_twice} .*1,000 .*order-1 .*open", shown.stdout, re.MULTILINE)
+        assert NUMBER not in shown.output
+        explained = run("explain", paid_twice, "--note", f"Asha {ESCAPE}", "--store", url)
+        assert explained.exit_code == 0, explained.stderr
+        assert f"{paid_twice}: explained" in explained.stdout
+        assert run_json("unclaimed", "--store", url) == []
+        everything = run("unclaimed", "--all", "--store", url)
+        assert "explained: Asha" in everything.stdout
+        assert ESCAPE not in everything.stdout
+        assert "no such transactions" in run("unclaimed", "--store", url).stderr
+
+    def test_an_unknown_one_is_an_error(self, url: str, paid_twice: str) -> None:
+        refused = run("explain", "txn-0", "--note", "Asha", "--store", url)
+        assert refused.exit_code == 1
+        assert "'txn-0' is not among the unclaimed transactions" in refused.stderr
+
+    def test_the_next_payment_of_its_kind_says_what_to_do(
+        self, url: str, paid_twice: str, served: dict[str, str]
+    ) -> None:
+        """Nothing is sent, and the message names the commands."""
+        order = ["collect", NUMBER, "1000", "--key", "order-2", "--yes"]
+        stopped = CliRunner().invoke(app, order, env={"TERM": "dumb", **served, "MOBILEMONEY_STORE": url})
+        assert stopped.exit_code == 1, stopped.output
+        assert "nothing was sent" in stopped.stderr
+        assert "mobilemoney payments unclaimed" in stopped.stderr
+        assert f"mobilemoney payments explain {paid_twice} --note TEXT" in stopped.stderr
 
 
 class TestReconcile:
