@@ -244,7 +244,7 @@ class Pipeline:
         call.flight = None
         if call.endpoint.bearer:
             # Before the limiter: a place must be used when it is granted, not after a login.
-            token = await self._token()
+            token = await self.token()
             if call.refusal is not None and token == call.refused:
                 raise call.refusal
         asked_at = anyio.current_time()
@@ -254,7 +254,7 @@ class Pipeline:
         if call.endpoint.bearer:
             # After the limiter: it may have been a long wait.
             granted_at = anyio.current_time()
-            call.token = await self._token()
+            call.token = await self.token()
             if anyio.current_time() > granted_at + FRESH:
                 # There was a login to wait for: used now, the place would come on top of those granted since.
                 await self.limiter.acquire(call.lane, ahead=True)
@@ -362,7 +362,12 @@ class Pipeline:
             self._instrumentation.payment_unknown(key, call.sent_at, error)
         return unknown
 
-    async def _token(self) -> Secret:
+    async def token(self) -> Secret:
+        """Return the token of the next request, after a login if need be.
+
+        Raises:
+            MobileMoneyError: There is none; nothing was sent but the login.
+        """
         try:
             return require_bearer("auth", await self.tokens.token(self._login))
         except MobileMoneyError as exc:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import anyio
 import attrs
@@ -49,6 +49,15 @@ class TokenSource(Protocol):
             token: The refused token, which need not be the newest any more.
             replacement: Whether it was fetched in place of a refused one: for the same call, or after a create's 401.
         """
+        ...
+
+
+@runtime_checkable
+class NamedSource(Protocol):
+    """Token source whose credentials have a name that shows nothing of them."""
+
+    async def name_credentials(self) -> str:
+        """Return the name."""
         ...
 
 

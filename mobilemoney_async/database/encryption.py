@@ -52,6 +52,13 @@ class TokenCipher:
         message = _join("credentials", self._account, email, password.reveal())
         return "hmac:" + hmac.digest(keys[1], message, "sha256").hex()
 
+    def name_token(self, token: Secret) -> str:
+        """Return the name of an issued token, which nobody guesses. With a key, the first call takes 0.1 s."""
+        message = _join("issued token", self._account, token.reveal())
+        if self._keys is None:
+            return "sha256:" + hashlib.sha256(message).hexdigest()
+        return "hmac:" + hmac.digest(self._keys[1], message, "sha256").hex()
+
     def encrypt(self, token: Secret, name: str) -> str:
         """Return a token as text for the row of these credentials."""
         if self._keys is None:

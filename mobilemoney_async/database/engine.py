@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ _CONFLICT_PAUSE = 0.1
 _LOCK_TRY = 0.5
 _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _BUSY = "the store failed: it is busy, or the database does not answer"
+_POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 _threads: RunVar[anyio.CapacityLimiter] = RunVar("mobilemoney_async_store_threads")
@@ -331,6 +332,19 @@ class Database:
         shown = float(connection.execute(_POSTGRESQL_CLOCK).scalar_one())
         self.wall_clock.seen(shown, after=asked_at, before=self.wall_clock.host())
         return shown
+
+
+def timeline(connection: sa.Connection) -> int | None:
+    """Return PostgreSQL's timeline, which each failover and recovery changes; None for SQLite, or if it is hidden.
+
+    It is read once for each connection of the driver: none outlives a failover.
+    """
+    known = connection.info
+    if connection.dialect.name == "postgresql" and "timeline" not in known:
+        known["timeline"] = None
+        with suppress(sa.exc.DBAPIError), connection.begin_nested():
+            known["timeline"] = int(connection.execute(_POSTGRESQL_TIMELINE).scalar_one(), 16)
+    return known.get("timeline")
 
 
 @contextmanager
