@@ -158,10 +158,11 @@ class AsyncClient:
             from mobilemoney_async.payments.creates import IdempotentCreates
             from mobilemoney_async.payments.payments import Payments
             from mobilemoney_async.payments.reconciler import Reconciler
+            from mobilemoney_async.payments.recovery import Recovery
 
-            reconciler = Reconciler(self._store, pipeline)
-            self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler)
-            self._payments = Payments(self._store, pipeline, reconciler)
+            reconciler, recovery = Reconciler(self._store, pipeline), Recovery(self._store, pipeline)
+            self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler, recovery)
+            self._payments = Payments(self._store, pipeline, reconciler, recovery)
         self.collections = Collections(pipeline, self._idempotent_creates)
         self.disbursements = Disbursements(pipeline, self._idempotent_creates)
         self.transactions = Transactions(pipeline)

@@ -119,6 +119,32 @@ class TransactionUnclaimed:
 
 
 @attrs.frozen(kw_only=True)
+class StoreBehind:
+    """Store that has forgotten payments, as after a restored backup; those of their kinds are stopped.
+
+    Attributes:
+        transactions: The number of transactions that were found to be forgotten.
+        since: The time of the newest transaction that was not, on the service's clock.
+    """
+
+    transactions: int
+    since: datetime
+
+
+@attrs.frozen(kw_only=True)
+class AccountMismatch:
+    """Host or credentials of another merchant than the account's, which are not used.
+
+    Attributes:
+        account: The store's account.
+        reason: The difference.
+    """
+
+    account: str
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
 class PaymentFollowed:
     """Payment that a poller follows from now on.
 
@@ -199,6 +225,8 @@ Event: TypeAlias = (
     | TokenRenewed
     | PaymentUnknown
     | TransactionUnclaimed
+    | StoreBehind
+    | AccountMismatch
     | PaymentFollowed
     | PollerAsked
     | PaymentFinal

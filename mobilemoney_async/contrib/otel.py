@@ -21,6 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer, TracerProvider
 from mobilemoney_async._version import __version__
 from mobilemoney_async.contract import endpoints
 from mobilemoney_async.events import (
+    AccountMismatch,
     AttemptEnded,
     Event,
     Handler,
@@ -32,6 +33,7 @@ from mobilemoney_async.events import (
     PollerAsked,
     PollerClosed,
     RetryScheduled,
+    StoreBehind,
     TokenRenewed,
     TransactionUnclaimed,
 )
@@ -155,6 +157,10 @@ class _Telemetry:
                 self._unclaimed.add(1, kind)
                 row: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
                 self._span("mobilemoney.transaction.unclaimed", {**kind, **row}, 0.0)
+            case StoreBehind():
+                self._span("mobilemoney.store.behind", {"mobilemoney.transactions": event.transactions}, 0.0)
+            case AccountMismatch():
+                self._span("mobilemoney.account.mismatch", {"mobilemoney.account": event.account}, 0.0)
             case _:
                 self._poller(event)
 

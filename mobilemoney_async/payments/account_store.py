@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, TypeVar
 
 import anyio
@@ -67,6 +68,7 @@ class AccountStore:
         resend_absent_collections: Whether an absent collection may be sent again without confirmation.
         sole_writer: Whether all payments of the merchant are in this store; None if that is not known.
         guard: Keeps payments from being begun that may be made already.
+        newest: When the newest payment that this process knows of was first recorded.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
     """
@@ -78,6 +80,7 @@ class AccountStore:
     resend_absent_collections: bool
     sole_writer: bool | None = None
     guard: DuplicateGuard = attrs.field(init=False)
+    newest: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
     _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
@@ -103,6 +106,10 @@ class AccountStore:
 
     def _journal(self, connection: Any) -> Journal:
         return Journal(connection, self.account, self.guard)
+
+    def note_newest(self, created_at: datetime) -> None:
+        """Remember when a payment was first recorded, to notice a store that has lost it."""
+        self.newest = created_at if self.newest is None else max(self.newest, created_at)
 
     def attach(self) -> None:
         """Count one more client."""

@@ -45,6 +45,7 @@ from mobilemoney_async.errors import (
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.duplicates import duplicate_suspected
 from mobilemoney_async.payments.evidence import names
+from mobilemoney_async.payments.gap import AccountFacts
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.matching import query_for, read_sample
 from mobilemoney_async.payments.reconciler import Reconciler
@@ -59,6 +60,7 @@ from mobilemoney_async.payments.records import (
     clearance,
     is_stale,
 )
+from mobilemoney_async.payments.recovery import Recovery
 from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -130,6 +132,8 @@ class _Attempts:
         self.attempt = made[0]
         if self.attempt is None:
             raise _TakenError
+        if self.attempt == 1:
+            self.store.note_newest(sent_at)
         return _MARGIN
 
     async def answered(self, answer: Acknowledgement) -> None:
@@ -199,12 +203,13 @@ class _Progress:
 class IdempotentCreates:
     """Creates of one client under idempotency keys."""
 
-    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
+    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler, recovery: Recovery) -> None:
         self._store = store
         self._deadline = pipeline.options.deadline
         # The deadline is kept here: there is more to wait for than the call.
         self._pipeline = attrs.evolve(pipeline, options=attrs.evolve(pipeline.options, deadline=None))
         self._reconciler = reconciler
+        self._recovery = recovery
 
     async def create(
         self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], *, idempotency_key: str
@@ -230,7 +235,7 @@ class IdempotentCreates:
         if progress.is_waiting:
             # For another call under this key, which may have sent it. One query: it does not wait for that call.
             with anyio.CancelScope(shield=True):
-                progress.earlier, _ = await self._look_up(request)
+                progress.earlier, _, _ = await self._look_up(request)
         if progress.unknown_since is None:
             raise late
         late.outcome = "unknown"
@@ -279,17 +284,17 @@ class IdempotentCreates:
         await self._store.flush(key=request.key)
         pause, has_looked = _FIRST_LOOK, False
         while True:
-            record, acknowledgement = await self._look_up(request)
+            record, acknowledgement, facts = await self._look_up(request)
             progress.earlier, progress.attempts = record, None
             if acknowledgement is not None:
                 return None, acknowledgement
-            if record is None:
-                return None, None
             now = self._pipeline.utcnow()
             # Another process may send from here on: `Journal.begin` finds out.
-            answer = self._clearance(record, now)
-            if answer is Clearance.SEND:
-                return record.attempt, None
+            answer = Clearance.SEND if record is None else self._clearance(record, now)
+            if answer is Clearance.SEND and await self._recovery.admit(request, facts):
+                continue
+            if record is None or answer is Clearance.SEND:
+                return None if record is None else record.attempt, None
             if record.state is PaymentState.SENDING and not is_stale(record, now):
                 await anyio.sleep(pause)
                 pause = min(_LAST_LOOK, pause * _LOOK_FACTOR)
@@ -298,6 +303,7 @@ class IdempotentCreates:
                 raise await self._refuse(record, answer)
             progress.is_looking = True
             try:
+                await self._recovery.require_bound(facts)
                 await self._reconciler.look_for(record.key)
             except MobileMoneyError as exc:
                 # A failure now, the store's own included, proves nothing about the earlier request.
@@ -342,7 +348,7 @@ class IdempotentCreates:
         except MobileMoneyError as exc:
             cause = exc
         try:
-            _, acknowledgement = await self._look_up(request)
+            _, acknowledgement, _ = await self._look_up(request)
         except StoreError:
             acknowledgement = None
         if acknowledgement is not None:
@@ -353,14 +359,16 @@ class IdempotentCreates:
             sent_at=not_echoed.sent_at,
         ) from cause
 
-    async def _look_up(self, request: PaymentRequest) -> tuple[PaymentRecord | None, Acknowledgement | None]:
-        def look(journal: Journal) -> tuple[PaymentRecord | None, Acknowledgement | None]:
+    async def _look_up(
+        self, request: PaymentRequest
+    ) -> tuple[PaymentRecord | None, Acknowledgement | None, AccountFacts]:
+        def look(journal: Journal) -> tuple[PaymentRecord | None, Acknowledgement | None, AccountFacts]:
             record, acknowledgement = journal.look_up(request)
             if acknowledgement is None and (record is None or not record.is_unresolved):
                 duplicate = journal.find_duplicate(request)
                 if duplicate is not None:
                     raise duplicate_suspected(duplicate)
-            return record, acknowledgement
+            return record, acknowledgement, self._recovery.look(journal)
 
         return await self._store.read(look)
 

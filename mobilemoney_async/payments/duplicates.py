@@ -72,7 +72,7 @@ class DuplicateGuard:
 
     def parameters(self, connection: sa.Connection, request: PaymentRequest, now: datetime) -> Mapping[str, Any]:
         """Return the parameters of `SUSPECT` for a payment that begins; note the time of the account's first one."""
-        key = self._key or self._read_key(connection, now)
+        key = self._key or self.number_key(connection, now)
         return {
             "of_account": self.account,
             "of_digest": digest(key, request.phone_number),
@@ -82,7 +82,8 @@ class DuplicateGuard:
             "of_strict": self.sole_writer is True,
         }
 
-    def _read_key(self, connection: sa.Connection, now: datetime) -> str:
+    def number_key(self, connection: sa.Connection, now: datetime) -> str:
+        """Return the account's secret key of the digests; make it, and note the time, if it has none."""
         here = {"of_account": self.account}
         row = connection.execute(_ACCOUNT, here).one_or_none()
         if row is not None and None not in row:
@@ -111,9 +112,21 @@ def claim(
         connection.execute(unclaimed.update().where(*here).values(state=CLAIMED, changed_at=at))
 
 
-def require_unsuspected(transaction_id: str | None) -> None:
+def forgotten(transaction_id: str) -> DuplicateSuspected:
+    """Return the error for a payment that may be a transaction which the store has forgotten."""
+    return DuplicateSuspected(
+        f"the store has forgotten payments, and transaction {transaction_id} at the service may be this one: nothing "
+        f"was sent; import it under its key with: mobilemoney payments recover KEY={transaction_id}",
+        transaction_id=transaction_id,
+    )
+
+
+def require_unsuspected(connection: sa.Connection, account: str, transaction_id: str | None) -> None:
     """Raise `DuplicateSuspected` if there is an unclaimed transaction that a payment may be."""
     if transaction_id is not None:
+        here = (_columns.account == account, _columns.transaction_id == transaction_id)
+        if connection.execute(sa.select(_columns.is_gap).where(*here)).scalar_one():
+            raise forgotten(transaction_id)
         raise DuplicateSuspected(
             f"transaction {transaction_id} at the service has the same type, amount and phone number, and no payment "
             "of this store claims it: nothing was sent, since the payment may be made already; if it is not, say what "

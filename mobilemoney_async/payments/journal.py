@@ -57,6 +57,9 @@ WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
 WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state = 'REFUSED' AND NOT is_certain)")
 """The payment was refused without a code of the contract, and may exist after all. The text of a partial index."""
 
+UNKNOWN_EXTRA = "?"
+"""Digest of the extra fields of a payment that was imported: the list does not show them."""
+
 # The longest error or note of a payment, characters.
 _LONGEST_DETAIL = 500
 
@@ -143,7 +146,7 @@ class Journal:
             "amount": (row.amount, request.amount),
             "extra": (row.extra_digest, request.extra_digest),
         }
-        others = [name for name, (kept, given) in pairs.items() if kept != given]
+        others = [name for name, (kept, given) in pairs.items() if kept not in {given, UNKNOWN_EXTRA}]
         if others:
             said = "the idempotency key was used for another payment: nothing was sent"
             raise IdempotencyConflict(f"{said}; that one has another {' and '.join(others)}")
@@ -284,14 +287,14 @@ class Journal:
         found = self.connection.execute(_insertion(self.connection.dialect.name), values).one_or_none()
         if found is not None:
             require_known(found.version)
-            require_unsuspected(found.suspect)
+            require_unsuspected(self.connection, self.account, found.suspect)
         return found is not None
 
     def _send_again(self, key: str, expected: int, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
         found = self.connection.execute(_CHECKS, checks).one()
         require_known(found.version)
-        require_unsuspected(found.suspect)
+        require_unsuspected(self.connection, self.account, found.suspect)
         row = self.row(key, lock=True)
         assert row is not None
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from mobilemoney_async.calls.pipeline import Pipeline
@@ -29,8 +29,10 @@ from mobilemoney_async.payments.records import (
     is_stale,
     move,
 )
+from mobilemoney_async.payments.recovery import Recovery
 from mobilemoney_async.payments.unclaimed import explain_unclaimed, find_unclaimed
 from mobilemoney_async.values import (
+    normalise_phone_number,
     refuse,
     require_identifier,
     require_integer,
@@ -217,10 +219,11 @@ class Payments(PaymentBook):
     Every method raises `StoreError` if the database fails or cannot be reached.
     """
 
-    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler) -> None:
+    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler, recovery: Recovery) -> None:
         super().__init__(store, pipeline.utcnow)
         self._pipeline = pipeline
         self._reconciler = reconciler
+        self._recovery = recovery
 
     async def reconcile(self, *, stale_after: float | None = None) -> builtins.list[PaymentRecord]:
         """Look for unknown payments in the service's transaction list (contract, section 4.4), and record the results.
@@ -246,7 +249,54 @@ class Payments(PaymentBook):
         """
         if stale_after is not None:
             require_seconds("stale_after", stale_after, allow_zero=True)
+        await self._recovery.require_bound()
         return await self._reconciler.run(stale_after=stale_after)
+
+    async def recover(
+        self, keys: Mapping[str, str], *, note: str, phone_numbers: Mapping[str, str] | None = None
+    ) -> builtins.list[PaymentRecord]:
+        """Import transactions that the store has forgotten, as after a restored backup, each under its key.
+
+        A store that is behind its service keeps such transactions among the `unclaimed` ones, with `is_gap`, and stops
+        other payments of their kinds until they are imported; `explain` does not suffice. Your own books know the keys.
+        Transactions that belong to another system may get any new keys.
+
+        A cancelled call has imported some of them, or all. You may import a transaction again under the same key.
+
+        Args:
+            keys: For each idempotency key, the id of its transaction.
+            note: The reason and your name; kept in the payments' histories.
+            phone_numbers: The whole phone number of each transaction of which the service shows only a part, by its id.
+
+        Returns:
+            The payments as they are now, in the same order.
+
+        Raises:
+            InvalidRequest: An argument is blank or of a wrong type.
+            StoreError: A transaction is not among the unclaimed ones or of another kind than the key's payment, a key
+                belongs to another transaction, or a phone number is missing. Those before it were imported.
+            MobileMoneyError: A transaction could not be fetched. Those before it were imported.
+        """
+        if not isinstance(keys, Mapping):
+            raise refuse("keys", "a mapping of keys to transaction ids", keys)
+        pairs = {require_name("keys", key): require_identifier("keys", each) for key, each in keys.items()}
+        numbers = {name: normalise_phone_number(each) for name, each in (phone_numbers or {}).items()}
+        return await self._recovery.recover(pairs, note=require_text("note", note), phone_numbers=numbers)
+
+    async def rebind(self, *, note: str) -> None:
+        """Bind the store's account to this client's base URL and credentials, after someone has looked.
+
+        An account belongs to the merchant of its transactions. Another host, or credentials that cannot look up one of
+        its transactions, are refused with `StoreError`, since they may be another merchant's or a sandbox's. Call this
+        where the same merchant has moved.
+
+        Args:
+            note: The reason and your name; kept with the account.
+
+        Raises:
+            InvalidRequest: The note is blank.
+        """
+        await self._recovery.rebind(require_text("note", note))
 
     async def identify(self, key: str, transaction_id: str, *, note: str) -> PaymentRecord:
         """Decide, after someone has looked, which transaction an unknown or absent payment is.

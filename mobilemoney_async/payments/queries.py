@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.migrations import OLD_PAYMENTS
-from mobilemoney_async.database.schema import VERSION, history, logins, payments, unclaimed
+from mobilemoney_async.database.schema import VERSION, accounts, history, logins, payments, unclaimed
 from mobilemoney_async.payments.evidence import NO_LATER
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
 from mobilemoney_async.payments.records import EXPLAINED, HistoryEntry, PaymentRecord, PaymentState
@@ -184,6 +185,14 @@ def neighbours(journal: Journal, record: PaymentRecord) -> list[PaymentRecord]:
     )
     nearest = (sa.select(payments).where(*known, where).order_by(order).limit(_NEAREST) for where, order in sides)
     return [to_record(row) for statement in nearest for row in journal.connection.execute(statement)]
+
+
+def merchant_of(journal: Journal, rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord]) -> str | None:
+    """Return the account's merchant at the service, if it is known or shown by a row of an acknowledged payment."""
+    statement = sa.select(accounts.c.merchant_id).where(accounts.c.account == journal.account)
+    bound = journal.connection.execute(statement).scalar_one_or_none()
+    own = (row.merchant_id for row in rows if row.id in owned and not owned[row.id].is_adopted)
+    return bound or next(filter(None, own), None)
 
 
 def explained_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:

@@ -35,6 +35,7 @@ from mobilemoney_async.payments.queries import (
     due,
     explained_ids,
     find_all,
+    merchant_of,
     neighbours,
     owners,
     searchable,
@@ -194,7 +195,10 @@ class Reconciler:
             searches = {each.key: query_for(each) for each in (*doubtful(journal, walk.first_day), *payments)}
             shown = [*(row.id for row in walk.rows), *(row.id for row in walk.unreadable if row.id is not None)]
             explained = explained_ids(journal, [each for each in shown if each not in owned])
-            return Evidence(walk=walk, owned=owned, explained_ids=explained, searches=searches, grace=grace)
+            merchant = merchant_of(journal, walk.rows, owned)
+            return Evidence(
+                walk=walk, owned=owned, explained_ids=explained, searches=searches, grace=grace, merchant_id=merchant
+            )
 
         evidence, judged = await self._store.read(read), list[PaymentRecord]()
         for some in chunks(payments, _AT_ONCE):

@@ -126,6 +126,7 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     (_S.RELEASED, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     # The list shows a transaction that it may be.
     (_S.RELEASED, _E.DOUBT): _S.UNKNOWN,
+    (_S.NOT_SENT, _E.DOUBT): _S.UNKNOWN,  # of a store that has forgotten a later attempt
     (_S.REFUSED, _E.DOUBT): _S.UNKNOWN,  # only of refusals without a code of the contract, as the next one
     (_S.REFUSED, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,
@@ -268,6 +269,8 @@ class UnclaimedTransaction:
         fits_key: The payment that it may be a second time, by its idempotency key; None if there is none.
         state: ``open``; ``explained`` by someone; or ``claimed`` by a payment since.
         note: The explanation, or None.
+        is_gap: Whether it is of a time that the store has forgotten, as after a restored backup. It stops other
+            payments of its kind until a payment claims it: see `recover`.
     """
 
     transaction_id: str
@@ -280,6 +283,7 @@ class UnclaimedTransaction:
     fits_key: str | None = None
     state: str = OPEN
     note: str | None = None
+    is_gap: bool = False
 
 
 def move(state: PaymentState, event: PaymentEvent) -> PaymentState | None:

@@ -18,7 +18,7 @@ is cancelled meanwhile ends that first, inside a shield. Other tasks may change 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -34,7 +34,7 @@ from mobilemoney_async.database.schema import accounts, insert_missing, payments
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import Handler, TransactionUnclaimed, emit
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.duplicates import digest
+from mobilemoney_async.payments.duplicates import DuplicateGuard, digest
 from mobilemoney_async.payments.journal import Journal, shorten, to_record
 from mobilemoney_async.payments.matching import (
     Match,
@@ -314,6 +314,18 @@ def _plain(amount: Decimal) -> str:
     return f"{amount.normalize():f}"
 
 
+def record_gap(journal: Journal, rows: Iterable[Transaction], now: datetime) -> int:
+    """Record transactions of a time that the store has forgotten, and return how many are new."""
+    connection, guard, count = journal.connection, journal.guard or DuplicateGuard(journal.account), 0
+    key = guard.number_key(connection, now)
+    for row in rows:
+        values = {"account": journal.account, "transaction_id": row.id, "first_seen_at": now, "changed_at": now}
+        values |= _values(row, None, key) | _status(row) | {"is_gap": True, "state": OPEN}
+        made = connection.execute(insert_missing(unclaimed, connection.dialect.name), values)
+        count += made.one_or_none() is not None
+    return count
+
+
 def find_unclaimed(journal: Journal, state: str | None, *ids: str) -> list[UnclaimedTransaction]:
     """Return transactions that no payment claimed when they were judged, first seen first; or those of some ids."""
     statement = sa.select(unclaimed).where(_columns.account == journal.account)
@@ -334,6 +346,7 @@ def find_unclaimed(journal: Journal, state: str | None, *ids: str) -> list[Uncla
             fits_key=row.fits_key,
             state=row.state,
             note=row.note,
+            is_gap=row.is_gap,
         )
         for row in rows
     ]

@@ -87,6 +87,7 @@ PURE = (
     "database.clock",
     "sharing.login_row",
     "payments.evidence",
+    "payments.gap",
     "payments.matching",
     "payments.records",
 )

@@ -146,6 +146,7 @@ class SecondService(httpx.AsyncBaseTransport):
         answer_create: Answers a create in place of the acknowledgement; returns None for the acknowledgement, and may
             raise.
         answer_list: Answers a request for a page in place of it; returns None for the page, and may raise.
+        answer_lookup: The same for a single transaction.
         acknowledge: Changes the acknowledgement before it is sent.
         answer_after: Seconds that a create's answer takes, once the payment is made.
         latency: Seconds that every other answer takes.
@@ -164,6 +165,7 @@ class SecondService(httpx.AsyncBaseTransport):
     repeats: int = 1
     answer_create: CreateAnswer = lambda request, payment: None
     answer_list: Callable[[httpx.Request], httpx.Response | None] = lambda request: None
+    answer_lookup: Callable[[httpx.Request], httpx.Response | None] = lambda request: None
     acknowledge: Callable[[Row], Row] = lambda row: row
     answer_after: float = 0.0
     latency: float = 0.0
@@ -216,7 +218,8 @@ class SecondService(httpx.AsyncBaseTransport):
         if path.startswith("/payment-service/transaction"):
             self.lookups += 1
             self.log.append(Event(what="lookup", at=self.utcnow()))
-            return self._dated(self._one(path.removeprefix("/payment-service/transaction"), query, merchant_id))
+            one = self._one(path.removeprefix("/payment-service/transaction"), query, merchant_id)
+            return self._dated(self.answer_lookup(request) or one)
         return self._dated(httpx.Response(200, json={"status": "success"}))
 
     def _dated(self, response: httpx.Response) -> httpx.Response:

@@ -1,0 +1,169 @@
+"""Signs that a store is behind its service: a backup was restored, or a failover has lost commits. Pure.
+
+Such a store has forgotten payments, and would make them again under the same keys. Its own data show it where they
+went backwards. Otherwise the list shows it: its newest rows are of no payment that the store knows, and no row that it
+knows comes after them. A restored backup always looks quiet at first, so a quiet store is compared before it pays.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import attrs
+
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, Spellings, learn, match, query_for, shift
+from mobilemoney_async.payments.records import PaymentRecord
+
+UNREADABLE, LOST, BEHIND = "unreadable", "lost", "behind"
+"""Reasons why new payments of an account wait: disbursements until the list could be read; disbursements until the list
+must show the payments that the store has lost; all of them until the forgotten time has been listed."""
+
+_QUIET, _ROUTINE = timedelta(minutes=5), timedelta(hours=1)
+# The service's clock may differ from ours by as much.
+_SLACK = timedelta(minutes=2)
+# Where both clocks agree, an open payment may be a row within a day of its send.
+_CLOCKS_AGREE = Skew(low=timedelta(0), high=timedelta(0))
+
+
+class Suspicion(enum.Enum):
+    """Reason to compare a store with its service."""
+
+    BACKWARDS = "the store has lost payments that this process knows of"
+    MOVED = "the database was recovered, or another server has taken over"
+    OPEN = "an earlier comparison did not end"
+    QUIET = "the store has seen no request for five minutes"
+    ROUTINE = "the last comparison was an hour ago"
+
+
+@attrs.frozen(kw_only=True)
+class AccountFacts:
+    """Facts about an account, of one time.
+
+    Attributes:
+        newest: The first record of the newest payment in the store; None if there is none.
+        remembered: The newest payment that this process knew of, before it read the others.
+        timeline_now: PostgreSQL's timeline, or None.
+        merchant_id: The account's merchant at the service, if known.
+        host: That of the service's base URL, or None.
+        credentials: The names of the credentials that are known to be the merchant's, in one text.
+        first_record_at: The time of its first payment.
+        checked_at: When it was last compared with the service.
+        doubted_at: Since when a comparison is to be made or repeated, or None.
+        known_until: The service's time of the newest transaction that the store had not forgotten then.
+        stopped: `UNREADABLE`, `LOST`, `BEHIND` or None.
+        gap_at: When forgotten transactions were last found, or None.
+        timeline: PostgreSQL's timeline at the last comparison.
+    """
+
+    newest: datetime | None = None
+    remembered: datetime | None = None
+    timeline_now: int | None = None
+    merchant_id: str | None = None
+    host: str | None = None
+    credentials: str | None = None
+    first_record_at: datetime | None = None
+    checked_at: datetime | None = None
+    doubted_at: datetime | None = None
+    known_until: datetime | None = None
+    stopped: str | None = None
+    gap_at: datetime | None = None
+    timeline: int | None = None
+
+
+def suspicion(facts: AccountFacts, now: datetime, *, grace: float) -> Suspicion | None:
+    """Return why a store is to be compared with its service before it sends a payment, or None.
+
+    An empty store has nothing to compare. After a gap was found, the store is compared once more `grace` seconds later:
+    the list may have been late.
+    """
+    newest, remembered = facts.newest, facts.remembered
+    if facts.stopped is not None:
+        return Suspicion.OPEN
+    if remembered is not None and (newest is None or newest < remembered):
+        return Suspicion.BACKWARDS
+    if newest is None:
+        return None
+    if None not in (facts.timeline, facts.timeline_now) and facts.timeline != facts.timeline_now:
+        return Suspicion.MOVED
+    if facts.doubted_at is not None and now >= facts.doubted_at + timedelta(seconds=grace):
+        return Suspicion.OPEN
+    checked_at = facts.checked_at or facts.first_record_at
+    if now >= max(newest, checked_at or newest) + _QUIET:
+        return Suspicion.QUIET
+    return Suspicion.ROUTINE if checked_at is None or now >= checked_at + _ROUTINE else None
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """Comparison of some pages of the list with a store.
+
+    Attributes:
+        rows: The transactions that the pages show.
+        owned: The payments that own some of them, by transaction id.
+        recorded: The transactions of which the store knows that no payment claims them.
+        open_payments: Payments that a row may be, such as those with an unknown result.
+        types: The types of payment that the account makes; none if that is not known.
+        merchant_id: The account's merchant, if known.
+        doubted_at: Payments that were recorded later do not show that the store is complete.
+    """
+
+    rows: Sequence[Transaction]
+    owned: Mapping[str, PaymentRecord]
+    recorded: Container[str] = ()
+    open_payments: Iterable[PaymentQuery] = ()
+    types: frozenset[TransactionType] = frozenset()
+    merchant_id: str | None = None
+    doubted_at: datetime
+
+    @property
+    def known_until(self) -> datetime | None:
+        """Time of the newest row that the store has not forgotten, or None if the pages show none."""
+        return max((row.created_at for row in self.rows if self._is_known(row)), default=None)
+
+    @property
+    def shows_gap(self) -> bool:
+        """True if the newest rows are forgotten, other than second transactions of payments that the store knows."""
+        return not all(map(self._is_second, self.forgotten(self.known_until)))
+
+    def forgotten(self, since: datetime | None) -> list[Transaction]:
+        """Return the rows, since a time of the service, that may be payments of the store, and that it lacks.
+
+        Types are spelt as in the contract, as far as rows of known payments show what the list means.
+        """
+        until = shift(self.doubted_at, _SLACK)
+        types = learn(self.rows, self.owned, self.merchant_id).types
+        return [
+            attrs.evolve(row, type=next(iter(types[row.type]))) if len(types.get(row.type, ())) == 1 else row
+            for row in self.rows
+            if row.created_at <= until
+            and (since is None or row.created_at >= since)
+            and row.id not in self.owned
+            and row.id not in self.recorded
+            and self._may_be_ours(row)
+        ]
+
+    def _is_known(self, row: Transaction) -> bool:
+        owner = self.owned.get(row.id)
+        return row.id in self.recorded or (owner is not None and owner.created_at <= self.doubted_at)
+
+    def _may_be_ours(self, row: Transaction) -> bool:
+        if row.merchant_id and self.merchant_id and row.merchant_id != self.merchant_id:
+            return False
+        if self.types and any(row.type == each for each in TransactionType if each not in self.types):
+            return False
+        fits = (each.reach(_CLOCKS_AGREE) for each in self.open_payments if _fits(each, row))
+        return not any(start <= row.created_at <= end for start, end in fits)
+
+    def _is_second(self, row: Transaction) -> bool:
+        """Return whether a row is rather a payment that the store knows, made twice: a proxy has repeated it."""
+        queries = (query_for(record) for record in self.owned.values() if record.sent_at is not None)
+        windows = (query.window(None) for query in queries if _fits(query, row))
+        return any(start <= row.created_at <= end for start, end in windows)
+
+
+def _fits(query: PaymentQuery, row: Transaction) -> bool:
+    return match(query, row, Spellings()) is not Match.NONE

@@ -1,0 +1,560 @@
+"""Stores that are behind their service, and accounts that are bound to their merchant; see also the unclaimed ones."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import (
+    Acknowledgement,
+    AsyncClient,
+    DuplicateSuspected,
+    MobileMoneyError,
+    OutcomeUnknown,
+    SQLStore,
+    StoreError,
+    Transaction,
+    TransactionStatus,
+    TransactionType,
+)
+from mobilemoney_async.events import AccountMismatch, StoreBehind
+from mobilemoney_async.payments.gap import UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
+from mobilemoney_async.payments.matching import PaymentQuery
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState
+from tests.payments.second_world import BOTH, GRACE, HOUR, KINDS, MINUTE, TYPES, Order, World, make_world, number
+from tests.support.databases import Postgres
+from tests.support.fakes import NOON
+from tests.support.second_service import TOKEN, ListBehaviour, dropped, error
+
+KIND = pytest.mark.parametrize("kind", KINDS)
+SECOND = timedelta(seconds=1)
+
+
+def at(minutes: float) -> Any:
+    return NOON + timedelta(minutes=minutes)
+
+
+class TestSuspicion:
+    """When a store is compared with its service."""
+
+    @pytest.mark.parametrize(
+        ("facts", "minutes", "expected"),
+        [
+            ({}, 0, None),
+            ({"newest": at(0), "checked_at": at(0)}, 4.9, None),
+            ({"newest": at(0), "checked_at": at(0)}, 5, Suspicion.QUIET),
+            ({"newest": at(0), "checked_at": at(3)}, 5, None),
+            ({"newest": at(0), "first_record_at": at(0)}, 1, None),
+            ({"newest": at(60), "checked_at": at(0)}, 60, Suspicion.ROUTINE),
+            ({"newest": at(60), "first_record_at": at(0)}, 60, Suspicion.ROUTINE),
+            ({"newest": at(0)}, 0, Suspicion.ROUTINE),
+            ({"newest": at(0), "checked_at": at(0), "remembered": at(0)}, 1, None),
+            ({"newest": at(0), "checked_at": at(0), "remembered": at(0) + SECOND}, 1, Suspicion.BACKWARDS),
+            ({"remembered": at(0)}, 1, Suspicion.BACKWARDS),
+            ({"newest": at(0), "checked_at": at(0), "timeline": 1, "timeline_now": 2}, 1, Suspicion.MOVED),
+            ({"newest": at(0), "checked_at": at(0), "timeline": 1, "timeline_now": None}, 1, None),
+            ({"newest": at(0), "checked_at": at(0), "timeline": None, "timeline_now": 2}, 1, None),
+            ({"newest": at(0), "checked_at": at(0), "stopped": UNREADABLE}, 1, Suspicion.OPEN),
+            ({"newest": at(0), "checked_at": at(0), "doubted_at": at(0)}, 1.9, None),
+            ({"newest": at(0), "checked_at": at(0), "doubted_at": at(0)}, 2, Suspicion.OPEN),
+        ],
+    )
+    def test_when(self, facts: dict[str, Any], minutes: float, expected: Suspicion | None) -> None:
+        """After five silent minutes, hourly, and at once where the store itself went backwards."""
+        assert suspicion(AccountFacts(**facts), at(minutes), grace=GRACE) is expected
+
+
+def row(name: str, minutes: float, type: str = "collection", **changes: Any) -> Transaction:
+    values: dict[str, Any] = {
+        "id": name,
+        "reference": name,
+        "type": TransactionType(type),
+        "amount": Decimal(5000),
+        "currency": "TZS",
+        "phone_number": number(int(name)),
+        "network": "airtel_money",
+        "status": TransactionStatus.SUCCESS,
+        "created_at": at(minutes),
+        "merchant_id": "m1",
+    }
+    return Transaction(**{**values, **changes})
+
+
+def own(row: Transaction) -> PaymentRecord:
+    return PaymentRecord(
+        key=row.id,
+        type=TransactionType(row.type),
+        phone_number=row.phone_number,
+        amount=row.amount,
+        state=PaymentState.FINAL,
+        attempt=1,
+        created_at=row.created_at,
+        changed_at=row.created_at,
+        sent_at=row.created_at,
+        ended_at=row.created_at,
+        transaction_id=row.id,
+    )
+
+
+def compare(rows: list[Transaction], known: int, **facts: Any) -> Comparison:
+    owned = {each.id: own(each) for each in rows[:known]}
+    return Comparison(**{"rows": rows, "owned": owned, "doubted_at": at(60), "merchant_id": "m1", **facts})
+
+
+class TestComparison:
+    """What shows that a store is behind its service."""
+
+    @pytest.mark.parametrize(
+        ("rows", "known", "facts", "gap"),
+        [
+            ([], 0, {}, []),
+            ([row("1", 0), row("2", 9)], 2, {}, []),
+            ([row("1", 0), row("2", 9)], 1, {}, ["2"]),
+            ([row("1", 0), row("2", 0)], 1, {}, ["2"]),
+            ([row("2", 9)], 0, {}, ["2"]),
+            ([row("3", 9), row("1", 0), row("2", 5)], 1, {}, []),
+            ([row("1", 0), row("2", 9)], 1, {"recorded": {"2"}}, []),
+            ([row("1", 0), row("2", 9, merchant_id="m2")], 1, {}, []),
+            ([row("1", 0), row("2", 9, "disbursement")], 1, {"types": frozenset({TransactionType.COLLECTION})}, []),
+            ([row("1", 0), row("2", 9, "disbursement")], 1, {}, ["2"]),
+            ([row("1", 0), row("2", 99)], 1, {}, []),
+            ([row("3", 61), row("1", 0), row("2", 9)], 2, {}, ["2"]),
+        ],
+    )
+    def test_the_newest_rows(self, rows: list[Transaction], known: int, facts: dict[str, Any], gap: list[str]) -> None:
+        """Newest rows that no payment claims, and none that the store knew before the doubt comes after them."""
+        comparison = compare(rows, known, **facts)
+        assert comparison.shows_gap is bool(gap)
+        assert [each.id for each in comparison.forgotten(comparison.known_until)] == gap
+
+    def test_a_second_transaction_of_a_known_payment(self) -> None:
+        """A proxy that repeats a request does not make the store look old, but its row belongs to a gap."""
+        first, again = row("1", 0), row("2", 0.1, phone_number=number(1))
+        assert not compare([first, again], 1).shows_gap
+        both = compare([first, again, row("3", 9)], 1)
+        assert both.shows_gap
+        assert {each.id for each in both.forgotten(both.known_until)} == {"2", "3"}
+
+    def test_a_row_that_an_open_payment_may_be(self) -> None:
+        """It is that payment's candidate."""
+        query = PaymentQuery(
+            type=TransactionType.COLLECTION, phone_number=number(2), amount="5000", sent_at=at(9), ended_at=at(9)
+        )
+        assert not compare([row("1", 0), row("2", 9)], 1, open_payments=[query]).shows_gap
+
+    def test_a_type_in_another_spelling(self) -> None:
+        """Known payments show what the list means by it."""
+        first = row("1", 0, "c2b")
+        owned = {"1": own(row("1", 0))}
+        (found,) = compare([first, row("2", 9, "c2b")], 0, owned=owned).forgotten(at(1))
+        assert found.type == TransactionType.COLLECTION
+
+
+def order(kind: str, key: str = "k", last: int = 1) -> Order:
+    return Order(key, kind, number(last))
+
+
+async def begin(world: World, client: AsyncClient) -> None:
+    """Make the account's first payment: older rows are history."""
+    await world.pay(client, [Order("first", "collections", number(600), 700)])
+    await anyio.sleep(5 * MINUTE)
+
+
+async def unclaimed(client: AsyncClient) -> set[str]:
+    return {each.transaction_id for each in await client.payments.unclaimed()}
+
+
+async def sell(world: World, kind: str, *, kept: int = 1, forgotten: int = 10) -> list[Order]:
+    """Pay from one process, let the store forget the later payments, and return these."""
+    orders = [order(kind, f"forgotten {each}", each) for each in range(forgotten)]
+    async with world.client() as client:
+        await world.pay(client, [order(kind, f"kept {each}", 100 + each) for each in range(kept)])
+        await anyio.sleep(MINUTE)
+        await world.pay(client, orders)
+    forget(world.url, "forgotten%")
+    return orders
+
+
+def forget(url: str, keys: str) -> None:
+    """Take payments back, as a failover that loses commits does."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        for table in ("mobilemoney_payment_history", "mobilemoney_payment_records"):
+            connection.execute(sa.text(f"DELETE FROM {table} WHERE key LIKE :keys"), {"keys": keys})
+
+
+async def stopped(world: World, client: AsyncClient, orders: list[Order]) -> None:
+    """Try payments again: none is sent."""
+    posts = world.service.posts
+    for each in orders:
+        said = await world.attempt(client, each)
+        assert isinstance(said, StoreError), said
+        assert said.outcome == "not_sent"
+    assert world.service.posts == posts
+
+
+@pytest.fixture
+def fail_list() -> Any:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise dropped(request)
+
+    return fail
+
+
+@BOTH
+@KIND
+@pytest.mark.anyio
+async def test_a_process_notices_that_the_store_lost_its_payments(store_url: str, kind: str) -> None:
+    """Without a silent time, as after a failover: the newest record is older than what the process remembers."""
+    world = make_world(store_url)
+    orders = [order(kind, f"forgotten {each}", each) for each in range(10)]
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "kept", 100)])
+        await anyio.sleep(1)
+        await world.pay(client, orders)
+        forget(world.url, "forgotten%")
+        await stopped(world, client, orders)
+        await world.pay(client, [order(kind, "new", 200)])
+        await stopped(world, client, orders)
+
+
+@BOTH
+@pytest.mark.anyio
+async def test_a_lost_payment_that_the_list_does_not_show_yet(store_url: str) -> None:
+    """Disbursements wait for the grace period, since it is certain that something was lost; collections go on."""
+    world = make_world(store_url)
+    lost = order("disbursements", "forgotten", 1)
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "kept", 100)])
+        await anyio.sleep(MINUTE)
+        world.service.list = ListBehaviour(lag=timedelta(seconds=GRACE - 10))
+        await world.pay(client, [lost])
+        forget(world.url, "forgotten%")
+        await stopped(world, client, [lost, order("disbursements", "new", 2)])
+        await world.pay(client, [order("collections", "collection", 3)])
+        await anyio.sleep(GRACE)
+        await stopped(world, client, [lost])
+        await world.pay(client, [order("disbursements", "new", 2)])
+
+
+@BOTH
+@KIND
+@pytest.mark.anyio
+async def test_a_list_that_is_late_completes_the_gap(store_url: str, kind: str) -> None:
+    """What the list shows within the grace period after the first comparison is of the gap, too."""
+    world = make_world(store_url)
+    orders = await sell(world, kind)
+    await anyio.sleep(10 * MINUTE)
+    late = order(kind, "forgotten late", 50)
+    async with world.client() as client:
+        world.service.make("collection" if kind == "collections" else "disbursement", late.phone_number, "5000")
+        world.service.list = ListBehaviour(lag=timedelta(seconds=GRACE - 10))
+        await stopped(world, client, orders)
+        await anyio.sleep(GRACE)
+        await stopped(world, client, [late])
+        await world.pay(client, [order(kind, "new", 200)])
+
+
+@BOTH
+@pytest.mark.anyio
+async def test_a_list_that_cannot_be_read(store_url: str, fail_list: Any) -> None:
+    """Collections go on, disbursements wait; the comparison is made up for, whatever was paid meanwhile."""
+    world = make_world(store_url)
+    lost = await sell(world, "disbursements")
+    await anyio.sleep(HOUR)
+    world.service.answer_list = fail_list
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "sold", 300)])
+        await stopped(world, client, [*lost, order("disbursements", "new", 200)])
+    world.service.answer_list = lambda request: None
+    await anyio.sleep(MINUTE)
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "new", 200)])
+        await stopped(world, client, lost)
+
+
+@BOTH
+@KIND
+@pytest.mark.anyio
+async def test_a_busy_merchant_is_never_stopped(store_url: str, kind: str, fail_list: Any) -> None:
+    """Routine comparisons stop nothing, whether the list can be read or not, is late or empty."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        for each in range(4 * 60):
+            behaviour = [ListBehaviour(), ListBehaviour(lag=timedelta(hours=2)), ListBehaviour(total_count=lambda _: 0)]
+            world.service.list = behaviour[each % 3]
+            world.service.answer_list = fail_list if each % 4 == 3 else lambda request: None
+            await world.pay(client, [order(kind, f"k{each}", each)])
+            await anyio.sleep(MINUTE)
+
+
+@BOTH
+@KIND
+@pytest.mark.anyio
+async def test_masked_numbers_stop_what_fits_them(store_url: str, kind: str) -> None:
+    """Where the list shows a part of a number, that part counts; an import then needs the whole number."""
+    world = make_world(store_url)
+    world.service.list = ListBehaviour(
+        spell=lambda row: {**row, "phone_number": f"{row['phone_number'][1:6]}***{row['phone_number'][-4:]}"}
+    )
+    orders = await sell(world, kind, forgotten=2)
+    await anyio.sleep(HOUR)
+    async with world.client() as client:
+        await stopped(world, client, orders)
+        await world.pay(client, [order(kind, "new", 9_200)])
+        payments: Any = client.payments
+        name = world.made("forgotten 0")[0]
+        await payments.recover({"forgotten 0": name}, note="Asha", phone_numbers={name: orders[0].phone_number})
+        await world.pay(client, orders[:1])
+
+
+@BOTH
+@pytest.mark.anyio
+async def test_other_systems_that_pay_too(store_url: str) -> None:
+    """With `sole_writer=False` the newest rows prove nothing, and nothing is stopped."""
+    world = make_world(store_url)
+    store = SQLStore(world.url, grace=GRACE, sole_writer=False)
+    async with world.client(store=store) as client:
+        await world.pay(client, [order("disbursements", "first", 1)])
+        await anyio.sleep(HOUR)
+        world.service.make("disbursement", number(2), "5000")
+        await world.pay(client, [order("disbursements", "second", 2)])
+
+
+@BOTH
+@pytest.mark.anyio
+async def test_another_merchant_is_reported_and_an_operator_may_rebind(
+    store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One event and one warning; new credentials of the same merchant are accepted by themselves."""
+    caplog.set_level(logging.WARNING)
+    world, events = make_world(store_url), list[Any]()
+    world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1", "other.token": "merchant-2"}
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "first", 1)])
+    async with world.client(auth="new.token") as client:
+        await world.pay(client, [order("disbursements", "second", 2)])
+        assert world.service.lookups == 1
+    async with world.client(auth="other.token", on_event=events.append) as client:
+        await stopped(world, client, [order("collections", "third", 3), order("disbursements", "fourth", 4)])
+        assert len([event for event in events if isinstance(event, AccountMismatch)]) == 1
+        assert len(caplog.records) == 1
+        payments: Any = client.payments
+        for call in (payments.reconcile(), payments.recover({"k": "t"}, note="Asha")):
+            with pytest.raises(StoreError, match="rebind"):
+                await call
+        await payments.rebind(note="Asha: the service has moved")
+        await world.pay(client, [order("collections", "third", 3)])
+    assert not [event for event in events if isinstance(event, StoreBehind)]
+
+
+@BOTH
+@KIND
+@pytest.mark.anyio
+async def test_new_credentials_that_cannot_be_checked(store_url: str, kind: str) -> None:
+    """Collections go on, disbursements wait."""
+    world = make_world(store_url)
+    world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1"}
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "first", 1)])
+    world.service.answer_lookup = lambda request: error(500, None)
+    async with world.client(auth="new.token") as client:
+        said = await world.attempt(client, order(kind, "second", 2))
+        assert isinstance(said, Acknowledgement if kind == "collections" else StoreError), said
+
+
+@BOTH
+@KIND
+@pytest.mark.anyio
+async def test_a_key_that_was_sent_again_in_the_forgotten_time(store_url: str, kind: str) -> None:
+    """A key that the store knows as refused for certain is stopped as well, and may be imported."""
+    world, again = make_world(store_url), order(kind, "again", 1)
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "first", 100)])
+        answer = httpx.Response(403, json={"success": False, "error": "insufficient_permissions", "message": "no"})
+        await world.answered(client, again, lambda request, payment: answer, made=False)
+    await anyio.sleep(MINUTE)
+    made = world.service.make("collection" if kind == "collections" else "disbursement", again.phone_number, "5000")
+    await anyio.sleep(HOUR)
+    async with world.client() as client:
+        said = await world.attempt(client, again)
+        assert isinstance(said, DuplicateSuspected), said
+        payments: Any = client.payments
+        (record,) = await payments.recover({"again": made.id}, note="Asha")
+        assert record.transaction_id == made.id
+        assert isinstance(await world.attempt(client, again), Acknowledgement)
+        assert world.posts("again") == 1
+
+
+# Another merchant
+
+
+@BOTH
+@pytest.mark.anyio
+@KIND
+async def test_rows_of_another_merchant_are_not_believed(store_url: str, kind: str) -> None:
+    """A list that shows another merchant's payment of the same kind does not make it ours."""
+    world, asked = make_world(store_url), order(kind)
+    world.service.list = ListBehaviour(all_merchants=True)
+    async with world.client() as client:
+        await begin(world, client)
+        await world.pay(client, [Order("before", kind, number(10))])
+        await world.lose(client, asked, made=False)
+        world.service.make(TYPES[kind], asked.phone_number, "5000", merchant_id="merchant-2")
+        await anyio.sleep(MINUTE)
+        await world.pay(client, [Order("after", kind, number(11))])
+        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE)
+        assert (await world.get(client, "k")).transaction_id is None
+        await world.read(client)
+        assert await unclaimed(client) == set()
+
+
+@BOTH
+@pytest.mark.anyio
+@KIND
+@pytest.mark.parametrize("what", ["token", "host"])
+async def test_the_store_of_one_merchant_does_not_serve_another(store_url: str, kind: str, what: str) -> None:
+    """With another merchant's token, or at another host, nothing is concluded and nothing is sent."""
+    world, asked = make_world(store_url), order(kind)
+    world.service.merchants = {TOKEN: "merchant-1", "token.of.merchant-2": "merchant-2"}
+    async with world.client() as client:
+        await begin(world, client)
+        await world.lose(client, asked, made=True)
+        await anyio.sleep(MINUTE)
+        await world.pay(client, [Order("after", kind, number(11))])
+    before = {record.key: record.state for record in await _records(world)}
+    posts = world.service.posts
+    other = world.client(auth="token.of.merchant-2") if what == "token" else world.client(base_url=OTHER_HOST)
+    async with other as client:
+        for pause in (GRACE + MINUTE, GRACE + MINUTE):
+            await anyio.sleep(pause)
+            with pytest.raises(StoreError):
+                await client.payments.reconcile()
+        for each in (asked, order(kind, "new", 2)):
+            with pytest.raises(MobileMoneyError):
+                answer = await world.attempt(client, each)
+                assert isinstance(answer, StoreError | OutcomeUnknown)
+                raise answer
+    assert {record.key: record.state for record in await _records(world)} == before
+    assert world.service.posts == posts
+    async with world.client() as client:
+        assert isinstance(await world.attempt(client, asked), Acknowledgement)
+        await world.hold(client, at_end=True)
+
+
+OTHER_HOST = "https://sandbox.second.example/v1"
+
+
+async def _records(world: World) -> list[Any]:
+    async with world.client() as client:
+        return await client.payments.list()
+
+
+# A store that is behind its service
+
+
+@pytest.fixture
+def restore(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    """Return what copies a database as it is now: a backup, which is restored by using it."""
+
+    def copy(url: str) -> str:
+        if not url.startswith("sqlite"):
+            server: Postgres = request.getfixturevalue("postgres_server")
+            return server.copy(url)
+        path = tmp_path / "restored.db"
+        with closing(sqlite3.connect(str(sa.make_url(url).database))) as source, closing(sqlite3.connect(path)) as to:
+            source.backup(to)
+        return f"sqlite:///{path}"
+
+    return copy
+
+
+@BOTH
+@pytest.mark.anyio
+@KIND
+async def test_a_restored_backup_pays_nothing_again(store_url: str, kind: str, restore: Callable[[str], str]) -> None:
+    """The orders of the hour that the store has forgotten are tried again: none of them is sent, others are."""
+    world = make_world(store_url)
+    forgotten = [order(kind, f"forgotten {each}", each) for each in range(10)]
+    async with world.client() as client:
+        await world.pay(client, [order(kind, f"kept {each}", 100 + each) for each in range(3)])
+    world.url = restore(store_url)
+    old = World(store_url, world.service, world.utcnow)
+    await anyio.sleep(10 * MINUTE)
+    async with old.client() as client:
+        for each in forgotten:
+            await old.pay(client, [each])
+            await anyio.sleep(5 * MINUTE)
+    posts = world.service.posts
+    async with world.client() as client:
+        for each in forgotten:
+            said = await world.attempt(client, each)
+            assert isinstance(said, StoreError), said
+            assert said.outcome == "not_sent"
+        assert world.service.posts == posts
+        await anyio.sleep(MINUTE)
+        assert isinstance(await world.attempt(client, order(kind, "new", 500)), Acknowledgement)
+        assert isinstance(await world.attempt(client, forgotten[0]), StoreError)
+        await world.read(client)
+        assert await unclaimed(client) >= {world.made(each.key)[0] for each in forgotten}
+
+
+@BOTH
+@pytest.mark.anyio
+async def test_a_quiet_merchant_costs_a_request_an_hour(store_url: str) -> None:
+    """On the good path the check of the store costs one list request an hour at most."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        for each in range(6 * 12):
+            await world.pay(client, [order(KINDS[each % 2], f"k{each}", each)])
+            await anyio.sleep(5 * MINUTE - 1)
+        assert world.service.lists <= 6 + 1
+
+
+@BOTH
+@pytest.mark.anyio
+@KIND
+async def test_what_was_forgotten_is_imported_under_its_keys(
+    store_url: str, kind: str, restore: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An explanation does not lift the stop of a gap; an import does, and its keys then return what they have made."""
+    world, events = make_world(store_url), list[Any]()
+    forgotten = [order(kind, f"forgotten {each}", each) for each in range(12)]
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "kept", 100)])
+    world.url = restore(store_url)
+    async with World(store_url, world.service, world.utcnow).client() as client:
+        await world.pay(client, forgotten)
+    await anyio.sleep(HOUR)
+    async with world.client(on_event=events.append) as client:
+        assert isinstance(await world.attempt(client, forgotten[0]), DuplicateSuspected)
+        payments: Any = client.payments
+        gap = [each for each in await payments.unclaimed() if each.is_gap]
+        assert len(gap) == len(forgotten)
+        assert [event.transactions for event in events if isinstance(event, StoreBehind)] == [len(gap)]
+        assert caplog.text.count("behind the service") == 1
+        await payments.explain(gap[0].transaction_id, note="Asha knows it")
+        stopped: Any = await world.attempt(client, forgotten[0])
+        assert "payments recover" in str(stopped)
+        keys = {each.key: world.made(each.key)[0] for each in forgotten}
+        assert [each.key for each in await payments.recover(keys, note="Asha: our books")] == list(keys)
+        await payments.recover(keys, note="Asha: again")
+        posts = world.service.posts
+        await world.pay(client, forgotten)
+        assert world.service.posts == posts
+        assert await unclaimed(client) == set()
+        await world.reconcile(client, 0.0)
+        await world.hold(client, at_end=True)
+        with pytest.raises(StoreError, match="not among"):
+            await payments.recover({"new": keys["forgotten 0"]}, note="Asha: wrong")
