@@ -5,9 +5,11 @@ Only `reconcile` and `identify` talk to the service, which the user must have na
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import attrs
@@ -21,6 +23,7 @@ from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_ser
 from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.payments.records import (
+    CLAIMED,
     OPEN,
     UNIDENTIFIED,
     HistoryEntry,
@@ -64,6 +67,8 @@ StaleAfter = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", min=0, help=_STALE, show_default="when its request must have ended"),
 ]
+_PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
+_CSV = "Payments to import: a CSV file with the header key,transaction_id or key,transaction_id,phone_number."
 _GRACE = "How long an existing payment may be missing from the list: the same as your program's."
 Grace = Annotated[float, typer.Option(metavar="SECONDS", min=0, help=_GRACE)]
 OthersPay = Annotated[bool, typer.Option("--others-pay", help="As sole_writer=False in your program: adopt nothing.")]
@@ -231,6 +236,75 @@ def identify(
     credentials as reconcile does.
     """
     _print_next_step(_run_with_service(lambda payments: payments.identify(key, transaction_id, note=note), service))
+
+
+@add_command(payments_app, "recover")
+@with_service()
+def recover(
+    *,
+    pairs: Annotated[list[str] | None, typer.Argument(metavar="[KEY=TRANSACTION_ID]…", help=_PAIRS)] = None,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help=_CSV)] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Your name and reason, for an import.")] = None,
+    as_json: AsJSON = False,
+    unmasked: Unmasked = False,
+    service: Service,
+) -> None:
+    """Import transactions that the store has forgotten, as after a restored backup; without any, list them.
+
+    Each is imported as the payment of a key, which your own books know, and then stops no payment any more. Sends no
+    money. The list needs no service; an import takes the service and the credentials as reconcile does.
+    """
+    keys, numbers = _read_pairs(pairs or [], file)
+    if keys:
+        if note is None:
+            raise typer.BadParameter("an import needs --note", param_hint="--note")
+        text = note
+        done = _run_with_service(lambda book: book.recover(keys, note=text, phone_numbers=numbers), service)
+        if as_json:
+            output.print_json(output.plain(done, unmasked=unmasked))
+        else:
+            print_payments(done, unmasked=unmasked)
+        return
+    store = _find_store(service)
+    found = [each for each in _run(lambda book: book.unclaimed(None), store) if each.is_gap and each.state != CLAIMED]
+    if as_json:
+        output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store
+    elif found:
+        print_unclaimed(found)
+        say("payments", "import each under its key: mobilemoney payments recover KEY=TRANSACTION_ID… --note TEXT")
+    else:
+        say("payments", f"the store has forgotten no transactions of account {store.account!r}, as far as is known")
+
+
+def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the transaction of each key, and the whole phone numbers of some transactions."""
+    split = [tuple(each.rpartition("=")[::2]) for each in pairs]
+    rows = [{"key": key, "transaction_id": name} for key, name in split]
+    if file is not None:
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            rows += [{name: each or "" for name, each in row.items() if name} for row in csv.DictReader(text)]
+    for row in rows:
+        if not row.get("key") or not row.get("transaction_id"):
+            raise WrongUsage(
+                "each payment needs a key and a transaction: KEY=TRANSACTION_ID, or a row with both columns"
+            )
+    keys = {row["key"]: row["transaction_id"] for row in rows}
+    if len(keys) < len(rows):
+        raise WrongUsage("a key is given twice")
+    return keys, {row["transaction_id"]: row["phone_number"] for row in rows if row.get("phone_number")}
+
+
+@add_command(payments_app, "rebind")
+@with_service()
+def rebind(
+    *, note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason.")], service: Service
+) -> None:
+    """Bind the store's account to this base URL and these credentials, if they are of the same merchant.
+
+    Takes the service and the credentials as reconcile does. Sends nothing.
+    """
+    _run_with_service(lambda payments: payments.rebind(note=note), service)
+    print("The account is bound to this base URL and these credentials.")
 
 
 def _find_store(service: Service) -> Settings:

@@ -563,3 +563,70 @@ def test_every_state_has_its_advice(state: PaymentState) -> None:
     assert needs_attention(make_record(state), NOON) == (state in alarming)
     early = NOON - timedelta(seconds=1)
     assert needs_attention(make_record(state), early) == (state in alarming - {PaymentState.SENDING})
+
+
+class TestRecover:
+    @pytest.fixture
+    def forgotten(self, sandbox: Sandbox, url: str) -> dict[str, str]:
+        """Payments that the store has forgotten, found by a payment ten minutes later: transactions by key."""
+        pay(sandbox, url, "order-1", "order-2", "order-3")
+        with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
+            for table in ("history", "records"):
+                name = f"mobilemoney_payment_{table}"
+                connection.execute(sa.text(f"DELETE FROM {name} WHERE key <> 'order-1'"))
+
+        async def notice() -> None:
+            later = timedelta(minutes=10)
+            async with sandbox.client(store=SQLStore(url), utcnow=lambda: datetime.now(UTC) + later) as client:
+                await client.collections.create(phone_number=NUMBER, amount=7, idempotency_key="order-4")
+
+        anyio.run(notice)
+        return dict(zip(("order-1", "order-2", "order-3"), sandbox.transactions, strict=False))
+
+    def test_forgotten_transactions_are_listed_and_imported(
+        self, forgotten: dict[str, str], url: str, served: dict[str, str], tmp_path: Path
+    ) -> None:
+        """Without arguments it lists them; pairs and files import them, each as the payment of a key."""
+        assert {each["transaction_id"] for each in run_json("recover", "--store", url)} == {*forgotten.values()} - {
+            forgotten["order-1"]
+        }
+        listed = run("recover", "--store", url)
+        assert forgotten["order-2"] in listed.stdout
+        assert "KEY=TRANSACTION_ID" in listed.stderr
+        pair = f"order-2={forgotten['order-2']}"
+        assert run("recover", pair, "--store", url, **served).exit_code == 2  # without a note
+        result = run("recover", pair, "--note", "Asha", "--store", url, **served)
+        assert result.exit_code == 0, result.stderr
+        assert "order-2" in result.stdout
+        file = tmp_path / "keys.csv"
+        file.write_text(f"key,transaction_id\norder-3,{forgotten['order-3']}\n")
+        result = run("recover", "--file", str(file), "--note", "Asha", "--store", url, **served)
+        assert result.exit_code == 0, result.stderr
+        assert run_json("recover", "--store", url) == []
+        (entry,) = (
+            each for each in run_json("show", "order-3", "--store", url)["history"] if each["what"] == "adopted"
+        )
+        assert entry["source"] == "person"
+
+    @pytest.mark.parametrize("arguments", [("order-2",), ("=x",), ("a=x", "a=y")])
+    def test_pairs_are_checked(self, arguments: tuple[str, ...], url: str) -> None:
+        """A key or a transaction that is missing, and a key that is given twice, are wrong usage."""
+        assert run("recover", *arguments, "--note", "Asha", "--store", url).exit_code == 2
+
+    def test_another_key_is_refused(self, forgotten: dict[str, str], url: str, served: dict[str, str]) -> None:
+        """A key of another payment keeps it."""
+        result = run("recover", f"order-1={forgotten['order-2']}", "--note", "Asha", "--store", url, **served)
+        assert result.exit_code == 1
+        assert "order-1" in result.stderr
+
+
+def test_an_account_is_bound_again(sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
+    """After the word of an operator the store serves other credentials."""
+    pay(sandbox, url, "order-1")
+    with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
+        connection.execute(sa.text("UPDATE mobilemoney_accounts SET host = 'elsewhere.example'"))
+    refused = run("reconcile", "--store", url, **served)
+    assert refused.exit_code == 1
+    assert "payments rebind" in refused.stderr
+    assert run("rebind", "--note", "Asha: the service has moved", "--store", url, **served).exit_code == 0
+    assert run("reconcile", "--store", url, **served).exit_code == 0
