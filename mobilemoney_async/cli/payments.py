@@ -5,31 +5,26 @@ Only `reconcile` and `identify` talk to the service, which the user must have na
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import attrs
 import typer
 
 from mobilemoney_async.cli import output
-from mobilemoney_async.cli.app import add_command, command_group
+from mobilemoney_async.cli.app import LazyCommand, add_command, command_group
 from mobilemoney_async.cli.clients import missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_service, require_yes, with_service
 from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.payments.records import (
-    CLAIMED,
-    OPEN,
     UNIDENTIFIED,
     HistoryEntry,
     PaymentRecord,
     PaymentState,
-    UnclaimedTransaction,
     is_stale,
 )
 from mobilemoney_async.values import Secret
@@ -42,9 +37,18 @@ T = TypeVar("T")
 
 # The default of `payments list --limit`.
 _LIMIT = 100
-_OF_THE_STORE = ("store", "account", "profile", "config")
+OF_THE_STORE = ("store", "account", "profile", "config")
 
 payments_app: typer.Typer = command_group(
+    *(
+        LazyCommand(name, f"unclaimed:{function}", summary, "Commands")
+        for name, function, summary in (
+            ("unclaimed", "list_unclaimed", "List transactions at the service that no payment of the store claims."),
+            ("explain", "explain_transaction", "Say what a transaction is that no payment claims."),
+            ("recover", "recover", "Import transactions that the store has forgotten, as after a restored backup."),
+            ("rebind", "rebind", "Bind the store's account to this base URL and these credentials."),
+        )
+    ),
     help="Payments in your store, and those with an unknown result.",
     epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage, 3 a payment is unresolved (only with --exit-code).",
     no_args_is_help=True,
@@ -67,15 +71,13 @@ StaleAfter = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", min=0, help=_STALE, show_default="when its request must have ended"),
 ]
-_PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
-_CSV = "Payments to import: a CSV file with the header key,transaction_id or key,transaction_id,phone_number."
 _GRACE = "How long an existing payment may be missing from the list: the same as your program's."
 Grace = Annotated[float, typer.Option(metavar="SECONDS", min=0, help=_GRACE)]
 OthersPay = Annotated[bool, typer.Option("--others-pay", help="As sole_writer=False in your program: adopt nothing.")]
 
 
 @add_command(payments_app, "list")
-@with_service(*_OF_THE_STORE)
+@with_service(*OF_THE_STORE)
 def list_payments(
     *,
     state: State = None,
@@ -94,8 +96,8 @@ def list_payments(
     wanted = UNIDENTIFIED if unresolved else state or None
     # One more than the output shows whether there are more.
     most = limit + 1 if limit else None
-    store = _find_store(service)
-    records = _run(lambda book: book.list(wanted, limit=most, newest_first=True), store)
+    store = find_store(service)
+    records = run_with_store(lambda book: book.list(wanted, limit=most, newest_first=True), store)
     shown = (records[:limit] if limit else records)[::-1]
     if as_json:
         output.print_json(output.plain(shown, unmasked=unmasked))
@@ -109,52 +111,14 @@ def list_payments(
 
 
 @add_command(payments_app, "show")
-@with_service(*_OF_THE_STORE)
+@with_service(*OF_THE_STORE)
 def show_payment(*, key: Key, as_json: AsJSON = False, unmasked: Unmasked = False, service: Service) -> None:
     """Show one payment with its history and the next step. Needs no service."""
-    record = _find_record(key, _find_store(service))
+    record = _find_record(key, find_store(service))
     if as_json:
         output.print_json(output.plain(record, unmasked=unmasked))
     else:
         print_payment(record, unmasked=unmasked)
-
-
-@add_command(payments_app, "unclaimed")
-@with_service(*_OF_THE_STORE)
-def list_unclaimed(
-    *,
-    show_all: Annotated[bool, typer.Option("--all", help="Also those that are explained or claimed by now.")] = False,
-    as_json: AsJSON = False,
-    service: Service,
-) -> None:
-    """List transactions at the service that no payment of the store claims. Needs no service.
-
-    One that fits a payment may be that payment made twice. Find out what it is, then use explain.
-    """
-    store = _find_store(service)
-    found = _run(lambda book: book.unclaimed(None if show_all else OPEN), store)
-    if as_json:
-        output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store
-    elif found:
-        print_unclaimed(found)
-    else:
-        say("payments", f"no such transactions of account {store.account!r}")
-
-
-@add_command(payments_app, "explain")
-@with_service(*_OF_THE_STORE)
-def explain_transaction(
-    *,
-    transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID", help="One that `unclaimed` lists.")],
-    note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and the explanation; kept for thirty days.")],
-    service: Service,
-) -> None:
-    """Say what a transaction is that no payment claims, after you have looked. Needs no service.
-
-    It then keeps no payment from being sent.
-    """
-    explained = _run(lambda book: book.explain(transaction_id, note=note), _find_store(service))
-    print(output.visible(f"{explained.transaction_id}: {explained.state}. It stops no payment any more."))
 
 
 @add_command(payments_app, "reconcile")
@@ -178,7 +142,7 @@ def reconcile(
     async def work(payments: Payments) -> tuple[list[PaymentRecord], list[PaymentRecord]]:
         return await payments.reconcile(stale_after=stale_after), await payments.unresolved()
 
-    looked_up, left = _run_with_service(work, service, grace=grace, sole_writer=False if others_pay else None)
+    looked_up, left = run_with_service(work, service, grace=grace, sole_writer=False if others_pay else None)
     if as_json:
         output.print_json(output.plain(looked_up, unmasked=unmasked))
     else:
@@ -187,7 +151,7 @@ def reconcile(
 
 
 @add_command(payments_app, "confirm-absent")
-@with_service(*_OF_THE_STORE)
+@with_service(*OF_THE_STORE)
 def confirm_absent(
     *,
     key: Key,
@@ -201,7 +165,7 @@ def confirm_absent(
     Your program may then use its key again, and sends money when it does. If the payment exists after all, the customer
     pays twice, or you do. So look for it first: on the service's dashboard, or ask the service or the customer.
     """
-    store = _find_store(service)
+    store = find_store(service)
     before = _find_record(key, store)
     if not yes:
         print_payment(before, unmasked=unmasked)
@@ -218,7 +182,7 @@ def confirm_absent(
             raise Refused(f"payment {key!r} has changed in the meantime: look at it again")
         return await book.confirm_absent(key, note=note)
 
-    _print_next_step(_run(confirm, store))
+    _print_next_step(run_with_store(confirm, store))
 
 
 @add_command(payments_app, "identify")
@@ -235,79 +199,10 @@ def identify(
     The transaction is fetched first. Its type, phone number and amount must match. Takes the service and the
     credentials as reconcile does.
     """
-    _print_next_step(_run_with_service(lambda payments: payments.identify(key, transaction_id, note=note), service))
+    _print_next_step(run_with_service(lambda payments: payments.identify(key, transaction_id, note=note), service))
 
 
-@add_command(payments_app, "recover")
-@with_service()
-def recover(
-    *,
-    pairs: Annotated[list[str] | None, typer.Argument(metavar="[KEY=TRANSACTION_ID]…", help=_PAIRS)] = None,
-    file: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help=_CSV)] = None,
-    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Your name and reason, for an import.")] = None,
-    as_json: AsJSON = False,
-    unmasked: Unmasked = False,
-    service: Service,
-) -> None:
-    """Import transactions that the store has forgotten, as after a restored backup; without any, list them.
-
-    Each is imported as the payment of a key, which your own books know, and then stops no payment any more. Sends no
-    money. The list needs no service; an import takes the service and the credentials as reconcile does.
-    """
-    keys, numbers = _read_pairs(pairs or [], file)
-    if keys:
-        if note is None:
-            raise typer.BadParameter("an import needs --note", param_hint="--note")
-        text = note
-        done = _run_with_service(lambda book: book.recover(keys, note=text, phone_numbers=numbers), service)
-        if as_json:
-            output.print_json(output.plain(done, unmasked=unmasked))
-        else:
-            print_payments(done, unmasked=unmasked)
-        return
-    store = _find_store(service)
-    found = [each for each in _run(lambda book: book.unclaimed(None), store) if each.is_gap and each.state != CLAIMED]
-    if as_json:
-        output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store
-    elif found:
-        print_unclaimed(found)
-        say("payments", "import each under its key: mobilemoney payments recover KEY=TRANSACTION_ID… --note TEXT")
-    else:
-        say("payments", f"the store has forgotten no transactions of account {store.account!r}, as far as is known")
-
-
-def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the transaction of each key, and the whole phone numbers of some transactions."""
-    split = [tuple(each.rpartition("=")[::2]) for each in pairs]
-    rows = [{"key": key, "transaction_id": name} for key, name in split]
-    if file is not None:
-        with file.open(encoding="utf-8-sig", newline="") as text:
-            rows += [{name: each or "" for name, each in row.items() if name} for row in csv.DictReader(text)]
-    for row in rows:
-        if not row.get("key") or not row.get("transaction_id"):
-            raise WrongUsage(
-                "each payment needs a key and a transaction: KEY=TRANSACTION_ID, or a row with both columns"
-            )
-    keys = {row["key"]: row["transaction_id"] for row in rows}
-    if len(keys) < len(rows):
-        raise WrongUsage("a key is given twice")
-    return keys, {row["transaction_id"]: row["phone_number"] for row in rows if row.get("phone_number")}
-
-
-@add_command(payments_app, "rebind")
-@with_service()
-def rebind(
-    *, note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason.")], service: Service
-) -> None:
-    """Bind the store's account to this base URL and these credentials, if they are of the same merchant.
-
-    Takes the service and the credentials as reconcile does. Sends nothing.
-    """
-    _run_with_service(lambda payments: payments.rebind(note=note), service)
-    print("The account is bound to this base URL and these credentials.")
-
-
-def _find_store(service: Service) -> Settings:
+def find_store(service: Service) -> Settings:
     """Return the settings of a command that needs no service: a store in the environment needs no profile either."""
     url = service.store or os.environ.get("MOBILEMONEY_STORE", "").strip()
     if not url or service.profile is not None or service.config is not None:
@@ -333,7 +228,7 @@ def _open(settings: Settings, **options: Any) -> SQLStore:
     return open_store(settings, **options)
 
 
-def _run(work: Callable[[PaymentBook], Awaitable[T]], settings: Settings) -> T:
+def run_with_store(work: Callable[[PaymentBook], Awaitable[T]], settings: Settings) -> T:
     """Run work that needs the store alone."""
 
     async def with_store() -> T:
@@ -349,7 +244,7 @@ def _run(work: Callable[[PaymentBook], Awaitable[T]], settings: Settings) -> T:
     return run("payments", with_store)
 
 
-def _run_with_service(work: Callable[[Payments], Awaitable[T]], service: Service, **options: Any) -> T:
+def run_with_service(work: Callable[[Payments], Awaitable[T]], service: Service, **options: Any) -> T:
     """Run work that needs the service too, which the user must have named; with options of `SQLStore`."""
     settings = require_service(service.settings())
 
@@ -367,7 +262,7 @@ def _find_record(key: str, settings: Settings) -> PaymentRecord:
             raise Refused(f"there is no payment {key!r} of account {settings.account!r}")
         return record
 
-    return _run(find, settings)
+    return run_with_store(find, settings)
 
 
 def _exit_for(records: Sequence[PaymentRecord], *, exit_code: bool) -> None:
@@ -414,21 +309,6 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
         Column("transaction", lambda each: each.transaction_id or " ".join(each.candidates), min_width=6),
     )
     output.show(output.new_table(columns, records))
-
-
-def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
-    """Print a table of transactions that no payment claims."""
-    columns: tuple[Column[UnclaimedTransaction], ...] = (
-        Column("transaction", lambda each: each.transaction_id, min_width=6),
-        Column("type", lambda each: str(each.type)),
-        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
-        Column("phone", lambda each: each.phone_number),
-        Column("status", lambda each: str(each.status), min_width=7),
-        Column("made, UTC", lambda each: output.moment(each.created_at), min_width=5),
-        Column("paid twice?", lambda each: each.fits_key or "", min_width=5),
-        Column("state", lambda each: each.state if each.note is None else f"{each.state}: {each.note}", min_width=5),
-    )
-    output.show(output.new_table(columns, transactions))
 
 
 def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:

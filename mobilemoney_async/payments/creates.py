@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import Any
@@ -26,33 +26,29 @@ from typing import Any
 import anyio
 import attrs
 import msgspec
-from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
 from mobilemoney_async.contract.codec import encode
-from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import (
-    APIError,
-    CallOutcome,
     MobileMoneyError,
     OutcomeUnknown,
     RequestTimeout,
     StoreError,
 )
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
 from mobilemoney_async.payments.duplicates import duplicate_suspected
 from mobilemoney_async.payments.evidence import names
 from mobilemoney_async.payments.gap import AccountFacts
-from mobilemoney_async.payments.journal import Journal, JournalEntry
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.matching import query_for, read_sample
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.reconciliation import adopt, doubt
 from mobilemoney_async.payments.records import (
     Clearance,
-    PaymentEvent,
     PaymentRecord,
     PaymentRequest,
     PaymentState,
@@ -65,120 +61,10 @@ from mobilemoney_async.values import valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# Seconds for which a request may live beyond its attempt's time-out; see `_Attempts.sending`.
-_MARGIN = 5.0
 # Seconds between two looks at a payment that another process is sending.
 _FIRST_LOOK, _LOOK_FACTOR, _LAST_LOOK = 0.05, 1.5, 1.0
-# Seconds between attempts to record an answer while the database is away.
-_SAVE_PAUSES = (0.1, 0.5, 1.0)
 # Transactions named in an error, of those that a payment may be.
 _MOST_NAMED = 3
-
-_EVENTS: Mapping[CallOutcome, PaymentEvent] = {
-    "not_sent": PaymentEvent.FAIL_UNSENT,
-    "refused": PaymentEvent.REFUSE,
-    "unknown": PaymentEvent.LOSE,
-}
-
-
-class _TakenError(Exception):
-    """Loss of the key to another process, which has just changed its record: look again."""
-
-
-class _NotEchoedError(Exception):
-    """Acknowledgement of a transaction that does not name what was asked for."""
-
-    def __init__(self, transaction_id: str, problem: str, sent_at: datetime) -> None:
-        super().__init__(problem)
-        self.transaction_id = transaction_id
-        self.sent_at = sent_at
-
-
-@attrs.define(eq=False)
-class _Attempts:
-    """Record of one create's attempts; the pipeline calls it around each of them."""
-
-    store: AccountStore
-    request: PaymentRequest
-    expected: int | None
-    utcnow: Callable[[], datetime]
-    attempt: int | None = None
-    sent_at: datetime | None = None
-    outcome: CallOutcome = "not_sent"
-
-    async def sending(self, lives: float) -> float:
-        """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
-
-        Returns the seconds that may pass before it is sent: later, other processes may count it as lost. After a
-        `StoreError` nothing may be sent.
-        """
-        self.sent_at = sent_at = self.utcnow()
-        expected = self.expected if self.attempt is None else self.attempt
-        made: list[int | None] = []
-
-        def begin(journal: Journal) -> int | None:
-            return journal.begin(self.request, expected=expected, sent_at=sent_at, lives=lives + _MARGIN)
-
-        try:
-            # The commit may succeed although this task is cancelled during it: `made` knows.
-            await self.store.write(begin, then=made.append)
-            await checkpoint()  # a task that was cancelled during the commit does not send
-        except BaseException:
-            if made and made[0] is not None:
-                self.attempt = made[0]
-                with anyio.CancelScope(shield=True):
-                    await self.failed("not_sent", None)
-            raise
-        self.attempt = made[0]
-        if self.attempt is None:
-            raise _TakenError
-        if self.attempt == 1:
-            self.store.note_newest(sent_at)
-        return _MARGIN
-
-    async def answered(self, answer: Acknowledgement) -> None:
-        """Record the transaction's id, durably. The pipeline calls it inside a shield.
-
-        Raises:
-            StoreError: It could not be recorded, which will be tried again, or contradicts the record.
-        """
-        problem = contradiction(answer, phone_number=self.request.phone_number, amount=self.request.amount)
-        try:
-            if problem is None:
-                await self._save(PaymentEvent.ACKNOWLEDGE, acknowledgement=answer)
-                self.store.remember(answer.transaction_id)
-                return
-            await self._save(PaymentEvent.LOSE, detail=problem, candidates=(answer.transaction_id,))
-        except StoreError as exc:
-            exc.outcome = "unknown"  # "not_sent" meant the entry; the payment was sent
-            raise
-        self.outcome = "unknown"
-        assert self.sent_at is not None
-        raise _NotEchoedError(answer.transaction_id, problem, self.sent_at)
-
-    async def failed(self, outcome: CallOutcome, error: MobileMoneyError | None) -> None:
-        """Record that an attempt ended without an answer. Never raises: the attempt's own error matters more."""
-        self.outcome = outcome
-        detail = "cancelled" if error is None else str(error)
-        is_certain = isinstance(error, APIError) and error.is_certain
-        try:
-            await self._save(_EVENTS[outcome], detail=detail, is_certain=is_certain)
-        except StoreError as exc:
-            logger.error("the result of payment %r is not recorded yet: %s", self.request.key, exc)  # noqa: TRY400
-
-    async def _save(self, event: PaymentEvent, **values: Any) -> None:
-        entry = JournalEntry(self.request.key, self.attempt, event, source=Source.ANSWER, at=self.utcnow(), **values)
-        # In the buffer before the first attempt to write it, so that no interruption loses it.
-        self.store.keep(entry)
-        for pause in (*_SAVE_PAUSES, None):
-            try:
-                await self.store.save(entry)
-            except StoreError:
-                if pause is None or not self.store.is_kept(entry):
-                    raise
-                await anyio.sleep(pause)
-            else:
-                return
 
 
 @attrs.define(eq=False)
@@ -188,7 +74,7 @@ class _Progress:
     is_waiting: bool = True
     is_looking: bool = False
     earlier: PaymentRecord | None = None
-    attempts: _Attempts | None = None
+    attempts: RecordedAttempts | None = None
 
     @property
     def unknown_since(self) -> datetime | None:
@@ -256,14 +142,14 @@ class IdempotentCreates:
                 expected, acknowledgement = await self._clear(request, progress)
                 if acknowledgement is not None:
                     return acknowledgement
-                progress.attempts = attempts = _Attempts(self._store, request, expected, self._pipeline.utcnow)
+                progress.attempts = attempts = RecordedAttempts(self._store, request, expected, self._pipeline.utcnow)
                 try:
                     return await self._pipeline.call(
                         endpoint, body=dict(body), idempotency_key=request.key, recorder=attempts
                     )
-                except _TakenError:
+                except KeyTakenError:
                     continue
-                except _NotEchoedError as exc:
+                except NotEchoedError as exc:
                     return await self._identify(request, exc)
 
     async def aclose(self) -> None:
@@ -303,7 +189,7 @@ class IdempotentCreates:
                 raise await self._refuse(record, answer)
             progress.is_looking = True
             try:
-                await self._recovery.require_bound(facts)
+                await self._recovery.binding.require_bound(facts)
                 await self._reconciler.look_for(record.key)
             except MobileMoneyError as exc:
                 # A failure now, the store's own included, proves nothing about the earlier request.
@@ -325,7 +211,7 @@ class IdempotentCreates:
         is_early = answer is Clearance.WAIT or record.reason is None
         return _no_look(record, "that may not show it yet" if is_early else record.reason or "")
 
-    async def _identify(self, request: PaymentRequest, not_echoed: _NotEchoedError) -> Acknowledgement:
+    async def _identify(self, request: PaymentRequest, not_echoed: NotEchoedError) -> Acknowledgement:
         """Look up the transaction of an acknowledgement that names something else, and adopt it if it is the payment.
 
         Raises:
@@ -368,7 +254,7 @@ class IdempotentCreates:
                 duplicate = journal.find_duplicate(request)
                 if duplicate is not None:
                     raise duplicate_suspected(duplicate)
-            return record, acknowledgement, self._recovery.look(journal)
+            return record, acknowledgement, self._recovery.binding.look(journal)
 
         return await self._store.read(look)
 

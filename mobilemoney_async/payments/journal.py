@@ -214,10 +214,7 @@ class Journal:
             return record
         is_other_attempt = entry.attempt is not None and entry.attempt != record.attempt
         target = None if is_other_attempt else move(record.state, entry.event)
-        owner = None
-        if acknowledged is not None:
-            of_transaction = {"of_account": self.account, "of_transaction": acknowledged.transaction_id}
-            owner = self.connection.execute(_OWNER, of_transaction).scalar_one_or_none()
+        owner = None if acknowledged is None else self._find_owner(acknowledged.transaction_id)
         if target is None or owner is not None:
             subject = "it" if acknowledged is None else f"transaction {acknowledged.transaction_id}"
             problem = f"belongs to another payment ({owner})" if owner else f"is {record.state} already"
@@ -236,6 +233,11 @@ class Journal:
         if target is not record.state:
             self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
         return to_record(changed)
+
+    def _find_owner(self, transaction_id: str) -> str | None:
+        """Return the key of the payment that owns a transaction, or None."""
+        of_transaction = {"of_account": self.account, "of_transaction": transaction_id}
+        return self.connection.execute(_OWNER, of_transaction).scalar_one_or_none()
 
     def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> StoreError | None:
         """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""

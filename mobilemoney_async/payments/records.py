@@ -316,20 +316,24 @@ def clearance(
         absent_suffices: Whether an absent collection may be sent without someone's confirmation.
         grace: Seconds, as of the store; a look stays valid for as long, or for half a minute.
     """
-    has_looked = record.looked_at is not None
-    if record.looked_at is not None and now is not None:
-        has_looked = now <= record.looked_at + timedelta(seconds=max(grace, _SHORTEST_LOOK))
     if record.candidates:
         return Clearance.NEVER
     if record.state is PaymentState.NOT_SENT or (record.state is PaymentState.REFUSED and record.is_certain):
         return Clearance.SEND
-    if record.state is PaymentState.REFUSED and has_looked and not record.is_controlled:
-        return _clear_without_control(record, now, grace)
-    if record.state in {PaymentState.REFUSED, PaymentState.RELEASED}:
-        return Clearance.SEND if has_looked else Clearance.LOOK
-    if record.state is PaymentState.ABSENT and absent_suffices and _is_absent_collection(record):
-        return Clearance.SEND if has_looked and record.is_controlled else Clearance.LOOK
-    return Clearance.NEVER
+    is_absent = record.state is PaymentState.ABSENT and absent_suffices and _is_absent_collection(record)
+    if not is_absent and record.state not in {PaymentState.REFUSED, PaymentState.RELEASED}:
+        return Clearance.NEVER
+    if not _has_looked(record, now, grace):
+        return Clearance.LOOK
+    if record.is_controlled or record.state is PaymentState.RELEASED:
+        return Clearance.SEND
+    return Clearance.LOOK if is_absent else _clear_without_control(record, now, grace)
+
+
+def _has_looked(record: PaymentRecord, now: datetime | None, grace: float) -> bool:
+    if record.looked_at is None or now is None:
+        return record.looked_at is not None
+    return now <= record.looked_at + timedelta(seconds=max(grace, _SHORTEST_LOOK))
 
 
 def _is_absent_collection(record: PaymentRecord) -> bool:

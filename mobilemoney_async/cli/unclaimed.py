@@ -1,0 +1,148 @@
+"""`mobilemoney payments unclaimed`, `explain`, `recover` and `rebind`: the store compared with its service."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mobilemoney_async.cli import output
+from mobilemoney_async.cli.failures import WrongUsage, say
+from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_service
+from mobilemoney_async.cli.output import Column
+from mobilemoney_async.cli.payments import (
+    OF_THE_STORE,
+    find_store,
+    print_payments,
+    run_with_service,
+    run_with_store,
+)
+from mobilemoney_async.payments.records import CLAIMED, OPEN, UnclaimedTransaction
+
+_PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
+_CSV = "Payments to import: a CSV file with the header key,transaction_id or key,transaction_id,phone_number."
+
+
+@with_service(*OF_THE_STORE)
+def list_unclaimed(
+    *,
+    show_all: Annotated[bool, typer.Option("--all", help="Also those that are explained or claimed by now.")] = False,
+    as_json: AsJSON = False,
+    service: Service,
+) -> None:
+    """List transactions at the service that no payment of the store claims. Needs no service.
+
+    One that fits a payment may be that payment made twice. Find out what it is, then use explain.
+    """
+    store = find_store(service)
+    found = run_with_store(lambda book: book.unclaimed(None if show_all else OPEN), store)
+    if as_json:
+        output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store
+    elif found:
+        print_unclaimed(found)
+    else:
+        say("payments", f"no such transactions of account {store.account!r}")
+
+
+@with_service(*OF_THE_STORE)
+def explain_transaction(
+    *,
+    transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID", help="One that `unclaimed` lists.")],
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and the explanation; kept for thirty days.")],
+    service: Service,
+) -> None:
+    """Say what a transaction is that no payment claims, after you have looked. Needs no service.
+
+    It then keeps no payment from being sent.
+    """
+    explained = run_with_store(lambda book: book.explain(transaction_id, note=note), find_store(service))
+    print(output.visible(f"{explained.transaction_id}: {explained.state}. It stops no payment any more."))
+
+
+@with_service()
+def recover(
+    *,
+    pairs: Annotated[list[str] | None, typer.Argument(metavar="[KEY=TRANSACTION_ID]…", help=_PAIRS)] = None,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help=_CSV)] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Your name and reason, for an import.")] = None,
+    as_json: AsJSON = False,
+    unmasked: Unmasked = False,
+    service: Service,
+) -> None:
+    """Import transactions that the store has forgotten, as after a restored backup; without any, list them.
+
+    Each is imported as the payment of a key, which your own books know, and then stops no payment any more. Sends no
+    money. The list needs no service; an import takes the service and the credentials as reconcile does.
+    """
+    keys, numbers = _read_pairs(pairs or [], file)
+    if keys:
+        if note is None:
+            raise typer.BadParameter("an import needs --note", param_hint="--note")
+        text = note
+        done = run_with_service(lambda book: book.recover(keys, note=text, phone_numbers=numbers), service)
+        if as_json:
+            output.print_json(output.plain(done, unmasked=unmasked))
+        else:
+            print_payments(done, unmasked=unmasked)
+        return
+    store = find_store(service)
+    found = [
+        each
+        for each in run_with_store(lambda book: book.unclaimed(None), store)
+        if each.is_gap and each.state != CLAIMED
+    ]
+    if as_json:
+        output.print_json(output.plain(found, unmasked=True))  # their numbers are masked in the store
+    elif found:
+        print_unclaimed(found)
+        say("payments", "import each under its key: mobilemoney payments recover KEY=TRANSACTION_ID… --note TEXT")
+    else:
+        say("payments", f"the store has forgotten no transactions of account {store.account!r}, as far as is known")
+
+
+def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the transaction of each key, and the whole phone numbers of some transactions."""
+    split = [tuple(each.rpartition("=")[::2]) for each in pairs]
+    rows = [{"key": key, "transaction_id": name} for key, name in split]
+    if file is not None:
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            rows += [{name: each or "" for name, each in row.items() if name} for row in csv.DictReader(text)]
+    for row in rows:
+        if not row.get("key") or not row.get("transaction_id"):
+            raise WrongUsage(
+                "each payment needs a key and a transaction: KEY=TRANSACTION_ID, or a row with both columns"
+            )
+    keys = {row["key"]: row["transaction_id"] for row in rows}
+    if len(keys) < len(rows):
+        raise WrongUsage("a key is given twice")
+    return keys, {row["transaction_id"]: row["phone_number"] for row in rows if row.get("phone_number")}
+
+
+@with_service()
+def rebind(
+    *, note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason.")], service: Service
+) -> None:
+    """Bind the store's account to this base URL and these credentials, if they are of the same merchant.
+
+    Takes the service and the credentials as reconcile does. Sends nothing.
+    """
+    run_with_service(lambda payments: payments.rebind(note=note), service)
+    print("The account is bound to this base URL and these credentials.")
+
+
+def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
+    """Print a table of transactions that no payment claims."""
+    columns: tuple[Column[UnclaimedTransaction], ...] = (
+        Column("transaction", lambda each: each.transaction_id, min_width=6),
+        Column("type", lambda each: str(each.type)),
+        Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
+        Column("phone", lambda each: each.phone_number),
+        Column("status", lambda each: str(each.status), min_width=7),
+        Column("made, UTC", lambda each: output.moment(each.created_at), min_width=5),
+        Column("paid twice?", lambda each: each.fits_key or "", min_width=5),
+        Column("state", lambda each: each.state if each.note is None else f"{each.state}: {each.note}", min_width=5),
+    )
+    output.show(output.new_table(columns, transactions))

@@ -1,0 +1,135 @@
+"""Recorder of a create's attempts in the store, which the pipeline calls around each of them.
+
+The record SENDING is committed before a socket is touched. From that commit to the end of the request, a cancellation
+may come at any await: each way out records the end of the attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint
+
+from mobilemoney_async.contract.comparison import contradiction
+from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.errors import APIError, CallOutcome, MobileMoneyError, StoreError
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.journal import Journal, JournalEntry
+from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, Source
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Seconds for which a request may live beyond its attempt's time-out; see `RecordedAttempts.sending`.
+_MARGIN = 5.0
+# Seconds between attempts to record an answer while the database is away.
+_SAVE_PAUSES = (0.1, 0.5, 1.0)
+_EVENTS: Mapping[CallOutcome, PaymentEvent] = {
+    "not_sent": PaymentEvent.FAIL_UNSENT,
+    "refused": PaymentEvent.REFUSE,
+    "unknown": PaymentEvent.LOSE,
+}
+
+
+class KeyTakenError(Exception):
+    """Loss of the key to another process, which has just changed its record: look again."""
+
+
+class NotEchoedError(Exception):
+    """Acknowledgement of a transaction that does not name what was asked for."""
+
+    def __init__(self, transaction_id: str, problem: str, sent_at: datetime) -> None:
+        super().__init__(problem)
+        self.transaction_id = transaction_id
+        self.sent_at = sent_at
+
+
+@attrs.define(eq=False)
+class RecordedAttempts:
+    """Record of one create's attempts; the pipeline calls it around each of them."""
+
+    store: AccountStore
+    request: PaymentRequest
+    expected: int | None
+    utcnow: Callable[[], datetime]
+    attempt: int | None = None
+    sent_at: datetime | None = None
+    outcome: CallOutcome = "not_sent"
+
+    async def sending(self, lives: float) -> float:
+        """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
+
+        Returns the seconds that may pass before it is sent: later, other processes may count it as lost. After a
+        `StoreError` nothing may be sent.
+        """
+        self.sent_at = sent_at = self.utcnow()
+        expected = self.expected if self.attempt is None else self.attempt
+        made: list[int | None] = []
+
+        def begin(journal: Journal) -> int | None:
+            return journal.begin(self.request, expected=expected, sent_at=sent_at, lives=lives + _MARGIN)
+
+        try:
+            # The commit may succeed although this task is cancelled during it: `made` knows.
+            await self.store.write(begin, then=made.append)
+            await checkpoint()  # a task that was cancelled during the commit does not send
+        except BaseException:
+            if made and made[0] is not None:
+                self.attempt = made[0]
+                with anyio.CancelScope(shield=True):
+                    await self.failed("not_sent", None)
+            raise
+        self.attempt = made[0]
+        if self.attempt is None:
+            raise KeyTakenError
+        if self.attempt == 1:
+            self.store.note_newest(sent_at)
+        return _MARGIN
+
+    async def answered(self, answer: Acknowledgement) -> None:
+        """Record the transaction's id, durably. The pipeline calls it inside a shield.
+
+        Raises:
+            StoreError: It could not be recorded, which will be tried again, or contradicts the record.
+        """
+        problem = contradiction(answer, phone_number=self.request.phone_number, amount=self.request.amount)
+        try:
+            if problem is None:
+                await self._save(PaymentEvent.ACKNOWLEDGE, acknowledgement=answer)
+                self.store.remember(answer.transaction_id)
+                return
+            await self._save(PaymentEvent.LOSE, detail=problem, candidates=(answer.transaction_id,))
+        except StoreError as exc:
+            exc.outcome = "unknown"  # "not_sent" meant the entry; the payment was sent
+            raise
+        self.outcome = "unknown"
+        assert self.sent_at is not None
+        raise NotEchoedError(answer.transaction_id, problem, self.sent_at)
+
+    async def failed(self, outcome: CallOutcome, error: MobileMoneyError | None) -> None:
+        """Record that an attempt ended without an answer. Never raises: the attempt's own error matters more."""
+        self.outcome = outcome
+        detail = "cancelled" if error is None else str(error)
+        is_certain = isinstance(error, APIError) and error.is_certain
+        try:
+            await self._save(_EVENTS[outcome], detail=detail, is_certain=is_certain)
+        except StoreError as exc:
+            logger.error("the result of payment %r is not recorded yet: %s", self.request.key, exc)  # noqa: TRY400
+
+    async def _save(self, event: PaymentEvent, **values: Any) -> None:
+        entry = JournalEntry(self.request.key, self.attempt, event, source=Source.ANSWER, at=self.utcnow(), **values)
+        # In the buffer before the first attempt to write it, so that no interruption loses it.
+        self.store.keep(entry)
+        for pause in (*_SAVE_PAUSES, None):
+            try:
+                await self.store.save(entry)
+            except StoreError:
+                if pause is None or not self.store.is_kept(entry):
+                    raise
+                await anyio.sleep(pause)
+            else:
+                return
