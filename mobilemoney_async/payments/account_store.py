@@ -69,6 +69,7 @@ class AccountStore:
         sole_writer: Whether all payments of the merchant are in this store; None if that is not known.
         guard: Keeps payments from being begun that may be made already.
         newest: When the newest payment that this process knows of was first recorded.
+        unguarded_at: As of `payments.gap.AccountFacts`.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
     """
@@ -81,6 +82,7 @@ class AccountStore:
     sole_writer: bool | None = None
     guard: DuplicateGuard = attrs.field(init=False)
     newest: datetime | None = attrs.field(default=None, init=False)
+    unguarded_at: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
     _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
@@ -107,9 +109,12 @@ class AccountStore:
     def _journal(self, connection: Any) -> Journal:
         return Journal(connection, self.account, self.guard)
 
-    def note_newest(self, created_at: datetime) -> None:
-        """Remember when a payment was first recorded, to notice a store that has lost it."""
-        self.newest = created_at if self.newest is None else max(self.newest, created_at)
+    def note_newest(self, created_at: datetime, *, is_own: bool) -> None:
+        """Remember when a payment was first recorded, to notice a store that has lost it. Called in any thread."""
+        if self.newest is None or created_at > self.newest:
+            self.newest = created_at
+            if not is_own:
+                self.unguarded_at = created_at
 
     def attach(self) -> None:
         """Count one more client."""

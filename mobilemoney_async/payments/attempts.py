@@ -73,9 +73,16 @@ class RecordedAttempts:
         def begin(journal: Journal) -> int | None:
             return journal.begin(self.request, expected=expected, sent_at=sent_at, lives=lives + _MARGIN)
 
+        def note(attempt: int | None) -> None:
+            made.append(attempt)
+            if attempt == 1:
+                self.store.note_newest(sent_at, is_own=True)
+            elif attempt is not None:
+                self.store.unguarded_at = sent_at
+
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.
-            await self.store.write(begin, then=made.append)
+            await self.store.write(begin, then=note)
             await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:
@@ -86,8 +93,6 @@ class RecordedAttempts:
         self.attempt = made[0]
         if self.attempt is None:
             raise KeyTakenError
-        if self.attempt == 1:
-            self.store.note_newest(sent_at)
         return _MARGIN
 
     async def answered(self, answer: Acknowledgement) -> None:

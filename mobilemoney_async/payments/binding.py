@@ -68,8 +68,13 @@ class Binding:
         remembered = self._store.newest
         row = journal.connection.execute(_FACTS, {"of_account": journal.account}).mappings().one()
         if row["newest"] is not None:
-            self._store.note_newest(row["newest"])
-        return AccountFacts(remembered=remembered, timeline_now=timeline(journal.connection), **row)
+            self._store.note_newest(row["newest"], is_own=False)
+        return AccountFacts(
+            remembered=remembered,
+            unguarded_at=self._store.unguarded_at,
+            timeline_now=timeline(journal.connection),
+            **row,
+        )
 
     async def require_bound(self, facts: AccountFacts | None = None, *, is_lenient: bool = False) -> None:
         """Raise `StoreError` if the account is not that of this client's host and credentials.

@@ -3,6 +3,7 @@
 Such a store has forgotten payments, and would make them again under the same keys. Its own data show it where they
 went backwards. Otherwise the list shows it: its newest rows are of no payment that the store knows, and no row that it
 knows comes after them. A restored backup always looks quiet at first, so a quiet store is compared before it pays.
+Where one process makes all payments, its memory suffices: if the store has the newest one, it has lost none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Suspicion(enum.Enum):
     BACKWARDS = "the store has lost payments that this process knows of"
     MOVED = "the database was recovered, or another server has taken over"
     OPEN = "an earlier comparison did not end"
-    QUIET = "the store has seen no request for five minutes"
+    QUIET = "the store has seen no payment for five minutes, and other processes may have made some"
     ROUTINE = "the last comparison was an hour ago"
 
 
@@ -46,6 +47,8 @@ class AccountFacts:
     Attributes:
         newest: The first record of the newest payment in the store; None if there is none.
         remembered: The newest payment that this process knew of, before it read the others.
+        unguarded_at: The newest payment that this process has seen and that it would not miss: one of another process,
+            since there may be later ones, or one that was sent again. None if there is none.
         timeline_now: PostgreSQL's timeline, or None.
         merchant_id: The account's merchant at the service, if known.
         host: That of the service's base URL, or None.
@@ -61,6 +64,7 @@ class AccountFacts:
 
     newest: datetime | None = None
     remembered: datetime | None = None
+    unguarded_at: datetime | None = None
     timeline_now: int | None = None
     merchant_id: str | None = None
     host: str | None = None
@@ -91,8 +95,9 @@ def suspicion(facts: AccountFacts, now: datetime, *, grace: float) -> Suspicion 
         return Suspicion.MOVED
     if facts.doubted_at is not None and now >= facts.doubted_at + timedelta(seconds=grace):
         return Suspicion.OPEN
-    checked_at = facts.checked_at or facts.first_record_at
-    if now >= max(newest, checked_at or newest) + _QUIET:
+    checked_at, unguarded_at = facts.checked_at or facts.first_record_at, facts.unguarded_at
+    is_guarded = unguarded_at is None or (unguarded_at < newest and now >= unguarded_at + _ROUTINE)
+    if not is_guarded and now >= max(newest, checked_at or newest) + _QUIET:
         return Suspicion.QUIET
     return Suspicion.ROUTINE if checked_at is None or now >= checked_at + _ROUTINE else None
 

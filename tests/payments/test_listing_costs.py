@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -45,6 +47,43 @@ def make_busy(world: World, per_day: int, *, days: float) -> None:
     for each in range(count):
         at = now - timedelta(days=days * (count - each) / count)
         world.service.make("disbursement" if each % 3 else "collection", OTHER, str(1000 + each % 500), created_at=at)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("every", "has_poller"),
+    [
+        pytest.param(minutes, has_poller, id=f"every {minutes} minutes{', with a poller' * has_poller}")
+        for minutes, has_poller in (
+            (1, False),
+            (6, False),
+            (6, True),
+            (20, False),
+            (90, False),
+        )
+    ],
+)
+async def test_a_merchant_who_pays_all_day(store_url: str, every: float, has_poller: bool) -> None:
+    """Beside the poller's own requests, the good path costs one list request an hour, in whatever pauses it pays."""
+    world, hours, asked = make_world(store_url), soak(8 if has_poller else 24), list[str]()
+    service = world.service
+    service.finish_after = 30.0
+
+    def note(request: httpx.Request) -> None:
+        if "from" in request.url.params:  # the poller has no use for it
+            asked.append(str(request.url))
+
+    service.answer_list = note
+    async with world.client() as client, AsyncExitStack() as stack:
+        poller = await stack.enter_async_context(client.poller()) if has_poller else None
+        for each in range(math.ceil(hours * 60 / every)):
+            await world.pay(client, [Order(f"k{each}", KINDS[each % 2], number(each))])
+            if poller is not None:
+                poller.track(service.payments[-1].id)
+            await anyio.sleep(every * MINUTE)
+        assert len(asked) <= hours
+        assert service.lists == len(asked) or has_poller
+        assert not await client.payments.unclaimed()
 
 
 @pytest.mark.parametrize(

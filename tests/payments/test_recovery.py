@@ -28,6 +28,7 @@ from mobilemoney_async import (
     TransactionStatus,
     TransactionType,
 )
+from mobilemoney_async.database import schema
 from mobilemoney_async.events import AccountMismatch, StoreBehind
 from mobilemoney_async.payments.gap import UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
 from mobilemoney_async.payments.matching import PaymentQuery
@@ -53,8 +54,13 @@ class TestSuspicion:
         [
             ({}, 0, None),
             ({"newest": at(0), "checked_at": at(0)}, 4.9, None),
-            ({"newest": at(0), "checked_at": at(0)}, 5, Suspicion.QUIET),
-            ({"newest": at(0), "checked_at": at(3)}, 5, None),
+            ({"newest": at(0), "checked_at": at(0), "unguarded_at": at(0)}, 4.9, None),
+            ({"newest": at(0), "checked_at": at(0), "unguarded_at": at(0)}, 5, Suspicion.QUIET),
+            ({"newest": at(0), "checked_at": at(3), "unguarded_at": at(0)}, 5, None),
+            ({"newest": at(0), "checked_at": at(0)}, 5, None),
+            ({"newest": at(50), "checked_at": at(30), "unguarded_at": at(0)}, 55, Suspicion.QUIET),
+            ({"newest": at(50), "checked_at": at(30), "unguarded_at": at(0)}, 60, None),
+            ({"newest": at(0), "checked_at": at(30), "unguarded_at": at(0)}, 60, Suspicion.QUIET),
             ({"newest": at(0), "first_record_at": at(0)}, 1, None),
             ({"newest": at(60), "checked_at": at(0)}, 60, Suspicion.ROUTINE),
             ({"newest": at(60), "first_record_at": at(0)}, 60, Suspicion.ROUTINE),
@@ -71,7 +77,7 @@ class TestSuspicion:
         ],
     )
     def test_when(self, facts: dict[str, Any], minutes: float, expected: Suspicion | None) -> None:
-        """After five silent minutes, hourly, and at once where the store itself went backwards."""
+        """Hourly, at once where the store itself went backwards, and after five silent minutes of several processes."""
         assert suspicion(AccountFacts(**facts), at(minutes), grace=GRACE) is expected
 
 
@@ -184,6 +190,31 @@ async def sell(world: World, kind: str, *, kept: int = 1, forgotten: int = 10) -
         await world.pay(client, orders)
     forget(world.url, "forgotten%")
     return orders
+
+
+def refuse(request: httpx.Request, payment: Any) -> httpx.Response:
+    return httpx.Response(403, json={"success": False, "error": "insufficient_permissions", "message": "no"})
+
+
+def dump(url: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of all tables of payments: a backup."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        return {
+            each.name: [dict(row) for row in connection.execute(sa.select(each)).mappings()]
+            for each in (schema.payments, schema.history, schema.accounts, schema.unclaimed)
+        }
+
+
+def replace(url: str, tables: dict[str, list[dict[str, Any]]]) -> None:
+    """Restore a backup while processes are at work."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        for name, rows in tables.items():
+            table = schema.METADATA.tables[name]
+            connection.execute(table.delete())
+            if rows:
+                connection.execute(table.insert(), rows)
 
 
 def forget(url: str, keys: str) -> None:
@@ -512,14 +543,25 @@ async def test_a_restored_backup_pays_nothing_again(store_url: str, kind: str, r
 
 @BOTH
 @pytest.mark.anyio
-async def test_a_quiet_merchant_costs_a_request_an_hour(store_url: str) -> None:
-    """On the good path the check of the store costs one list request an hour at most."""
+@pytest.mark.parametrize("what", ["another payment", "another attempt"])
+async def test_a_backup_that_is_restored_beneath_a_process(store_url: str, what: str) -> None:
+    """The store has the newest payment of the process, but lacks one of another process, or one that was sent again."""
     world = make_world(store_url)
-    async with world.client() as client:
-        for each in range(6 * 12):
-            await world.pay(client, [order(KINDS[each % 2], f"k{each}", each)])
-            await anyio.sleep(5 * MINUTE - 1)
-        assert world.service.lists <= 6 + 1
+    asked = order("disbursements", "asked")
+    async with world.client() as client, world.client() as other:
+        if what == "another attempt":
+            await world.answered(client, asked, refuse, made=False)
+        await world.pay(client, [order("disbursements", "kept 0", 100)])
+        await anyio.sleep(MINUTE)
+        await world.pay(other, [order("disbursements", "kept 1", 101)])
+        await anyio.sleep(MINUTE)
+        await world.pay(client, [order("disbursements", "kept 2", 102)])
+        await anyio.sleep(MINUTE)
+        tables = dump(world.url)
+        await world.pay(client if what == "another attempt" else other, [asked])
+        replace(world.url, tables)
+        await anyio.sleep(10 * MINUTE)
+        await stopped(world, client, [asked])
 
 
 @BOTH
