@@ -147,11 +147,11 @@ class AccountStore:
         Raises:
             StoreError: The database failed, and the entry is kept; or the entry contradicts the payment's state.
         """
-        written = await self.write(lambda journal: journal.apply(entry))
+        written = await self.write(lambda journal: journal.save(entry))
         # Another task may have replaced it during the write.
         if self.is_kept(entry):
             del self._unwritten[entry.key]
-        if isinstance(written, StoreError):
+        if written is not None:
             raise written
 
     async def flush(self, *, key: str | None = None) -> None:

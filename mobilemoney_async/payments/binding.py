@@ -6,6 +6,7 @@ Others may be another merchant's, or a sandbox's: nothing is sent with them, and
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,9 +32,9 @@ from mobilemoney_async.errors import (
 from mobilemoney_async.events import AccountMismatch, emit
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.gap import AccountFacts
-from mobilemoney_async.payments.journal import Journal, to_record
+from mobilemoney_async.payments.journal import CONFLICTS, Journal, to_record
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
-from mobilemoney_async.payments.records import PaymentRecord
+from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -51,6 +52,7 @@ _one = sa.select(sa.literal(1).label("one")).subquery()
 _FACTS = sa.select(NEWEST.limit(1).scalar_subquery().label("newest"), *_FIELDS).select_from(
     _one.outerjoin(accounts, accounts.c.account == sa.bindparam("of_account"))
 )
+_FACTS_AND_CONFLICTS = _FACTS.add_columns(*CONFLICTS)
 
 
 class Binding:
@@ -64,17 +66,33 @@ class Binding:
         self._said: set[str] = set()
 
     def look(self, journal: Journal) -> AccountFacts:
-        """Return the facts about the account, by one statement: each new payment pays for it."""
+        """Return the facts about the account."""
+        return self._look(journal, _FACTS, {"of_account": journal.account})[0]
+
+    def look_with_conflicts(self, journal: Journal, request: PaymentRequest) -> tuple[AccountFacts, bool]:
+        """Return the facts, and whether a payment has the same key or may be a duplicate, by one statement.
+
+        Most creates need no other one.
+        """
+        return self._look(journal, _FACTS_AND_CONFLICTS, journal.kind(request))
+
+    def _look(
+        self, journal: Journal, statement: sa.Select[Any], values: Mapping[str, str]
+    ) -> tuple[AccountFacts, bool]:
+        # Before the first statement of the transaction: SQLite shows what was committed by then, and a payment that is
+        # noted later would seem to be lost.
         remembered = self._store.newest
-        row = journal.connection.execute(_FACTS, {"of_account": journal.account}).mappings().one()
+        row = dict(journal.connection.execute(statement, values).mappings().one())
+        has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
         if row["newest"] is not None:
             self._store.note_newest(row["newest"], is_own=False)
-        return AccountFacts(
+        facts = AccountFacts(
             remembered=remembered,
             unguarded_at=self._store.unguarded_at,
             timeline_now=timeline(journal.connection),
             **row,
         )
+        return facts, has_conflicts
 
     async def require_bound(self, facts: AccountFacts | None = None, *, is_lenient: bool = False) -> None:
         """Raise `StoreError` if the account is not that of this client's host and credentials.

@@ -249,12 +249,15 @@ class IdempotentCreates:
         self, request: PaymentRequest
     ) -> tuple[PaymentRecord | None, Acknowledgement | None, AccountFacts]:
         def look(journal: Journal) -> tuple[PaymentRecord | None, Acknowledgement | None, AccountFacts]:
+            facts, has_conflicts = self._recovery.binding.look_with_conflicts(journal, request)
+            if not has_conflicts:
+                return None, None, facts
             record, acknowledgement = journal.look_up(request)
             if acknowledgement is None and (record is None or not record.is_unresolved):
                 duplicate = journal.find_duplicate(request)
                 if duplicate is not None:
                     raise duplicate_suspected(duplicate)
-            return record, acknowledgement, self._recovery.binding.look(journal)
+            return record, acknowledgement, facts
 
         return await self._store.read(look)
 

@@ -19,7 +19,6 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import accounts, insert_missing, unclaimed
 from mobilemoney_async.errors import DuplicateSuspected
@@ -103,13 +102,10 @@ def digest(key: str, phone_number: str) -> str:
     return hmac.digest(key.encode(), phone_number.encode(), "sha256").hex()
 
 
-def claim(
-    connection: sa.Connection, account: str, record: PaymentRecord, claimed: Acknowledgement | None, at: datetime
-) -> None:
-    """Note that a payment claims a transaction, if the list may have shown it for long without a payment."""
-    if claimed is not None and record.state is not PaymentState.SENDING:
-        here = (_columns.account == account, _columns.transaction_id == claimed.transaction_id)
-        connection.execute(unclaimed.update().where(*here).values(state=CLAIMED, changed_at=at))
+def claim(connection: sa.Connection, account: str, transaction_id: str, at: datetime) -> None:
+    """Note that a payment claims a transaction, if it is among the unclaimed ones."""
+    here = (_columns.account == account, _columns.transaction_id == transaction_id)
+    connection.execute(unclaimed.update().where(*here).values(state=CLAIMED, changed_at=at))
 
 
 def forgotten(transaction_id: str) -> DuplicateSuspected:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -75,19 +75,25 @@ _DUPLICATE = _OF_ACCOUNT.where(
     _columns.key != sa.bindparam("of_key"),
     IS_UNIDENTIFIED,
 )
+CONFLICTS: Sequence[sa.Label[Any]] = (
+    _BY_KEY.with_only_columns(_columns.state).scalar_subquery().label("used"),
+    _DUPLICATE.with_only_columns(_columns.key).limit(1).scalar_subquery().label("duplicate"),
+)
+"""Records of the same key and of an unidentified payment of the same kind, not None if there is one, as columns of
+another statement; see `Journal.kind`."""
 _OWNER = sa.select(_columns.key).where(
     _columns.account == sa.bindparam("of_account"), _columns.transaction_id == sa.bindparam("of_transaction")
 )
-_UPDATE = (
-    payments.update()
-    .where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
-    .returning(payments)
+_CHANGE = payments.update().where(
+    _columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key")
 )
+_UPDATE = _CHANGE.returning(payments)
 _last = history.alias()
 _NEXT_NUMBER = sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1).where(
     _last.c.account == sa.bindparam("of_account"), _last.c.key == sa.bindparam("of_key")
 )
 _NOTE = history.insert().values(number=_NEXT_NUMBER.scalar_subquery()).inline()
+_FIRST_NOTE = history.insert().values(number=1).inline()
 _CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)
 
 
@@ -155,15 +161,18 @@ class Journal:
 
     def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
         """Return the unidentified payment of the same kind under another key, if there is one."""
-        kind = {
+        row = self.connection.execute(_DUPLICATE, self.kind(request)).one_or_none()
+        return None if row is None else to_record(row)
+
+    def kind(self, request: PaymentRequest) -> Mapping[str, str]:
+        """Return the parameters of `CONFLICTS` for a payment."""
+        return {
             "of_account": self.account,
             "of_type": str(request.type),
             "of_phone_number": request.phone_number,
             "of_amount": request.amount,
             "of_key": request.key,
         }
-        row = self.connection.execute(_DUPLICATE, kind).one_or_none()
-        return None if row is None else to_record(row)
 
     def begin(self, request: PaymentRequest, *, expected: int | None, sent_at: datetime, lives: float) -> int | None:
         """Record that a payment is about to be sent, and return the attempt's number; None if another was faster.
@@ -194,12 +203,20 @@ class Journal:
             if duplicate is not None:
                 raise duplicate_suspected(duplicate)
             return None
-        self.note(
-            request.key, at=sent_at, what=PaymentEvent.SEND.value, source=Source.ANSWER, detail=f"attempt {attempt}"
-        )
+        what, detail, is_first = PaymentEvent.SEND.value, f"attempt {attempt}", expected is None
+        self.note(request.key, at=sent_at, what=what, source=Source.ANSWER, detail=detail, is_first=is_first)
         return attempt
 
     def apply(self, entry: JournalEntry) -> PaymentRecord | StoreError:
+        """Record an event as `save` does, and return the payment as it is then, or the error to raise."""
+        failure = self.save(entry)
+        if failure is not None:
+            return failure
+        record = self.find(entry.key)
+        assert record is not None
+        return record
+
+    def save(self, entry: JournalEntry) -> StoreError | None:
         """Record an event; if it contradicts the payment's state, note only that, and return the error to raise.
 
         Raises:
@@ -208,31 +225,32 @@ class Journal:
         row = self.row(entry.key, lock=True)
         if row is None:
             raise KeyError(entry.key)
-        record = to_record(row)
-        acknowledged = entry.acknowledgement
-        if acknowledged is not None and record.transaction_id == acknowledged.transaction_id:
-            return record
-        is_other_attempt = entry.attempt is not None and entry.attempt != record.attempt
-        target = None if is_other_attempt else move(record.state, entry.event)
+        acknowledged, state = entry.acknowledgement, PaymentState(row.state)
+        if acknowledged is not None and row.transaction_id == acknowledged.transaction_id:
+            return None
+        is_other_attempt = entry.attempt is not None and entry.attempt != row.attempt
+        target = None if is_other_attempt else move(state, entry.event)
         owner = None if acknowledged is None else self._find_owner(acknowledged.transaction_id)
         if target is None or owner is not None:
             subject = "it" if acknowledged is None else f"transaction {acknowledged.transaction_id}"
-            problem = f"belongs to another payment ({owner})" if owner else f"is {record.state} already"
+            problem = f"belongs to another payment ({owner})" if owner else f"is {state} already"
             return self._contradict(entry, f"{entry.event.value}: {subject} {problem}")
-        if target is record.state and entry.event is not PaymentEvent.LOSE:
-            return record
+        if target is state and entry.event is not PaymentEvent.LOSE:
+            return None
         try:
             with self.connection.begin_nested() if entry.event is PaymentEvent.DOUBT else nullcontext():
-                changed = self.update(row.key, _values(record, entry, target))
+                self._change(row.key, _values(row.ended_at, entry, target))
         except sa.exc.IntegrityError:
             said = (
                 "another payment of the same kind is unidentified: nothing was sent; try again once that one is found"
             )
             return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
-        claim(self.connection, self.account, record, acknowledged, entry.at)
-        if target is not record.state:
+        if acknowledged is not None and state is not PaymentState.SENDING:
+            # The list may have shown it for long without a payment.
+            claim(self.connection, self.account, acknowledged.transaction_id, entry.at)
+        if target is not state:
             self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
-        return to_record(changed)
+        return None
 
     def _find_owner(self, transaction_id: str) -> str | None:
         """Return the key of the payment that owns a transaction, or None."""
@@ -257,18 +275,26 @@ class Journal:
             values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
             self.note(row.key, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
-        self.update(row.key, values)
+        self._change(row.key, values)
         return None
 
     def update(self, key: str, values: Mapping[str, Any]) -> sa.Row[Any]:
         """Change a row and return it as it is then."""
         return self.connection.execute(_UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
 
-    def note(self, key: str, *, at: datetime, what: str, source: Source, detail: str | None) -> None:
+    def _change(self, key: str, values: Mapping[str, Any]) -> None:
+        self.connection.execute(_CHANGE, {"of_account": self.account, "of_key": key, **values})
+
+    def note(
+        self, key: str, *, at: datetime, what: str, source: Source, detail: str | None, is_first: bool = False
+    ) -> None:
         """Add an entry to a payment's history. The caller holds the lock of the payment's row, which numbers it."""
-        of_payment = {"account": self.account, "key": key, "of_account": self.account, "of_key": key}
-        entry = {"at": at, "what": what, "source": str(source), "detail": detail and shorten(detail)}
-        self.connection.execute(_NOTE, {**of_payment, **entry})
+        entry = {"account": self.account, "key": key, "at": at, "what": what, "source": str(source)}
+        entry["detail"] = detail and shorten(detail)
+        if is_first:
+            self.connection.execute(_FIRST_NOTE, entry)
+        else:
+            self.connection.execute(_NOTE, {**entry, "of_account": self.account, "of_key": key})
 
     def _insert(self, request: PaymentRequest, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Make a row and return True, or return False if a unique index forbids it."""
@@ -308,7 +334,7 @@ class Journal:
         values |= {"looked_at": None, "look_passed": None, "next_look_at": None}
         try:
             with self.connection.begin_nested():
-                self.update(key, values)
+                self._change(key, values)
         except sa.exc.IntegrityError:
             return False  # a duplicate
         return True
@@ -356,11 +382,11 @@ def to_record(row: sa.Row[Any]) -> PaymentRecord:
     )
 
 
-def _values(record: PaymentRecord, entry: JournalEntry, target: PaymentState) -> dict[str, Any]:
+def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState) -> dict[str, Any]:
     """Return the columns that an event changes."""
     acknowledged = entry.acknowledgement
     values: dict[str, Any] = {"state": target, "changed_at": entry.at}
-    if record.ended_at is None or entry.event in {PaymentEvent.ACKNOWLEDGE, PaymentEvent.LOSE}:
+    if ended_at is None or entry.event in {PaymentEvent.ACKNOWLEDGE, PaymentEvent.LOSE}:
         values["ended_at"] = entry.at
     if acknowledged is not None:
         values |= {
