@@ -15,6 +15,8 @@ CURRENCY = "TZS"
 
 # Digits of a number without its country code (Tanzania; most of its neighbours too).
 _NATIONAL_DIGITS = 9
+# Digits of a number with its country code there; longer ones are rare.
+_LONGEST_DIGITS = 12
 # The country whose currency it is: a number without a country code is one of its own.
 _COUNTRY = "255"
 # Digits that a masked number must show.
@@ -86,6 +88,23 @@ def international(shown: str) -> str | None:
     if len(digits) == _NATIONAL_DIGITS or (len(digits) == _NATIONAL_DIGITS + 1 and digits.startswith("0")):
         return f"+{_COUNTRY}{digits[-_NATIONAL_DIGITS:]}"
     return f"+{digits.removeprefix('00')}"
+
+
+def local_digits(shown: str) -> str | None:
+    """Return the last nine digits of all the numbers that a text may show, or None if they may differ.
+
+    A text without them may be any number that begins or ends with it; see `may_be_number`.
+    """
+    digits = shown.lstrip("+ ")
+    is_whole = digits.startswith("0") or len(digits) >= _LONGEST_DIGITS
+    if not is_whole or not digits.isascii() or not digits.isdigit() or len(digits.lstrip("0")) < _NATIONAL_DIGITS:
+        return None
+    return digits[-_NATIONAL_DIGITS:]
+
+
+def own_local_digits(own: str) -> str | None:
+    """Return the last nine digits of our number, ``+`` and digits, or None if `local_digits` does not hold for it."""
+    return own[-_NATIONAL_DIGITS:] if _NATIONAL_DIGITS < len(own) <= _LONGEST_DIGITS + 1 else None
 
 
 def may_be_number(shown: str, own: str) -> bool:

@@ -94,9 +94,13 @@ class AccountStore:
 
     def remember(self, transaction_id: str) -> None:
         """Remember that a payment has acknowledged a transaction."""
-        if len(self.seen) >= _MOST_SEEN:
-            self.seen.clear()  # the next page of the list asks the database for its rows
+        self.make_room()
         self.seen[transaction_id] = True
+
+    def make_room(self) -> None:
+        """Forget the transactions if there are too many: the next page of the list asks the database for its rows."""
+        if len(self.seen) >= _MOST_SEEN:
+            self.seen.clear()
 
     async def read(self, work: Callable[[Journal], T]) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""

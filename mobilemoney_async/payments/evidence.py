@@ -28,7 +28,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
-from decimal import Decimal
 
 import attrs
 
@@ -36,6 +35,7 @@ from mobilemoney_async.contract.comparison import NumberForm
 from mobilemoney_async.contract.models import Transaction, UnreadableRow
 from mobilemoney_async.payments.matching import (
     ClockSample,
+    KindIndex,
     Match,
     PaymentQuery,
     Skew,
@@ -165,7 +165,8 @@ class Evidence:
     merchant_id: str | None = None
     spellings: Spellings = attrs.field(init=False)
     _rows: Mapping[str, Transaction] = attrs.field(init=False, repr=False)
-    _free: Mapping[Decimal, Sequence[Transaction]] = attrs.field(init=False, repr=False)
+    _free: KindIndex[Transaction] = attrs.field(init=False, repr=False)
+    _searched: KindIndex[str] = attrs.field(init=False, repr=False)
     _witnesses: Sequence[ClockSample] = attrs.field(init=False, repr=False)
 
     @spellings.default
@@ -177,13 +178,20 @@ class Evidence:
         return {row.id: row for row in self.walk.rows}
 
     @_free.default
-    def _group(self) -> Mapping[Decimal, Sequence[Transaction]]:
-        """Return the rows that nothing claims, by amount: thousands of payments may be looked for in one listing."""
-        free: dict[Decimal, list[Transaction]] = {}
+    def _index_free(self) -> KindIndex[Transaction]:
+        """Return the rows that nothing claims."""
+        free = KindIndex[Transaction]()
         for row in self.walk.rows:
             if not self._is_claimed(row.id):
-                free.setdefault(row.amount, []).append(row)
+                free.add_row(row)
         return free
+
+    @_searched.default
+    def _index_searches(self) -> KindIndex[str]:
+        searched = KindIndex[str]()
+        for key, query in self.searches.items():
+            searched.add_query(query, key)
+        return searched
 
     @_witnesses.default
     def _compare_clocks(self) -> Sequence[ClockSample]:
@@ -274,7 +282,7 @@ class Evidence:
         skew = self.skew(query)
         first, last = query.reach(skew)
         near: dict[str, tuple[Match, Transaction]] = {}
-        for row in self._free.get(Decimal(query.amount), ()):
+        for row in self._free.like_query(query):
             fit = match(query, row, self.spellings) if first <= row.created_at <= last else Match.NONE
             if fit is not Match.NONE:
                 near[row.id] = (fit, row)
@@ -311,7 +319,8 @@ class Evidence:
 
     def _rival(self, key: str, row: Transaction, skew: Skew | None) -> str | None:
         """Return the key of another payment that may be a row as well, or None."""
-        for rival, other in self.searches.items():
+        for rival in self._searched.like_row(row):
+            other = self.searches[rival]
             start, end = other.window(skew)
             is_near = rival != key and start <= row.created_at <= end
             if is_near and match(other, row, self.spellings) is not Match.NONE:

@@ -15,13 +15,25 @@ import enum
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import chain
+from typing import Generic, TypeVar
 
 import attrs
 
-from mobilemoney_async.contract.comparison import CURRENCY, NumberForm, may_be_number, read_date, same_number
+from mobilemoney_async.contract.comparison import (
+    CURRENCY,
+    NumberForm,
+    local_digits,
+    may_be_number,
+    own_local_digits,
+    read_date,
+    same_number,
+)
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.records import PaymentRecord
+
+T = TypeVar("T")
 
 _DAY = timedelta(days=1)
 # Resolution of the service's timestamps and its Date header.
@@ -213,6 +225,42 @@ def _fit_number(own: str, shown: str, forms: Container[NumberForm]) -> Match:
     if form is not None and form in forms:
         return Match.LEARNED
     return Match.POSSIBLE if may_be_number(shown, own) else Match.NONE
+
+
+class KindIndex(Generic[T]):
+    """Index of queries or rows by amount and number: thousands of each are compared in one listing.
+
+    It finds everything that `match` may accept, and leaves out most of the rest.
+    """
+
+    def __init__(self) -> None:
+        self._of_amount: dict[Decimal, list[T]] = {}
+        self._of_number: dict[tuple[Decimal, str | None], list[T]] = {}
+
+    def add_row(self: KindIndex[Transaction], row: Transaction) -> None:
+        """Add a row."""
+        self._add(row, row.amount, local_digits(row.phone_number))
+
+    def add_query(self, query: PaymentQuery, thing: T) -> None:
+        """Add a thing under a query's kind."""
+        self._add(thing, Decimal(query.amount), own_local_digits(query.phone_number))
+
+    def like_row(self, row: Transaction) -> Iterable[T]:
+        """Return the things that a row may fit."""
+        return self._find(row.amount, local_digits(row.phone_number))
+
+    def like_query(self, query: PaymentQuery) -> Iterable[T]:
+        """Return the things that may fit a query."""
+        return self._find(Decimal(query.amount), own_local_digits(query.phone_number))
+
+    def _add(self, thing: T, amount: Decimal, digits: str | None) -> None:
+        self._of_amount.setdefault(amount, []).append(thing)
+        self._of_number.setdefault((amount, digits), []).append(thing)
+
+    def _find(self, amount: Decimal, digits: str | None) -> Iterable[T]:
+        if digits is None:
+            return self._of_amount.get(amount, ())
+        return chain.from_iterable(self._of_number.get((amount, each), ()) for each in (digits, None))
 
 
 @attrs.frozen(kw_only=True)

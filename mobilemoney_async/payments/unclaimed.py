@@ -37,6 +37,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.duplicates import DuplicateGuard, digest
 from mobilemoney_async.payments.journal import Journal, shorten, to_record
 from mobilemoney_async.payments.matching import (
+    KindIndex,
     Match,
     PaymentQuery,
     Skew,
@@ -127,6 +128,7 @@ class UnclaimedObserver:
         return known != row.status and valid_name(row.id) is not None
 
     async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
+        self._store.make_room()
         account, owned, recorded = await self._store.read(lambda journal: _look(journal, [row.id for row in new]))
         for transaction_id, is_acknowledged in owned.items():
             self._store.remember(transaction_id)
@@ -245,12 +247,14 @@ def _record(
     connection.execute(unclaimed.delete().where(here, is_old, ~_columns.is_gap))
     is_open = sa.select(sa.func.count()).select_from(unclaimed).where(here, _columns.state == OPEN)
     count, is_full = connection.execute(is_open).scalar_one(), False
-    searches = [query_for(each) for each in doubtful(journal, now) if each.sent_at is not None]
+    searches = KindIndex[PaymentQuery]()
+    for query in (query_for(each) for each in doubtful(journal, now) if each.sent_at is not None):
+        searches.add_query(query, query)
     # A payment may have been identified since the page was compared.
     owned = owners(journal, [row.id for row, _ in suspects])
     made, left = list[UnclaimedTransaction](), list[Transaction]()
     for row, first_at in suspects:
-        if any(_may_be(row, query) for query in searches):
+        if any(_may_be(row, query) for query in searches.like_row(row)):
             left.append(row)
             continue
         like = _find_attempt(journal, row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import attrs
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mobilemoney_async import Transaction
 from mobilemoney_async.contract.comparison import NumberForm, may_be_number, read_date, same_number
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.matching import (
+    KindIndex,
     Match,
     Skew,
     Spellings,
@@ -201,6 +204,29 @@ def test_no_spelling_hides_our_number(shown: str) -> None:
 def test_a_proven_number_may_be_ours(shown: str) -> None:
     """A text that proves our number is also one that may be it."""
     assert same_number(shown, _OWN) is None or may_be_number(shown, _OWN)
+
+
+@given(st.data(), st.from_regex(r"\+[1-9][0-9]{6,14}", fullmatch=True) | st.just(_OWN))
+def test_an_index_finds_every_row_and_query_that_fits(data: st.DataObject, number: str) -> None:
+    """Whatever the spelling of a row, and however long the number."""
+    shown = data.draw(misspelt(number) | st.text("0123456789+*x. -()", max_size=18))
+    query, listed = attrs.evolve(search(), phone_number=number), row(phone_number=shown)
+    rows, queries = KindIndex[Transaction](), KindIndex[str]()
+    rows.add_row(listed)
+    queries.add_query(query, "order-1")
+    if match(query, listed, Spellings()) is not Match.NONE:
+        assert [*rows.like_query(query)] == [listed]
+        assert [*queries.like_row(listed)] == ["order-1"]
+
+
+def test_an_index_leaves_out_other_numbers_and_amounts() -> None:
+    """Five thousand salaries of one amount are not compared with each other."""
+    rows = KindIndex[Transaction]()
+    others = [PHONE_NUMBER[:-1] + "0", PHONE_NUMBER[1:-1] + "0", "0" + PHONE_NUMBER[4:-1] + "0"]
+    for number in (PHONE_NUMBER, *others, "25578****789"):
+        rows.add_row(row(phone_number=number))
+    rows.add_row(row(amount=Decimal(999)))
+    assert [each.phone_number for each in rows.like_query(search())] == [PHONE_NUMBER, "25578****789"]
 
 
 @given(st.integers(0, 11), st.integers(1, 9))
