@@ -98,9 +98,14 @@ class AccountStore:
         self.seen[transaction_id] = True
 
     def make_room(self) -> None:
-        """Forget the transactions if there are too many: the next page of the list asks the database for its rows."""
+        """Forget transactions if there are too many: the next page of the list asks the database for its rows.
+
+        Those that are settled go first. Of the others, only this memory has the time of the first sighting.
+        """
         if len(self.seen) >= _MOST_SEEN:
+            left = {name: known for name, known in list(self.seen.items()) if not isinstance(known, bool)}
             self.seen.clear()
+            self.seen.update(left if len(left) < _MOST_SEEN // 2 else {})
 
     async def read(self, work: Callable[[Journal], T]) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""

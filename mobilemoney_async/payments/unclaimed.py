@@ -27,7 +27,7 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.comparison import international
+from mobilemoney_async.contract.comparison import international, local_digits
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import accounts, insert_missing, payments, unclaimed
@@ -35,7 +35,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import Handler, TransactionUnclaimed, emit
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.duplicates import DuplicateGuard, digest
-from mobilemoney_async.payments.journal import Journal, shorten, to_record
+from mobilemoney_async.payments.journal import Journal, shorten
 from mobilemoney_async.payments.matching import (
     KindIndex,
     Match,
@@ -47,7 +47,7 @@ from mobilemoney_async.payments.matching import (
     shift,
 )
 from mobilemoney_async.payments.queries import doubtful, owners
-from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, PaymentRecord, UnclaimedTransaction
+from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, UnclaimedTransaction
 from mobilemoney_async.values import mask_phone_number, valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -277,34 +277,49 @@ def _may_be(row: Transaction, query: PaymentQuery) -> bool:
     return start <= row.created_at <= end and match(query, row, Spellings()) is not Match.NONE
 
 
-def _find_attempt(journal: Journal, row: Transaction) -> PaymentRecord | None:
-    """Return a payment of the same kind in whatever state, the best fit and then the nearest, or None.
+def _find_attempt(journal: Journal, row: Transaction) -> tuple[str, PaymentQuery] | None:
+    """Return a payment of the same kind in whatever state, by its key: the best fit and then the nearest, or None.
 
     Where the row's number proves nothing, only payments of the same time are compared.
     """
-    table, number = payments.c, international(row.phone_number)
-    alike = sa.select(payments).where(table.account == journal.account, table.amount == _plain(row.amount))
+    table, number, digits = payments.c, international(row.phone_number), local_digits(row.phone_number)
+    of_query = (table.key, table.type, table.phone_number, table.sent_at, table.ended_at)
+    alike = sa.select(*of_query).where(
+        table.account == journal.account, table.amount == _plain(row.amount), table.sent_at.is_not(None)
+    )
     around = alike.where(table.created_at.between(shift(row.created_at, -_AROUND), shift(row.created_at, _AROUND)))
-    found: list[tuple[bool, timedelta, str, PaymentRecord]] = []
+    if digits is not None:
+        is_odd = sa.func.length(table.phone_number).not_in(range(10, 14))  # `own_local_digits`
+        around = around.where(sa.or_(table.phone_number.like(f"%{digits}"), is_odd))
+    found: list[tuple[bool, timedelta, str, PaymentQuery]] = []
     for part in (around, alike.where(table.phone_number == number)):
-        for each in map(to_record, journal.connection.execute(part.limit(_MOST_COMPARED))):
-            fit = Match.NONE if each.sent_at is None else match(query_for(each), row, Spellings())
-            if fit is not Match.NONE and each.sent_at is not None:
-                found.append((fit is Match.POSSIBLE, abs(each.sent_at - row.created_at), each.key, each))
-    return min(found, default=(None,), key=lambda each: each[:3])[-1]
+        for each in journal.connection.execute(part.limit(_MOST_COMPARED)):
+            query = PaymentQuery(
+                type=TransactionType(each.type),
+                phone_number=each.phone_number,
+                amount=_plain(row.amount),
+                sent_at=each.sent_at,
+                ended_at=each.ended_at or each.sent_at,
+            )
+            fit = match(query, row, Spellings())
+            if fit is not Match.NONE:
+                found.append((fit is Match.POSSIBLE, abs(query.sent_at - row.created_at), each.key, query))
+    best = min(found, default=None, key=lambda each: each[:3])
+    return None if best is None else best[2:]
 
 
-def _values(row: Transaction, like: PaymentRecord | None, key: str) -> dict[str, Any]:
+def _values(row: Transaction, like: tuple[str, PaymentQuery] | None, key: str) -> dict[str, Any]:
     """Return the columns of a row: of the kind of the payment that it may be a second time, whatever its spelling."""
-    number = international(row.phone_number) if like is None else like.phone_number
+    fits_key, query = (None, None) if like is None else like
+    number = international(row.phone_number) if query is None else query.phone_number
     return {
         "transaction_id": row.id,
-        "type": shorten(str(row.type if like is None else like.type)),
+        "type": shorten(str(row.type if query is None else query.type)),
         "amount": _plain(row.amount),
         "created_at": row.created_at,
         "shown_number": shorten(mask_phone_number(row.phone_number)),
         "number_digest": None if number is None else digest(key, number),
-        "fits_key": None if like is None else like.key,
+        "fits_key": fits_key,
     }
 
 
