@@ -52,7 +52,11 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
         PaymentEvent.CONFIRM_ABSENT: PaymentState.RELEASED,
         PaymentEvent.SEND: PaymentState.SENDING,
     },
-    PaymentState.NOT_SENT: {PaymentEvent.SEND: PaymentState.SENDING, PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT},
+    PaymentState.NOT_SENT: {
+        PaymentEvent.SEND: PaymentState.SENDING,
+        PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
+        PaymentEvent.DOUBT: PaymentState.UNKNOWN,
+    },
     PaymentState.REFUSED: {
         PaymentEvent.SEND: PaymentState.SENDING,
         PaymentEvent.REFUSE: PaymentState.REFUSED,
@@ -162,7 +166,8 @@ REFUSED, RELEASED, ABSENT = PaymentState.REFUSED, PaymentState.RELEASED, Payment
         (ABSENT, {**JUST_LOOKED, **CONTROLLED, **DISBURSEMENT}, Clearance.NEVER),
         (ABSENT, {**JUST_LOOKED, **CONTROLLED, "walks": 1}, Clearance.NEVER),
         *((each, {"candidates": ("tx-1",), **JUST_LOOKED, **CONTROLLED}, Clearance.NEVER) for each in PaymentState),
-        *((each, {**JUST_LOOKED, **CONTROLLED}, Clearance.NEVER) for each in UNIDENTIFIED - {ABSENT}),
+        (PaymentState.SENDING, {**JUST_LOOKED, **CONTROLLED}, Clearance.NEVER),
+        (PaymentState.UNKNOWN, {**JUST_LOOKED, **CONTROLLED}, Clearance.NEVER),
         (PaymentState.ACKNOWLEDGED, {**JUST_LOOKED, **CONTROLLED}, Clearance.NEVER),
         (PaymentState.FINAL, {**JUST_LOOKED, **CONTROLLED}, Clearance.NEVER),
     ],
