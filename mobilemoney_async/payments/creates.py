@@ -190,7 +190,7 @@ class IdempotentCreates:
             progress.is_looking = True
             try:
                 await self._recovery.binding.require_bound(facts)
-                await self._reconciler.look_for(record.key)
+                await self._reconciler.look_for(record)
             except MobileMoneyError as exc:
                 # A failure now, the store's own included, proves nothing about the earlier request.
                 raise _unknown(record) if record.is_unresolved else _no_look(record, "the list cannot be read") from exc

@@ -69,8 +69,8 @@ class Reconciler:
         # Held while the list is read and judged.
         self._lock = anyio.Lock()
 
-    async def look_for(self, key: str) -> None:
-        """Look for one payment, and for those that are due on the way.
+    async def look_for(self, record: PaymentRecord) -> None:
+        """Look for one payment, and for those that are due on the way, unless that was done since `record` was read.
 
         Of many tasks and processes that ask at once, one reads the list, and serves the others too.
 
@@ -78,25 +78,28 @@ class Reconciler:
             StoreError: The store failed.
             MobileMoneyError: The list could not be read; nothing was changed.
         """
-        await self._reconcile(key, None)
+        await self._reconcile(record, None)
 
     async def run(self, *, stale_after: float | None = None) -> list[PaymentRecord]:
         """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`."""
         return await self._reconcile(None, stale_after)
 
-    async def _reconcile(self, key: str | None, stale_after: float | None) -> list[PaymentRecord]:
+    async def _reconcile(self, wanted: PaymentRecord | None, stale_after: float | None) -> list[PaymentRecord]:
+        key = None if wanted is None else wanted.key
         await self._store.database.open()
         await self._store.flush(key=key)
         busy, now = self._store.locks.held(but=key), self._utcnow()
 
-        def begin(journal: Journal) -> list[PaymentRecord]:
+        def begin(journal: Journal) -> list[PaymentRecord] | None:
             mark_stale(journal, now, busy=busy, stale_after=stale_after)
-            if key is not None:
-                ask_for_look(journal, key, at=now)
+            if wanted is not None and not ask_for_look(journal, wanted, at=now):
+                return None
             return select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
 
-        keys = {record.key for record in await self._store.write(begin)}
-        asked = await self._due(key)
+        found = await self._store.write(begin)
+        if found is None:
+            return []
+        keys, asked = {record.key for record in found}, await self._due(key)
         if asked:
             async with self._lock:
                 await self._under_lease(asked, key)

@@ -81,11 +81,19 @@ def mark_stale(journal: Journal, now: datetime, *, busy: Container[Any], stale_a
             )
 
 
-def ask_for_look(journal: Journal, key: str, *, at: datetime) -> None:
-    """Note that a create waits for a look for a payment: if it cannot wait for its end, `reconcile` makes it."""
-    row = journal.row(key, lock=True)
-    if row is not None and row.state in REUSABLE and (row.next_look_at is None or row.next_look_at > at):
-        journal.update(key, {"next_look_at": at})
+def ask_for_look(journal: Journal, record: PaymentRecord, *, at: datetime) -> bool:
+    """Note that a create waits for a look for a payment: if it cannot wait for its end, `reconcile` makes it.
+
+    Returns:
+        Whether that look is still needed: none has ended since the create read `record`.
+    """
+    current = journal.find(record.key, lock=True)
+    assert current is not None  # rows are never deleted
+    if (current.looked_at, current.walks) != (record.looked_at, record.walks):
+        return False
+    if current.state in REUSABLE and (current.next_look_at is None or current.next_look_at > at):
+        journal.update(record.key, {"next_look_at": at})
+    return True
 
 
 @attrs.frozen(kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import httpx
@@ -16,8 +17,10 @@ from mobilemoney_async import (
     AsyncClient,
     OutcomeUnknown,
     PaymentState,
+    SQLStore,
     StoreError,
 )
+from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
     BOTH,
     GRACE,
@@ -235,6 +238,32 @@ async def test_one_look_serves_every_key(store_url: str, kind: str) -> None:
         assert world.service.lists - lists <= 3
         await world.hold(client, at_end=True)
     assert len(world.service.payments) == 42
+
+
+@BOTH
+@KIND
+async def test_a_look_that_ended_meanwhile_serves_a_create(
+    store_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create that is about to look in the list uses the look that another process has just ended."""
+    world, asked, lists = make_world(store_url), order(kind), list[int]()
+    store = SQLStore(world.url, grace=GRACE)
+    async with world.client() as client, world.client(store=store) as other:
+        await ask_between_others(world, client, asked, "refused softly", made=False)
+        await anyio.sleep(GRACE + MINUTE)
+        database = account_store(store).database
+        write = database.write
+
+        async def look_first(work: Any, **options: Any) -> Any:
+            if not lists:
+                await client.payments.reconcile()
+                lists.append(world.service.lists)
+            return await write(work, **options)
+
+        monkeypatch.setattr(database, "write", look_first)
+        assert isinstance(await world.attempt(other, asked), Acknowledgement)
+        assert lists == [world.service.lists]
+        await world.hold(client, at_end=True)
 
 
 @BOTH
