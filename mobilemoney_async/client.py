@@ -162,7 +162,7 @@ class AsyncClient:
 
             reconciler, recovery = Reconciler(self._store, pipeline), Recovery(self._store, pipeline)
             self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler, recovery)
-            self._payments = Payments(self._store, pipeline, reconciler, recovery.binding)
+            self._payments = Payments(self._store, pipeline, reconciler, recovery)
         self.collections = Collections(pipeline, self._idempotent_creates)
         self.disbursements = Disbursements(pipeline, self._idempotent_creates)
         self.transactions = Transactions(pipeline)

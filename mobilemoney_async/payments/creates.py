@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from typing import Any
 
@@ -73,6 +73,7 @@ class _Progress:
 
     is_waiting: bool = True
     is_looking: bool = False
+    is_comparing: bool = False
     earlier: PaymentRecord | None = None
     attempts: RecordedAttempts | None = None
 
@@ -115,8 +116,11 @@ class IdempotentCreates:
         with anyio.move_on_after(self._deadline):
             return await self._create(endpoint, body, request, progress)
         said = f"the call's deadline of {self._deadline:g} s passed"
-        if progress.is_looking:
+        if progress.is_looking or progress.is_comparing:
             said += ", and the service's list was not read yet: call payments.reconcile(), and then create it again"
+        if progress.is_comparing:
+            with anyio.CancelScope(shield=True), suppress(StoreError):
+                await self._recovery.leave_to_reconcile()
         late = RequestTimeout(said, outcome="not_sent")
         if progress.is_waiting:
             # For another call under this key, which may have sent it. One query: it does not wait for that call.
@@ -177,8 +181,12 @@ class IdempotentCreates:
             now = self._pipeline.utcnow()
             # Another process may send from here on: `Journal.begin` finds out.
             answer = Clearance.SEND if record is None else self._clearance(record, now)
-            if answer is Clearance.SEND and await self._recovery.admit(request, facts):
-                continue
+            if answer is Clearance.SEND:
+                progress.is_comparing = True
+                took_time = await self._recovery.admit(request, facts)
+                progress.is_comparing = False
+                if took_time:
+                    continue
             if record is None or answer is Clearance.SEND:
                 return None if record is None else record.attempt, None
             if record.state is PaymentState.SENDING and not is_stale(record, now):

@@ -12,7 +12,6 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments import queries
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.binding import Binding
 from mobilemoney_async.payments.imports import import_transactions
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
@@ -31,6 +30,7 @@ from mobilemoney_async.payments.records import (
     is_stale,
     move,
 )
+from mobilemoney_async.payments.recovery import Recovery
 from mobilemoney_async.payments.unclaimed import explain_unclaimed, find_unclaimed
 from mobilemoney_async.values import (
     normalise_phone_number,
@@ -220,11 +220,11 @@ class Payments(PaymentBook):
     Every method raises `StoreError` if the database fails or cannot be reached.
     """
 
-    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler, binding: Binding) -> None:
+    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler, recovery: Recovery) -> None:
         super().__init__(store, pipeline.utcnow)
         self._pipeline = pipeline
         self._reconciler = reconciler
-        self._binding = binding
+        self._recovery = recovery
 
     async def reconcile(self, *, stale_after: float | None = None) -> builtins.list[PaymentRecord]:
         """Look for unknown payments in the service's transaction list (contract, section 4.4), and record the results.
@@ -250,7 +250,8 @@ class Payments(PaymentBook):
         """
         if stale_after is not None:
             require_seconds("stale_after", stale_after, allow_zero=True)
-        await self._binding.require_bound()
+        await self._recovery.binding.require_bound()
+        await self._recovery.resume()
         return await self._reconciler.run(stale_after=stale_after)
 
     async def recover(
@@ -283,7 +284,7 @@ class Payments(PaymentBook):
         pairs = {require_name("keys", key): require_identifier("keys", each) for key, each in keys.items()}
         numbers = {name: normalise_phone_number(each) for name, each in (phone_numbers or {}).items()}
         text = require_text("note", note)
-        await self._binding.require_bound()
+        await self._recovery.binding.require_bound()
         return await import_transactions(self._store, self._pipeline, pairs, note=text, phone_numbers=numbers)
 
     async def rebind(self, *, note: str) -> None:
@@ -299,7 +300,7 @@ class Payments(PaymentBook):
         Raises:
             InvalidRequest: The note is blank.
         """
-        await self._binding.rebind(require_text("note", note))
+        await self._recovery.binding.rebind(require_text("note", note))
 
     async def identify(self, key: str, transaction_id: str, *, note: str) -> PaymentRecord:
         """Decide, after someone has looked, which transaction an unknown or absent payment is.

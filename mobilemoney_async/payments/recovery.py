@@ -93,6 +93,35 @@ class Recovery:
         await self.binding.require_bound(facts, is_lenient=is_collection)
         if facts.gap_at is not None:
             await self._store.read(partial(_require_remembered, request=request))
+        try:
+            return await self._compare_if_due(facts)
+        except _UnreadableError as exc:
+            if not is_collection:
+                raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
+        return False
+
+    async def leave_to_reconcile(self) -> None:
+        """Leave a comparison to `resume`, since it takes longer than the deadline of a create."""
+        self._put_off(Suspicion.OPEN, TimeoutError())
+        facts = await self._store.read(self.binding.look)
+        if facts.stopped is None:
+            await self.binding.save(stopped=UNREADABLE, doubted_at=facts.doubted_at or self._pipeline.utcnow())
+
+    async def resume(self) -> None:
+        """Make a comparison that did not end, if there is one; the next payment finds out whether it has ended now."""
+        facts = await self._store.read(self.binding.look)
+        if facts.stopped is not None:
+            self._unreadable = (-math.inf, None)
+            with suppress(_UnreadableError, StoreError):
+                await self._compare_if_due(facts)
+
+    async def _compare_if_due(self, facts: AccountFacts) -> bool:
+        """Compare the store with its service if that is due, and return whether that took time.
+
+        Raises:
+            _UnreadableError: The list did not allow it, and it is not a routine comparison.
+            StoreError: Another process compares a store that is behind.
+        """
         name, pause = uuid.uuid4().hex, _FIRST_PAUSE
         why = self._suspicion(facts)
         if why is None:
@@ -116,9 +145,9 @@ class Recovery:
                 )
                 return True
             self._put_off(why, TimeoutError())
-        except _UnreadableError as exc:
-            if not is_collection and why is not Suspicion.ROUTINE:
-                raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
+        except _UnreadableError:
+            if why is not Suspicion.ROUTINE:
+                raise
         finally:
             # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
             with anyio.move_on_after(_LEASE, shield=True), suppress(StoreError):

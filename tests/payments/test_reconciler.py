@@ -259,11 +259,13 @@ async def test_a_later_payment_is_what_an_absence_waits_for(sqlite_file_url: str
         await world.advance(10 * HOUR)
         await miss(world, client)
         assert (await get(client)).reason == "no later payment to compare with"
-        asked = world.sandbox.requests.count("transactions")
+        asked = listings(world)
         await client.payments.reconcile()
+        assert listings(world) == asked
         await create(client, "after", amount=7)
+        asked = listings(world)
         await client.payments.reconcile()
-        assert world.sandbox.requests.count("transactions") == asked
+        assert listings(world) == asked
         await world.advance(121)
         (record,) = await client.payments.reconcile()
     assert record.state == "ABSENT"
@@ -628,7 +630,7 @@ async def test_a_released_key_is_looked_for_once(store_url: str) -> None:
     world = make_world(store_url)
     async with world.client() as client:
         await lose(world, client, made=False)
-        await world.advance(300)
+        await world.advance(200)
         await client.payments.confirm_absent("order-1", note="not on the dashboard")
         (record,) = await client.payments.reconcile()
         assert record.looked_at is not None
@@ -649,11 +651,12 @@ async def test_a_list_that_is_too_long_for_a_create(sqlite_file_url: str) -> Non
         await client.payments.reconcile()
         await world.advance(HOUR)
         slow_list(world, 1.5)
-        with pytest.raises(RequestTimeout, match=r"payments\.reconcile") as caught:
-            await create(client)
-        assert caught.value.outcome == "not_sent"
-        assert world.sent == 1
-        await client.payments.reconcile()
+        for _ in range(2):  # for the key, and for the store after a silent hour
+            with pytest.raises(RequestTimeout, match=r"payments\.reconcile") as caught:
+                await create(client)
+            assert caught.value.outcome == "not_sent"
+            assert world.sent == 1
+            await client.payments.reconcile()
         await create(client)
     assert world.sent == 2
 
@@ -668,10 +671,11 @@ async def test_one_listing_serves_all_refused_keys(store_url: str, days: int) ->
             for number in range(20):
                 await lose(world, client, f"order-{number}", made=False, amount=100 + number)
         await refuse_softly(client)
-        await world.advance(300 + days * 24 * HOUR)
+        await world.advance(200 + days * 24 * HOUR)
         for number in range(20):
             await create(client, f"order-{number}", amount=100 + number)
-        assert listings(world) == 2
+        # After days of silence, one request more compares the store with its service.
+        assert listings(world) == 2 + bool(days)
     assert len(world.made) == 22
 
 
