@@ -29,6 +29,7 @@ from mobilemoney_async import (
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.magic import ORDINARY, PREFIX
 from mobilemoney_async.sandbox.states import Kind
+from tests.payments.second_world import BOTH
 from tests.payments.service import (
     ORDER,
     PHONE_NUMBER,
@@ -38,6 +39,7 @@ from tests.payments.service import (
     make_world,
     miss,
     on_asyncio,
+    rows,
 )
 
 pytestmark = pytest.mark.anyio
@@ -143,6 +145,42 @@ async def test_many_unknown_payments_are_found_in_one_listing(store_url: str) ->
             assert world.sandbox.transactions[record.transaction_id].amount == str(100 + number)
         else:
             assert record.state == "UNKNOWN"
+
+
+@BOTH
+async def test_a_cancelled_reconciliation_leaves_nothing_half_done(store_url: str) -> None:
+    """Cancelled at any request, it has recorded a listing for all its payments or for none, and holds up nobody."""
+    world, lost = make_world(store_url), {f"order-{number}": number % 2 == 0 for number in range(4)}
+    made = {key for key, is_made in lost.items() if is_made}
+    async with world.client() as client, world.client() as other:
+        async with between_others(client):
+            for number, (key, is_made) in enumerate(lost.items()):
+                await lose(world, client, key, made=is_made, amount=100 + number)
+        await world.advance(300)
+        for last in range(1, 20):
+            requests = 0
+            with anyio.CancelScope() as scope:
+
+                def cancel(request: httpx.Request, last: int = last, scope: anyio.CancelScope = scope) -> None:
+                    nonlocal requests
+                    requests += 1
+                    if requests == last:
+                        scope.cancel()
+
+                world.line.before = cancel
+                await client.payments.reconcile()
+            world.line.before = None
+            assert rows(store_url, "SELECT holder FROM mobilemoney_leases WHERE name = 'reconcile'") == [(None,)]
+            found = {key for key in lost if (await get(other, key)).transaction_id is not None}
+            assert found in (set(), made)
+            assert len({(await get(other, key)).walks for key in lost.keys() - found}) == 1
+            if not scope.cancelled_caught:
+                break
+        assert last > 2
+        began_at = anyio.current_time()
+        await other.payments.reconcile()
+        assert anyio.current_time() == began_at
+        assert {key for key in lost if (await get(other, key)).transaction_id is not None} == made
 
 
 @on_asyncio
