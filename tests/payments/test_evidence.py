@@ -126,6 +126,18 @@ def test_without_a_look_at_the_clock_nothing_wrong_is_said(ahead: timedelta) -> 
     assert verdict != _CLEAR
 
 
+def test_a_candidate_of_earlier_stays_while_the_list_shows_it() -> None:
+    """Our own acknowledgement may have named it: another amount or number is no proof, and forbids an absence."""
+    strange = row(id="tx-9", amount=Decimal(77), phone_number=PHONE_NUMBER[:-1] + "0")
+    seen = Evidence(walk=listing([strange]), owned={}, searches={"order-1": search()}, grace=120.0)
+    verdict = seen.judge("order-1", Control(passed=True))
+    assert verdict == _CLEAR
+    assert seen.keep_candidates(verdict, ["tx-9", "tx-10"]) == Verdict(candidates=("tx-9",))
+    assert seen.keep_candidates(verdict, ["tx-10"]) == verdict
+    for known in ({"owned": {"tx-9": own(id="tx-9")}}, {"explained_ids": {"tx-9"}}):
+        assert attrs.evolve(seen, **known).keep_candidates(verdict, ["tx-9"]) == verdict
+
+
 def test_a_match_far_from_its_window_is_a_candidate_at_most() -> None:
     """A match some minutes off is not believed, and still forbids to call the payment absent."""
     skew = Skew(low=timedelta(0), high=SECOND)

@@ -361,6 +361,34 @@ async def test_an_echo_that_contradicts_is_looked_up(store_url: str, kind: str) 
         await world.hold(client, at_end=True)
 
 
+@BOTH
+@KIND
+async def test_what_an_acknowledgement_has_named_stays_a_candidate(store_url: str, kind: str) -> None:
+    """A payment is not called absent while the list shows the transaction that its acknowledgement has named."""
+    world, asked = make_world(store_url), order(kind)
+
+    def name_a_stranger(request: httpx.Request, payment: Payment | None) -> httpx.Response:
+        values = {"transaction_id": "t-000002", "reference": "R2", "amount": "800", "phone_number": number(600)}
+        shown = {"status": "success", "message": "accepted", "currency": "TZS", "status_code": "PENDING"}
+        return httpx.Response(200, json={**shown, **values})
+
+    async with world.client() as client:
+        await pay_another(world, client, kind, "before")  # t-000001
+        world.service.make(TYPES[kind], number(600), "800")  # t-000002
+        await anyio.sleep(MINUTE)
+        assert isinstance(await world.answered(client, asked, name_a_stranger, made=False), OutcomeUnknown)
+        await anyio.sleep(MINUTE)
+        await pay_another(world, client, kind, "after")
+        await world.reconcile(client, GRACE + MINUTE, GRACE + MINUTE, HOUR)
+        record = await world.get(client, "k")
+        assert (record.state, record.candidates) == (PaymentState.UNKNOWN, ("t-000002",))
+        world.service.list = ListBehaviour(hide=lambda payment: payment.id == "t-000002")
+        await world.reconcile(client, 5 * HOUR, GRACE)
+        record = await world.get(client, "k")
+        assert (record.state, record.candidates) == (PaymentState.ABSENT, ())
+    assert world.posts("k") == 1
+
+
 @RESEND
 @KIND
 @pytest.mark.parametrize("named", ["a stranger's", "another of ours", "nothing"])
