@@ -13,8 +13,10 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
 
-from mobilemoney_async import PaymentRecord, SQLStore
+from mobilemoney_async import OutcomeUnknown, PaymentRecord, SQLStore
+from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.payments.second_world import (
     BOTH,
     GRACE,
@@ -27,6 +29,7 @@ from tests.payments.second_world import (
     number,
     outcome,
 )
+from tests.support.processes import module_command
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Payment, error
 
@@ -218,6 +221,34 @@ async def test_of_four_processes_one_reads_the_list(store_url: str) -> None:
 
 def refuse_softly(request: httpx.Request, payment: Payment | None) -> httpx.Response:
     return error(403, None, "not now")
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_of_two_processes_of_a_machine_one_reads_the_list(postgres_url: str) -> None:
+    """The same with real processes and PostgreSQL: one lists, and the other gets the result from the store."""
+    sandbox = Sandbox(choices=Choices(rate_limit=None, latency=0.2))
+    orders = [f"order-{each}" for each in range(5)]
+    async with sandbox.serve() as base_url, AsyncExitStack() as stack:
+        client = await stack.enter_async_context(sandbox.client(store=SQLStore(postgres_url)))
+        for each, key in enumerate(orders):
+            sandbox.script(faults.drop(processed=True), on="c2b")
+            with pytest.raises(OutcomeUnknown):
+                await client.collections.create(phone_number=OTHER, amount=1000 + each, idempotency_key=key)
+        command = module_command("tests.payments.reconcile_process", base_url, postgres_url, sandbox.token)
+        processes = [await stack.enter_async_context(await anyio.open_process(command, stderr=None)) for _ in range(2)]
+        lines = [BufferedByteReceiveStream(process.stdout) for process in processes if process.stdout is not None]
+        for line in lines:
+            assert await line.receive_until(b"\n", 100) == b"ready"
+        for process in processes:
+            assert process.stdin is not None
+            await process.stdin.send(b"go\n")
+        found = list(zip(orders, sandbox.transactions, strict=True))
+        for line in lines:
+            said = [await line.receive_until(b"\n", 1000) for _ in orders]
+            assert said == [f"{key} {name}".encode() for key, name in found]
+        # The page with the rows, and the empty one that proves its end.
+        assert sandbox.requests.count("transactions") == 2
 
 
 async def _open(world: World, group: anyio.abc.TaskGroup, store: dict[str, Any]) -> Any:
