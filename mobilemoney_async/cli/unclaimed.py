@@ -108,8 +108,11 @@ def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str]
     split = [tuple(each.rpartition("=")[::2]) for each in pairs]
     rows = [{"key": key, "transaction_id": name} for key, name in split]
     if file is not None:
-        with file.open(encoding="utf-8-sig", newline="") as text:
-            rows += [{name: each or "" for name, each in row.items() if name} for row in csv.DictReader(text)]
+        try:
+            with file.open(encoding="utf-8-sig", newline="") as text:
+                rows += [{name: each or "" for name, each in row.items() if name} for row in csv.DictReader(text)]
+        except (UnicodeDecodeError, csv.Error) as exc:
+            raise WrongUsage(f"{file} is not a CSV file in UTF-8") from exc
     for row in rows:
         if not row.get("key") or not row.get("transaction_id"):
             raise WrongUsage(

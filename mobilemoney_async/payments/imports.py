@@ -71,7 +71,7 @@ def _import(
         raise _refused(f"payment {key!r} is transaction {record.transaction_id} already")
     if record is None:
         record = _insert(journal, key, attrs.evolve(transaction, type=known.type), number, now)
-    elif match(query_for(record), transaction, Spellings()) is Match.NONE:
+    if match(query_for(record), transaction, Spellings()) is Match.NONE:
         raise _refused(f"transaction {name} has another type, phone number or amount than payment {key!r}")
     if record.state in REUSABLE:
         doubted = doubt(journal, record, f"the store has forgotten transaction {name}", at=now)

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
+import attrs
 import pytest
 import sqlalchemy as sa
 
@@ -258,6 +259,11 @@ class TestUnclaimed:
         refused = run("explain", "txn-0", "--note", "Asha", "--store", url)
         assert refused.exit_code == 1
         assert "'txn-0' is not among the unclaimed transactions" in refused.stderr
+
+    @pytest.mark.parametrize("note", [(), ("--note", " ")])
+    def test_an_explanation_needs_words(self, url: str, paid_twice: str, note: tuple[str, ...]) -> None:
+        assert run("explain", paid_twice, *note, "--store", url).exit_code == 2
+        assert len(run_json("unclaimed", "--store", url)) == 1
 
     def test_the_next_payment_of_its_kind_says_what_to_do(
         self, url: str, paid_twice: str, served: dict[str, str]
@@ -529,7 +535,10 @@ class TestUsage:
         assert result.exit_code == 2
         assert result.stderr == ('mobilemoney payments: store needs an extra: pip install "mobilemoney-async[store]"\n')
 
-    @pytest.mark.parametrize("command", ["list", "show", "reconcile", "identify", "confirm-absent"])
+    @pytest.mark.parametrize(
+        "command",
+        ["list", "show", "reconcile", "identify", "confirm-absent", "unclaimed", "explain", "recover", "rebind"],
+    )
     def test_help_fits_what_a_person_wants_to_know(self, command: str) -> None:
         """Each command explains itself, and where the store and its password come from."""
         result = run(command, "--help", COLUMNS="120")
@@ -608,6 +617,54 @@ class TestRecover:
         )
         assert entry["source"] == "person"
 
+    def test_a_file_gives_the_numbers_that_the_service_hides(
+        self, forgotten: dict[str, str], sandbox: Sandbox, url: str, served: dict[str, str], tmp_path: Path
+    ) -> None:
+        """Without the whole number nothing is imported; with it the payment has that number."""
+        for name, payment in sandbox.transactions.items():
+            sandbox._engine.book._payments[name] = attrs.evolve(payment, phone_number="25568***4501")
+        file, columns = tmp_path / "keys.csv", "key,transaction_id,phone_number"
+        for number, exit_code in (("", 1), ("+255 681-234-501", 0)):
+            # As spreadsheets write it.
+            text = f"\ufeff{columns}\r\norder-2,{forgotten['order-2']},{number}\r\n"
+            file.write_bytes(text.encode())
+            result = run("recover", "--file", str(file), "--note", "Asha", "--store", url, **served)
+            assert result.exit_code == exit_code, result.output
+        assert run_json("show", "order-2", "--store", url, "--unmasked")["phone_number"] == NUMBER
+
+    def test_a_number_that_contradicts_the_service_is_refused(
+        self, forgotten: dict[str, str], url: str, served: dict[str, str], tmp_path: Path
+    ) -> None:
+        """A row that was mixed up in the file imports nothing."""
+        file = tmp_path / "keys.csv"
+        file.write_text(f"key,transaction_id,phone_number\norder-2,{forgotten['order-2']},+255681234599\n")
+        result = run("recover", "--file", str(file), "--note", "Asha", "--store", url, **served)
+        assert result.exit_code == 1
+        assert "another type, phone number or amount" in result.stderr
+        assert run("show", "order-2", "--store", url).exit_code == 1
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"key,transaction_id\norder-2,tx-1\norder-2,tx-2\n", "a key is given twice"),
+            (b"key,transaction_id\norder-1,tx-1\n", "a key is given twice"),
+            (b"key,transaction\norder-2,tx-1\n", "a row with both columns"),
+            (b"key;transaction_id\norder-2;tx-1\n", "a row with both columns"),
+            (b"key,transaction_id\norder-2\n", "a row with both columns"),
+            (b"key,transaction_id,phone_number\norder-2,tx-1,0681234501\n", "phone_number"),
+            ("key,transaction_id\nMwanaidi é,tx-1\n".encode("latin-1"), "UTF-8"),
+        ],
+    )
+    def test_files_are_checked(
+        self, content: bytes, said: str, url: str, served: dict[str, str], tmp_path: Path
+    ) -> None:
+        """A file that does not say for each key which transaction it is changes nothing."""
+        file = tmp_path / "keys.csv"
+        file.write_bytes(content)
+        result = run("recover", "order-1=tx-0", "--file", str(file), "--note", "Asha", "--store", url, **served)
+        assert result.exit_code == 2, result.output
+        assert said in result.stderr
+
     @pytest.mark.parametrize("arguments", [("order-2",), ("=x",), ("a=x", "a=y")])
     def test_pairs_are_checked(self, arguments: tuple[str, ...], url: str) -> None:
         """A key or a transaction that is missing, and a key that is given twice, are wrong usage."""
@@ -628,5 +685,8 @@ def test_an_account_is_bound_again(sandbox: Sandbox, url: str, served: dict[str,
     refused = run("reconcile", "--store", url, **served)
     assert refused.exit_code == 1
     assert "payments rebind" in refused.stderr
+    for arguments in ((), ("--note", " ")):
+        assert run("rebind", *arguments, "--store", url, **served).exit_code == 2
+    assert run("reconcile", "--store", url, **served).exit_code == 1
     assert run("rebind", "--note", "Asha: the service has moved", "--store", url, **served).exit_code == 0
     assert run("reconcile", "--store", url, **served).exit_code == 0
