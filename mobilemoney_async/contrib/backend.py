@@ -418,6 +418,8 @@ class Backend(anyio.AsyncContextManagerMixin):
                     self._take(record)
             except MobileMoneyError as exc:
                 logger.warning("unknown payments are reconciled later: %s", exc)
+            except Exception:  # (a caller's own token source may raise anything)
+                logger.exception("unknown payments are reconciled later")
             pause = min(self._reconcile_every, max(_FIRST_LOOK, 2 * pause))
 
     async def _find(self, names: Sequence[str]) -> list[str]:
