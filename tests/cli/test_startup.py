@@ -120,7 +120,7 @@ class TestCompletion:
         assert self.complete("mobilemoney log", tmp_path) == ["login", "logout"]
         assert "--no-save" in self.complete("mobilemoney login --no", tmp_path)
         assert self.complete("mobilemoney doctor --profile s", tmp_path) == ["sandbox", "shop"]
-        assert self.complete("mobilemoney payments rec", tmp_path) == ["reconcile"]
+        assert self.complete("mobilemoney payments rec", tmp_path) == ["reconcile", "recover"]
 
     def test_the_shell_gets_its_script(self) -> None:
         """`--show-completion` prints what the shell needs."""
@@ -137,7 +137,8 @@ def _commands() -> dict[str, Any]:
         inside = getattr(loaded, "commands", {})
         if not inside or loaded.invoke_without_command:
             found[command.name] = loaded
-        found |= {f"{command.name} {name}": each for name, each in inside.items()}
+        for name in inside:
+            _, found[f"{command.name} {name}"], _ = loaded.resolve_command(loaded.context_class(loaded), [name])
     return found
 
 
