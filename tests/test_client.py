@@ -372,7 +372,8 @@ class TestStore:
             assert service.requests == []
             monkeypatch.undo()
             await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
-            assert len(service.requests) == 1
+            # The others compare the store with its service, after the silence.
+            assert [each.method for each in service.requests].count("POST") == 1
 
     async def test_a_store_outlives_its_clients(self, tmp_path: Path) -> None:
         """Your store stays yours: it serves the next client, and remembers."""
