@@ -72,7 +72,7 @@ class Recovery:
     """
 
     def __init__(self, store: AccountStore, pipeline: Pipeline) -> None:
-        self.binding = Binding(store, pipeline)
+        self.binding: Binding = Binding(store, pipeline)
         self._store = store
         self._pipeline = pipeline
         self._lister = Lister(pipeline)

@@ -150,11 +150,14 @@ class JoinedPages:
     """
 
     def __init__(self, first: int = 1, *, patience: int = _PATIENCE) -> None:
-        self.first = self.page = first
+        self.first: int = first
+        self.page: int = first
         self.rows: set[object] = set()
         self.edges: tuple[datetime, datetime] | None = None
-        self.pages = 0
-        self.is_joined, self.is_at_end, self.is_over = True, False, False
+        self.pages: int = 0
+        self.is_joined: bool = True
+        self.is_at_end: bool = False
+        self.is_over: bool = False
         self._patience = patience  # with pages that show nothing new, though the service counts more
         self._total, self._fewest = 0, math.inf
         self._places: dict[str, int] = {}  # the ids of the rows, with their order
@@ -235,7 +238,7 @@ class TimeSearch:
 
     def __init__(self, start: datetime, end: datetime, *, is_recent: bool) -> None:
         self.page: int | None = 1
-        self.is_covered = False
+        self.is_covered: bool = False
         self._start, self._end = start, end
         self._is_recent = is_recent  # the window is at the end of a list with the newest rows last
         # The last page that begins before the window, and those behind it.
