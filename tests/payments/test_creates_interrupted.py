@@ -101,6 +101,12 @@ async def resume(world: World, key: str = "order-1") -> None:
     assert world.made == [answer.transaction_id] == world.ids()
 
 
+async def bind(world: World, **options: Any) -> None:
+    """Bind the account to its merchant, as an earlier payment does: the writes that are counted are the payment's."""
+    async with world.client(**options) as client:
+        await client.payments.rebind(note="Asha")
+
+
 async def test_cancelled_while_it_waits_for_the_limiter(
     sqlite_file_url: str, stop: Stopper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +238,7 @@ async def test_cancelled_while_its_answer_is_being_recorded(
 async def test_cancelled_while_the_database_is_away(sqlite_file_url: str, stop: Stopper) -> None:
     """A create that is cancelled while it waits for the database to record its answer has recorded it in the end."""
     world = make_world(sqlite_file_url)
+    await bind(world)
     store = world.store()
     outage = Outage(account_store(store).database)
 
@@ -340,6 +347,7 @@ class TestDeadline:
 
     async def test_while_its_answer_is_being_recorded(self, sqlite_file_url: str) -> None:
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         outage = Outage(account_store(store).database)
         outage.slow = 1.0
@@ -349,6 +357,7 @@ class TestDeadline:
 
     async def test_while_it_is_being_recorded(self, sqlite_file_url: str) -> None:
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         outage = Outage(account_store(store).database)
         outage.slow = 3.0
@@ -367,6 +376,7 @@ class TestOutage:
     async def test_before_it_is_recorded(self, store_url: str) -> None:
         """Nothing is sent that could not be recorded."""
         world = make_world(store_url)
+        await bind(world)
         store = world.store()
         outage = Outage(account_store(store).database)
         async with world.client(store) as client:
@@ -382,6 +392,7 @@ class TestOutage:
     async def test_for_a_moment_after_the_answer(self, sqlite_file_url: str) -> None:
         """A moment's failure to record an answer is waited out; the caller does not notice."""
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         Outage(account_store(store).database, fails=lambda number: number in {2, 3})
         async with world.client(store) as client:
@@ -391,6 +402,7 @@ class TestOutage:
     async def test_after_the_answer(self, store_url: str) -> None:
         """An answer that cannot be recorded is kept: the same key gives it as soon as the database is back."""
         world = make_world(store_url)
+        await bind(world)
         store = world.store()
         outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
         async with world.client(store) as client:
@@ -412,6 +424,7 @@ class TestOutage:
     async def test_after_the_loss(self, sqlite_file_url: str) -> None:
         """A loss that cannot be recorded is kept, and is found out as soon as the database is back."""
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
         world.sandbox.script(faults.lost(processed=True), on="c2b")
@@ -429,9 +442,11 @@ class TestOutage:
     async def test_after_a_refusal(self, sqlite_file_url: str) -> None:
         """A refusal that cannot be recorded is raised as it is, and the key may be used again later."""
         world = make_world(sqlite_file_url)
+        token = world.sandbox.issue_token(["read"])
+        await bind(world, auth=token)
         store = world.store()
         outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
-        async with world.client(store, auth=world.sandbox.issue_token(["read"])) as client:
+        async with world.client(store, auth=token) as client:
             with pytest.raises(PermissionDenied):
                 await create(client)
             assert world.states() == ["SENDING"]
@@ -443,6 +458,7 @@ class TestOutage:
     async def test_between_two_attempts(self, sqlite_file_url: str) -> None:
         """A refusal that is not recorded yet does not keep the next attempt from being recorded properly."""
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         Outage(account_store(store).database, fails=lambda number: number in {2, 3, 4, 5})
         world.sandbox.script(faults.rate_limited(1), on="c2b")
@@ -454,6 +470,7 @@ class TestOutage:
     async def test_until_the_client_is_closed(self, sqlite_file_url: str) -> None:
         """The write-behind buffer is written when the client is closed."""
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
         async with world.client(store) as client:
@@ -465,6 +482,7 @@ class TestOutage:
     async def test_for_ever(self, sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
         """A result that is never written is found by the next process; the log names its key and no phone number."""
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         Outage(account_store(store).database, fails=lambda number: number >= 2)
         async with world.client(store) as client:
@@ -479,6 +497,7 @@ class TestOutage:
     async def test_reconcile_waits_for_nobody(self, sqlite_file_url: str) -> None:
         """`reconcile` and `payments.list` raise `StoreError` too, and find the buffered result when it is back."""
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         outage = Outage(account_store(store).database, fails=lambda number: number >= 2)
         async with world.client(store) as client:
@@ -496,6 +515,7 @@ class TestOutage:
     async def test_a_commit_whose_answer_is_lost(self, sqlite_file_url: str) -> None:
         """A record is soon stale and resolved if its commit succeeded though the database reported a failure."""
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         outage = Outage(account_store(store).database)
         outage.lies = lambda number: number == 1
@@ -509,6 +529,7 @@ class TestOutage:
     async def test_an_answer_whose_commit_was_not_confirmed(self, sqlite_file_url: str) -> None:
         """An answer that was recorded though the database said no is recorded once."""
         world = make_world(sqlite_file_url)
+        await bind(world)
         store = world.store()
         outage = Outage(account_store(store).database)
         outage.lies = lambda number: number == 2
