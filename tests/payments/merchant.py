@@ -14,6 +14,7 @@ import attrs
 import httpx
 
 from mobilemoney_async import Acknowledgement, AsyncClient, MobileMoneyError, PaymentRecord, PaymentState, SQLStore
+from mobilemoney_async.payments.records import LISTINGS
 from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
 from tests.payments.crash_worker import ONCE_MORE, Order, go_through, wide_open
 
@@ -115,11 +116,22 @@ class Merchant:
             assert all("n" in between for between in sends.split("S")[1:-1]), record
 
     async def say_the_word(self) -> int:
-        """Look for each payment that the store calls absent, as an operator would, and confirm that it is."""
-        absent = await self.client.payments.list(PaymentState.ABSENT)
-        for record in absent:
+        """Look for each payment that two looks have not shown, as an operator would, and confirm that it is absent.
+
+        The last ones stay unknown, since no later payment shows that the list is complete.
+        """
+        made = {payment.external_id for payment in self.sandbox.transactions.values()}
+        missing = [each for each in await self.client.payments.unresolved() if is_missing(each)]
+        for record in missing:
+            assert record.key not in made, f"{record.key} was not found"
             await self.client.payments.confirm_absent(record.key, note="not in the dashboard")
-        return len(absent)
+        return len(missing)
+
+
+def is_missing(record: PaymentRecord) -> bool:
+    """Return whether a payment is absent, or unknown only because there are no payments to compare with."""
+    is_unknown = record.state is PaymentState.UNKNOWN and record.walks >= LISTINGS and not record.is_ambiguous
+    return record.state is PaymentState.ABSENT or is_unknown
 
 
 def all_is_paid(sandbox: Sandbox, orders: Sequence[Order]) -> None:
