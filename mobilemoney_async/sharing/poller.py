@@ -147,7 +147,7 @@ class StoreFleet:
         """Write and read all messages at a time of the store's clock, which counts the end of the lease too."""
         # PostgreSQL's clock counts for all hosts, since theirs may differ. SQLite's is of one host only.
         is_shared = journal.connection.dialect.name == "postgresql"
-        ahead = datetime.fromtimestamp(now, UTC) - self._utcnow() if is_shared else timedelta()
+        ahead = datetime.fromtimestamp(now, UTC) - at if is_shared else timedelta()
         before = attrs.evolve(row)
         if wants_lease:
             row.lease = row.lease.taken(self.follower, now, self.ttl)

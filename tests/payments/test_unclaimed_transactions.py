@@ -243,10 +243,11 @@ async def a_reconciliation(client: AsyncClient, ids: list[str]) -> None:
     await client.payments.reconcile()
 
 
+@BOTH
 @pytest.mark.parametrize("look", [a_poller, a_bulk_lookup, a_reconciliation])
-async def test_every_page_counts(sqlite_file_url: str, look: Callable[[AsyncClient, list[str]], Any]) -> None:
+async def test_every_page_counts(store_url: str, look: Callable[[AsyncClient, list[str]], Any]) -> None:
     """Whatever reads the list, a repeated payment is noticed, at no request of its own."""
-    world = make_world(sqlite_file_url)
+    world = make_world(store_url)
     async with world.client() as client:
         await begin(world, client)
         second = await a_proxy_repeats(world, client, order("collections"))
