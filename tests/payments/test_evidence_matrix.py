@@ -35,6 +35,7 @@ from tests.payments.second_world import (
     outcome,
     reshuffled,
 )
+from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Row, error
 
 pytestmark = [pytest.mark.anyio, pytest.mark.untraced]
@@ -355,8 +356,26 @@ def lost(kind: str, *, made: bool) -> Order:
     return Order(f"lost {kind} {'made' if made else 'missing'}", kind, number(700 + 50 * place), amount)
 
 
-@RESEND
-@pytest.mark.parametrize("name", LISTS)
+# Each list in all four worlds at full scale; by default in one, on the one database or the other, that sends again.
+_WORLDS = [
+    *(("trio", store, True) for store in ("sqlite", "postgresql")),
+    *(("asyncio", store, False) for store in ("sqlite", "postgresql")),
+]
+EACH_LIST = pytest.mark.parametrize(
+    ("anyio_backend", "store_url", "resend", "name"),
+    [
+        pytest.param(
+            *each, name, id=f"{name}-{each[1]}{'-resend' * each[2]}", marks=[pytest.mark.soak] * (not is_usual)
+        )
+        for number, name in enumerate(LISTS)
+        for place, each in enumerate(_WORLDS)
+        if (is_usual := place == number % 2) or soak(4) >= 4
+    ],
+    indirect=["anyio_backend", "store_url"],
+)
+
+
+@EACH_LIST
 async def test_no_list_makes_a_payment_absent_that_exists(store_url: str, resend: bool, name: str) -> None:
     """However the list behaves, what exists is found or stays openly unknown, and is never sent again."""
     world, case = make_world(store_url, resend=resend), LISTS[name]
