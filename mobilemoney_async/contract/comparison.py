@@ -53,6 +53,11 @@ def contradiction(answer: Acknowledgement | Transaction, *, phone_number: str, a
     return f"the {kind} names another {different}" if different else None
 
 
+def is_same_payment(transaction: Transaction, phone_number: str, amount: str) -> bool:
+    """Return whether nothing that a transaction shows contradicts the payment of its id."""
+    return transaction.amount == Decimal(amount) and may_be_number(transaction.phone_number, phone_number)
+
+
 def read_date(header: str) -> datetime | None:
     """Return the time of a Date header, or None if it has none."""
     try:

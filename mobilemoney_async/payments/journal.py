@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.comparison import is_same_payment
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import FOUND_VERSION, history, insert_missing, payments, require_known
@@ -219,12 +220,12 @@ class Journal:
     def save(self, entry: JournalEntry) -> StoreError | None:
         """Record an event; if it contradicts the payment's state, note only that, and return the error to raise.
 
-        Raises:
-            KeyError: There is no such payment.
+        A payment that was sent, and is not in the store any more, is such an error as well.
         """
         row = self.row(entry.key, lock=True)
         if row is None:
-            raise KeyError(entry.key)
+            said = f"the store has forgotten payment {entry.key!r} ({_detail(entry)}), as after a restored backup"
+            return StoreError(said, outcome="unknown")
         acknowledged, state = entry.acknowledgement, PaymentState(row.state)
         if acknowledged is not None and row.transaction_id == acknowledged.transaction_id:
             return None
@@ -265,6 +266,11 @@ class Journal:
             # The list may have its own word for the type, by which no state is known to be final.
             transaction = attrs.evolve(transaction, type=TransactionType(row.type))
         status = str(transaction.status)
+        if row is not None and not is_same_payment(transaction, row.phone_number, row.amount):
+            return StoreError(
+                f"payment {row.key!r}: its transaction has another amount or phone number, as at another merchant",
+                outcome="unknown",
+            )
         if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
             return None
         if row.state == PaymentState.FINAL:
@@ -324,10 +330,9 @@ class Journal:
         require_known(found.version)
         require_unsuspected(self.connection, self.account, found.suspect)
         row = self.row(key, lock=True)
-        assert row is not None
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what
         # another process may have changed matters.
-        if row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
+        if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
             return False
         values = {**sending, "attempt": expected + 1, "walks": 0, "walked_at": None, "candidates": None}
         values |= {"ended_at": None, "error": None, "is_certain": None, "reason": None}
