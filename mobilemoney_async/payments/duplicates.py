@@ -13,7 +13,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import attrs
@@ -26,7 +26,6 @@ from mobilemoney_async.payments.records import CLAIMED, OPEN, PaymentRecord, Pay
 
 # For how long after its first sighting an unclaimed transaction stops other payments of its kind.
 _STOPS = {TransactionType.COLLECTION: timedelta(hours=1), TransactionType.DISBURSEMENT: timedelta(days=1)}
-_NEVER = datetime.max.replace(tzinfo=UTC)
 
 _columns = unclaimed.c
 _STOPS_FOR_A_WHILE = sa.and_(
@@ -43,6 +42,7 @@ SUSPECT: sa.ColumnElement[str | None] = (
         _columns.amount == sa.bindparam("of_amount"),
         # What a store that was behind has forgotten stops for as long as no payment claims it.
         sa.or_(_STOPS_FOR_A_WHILE, sa.and_(_columns.is_gap, _columns.state != CLAIMED)),
+        sa.bindparam("of_guarded", type_=sa.Boolean),
     )
     .order_by(_columns.first_seen_at)
     .limit(1)
@@ -77,8 +77,9 @@ class DuplicateGuard:
             "of_digest": digest(key, request.phone_number),
             "of_type": str(request.type),
             "of_amount": request.amount,
-            "of_seen_since": _NEVER if self.sole_writer is False else now - _STOPS[request.type],
+            "of_seen_since": now - _STOPS[request.type],
             "of_strict": self.sole_writer is True,
+            "of_guarded": self.sole_writer is not False,
         }
 
     def number_key(self, connection: sa.Connection, now: datetime) -> str:
@@ -112,7 +113,8 @@ def forgotten(transaction_id: str) -> DuplicateSuspected:
     """Return the error for a payment that may be a transaction which the store has forgotten."""
     return DuplicateSuspected(
         f"the store has forgotten payments, and transaction {transaction_id} at the service may be this one: nothing "
-        f"was sent; import it under its key with: mobilemoney payments recover KEY={transaction_id}",
+        f"was sent; import it under its key with: mobilemoney payments recover KEY={transaction_id} --note TEXT (if "
+        "other systems of yours pay too, use SQLStore(..., sole_writer=False))",
         transaction_id=transaction_id,
     )
 
