@@ -59,7 +59,10 @@ def explain_transaction(
     It then keeps no payment from being sent.
     """
     explained = run_with_store(lambda book: book.explain(transaction_id, note=note), find_store(service))
-    print(output.visible(f"{explained.transaction_id}: {explained.state}. It stops no payment any more."))
+    result = "It stops no payment any more."
+    if explained.is_gap:
+        result = "The store has forgotten it: it stops payments of its kind until you import it with recover."
+    print(output.visible(f"{explained.transaction_id}: {explained.state}. {result}"))
 
 
 @with_service()
@@ -113,6 +116,8 @@ def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str]
                 rows += [{name: each or "" for name, each in row.items() if name} for row in csv.DictReader(text)]
         except (UnicodeDecodeError, csv.Error) as exc:
             raise WrongUsage(f"{file} is not a CSV file in UTF-8") from exc
+        if not rows:
+            raise WrongUsage(f"{file} names no payments")
     for row in rows:
         if not row.get("key") or not row.get("transaction_id"):
             raise WrongUsage(

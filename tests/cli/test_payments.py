@@ -665,6 +665,20 @@ class TestRecover:
         assert result.exit_code == 2, result.output
         assert said in result.stderr
 
+    def test_a_file_without_payments_is_refused(self, url: str, served: dict[str, str], tmp_path: Path) -> None:
+        """It does not pass for an import of everything."""
+        file = tmp_path / "keys.csv"
+        for content in ("", "key,transaction_id\n"):
+            file.write_text(content)
+            result = run("recover", "--file", str(file), "--note", "Asha", "--store", url, **served)
+            assert result.exit_code == 2, result.output
+            assert "names no payments" in result.stderr
+
+    def test_an_explanation_says_that_a_gap_stops_on(self, forgotten: dict[str, str], url: str) -> None:
+        """Only an import ends the stop of a forgotten transaction."""
+        explained = run("explain", forgotten["order-2"], "--note", "Asha", "--store", url)
+        assert "until you import it with recover" in explained.stdout
+
     @pytest.mark.parametrize("arguments", [("order-2",), ("=x",), ("a=x", "a=y")])
     def test_pairs_are_checked(self, arguments: tuple[str, ...], url: str) -> None:
         """A key or a transaction that is missing, and a key that is given twice, are wrong usage."""
