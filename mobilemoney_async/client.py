@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mobilemoney_async.payments.account_store import AccountStore
     from mobilemoney_async.payments.creates import IdempotentCreates
     from mobilemoney_async.payments.payments import Payments
+    from mobilemoney_async.payments.recovery import Recovery
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.poller import Poller
 
@@ -144,14 +145,10 @@ class AsyncClient:
             self._is_attached = True
         utcnow = _utcnow if utcnow is None else utcnow
         pipeline = Pipeline(wire, limiter, tokens, options, utcnow, random.random, on_event)
-        if self._store is not None and self._store.sole_writer is not False:
-            from mobilemoney_async.payments.unclaimed import UnclaimedObserver
-
-            pipeline.observer = UnclaimedObserver(self._store, utcnow, timeout=timeout, on_event=on_event)
         self._assemble(pipeline)
 
-    def _assemble(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def _assemble(self, pipeline: Pipeline, recovery: Recovery | None = None) -> None:
+        self._pipeline, self._recovery = pipeline, recovery
         self._payments: Payments | None = None
         self._idempotent_creates: IdempotentCreates | None = None
         if self._store is not None:
@@ -159,10 +156,14 @@ class AsyncClient:
             from mobilemoney_async.payments.payments import Payments
             from mobilemoney_async.payments.reconciler import Reconciler
             from mobilemoney_async.payments.recovery import Recovery
+            from mobilemoney_async.payments.unclaimed import UnclaimedObserver
 
-            reconciler, recovery = Reconciler(self._store, pipeline), Recovery(self._store, pipeline)
+            reconciler = Reconciler(self._store, pipeline)
+            recovery = Recovery(self._store, pipeline, None if recovery is None else recovery.memory)
             self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler, recovery)
-            self._payments = Payments(self._store, pipeline, reconciler, recovery)
+            self._payments, self._recovery = Payments(self._store, pipeline, reconciler, recovery), recovery
+            if pipeline.observer is None and self._store.sole_writer is not False:
+                pipeline.observer = UnclaimedObserver(self._store, recovery.binding, pipeline)
         self.collections = Collections(pipeline, self._idempotent_creates)
         self.disbursements = Disbursements(pipeline, self._idempotent_creates)
         self.transactions = Transactions(pipeline)
@@ -219,7 +220,7 @@ class AsyncClient:
         client = object.__new__(type(self))
         client._owns_wire = False
         client._store, client._is_attached = self._store, False
-        client._assemble(attrs.evolve(self._pipeline, options=options))
+        client._assemble(attrs.evolve(self._pipeline, options=options), self._recovery)
         return client
 
     @property
@@ -309,10 +310,10 @@ class AsyncClient:
         from mobilemoney_async.polling.poller import Poller
 
         fleet = None
-        if self._store is not None:
+        if self._store is not None and self._recovery is not None:
             from mobilemoney_async.sharing.poller import join_fleet
 
-            fleet = join_fleet(self._store, self._pipeline.utcnow)
+            fleet = join_fleet(self._store, self._recovery.binding, self._pipeline.utcnow)
         return Poller(
             self._pipeline, timeout=timeout, min_interval=min_interval, schedule=schedule, fleet=fleet, resume=resume
         )

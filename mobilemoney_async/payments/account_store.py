@@ -86,26 +86,24 @@ class AccountStore:
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
     _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
+    _opened_at: datetime | None = attrs.field(default=None, init=False)
     _clients: int = attrs.field(default=0, init=False)
 
     @guard.default
     def _make_guard(self) -> DuplicateGuard:
         return DuplicateGuard(self.account, self.sole_writer)
 
-    def remember(self, transaction_id: str) -> None:
-        """Remember that a payment has acknowledged a transaction."""
-        self.make_room()
-        self.seen[transaction_id] = True
+    def remember(self, transaction_id: str, fact: object = True) -> None:
+        """Remember a fact about a transaction, by default that a payment has acknowledged it.
 
-    def make_room(self) -> None:
-        """Forget transactions if there are too many: the next page of the list asks the database for its rows.
-
-        Those that are settled go first. Of the others, only this memory has the time of the first sighting.
+        Where there are too many, those that are settled go first: the next page of the list asks the database for them.
+        Of the others, only this memory has the time of the first sighting.
         """
         if len(self.seen) >= _MOST_SEEN:
             left = {name: known for name, known in list(self.seen.items()) if not isinstance(known, bool)}
             self.seen.clear()
             self.seen.update(left if len(left) < _MOST_SEEN // 2 else {})
+        self.seen[transaction_id] = fact
 
     async def read(self, work: Callable[[Journal], T]) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
@@ -124,6 +122,11 @@ class AccountStore:
             self.newest = created_at
             if not is_own:
                 self.unguarded_at = created_at
+
+    def note_opened(self, now: datetime) -> datetime:
+        """Return since when this process knows the store."""
+        self._opened_at = self._opened_at or now
+        return self._opened_at
 
     def attach(self) -> None:
         """Count one more client."""

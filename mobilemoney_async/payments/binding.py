@@ -6,7 +6,9 @@ Others may be another merchant's, or a sandbox's: nothing is sent with them, and
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -55,15 +57,37 @@ _FACTS = sa.select(NEWEST.limit(1).scalar_subquery().label("newest"), *_FIELDS).
 _FACTS_AND_CONFLICTS = _FACTS.add_columns(*CONFLICTS)
 
 
+class ForeignError(Exception):
+    """Difference of the account from this client: another host, or a transaction that the service does not know so."""
+
+
+@attrs.define(eq=False)
+class Memory:
+    """Memory of a client and of those that its `with_options` makes, perhaps one for each call.
+
+    Attributes:
+        credentials: The name of the client's credentials, once known.
+        is_bound: Whether the account was bound to them when it was last looked at.
+        said: The differences that were reported.
+        unreadable_until: The time before which the list is not asked for again, on the loop's clock.
+        obstacle: The reason for that.
+    """
+
+    credentials: str | None = None
+    is_bound: bool = False
+    said: set[str] = attrs.field(factory=set)
+    unreadable_until: float = -math.inf
+    obstacle: str = ""
+
+
 class Binding:
     """Binding of one client's account to its merchant."""
 
-    def __init__(self, store: AccountStore, pipeline: Pipeline) -> None:
+    def __init__(self, store: AccountStore, pipeline: Pipeline, memory: Memory) -> None:
         self._store = store
         self._pipeline = pipeline
         self._host = _host(pipeline.wire.base_url)
-        self._credentials: str | None = None
-        self._said: set[str] = set()
+        self._memory = memory
 
     def look(self, journal: Journal) -> AccountFacts:
         """Return the facts about the account."""
@@ -100,34 +124,58 @@ class Binding:
         Credentials that are new to the account have to look up one of its transactions first. If that fails, not
         because there is none, they are not used either, unless `is_lenient`.
         """
+        self._store.note_opened(self._pipeline.utcnow())
         if facts is None:
             facts = await self._store.read(self.look)
-        name = self._credentials or await self._name_credentials()
-        known = (facts.credentials or "").split()
-        if facts.newest is None:
-            if (facts.host, known) != (self._host, [name]):
-                await self.save(host=self._host, credentials=name, merchant_id=None)
-            return
+        name = await self._name_credentials()
+        if facts.newest is None and (facts.host, facts.credentials) != (self._host, name):
+            await self.save(host=self._host, credentials=name, merchant_id=None)
+        elif facts.newest is not None and not self.is_known(facts.host, facts.credentials):
+            await self._bind(facts, name, is_lenient=is_lenient)
+
+    async def _bind(self, facts: AccountFacts, name: str, *, is_lenient: bool) -> None:
+        """Bind the account to new credentials, if they know its transactions; see `require_bound`."""
         if facts.host not in {None, self._host}:
-            raise self._foreign(f"is of {facts.host}, not of {self._host}")
-        if facts.host is not None and name in known:
-            return
+            foreign = ForeignError(f"is of {facts.host}, not of {self._host}")
+            raise self._foreign(foreign) from foreign
         try:
             merchant_id = await self.look_up_own(facts)
-        except (InvalidCredentials, InvalidToken, TokenExpired):
-            return  # the payment is refused, too
+        except ForeignError as exc:
+            raise self._foreign(exc) from exc
+        except (StoreError, InvalidCredentials, InvalidToken, TokenExpired):
+            raise  # the payment would be refused, too
         except MobileMoneyError as exc:
-            if is_lenient and not isinstance(exc, StoreError):
+            if is_lenient:
                 return
-            raise wait(f"was never used with these credentials, which could not be checked: {exc}") from exc
+            raise wait(
+                f"was never used with these credentials, which could not be checked: {exc} (if they are of the same "
+                "merchant, mobilemoney payments rebind accepts them)"
+            ) from exc
         if merchant_id is not None:
-            credentials = " ".join([*known, name][-_MOST_CREDENTIALS:])
-            await self.save(host=self._host, credentials=credentials, merchant_id=merchant_id or facts.merchant_id)
+            known = [*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:]
+            await self.save(host=self._host, credentials=" ".join(known), merchant_id=merchant_id or facts.merchant_id)
+            self._memory.is_bound = True
+
+    async def require_not_foreign(self) -> None:
+        """Raise `StoreError` if the account is another merchant's, but not if that cannot be found out now."""
+        try:
+            await self.require_bound(is_lenient=True)
+        except Exception as exc:
+            if isinstance(exc.__cause__, ForeignError):
+                raise
+
+    def is_known(self, host: str | None, credentials: str | None) -> bool:
+        """Return whether the columns of an account name this client's host and credentials."""
+        names, memory = (credentials or "").split(), self._memory
+        # A full list may have dropped the name, once it was known.
+        is_known = memory.credentials in names or (memory.is_bound and len(names) == _MOST_CREDENTIALS)
+        memory.is_bound = host == self._host and is_known
+        return memory.is_bound
 
     async def rebind(self, note: str) -> None:
         """Bind the account to this client's host and credentials."""
         await self._store.database.open()
-        name = self._credentials or await self._name_credentials()
+        name = await self._name_credentials()
         await self.save(host=self._host, credentials=name, merchant_id=None, note=note)
 
     async def save(self, **values: Any) -> None:
@@ -140,47 +188,53 @@ class Binding:
         await self._store.write(save)
 
     async def _name_credentials(self) -> str:
-        tokens, cipher = self._pipeline.tokens, self._store.cipher
-        if isinstance(tokens, NamedSource):
-            self._credentials = await tokens.name_credentials()
-        else:
+        tokens, cipher, name = self._pipeline.tokens, self._store.cipher, self._memory.credentials
+        if name is None and isinstance(tokens, NamedSource):
+            name = await tokens.name_credentials()
+        elif name is None:
             # Issued tokens; those of one source of your own count as the same credentials.
             token = await self._pipeline.token()
-            self._credentials = await run_in_thread(lambda: cipher.name_token(token))
-        return self._credentials
+            name = await run_in_thread(lambda: cipher.name_token(token))
+        self._memory.credentials = name
+        return name
 
     async def look_up_own(self, facts: AccountFacts) -> str | None:
-        """Look up the newest transaction that was acknowledged to us.
+        """Look up a transaction that was acknowledged to us: the newest one that is not of just now.
 
         Returns:
             Its merchant, empty if it shows none; None if the store knows no such transaction.
 
         Raises:
-            StoreError: The service does not know it, or it is another payment: this is another merchant.
+            ForeignError: The service does not know it, or it is another payment: this is another merchant.
             MobileMoneyError: It could not be looked up.
         """
-        record = await self._store.read(_find_own)
+        settled_at = self._pipeline.utcnow() - timedelta(seconds=self._store.grace)
+        record = await self._store.read(lambda journal: _find_own(journal, settled_at))
         if record is None or record.transaction_id is None:
             return None
         try:
             answer = await self._pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": record.transaction_id})
         except (TransactionNotFound, InvalidTransactionId) as exc:
-            raise self._foreign(f"has transaction {record.transaction_id}, which the service does not know") from exc
+            raise ForeignError(f"has transaction {record.transaction_id}, which the service does not know") from exc
         found = answer.transaction
         fit = match(query_for(record), found, Spellings(forms=frozenset(NumberForm)))
         is_other = facts.merchant_id and found.merchant_id and found.merchant_id != facts.merchant_id
         if fit is Match.NONE or is_other:
-            raise self._foreign(f"has transaction {record.transaction_id}, which is another one at the service")
+            raise ForeignError(f"has transaction {record.transaction_id}, which is another one at the service")
         return found.merchant_id or ""
 
-    def _foreign(self, reason: str) -> StoreError:
+    def _foreign(self, difference: ForeignError) -> StoreError:
         """Return the error for a host or credentials of another merchant, and report them once."""
+        reason = str(difference)
         said = f"account {self._store.account!r} of the store {reason}"
-        if said not in self._said:
-            self._said.add(said)
+        if said not in self._memory.said:
+            self._memory.said.add(said)
             emit(self._pipeline.on_event, AccountMismatch(account=self._store.account, reason=reason))
             logger.warning("%s: nothing is sent and nothing is concluded with these credentials", said)
-        advice = "use a store or an account of its own, or, if it is the same merchant, mobilemoney payments rebind"
+        advice = (
+            "use a store or an account of their own (a new one for a sandbox that was started again), or, if it is the "
+            "same merchant, mobilemoney payments rebind; nothing was sent"
+        )
         return StoreError(f"{said}: these may be the credentials of another merchant; {advice}", outcome="not_sent")
 
 
@@ -196,11 +250,15 @@ def _host(base_url: str) -> str:
     return "localhost" if is_local else host
 
 
-def _find_own(journal: Journal) -> PaymentRecord | None:
-    """Return the newest payment with a transaction that was acknowledged to us."""
+def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
+    """Return the newest payment with a transaction that was acknowledged to us, until a time if there is one."""
     columns = payments.c
     statement = sa.select(payments).where(
         columns.account == journal.account, columns.transaction_id.is_not(None), columns.is_adopted.is_(False)
     )
-    row = journal.connection.execute(statement.order_by(columns.created_at.desc()).limit(1)).one_or_none()
-    return None if row is None else to_record(row)
+    newest = statement.order_by(columns.created_at.desc()).limit(1)
+    for each in (newest.where(columns.created_at <= settled_at), newest):
+        row = journal.connection.execute(each).one_or_none()
+        if row is not None:
+            return to_record(row)
+    return None

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.comparison import same_number
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import accounts, insert_missing, unclaimed
 from mobilemoney_async.errors import DuplicateSuspected
@@ -26,6 +27,10 @@ from mobilemoney_async.payments.records import CLAIMED, OPEN, PaymentRecord, Pay
 
 # For how long after its first sighting an unclaimed transaction stops other payments of its kind.
 _STOPS = {TransactionType.COLLECTION: timedelta(hours=1), TransactionType.DISBURSEMENT: timedelta(days=1)}
+
+_FAILED = ("FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS")
+# Digits of a masked number that rule out others.
+_TELLING = 4
 
 _columns = unclaimed.c
 _STOPS_FOR_A_WHILE = sa.and_(
@@ -117,6 +122,29 @@ def forgotten(transaction_id: str) -> DuplicateSuspected:
         "other systems of yours pay too, use SQLStore(..., sole_writer=False))",
         transaction_id=transaction_id,
     )
+
+
+def require_remembered(connection: sa.Connection, account: str, request: PaymentRequest) -> None:
+    """Raise `DuplicateSuspected` for a forgotten transaction that shows a part of its number only, or no known type.
+
+    Those that show both are compared in the statement that begins the payment.
+    """
+    is_partial = sa.or_(_columns.number_digest.is_(None), _columns.type.not_in([*map(str, TransactionType)]))
+    rows = connection.execute(
+        sa.select(unclaimed).where(
+            _columns.account == account,
+            _columns.is_gap,
+            _columns.state != CLAIMED,
+            _columns.amount == request.amount,
+            _columns.status.not_in(_FAILED),
+            is_partial,
+        )
+    )
+    for row in rows:
+        is_other = row.type != request.type and row.type in set(TransactionType)
+        shows_little = sum(map(str.isdigit, row.shown_number)) < _TELLING
+        if not is_other and (shows_little or same_number(row.shown_number, request.phone_number) is not None):
+            raise forgotten(row.transaction_id)
 
 
 def require_unsuspected(connection: sa.Connection, account: str, transaction_id: str | None) -> None:

@@ -16,7 +16,7 @@ import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, Spellings, learn, match, query_for, shift
+from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, Spellings, learn, match, query_for
 from mobilemoney_async.payments.records import PaymentRecord
 
 UNREADABLE, LOST, BEHIND = "unreadable", "lost", "behind"
@@ -24,8 +24,6 @@ UNREADABLE, LOST, BEHIND = "unreadable", "lost", "behind"
 must show the payments that the store has lost; all of them until the forgotten time has been listed."""
 
 _QUIET, _ROUTINE = timedelta(minutes=5), timedelta(hours=1)
-# The service's clock may differ from ours by as much.
-_SLACK = timedelta(minutes=2)
 # Where both clocks agree, an open payment may be a row within a day of its send.
 _CLOCKS_AGREE = Skew(low=timedelta(0), high=timedelta(0))
 
@@ -77,6 +75,17 @@ class AccountFacts:
     gap_at: datetime | None = None
     timeline: int | None = None
 
+    @property
+    def lost_until(self) -> datetime | None:
+        """Time of the newest payment that this process knew of, if the store has lost it."""
+        is_lost = self.remembered is not None and (self.newest is None or self.newest < self.remembered)
+        return self.remembered if is_lost else None
+
+    @property
+    def has_moved(self) -> bool:
+        """True if the database was recovered since the last comparison, or another server has taken over."""
+        return None not in (self.timeline, self.timeline_now) and self.timeline != self.timeline_now
+
 
 def suspicion(facts: AccountFacts, now: datetime, *, grace: float) -> Suspicion | None:
     """Return why a store is to be compared with its service before it sends a payment, or None.
@@ -84,14 +93,14 @@ def suspicion(facts: AccountFacts, now: datetime, *, grace: float) -> Suspicion 
     An empty store has nothing to compare. After a gap was found, the store is compared once more `grace` seconds later:
     the list may have been late.
     """
-    newest, remembered = facts.newest, facts.remembered
+    newest = facts.newest
     if facts.stopped is not None:
         return Suspicion.OPEN
-    if remembered is not None and (newest is None or newest < remembered):
+    if facts.lost_until is not None:
         return Suspicion.BACKWARDS
     if newest is None:
         return None
-    if None not in (facts.timeline, facts.timeline_now) and facts.timeline != facts.timeline_now:
+    if facts.has_moved:
         return Suspicion.MOVED
     if facts.doubted_at is not None and now >= facts.doubted_at + timedelta(seconds=grace):
         return Suspicion.OPEN
@@ -109,7 +118,7 @@ class Comparison:
     Attributes:
         rows: The transactions that the pages show.
         owned: The payments that own some of them, by transaction id.
-        recorded: The transactions of which the store knows that no payment claims them.
+        recorded: The transactions of which the store knows that no payment claims them, or that an open one may.
         open_payments: Payments that a row may be, such as those with an unknown result.
         types: The types of payment that the account makes; none if that is not known.
         merchant_id: The account's merchant, if known.
@@ -137,15 +146,15 @@ class Comparison:
     def forgotten(self, since: datetime | None) -> list[Transaction]:
         """Return the rows, since a time of the service, that may be payments of the store, and that it lacks.
 
+        There is no last time: the service's clock may be ahead of ours by hours.
+
         Types are spelt as in the contract, as far as rows of known payments show what the list means.
         """
-        until = shift(self.doubted_at, _SLACK)
         types = learn(self.rows, self.owned, self.merchant_id).types
         return [
             attrs.evolve(row, type=next(iter(types[row.type]))) if len(types.get(row.type, ())) == 1 else row
             for row in self.rows
-            if row.created_at <= until
-            and (since is None or row.created_at >= since)
+            if (since is None or row.created_at >= since)
             and row.id not in self.owned
             and row.id not in self.recorded
             and self._may_be_ours(row)

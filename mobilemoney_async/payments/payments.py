@@ -324,6 +324,7 @@ class Payments(PaymentBook):
         require_name("key", key)
         require_text("note", note)
         identifiers = {"transaction_id": require_identifier("transaction_id", transaction_id)}
+        await self._recovery.binding.require_bound()
         transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
         now = self._utcnow()
 

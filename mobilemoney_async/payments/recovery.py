@@ -6,7 +6,7 @@ transactions are kept as unclaimed ones of a gap, which stop keys of their kind 
 Critical section: one process of an account at a time compares, under the lease `recovery`. Others wait for its result
 in the store, and during the listing of a gap their new payments are refused. No transaction is open during a request.
 Where the process dies, or the call is cancelled, `accounts.stopped` says what is left to do, and the next payment does
-it.
+it, or `Payments.reconcile`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import anyio
 import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.contract.comparison import same_number
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.leases import change_lease, while_renewed
@@ -32,15 +32,15 @@ from mobilemoney_async.database.schema import payments, unclaimed
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.binding import NEWEST, Binding, wait
-from mobilemoney_async.payments.duplicates import forgotten
+from mobilemoney_async.payments.binding import NEWEST, Binding, ForeignError, Memory, wait
+from mobilemoney_async.payments.duplicates import require_remembered
 from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.gap import BEHIND, LOST, UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import query_for
 from mobilemoney_async.payments.queries import chunks, doubtful, merchant_of, owners
-from mobilemoney_async.payments.records import CLAIMED, PaymentRequest
+from mobilemoney_async.payments.records import OPEN, PaymentRequest
 from mobilemoney_async.payments.unclaimed import record_gap
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -50,18 +50,58 @@ _LEASE = 30.0
 _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.1, 1.5, 1.0
 # Seconds for which a list that could not be read is not asked for again.
 _BACKOFF, _ROUTINE_BACKOFF = 10.0, 300.0
-# Seconds that a payment waits for a routine comparison.
+# Seconds that a payment waits for a comparison which is routine, or which it does not depend on.
 _PATIENCE = 10.0
 _DAY, _SLACK = timedelta(days=1), timedelta(minutes=2)
-# The newest payments, which show what types an account makes.
-_SAMPLE = 1_000
-_FAILED = ("FAILED", "TIMEOUT", "INSUFFICIENT_FUNDS")
-# Digits of a masked number that rule out others.
-_TELLING = 4
+# The service's clock may be behind ours by as much, and shows seconds only.
+_CLOCKS, _GRAIN = timedelta(minutes=15), timedelta(seconds=2)
+_UNREADABLE = "its list cannot be read"
+_NOT_YET = "its list does not show yet what the store has lost"
 
 
 class _UnreadableError(Exception):
     """Comparison that the list did not allow."""
+
+
+@attrs.frozen(kw_only=True)
+class _Doubt:
+    """Doubt that a comparison has to remove.
+
+    Attributes:
+        facts: About the account.
+        why: The reason.
+        at: When it came up first.
+        newest: The newest payment of that time; of a store that has lost everything, a week before.
+        asked: The type of the payment that waits, if any.
+        patience: Seconds for the first look; None for as long as it takes.
+    """
+
+    facts: AccountFacts
+    why: Suspicion
+    at: datetime
+    newest: datetime
+    asked: TransactionType | None
+    patience: float | None
+
+    @property
+    def is_lost(self) -> bool:
+        """True if it is certain that the store has lost payments, which the list may not show yet."""
+        return self.why is Suspicion.BACKWARDS or self.facts.stopped == LOST
+
+    @property
+    def went_back(self) -> bool:
+        """True if the store itself shows that it has lost payments, or may have."""
+        return self.is_lost or self.why is Suspicion.MOVED
+
+    def is_shown(self, rows: Iterable[Transaction]) -> bool:
+        """Return whether rows show the time of the newest payment that is known to be lost."""
+        lost_until = self.facts.lost_until
+        return lost_until is not None and any(row.created_at >= lost_until - _GRAIN for row in rows)
+
+    @property
+    def first_day(self) -> date:
+        """The first day to list: one to spare, since the service's time zone is undocumented."""
+        return (self.newest - _DAY).date()
 
 
 class Recovery:
@@ -69,15 +109,20 @@ class Recovery:
 
     Attributes:
         binding: That of the client's account.
+        memory: Shared with the clients of other options.
     """
 
-    def __init__(self, store: AccountStore, pipeline: Pipeline) -> None:
-        self.binding: Binding = Binding(store, pipeline)
+    def __init__(self, store: AccountStore, pipeline: Pipeline, memory: Memory | None = None) -> None:
+        self.memory = Memory() if memory is None else memory
+        self.binding = Binding(store, pipeline, self.memory)
         self._store = store
         self._pipeline = pipeline
-        self._lister = Lister(pipeline)
-        # The time before which the list is not asked for again, on the loop's clock, and the reason.
-        self._unreadable: tuple[float, Exception | None] = (-math.inf, None)
+        self._grace = timedelta(seconds=store.grace)
+
+    @property
+    def _lister(self) -> Lister:
+        """Reader of the list, without the deadline of a call: there may be a queue for hundreds of pages."""
+        return Lister(attrs.evolve(self._pipeline, options=attrs.evolve(self._pipeline.options, deadline=None)))
 
     async def admit(self, request: PaymentRequest, facts: AccountFacts) -> bool:
         """Compare the store with its service if that is due before a payment is sent.
@@ -91,18 +136,23 @@ class Recovery:
         """
         is_collection = request.type == TransactionType.COLLECTION
         await self.binding.require_bound(facts, is_lenient=is_collection)
+        if self._store.sole_writer is False:
+            return False  # the newest rows may always be those of other systems
         if facts.gap_at is not None:
-            await self._store.read(partial(_require_remembered, request=request))
+            await self._store.read(lambda journal: require_remembered(journal.connection, journal.account, request))
+        why = self._suspicion(facts)
+        if why is None:
+            return False
         try:
-            return await self._compare_if_due(facts)
+            return await self._compare_alone(facts, why, request)
         except _UnreadableError as exc:
-            if not is_collection:
+            if not is_collection and why is not Suspicion.ROUTINE:
                 raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
         return False
 
     async def leave_to_reconcile(self) -> None:
         """Leave a comparison to `resume`, since it takes longer than the deadline of a create."""
-        self._put_off(Suspicion.OPEN, TimeoutError())
+        self._put_off(_BACKOFF, f"{_UNREADABLE}: no answer came in time")
         facts = await self._store.read(self.binding.look)
         if facts.stopped is None:
             await self.binding.save(stopped=UNREADABLE, doubted_at=facts.doubted_at or self._pipeline.utcnow())
@@ -110,22 +160,26 @@ class Recovery:
     async def resume(self) -> None:
         """Make a comparison that did not end, if there is one; the next payment finds out whether it has ended now."""
         facts = await self._store.read(self.binding.look)
-        if facts.stopped is not None:
-            self._unreadable = (-math.inf, None)
+        if self._store.sole_writer is not False and self._suspicion(facts) is Suspicion.OPEN:
+            self._put_off(-math.inf, "")
             with suppress(_UnreadableError, StoreError):
-                await self._compare_if_due(facts)
+                await self._compare_alone(facts, Suspicion.OPEN)
 
-    async def _compare_if_due(self, facts: AccountFacts) -> bool:
-        """Compare the store with its service if that is due, and return whether that took time.
+    def _put_off(self, seconds: float, obstacle: str) -> None:
+        """Ask for the list no more for a while, since it could not be read, or shows too little."""
+        self.memory.unreadable_until, self.memory.obstacle = anyio.current_time() + seconds, obstacle
+
+    async def _compare_alone(self, facts: AccountFacts, why: Suspicion, request: PaymentRequest | None = None) -> bool:
+        """Compare the store as the only process of the account, or wait for the one that does.
+
+        Returns:
+            Whether that took time.
 
         Raises:
-            _UnreadableError: The list did not allow it, and it is not a routine comparison.
-            StoreError: Another process compares a store that is behind.
+            StoreError: Another process lists what the store has forgotten.
+            _UnreadableError: The list did not allow it.
         """
         name, pause = uuid.uuid4().hex, _FIRST_PAUSE
-        why = self._suspicion(facts)
-        if why is None:
-            return False
         while not await self._hold(name, _LEASE):
             if facts.stopped == BEHIND:
                 raise wait("has forgotten payments, and is being compared with the service: try again in a minute")
@@ -134,42 +188,24 @@ class Recovery:
             await anyio.sleep(pause)
             pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
             facts = await self._store.read(self.binding.look)
-            why = self._suspicion(facts)
-            if why is None:
+            found = self._suspicion(facts)
+            if found is None:
                 return True
+            why = found
         try:
-            # A busy merchant does not wait for a routine comparison.
-            with anyio.move_on_after(_PATIENCE if why is Suspicion.ROUTINE else None):
-                await while_renewed(
-                    lambda: self._compare(facts, why), lambda: self._hold(name, _LEASE), every=_LEASE / 3
-                )
-                return True
-            self._put_off(why, TimeoutError())
-        except _UnreadableError:
-            if why is not Suspicion.ROUTINE:
-                raise
+            await while_renewed(
+                lambda: self._compare(facts, why, request), lambda: self._hold(name, _LEASE), every=_LEASE / 3
+            )
         finally:
             # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
             with anyio.move_on_after(_LEASE, shield=True), suppress(StoreError):
                 await self._hold(name, None)
-        return False
+        return True
 
     def _suspicion(self, facts: AccountFacts) -> Suspicion | None:
-        if self._store.sole_writer is False:
-            return None  # the newest rows may always be those of other systems
         why = suspicion(facts, self._pipeline.utcnow(), grace=self._store.grace)
-        is_put_off = why is Suspicion.ROUTINE and anyio.current_time() < self._unreadable[0]
+        is_put_off = why is Suspicion.ROUTINE and anyio.current_time() < self.memory.unreadable_until
         return None if is_put_off else why
-
-    def _put_off(self, why: Suspicion, cause: Exception) -> None:
-        """Ask for the list no more for a while, since it could not be read."""
-        pause = _ROUTINE_BACKOFF if why is Suspicion.ROUTINE else _BACKOFF
-        self._unreadable = (anyio.current_time() + pause, cause)
-
-    def _require_backed_off(self, why: Suspicion) -> None:
-        until, cause = self._unreadable
-        if why is not Suspicion.ROUTINE and anyio.current_time() < until:
-            raise _UnreadableError("its list could not be read") from cause
 
     async def _hold(self, name: str, ttl: float | None) -> bool:
         held, _ = await self._store.database.timed(
@@ -179,101 +215,133 @@ class Recovery:
         )
         return held
 
-    async def _compare(self, facts: AccountFacts, why: Suspicion) -> None:
+    async def _compare(self, facts: AccountFacts, why: Suspicion, request: PaymentRequest | None) -> None:
         """Compare the store with its service, and record the result.
 
         Raises:
             _UnreadableError: The list could not be read, or cannot show yet what the store has lost.
         """
-        now, at = self._pipeline.utcnow(), facts.doubted_at or self._pipeline.utcnow()
-        is_lost = why is Suspicion.BACKWARDS or facts.stopped == LOST
-        self._require_backed_off(why)
-        # Of a store that has lost everything, the last week is compared.
+        at, is_routine = facts.doubted_at or self._pipeline.utcnow(), why is Suspicion.ROUTINE
         newest = await self._store.read(lambda journal: _newest_until(journal, at)) or at - timedelta(days=7)
-        first_day = (newest - _DAY).date()
-        try:
-            comparison = None
-            if facts.stopped != BEHIND and facts.known_until is None:
-                comparison = await self._read(await self._lister.near(at, at, first_day), facts, at)
-            if comparison is None or comparison.shows_gap:
-                await self._list_gap(facts, at, newest, first_day)
-            elif is_lost and now < at + timedelta(seconds=self._store.grace):
-                await self.binding.save(stopped=LOST, doubted_at=at)
-                raise _UnreadableError("its list does not show yet what the store has lost")
-            else:
-                await self.binding.save(stopped=None, doubted_at=None, checked_at=now, timeline=facts.timeline_now)
-        except MobileMoneyError as exc:
-            if isinstance(exc, StoreError):
+        asked, patience = None if request is None else request.type, self._patience(request, why)
+        doubt = _Doubt(facts=facts, why=why, at=at, newest=newest, asked=asked, patience=patience)
+        cause = None
+        if is_routine or anyio.current_time() >= self.memory.unreadable_until:
+            try:
+                obstacle = await self._look(doubt)
+                if obstacle is None:
+                    if facts.lost_until is not None:
+                        self._store.newest = facts.newest
+                    return
+            except StoreError:
                 raise
-            self._put_off(why, exc)
-            if why is not Suspicion.ROUTINE:
-                await self.binding.save(stopped=LOST if is_lost else UNREADABLE, doubted_at=at)
-            raise _UnreadableError("its list cannot be read") from exc
-        self._store.newest = facts.newest
+            except (MobileMoneyError, TimeoutError) as exc:
+                cause, obstacle = exc, f"{_UNREADABLE}: {str(exc) or 'no answer came in time'}"
+            self._put_off(_ROUTINE_BACKOFF if is_routine else _BACKOFF, obstacle)
+        if not is_routine:
+            # A collection is sent all the same, and then the store does not look quiet any more.
+            await self.binding.save(stopped=LOST if doubt.is_lost else UNREADABLE, doubted_at=at)
+        raise _UnreadableError(self.memory.obstacle) from cause
 
-    async def _list_gap(self, facts: AccountFacts, at: datetime, newest: datetime, first_day: date) -> None:
-        """List the time that the store has forgotten, and keep the transactions of that time."""
+    def _patience(self, request: PaymentRequest | None, why: Suspicion) -> float | None:
+        """Return the seconds that a payment waits for a first look, or None if it must have its result."""
+        if request is None or (why is not Suspicion.ROUTINE and request.type != TransactionType.COLLECTION):
+            return None
+        deadline = self._pipeline.options.deadline
+        return _PATIENCE if deadline is None else min(_PATIENCE, deadline / 2)
+
+    async def _look(self, doubt: _Doubt) -> str | None:
+        """Look in the list for what the store has forgotten, and record it.
+
+        Returns:
+            None, or why the list cannot show it yet.
+        """
+        now, facts, at = self._pipeline.utcnow(), doubt.facts, doubt.at
         if facts.stopped != BEHIND and facts.known_until is None:
+            with anyio.fail_after(doubt.patience):
+                comparison = await self._look_at_newest(doubt)
+            if not comparison.shows_gap:
+                is_early = now < at + self._grace
+                if is_early and doubt.is_lost and not doubt.is_shown(comparison.rows):
+                    return _NOT_YET
+                # A list without any payment of ours proves nothing: it is compared once more after the grace period.
+                # The payment that waits comes after this moment.
+                is_empty = is_early and comparison.known_until is None and await self._is_expected(doubt)
+                again = at - timedelta.resolution if is_empty else None
+                done = {"stopped": None, "checked_at": now, "timeline": facts.timeline_now}
+                await self.binding.save(doubted_at=again, **done)
+                return None
             await self.binding.save(stopped=BEHIND, doubted_at=at)
-        start = min(newest, facts.known_until or newest) - _SLACK
-        walk = await self._lister.near(start, at + _SLACK, first_day)
+        return await self._list_gap(doubt)
+
+    async def _is_expected(self, doubt: _Doubt) -> bool:
+        """Return whether the list must show a payment of ours."""
+        table, days = payments.c, (doubt.newest - _DAY, doubt.at - self._grace)
+        ours = (
+            table.account == self._store.account,
+            table.transaction_id.is_not(None),
+            table.created_at.between(*days),
+        )
+        shown = sa.select(table.key).where(*ours).limit(1)
+        return await self._store.read(lambda journal: journal.connection.execute(shown).first() is not None)
+
+    async def _look_at_newest(self, doubt: _Doubt) -> Comparison:
+        """Compare the newest rows with the store, in one or two requests; in more if they show none that it knows."""
+        end = doubt.at + _DAY  # the end of the list, whatever the service's clock shows
+        walk = await self._lister.near(end, end, doubt.first_day)
         if walk.covered is None and not walk.is_complete:
-            walk = await self._lister.complete(first_day)
-        comparison = await self._read(walk, facts, at)
-        since = facts.known_until or comparison.known_until or start
+            walk = await self._lister.complete(doubt.first_day)
+        comparison = await self._read(walk, doubt)
+        if comparison.known_until is None and not (walk.is_complete or comparison.shows_gap):
+            walk = await self._lister.near(doubt.newest - _CLOCKS, end, doubt.first_day)
+            comparison = await self._read(walk, doubt)
+        return comparison
+
+    async def _list_gap(self, doubt: _Doubt) -> str | None:
+        """List the time that the store has forgotten, and keep the transactions of that time; see `_look`."""
+        facts, at, newest = doubt.facts, doubt.at, doubt.newest
+        start = min(newest, facts.known_until or newest) - _CLOCKS
+        walk = await self._lister.near(start, at + _DAY, doubt.first_day)
+        if walk.covered is None and not walk.is_complete:
+            walk = await self._lister.complete(doubt.first_day)
+        comparison = await self._read(walk, doubt)
+        since = facts.known_until or comparison.known_until or newest - _SLACK
         rows, now, count = comparison.forgotten(since), self._pipeline.utcnow(), 0
         await self.binding.save(known_until=since)  # a process that goes on from here begins there, too
         for some in chunks(rows):
             count += await self._store.write(partial(record_gap, rows=some, now=now))
-        is_over = now >= at + timedelta(seconds=self._store.grace)
-        left = {"doubted_at": None, "known_until": None} if is_over else {}
-        found = {"gap_at": now} if count else {}
-        await self.binding.save(stopped=None, checked_at=now, timeline=facts.timeline_now, **left, **found)
+        is_over = now >= at + self._grace
+        waits = doubt.is_lost and not doubt.is_shown(walk.rows) and not is_over
+        left: dict[str, Any] = {"doubted_at": None, "known_until": None} if is_over else {"doubted_at": at}
+        left |= {"gap_at": now} if count else {}
+        await self.binding.save(stopped=LOST if waits else None, checked_at=now, timeline=facts.timeline_now, **left)
         if count:
-            emit(self._pipeline.on_event, StoreBehind(transactions=count, since=since))
-            logger.warning(
-                "the store is behind the service, as after a restored backup: %d transactions of account %r since %s "
-                "belong to no payment in it; others of their kinds are stopped until you import them: see mobilemoney "
-                "payments recover; if other systems of yours pay too, say so with SQLStore(..., sole_writer=False)",
-                count,
-                self._store.account,
-                f"{since:%Y-%m-%d %H:%M:%S} UTC",
-            )
+            self._report(count, since)
+        return _NOT_YET if waits else None
 
-    async def _read(self, walk: Walk, facts: AccountFacts, at: datetime) -> Comparison:
+    def _report(self, count: int, since: datetime) -> None:
+        emit(self._pipeline.on_event, StoreBehind(transactions=count, since=since))
+        logger.warning(
+            "the store is behind the service, as after a restored backup: %d transactions of account %r since %s "
+            "belong to no payment in it; others of their kinds are stopped until you import them: see mobilemoney "
+            "payments recover; if other systems of yours pay too, say so with SQLStore(..., sole_writer=False)",
+            count,
+            self._store.account,
+            f"{since:%Y-%m-%d %H:%M:%S} UTC",
+        )
+
+    async def _read(self, walk: Walk, doubt: _Doubt) -> Comparison:
         """Return the comparison of some pages with the store, as it is after they were read."""
-        comparison = await self._store.read(lambda journal: _comparison(journal, walk.rows, facts, at))
+        facts = doubt.facts
+        comparison = await self._store.read(lambda journal: _comparison(journal, walk.rows, doubt))
         if comparison.merchant_id is None and any(row.merchant_id for row in walk.rows):
-            # The list may show every merchant's transactions.
-            merchant_id = await self.binding.look_up_own(facts)
-            comparison = attrs.evolve(comparison, merchant_id=merchant_id)
+            # The list may show every merchant's transactions. A service to which someone has bound the account need
+            # not know an older one.
+            with suppress(ForeignError):
+                comparison = attrs.evolve(comparison, merchant_id=await self.binding.look_up_own(facts))
         if comparison.merchant_id != facts.merchant_id:
             await self.binding.save(merchant_id=comparison.merchant_id)
         return comparison
-
-
-def _require_remembered(journal: Journal, request: PaymentRequest) -> None:
-    """Raise `DuplicateSuspected` for a forgotten transaction that shows a part of its number only, or no known type.
-
-    Those that show both are compared in the statement that begins the payment.
-    """
-    columns = unclaimed.c
-    is_partial = sa.or_(columns.number_digest.is_(None), columns.type.not_in([*map(str, TransactionType)]))
-    rows = journal.connection.execute(
-        sa.select(unclaimed).where(
-            columns.account == journal.account,
-            columns.is_gap,
-            columns.state != CLAIMED,
-            columns.amount == request.amount,
-            columns.status.not_in(_FAILED),
-            is_partial,
-        )
-    )
-    for row in rows:
-        is_other = row.type != request.type and row.type in set(TransactionType)
-        shows_little = sum(map(str.isdigit, row.shown_number)) < _TELLING
-        if not is_other and (shows_little or same_number(row.shown_number, request.phone_number) is not None):
-            raise forgotten(row.transaction_id)
 
 
 def _newest_until(journal: Journal, at: datetime) -> datetime | None:
@@ -282,26 +350,36 @@ def _newest_until(journal: Journal, at: datetime) -> datetime | None:
     return journal.connection.execute(statement, {"of_account": journal.account}).scalar_one_or_none()
 
 
-def _comparison(journal: Journal, rows: Sequence[Transaction], facts: AccountFacts, at: datetime) -> Comparison:
-    ids, columns = [row.id for row in rows], unclaimed.c
-    owned = owners(journal, ids)
+def _comparison(journal: Journal, rows: Sequence[Transaction], doubt: _Doubt) -> Comparison:
+    ids, columns, table = [row.id for row in rows], unclaimed.c, payments.c
+    owned, open_payments = owners(journal, ids), doubtful(journal, doubt.first_day)
+    # Once the store went backwards, those that are open may be forgotten payments: the list was read before this.
+    is_settled = sa.or_(columns.is_gap, columns.state != OPEN, sa.literal(not doubt.went_back))
     recorded = [
         transaction_id
         for some in chunks(ids)
         for transaction_id in journal.connection.execute(
             sa.select(columns.transaction_id).where(
-                columns.account == journal.account, columns.transaction_id.in_(some)
+                columns.account == journal.account, columns.transaction_id.in_(some), is_settled
             )
         ).scalars()
     ]
-    newest = NEWEST.with_only_columns(payments.c.type).limit(_SAMPLE).subquery()
-    types = journal.connection.execute(sa.select(newest.c.type).distinct(), {"of_account": journal.account}).scalars()
+    own = sa.select(table.key).where(table.account == journal.account).limit(1)
+    free = {
+        row.type for row in rows if row.id not in owned
+    }  # for another type, a million payments need not be searched
     return Comparison(
         rows=rows,
         owned=owned,
-        recorded=frozenset(recorded),
-        open_payments=[query_for(each) for each in doubtful(journal, at.date())],
-        types=frozenset(map(TransactionType, types)),
-        merchant_id=facts.merchant_id or merchant_of(journal, rows, owned),
-        doubted_at=at,
+        recorded=frozenset(recorded).union(*(record.candidates for record in open_payments)),
+        open_payments=[query_for(each) for each in open_payments],
+        types=frozenset(
+            each
+            for each in TransactionType
+            if each is doubt.asked
+            or each not in free
+            or journal.connection.execute(own.where(table.type == str(each))).first()
+        ),
+        merchant_id=doubt.facts.merchant_id or merchant_of(journal, rows, owned),
+        doubted_at=doubt.at,
     )

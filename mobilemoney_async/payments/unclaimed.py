@@ -18,7 +18,7 @@ is cancelled meanwhile ends that first, inside a shield. Other tasks may change 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -27,25 +27,18 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.comparison import international, local_digits
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import accounts, insert_missing, payments, unclaimed
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.events import Handler, TransactionUnclaimed, emit
+from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.binding import Binding
 from mobilemoney_async.payments.duplicates import DuplicateGuard, digest
 from mobilemoney_async.payments.journal import Journal, shorten
-from mobilemoney_async.payments.matching import (
-    KindIndex,
-    Match,
-    PaymentQuery,
-    Skew,
-    Spellings,
-    match,
-    query_for,
-    shift,
-)
+from mobilemoney_async.payments.matching import KindIndex, Match, PaymentQuery, Skew, Spellings, match, query_for, shift
 from mobilemoney_async.payments.queries import doubtful, owners
 from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, UnclaimedTransaction
 from mobilemoney_async.values import mask_phone_number, valid_name
@@ -62,6 +55,8 @@ _QUIET = timedelta(minutes=5)
 _MOST_NAMED = 3
 # A row may be older than the account's first record by as much, if it fits a payment: clocks differ.
 _SLACK = timedelta(minutes=1)
+# Resolution of the service's timestamps.
+_GRAIN = timedelta(seconds=1)
 # Payments around a row whose number proves nothing, and how many of them are compared.
 _AROUND, _MOST_COMPARED = timedelta(hours=1), 200
 # An open payment may be any row within a day of its send.
@@ -83,19 +78,17 @@ class UnclaimedObserver:
 
     Args:
         store: Of the account.
-        utcnow: The client's clock.
-        timeout: That of the client's requests, seconds.
-        on_event: The client's handler.
+        binding: Of the account; another merchant's list is not compared.
+        pipeline: Of the client.
     """
 
-    def __init__(
-        self, store: AccountStore, utcnow: Callable[[], datetime], *, timeout: float, on_event: Handler | None
-    ) -> None:
+    def __init__(self, store: AccountStore, binding: Binding, pipeline: Pipeline) -> None:
         self._store = store
+        self._binding = binding
         self._seen = store.seen
-        self._utcnow = utcnow
-        self._wait = timedelta(seconds=store.grace + timeout) + _MARGIN
-        self._on_event = on_event
+        self._utcnow = pipeline.utcnow
+        self._wait = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
+        self._on_event = pipeline.on_event
         self._merchant_id: str | None = None
         self._is_full = False
         self._unreported: list[UnclaimedTransaction] = []
@@ -125,51 +118,65 @@ class UnclaimedObserver:
         known = self._seen.get(row.id)
         if isinstance(known, _Sighting):
             return now >= known.due_at
-        return known != row.status and valid_name(row.id) is not None
+        return known != row.status and row.created_at >= now - _OLDEST and valid_name(row.id) is not None
 
     async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
-        self._store.make_room()
         account, owned, recorded = await self._store.read(lambda journal: _look(journal, [row.id for row in new]))
+        if account is None or account.number_key is None:
+            return  # before the first payment
+        if not self._binding.is_known(account.host, account.credentials):
+            await self._binding.require_bound()
+        remember = self._store.remember
         for transaction_id, is_acknowledged in owned.items():
-            self._store.remember(transaction_id)
-            self._seen[transaction_id] = is_acknowledged
+            remember(transaction_id, is_acknowledged)
         self._find_merchant(rows, account)
         changed, due = list[Transaction](), dict[str, tuple[Transaction, datetime]]()
         for row in new:
             if recorded.get(row.id, row.status) not in {None, row.status}:
                 changed.append(row)
             elif row.id in recorded:
-                self._seen[row.id] = str(row.status)
-            elif row.id not in owned and account is not None and self._is_due(row, account, now):
+                remember(row.id, str(row.status))
+            elif row.id not in owned and self._is_due(row, account, now):
                 due[row.id] = (row, self._seen[row.id].first_at)
-        if not due and not changed:
-            return
+        if due or changed:
+            await self._judge(account, due, changed, now)
+
+    async def _judge(
+        self,
+        account: sa.Row[Any],
+        due: Mapping[str, tuple[Transaction, datetime]],
+        changed: Sequence[Transaction],
+        now: datetime,
+    ) -> None:
+        """Record rows with their first sightings, and those with a new status, and report them."""
         # Once it is recorded, a row is reported by this task or never.
         with anyio.CancelScope(shield=True):
             made, left, is_full = await self._store.write(
                 lambda journal: _record(journal, account, list(due.values()), changed, now)
             )
-            self._seen.update((row.id, str(row.status)) for row in new if row in changed or row.id in due)
+            self._seen.update((row.id, str(row.status)) for row in (*changed, *(row for row, _ in due.values())))
             self._seen.update((row.id, _Sighting(due[row.id][1], now + self._wait)) for row in left)
             self._report(made, now, is_full=is_full)
 
-    def _find_merchant(self, rows: Sequence[Transaction], account: sa.Row[Any] | None) -> None:
+    def _find_merchant(self, rows: Sequence[Transaction], account: sa.Row[Any]) -> None:
         """Find out who we are at the service: by the account's row, or by what our payments have acknowledged."""
-        if self._merchant_id is None and account is not None:
+        if self._merchant_id is None:
             shown = (row.merchant_id for row in rows if row.merchant_id and self._seen.get(row.id) is True)
             self._merchant_id = account.merchant_id or next(shown, None)
 
     def _is_due(self, row: Transaction, account: sa.Row[Any], now: datetime) -> bool:
         """Remember a row that nothing claims, and return whether it is judged now."""
-        if account.number_key is None:
-            return False  # before the first payment
         is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
-        if is_foreign or row.created_at < max(account.first_record_at - _SLACK, now - _OLDEST):
-            self._seen[row.id] = False
+        if is_foreign or row.created_at < account.first_record_at - _SLACK:
+            self._store.remember(row.id, False)
             return False
-        known = self._seen.get(row.id)
+        known, opened_at = self._seen.get(row.id), self._store.note_opened(now)
         if not isinstance(known, _Sighting):
-            self._seen[row.id] = _Sighting(now, now + self._wait)
+            self._store.remember(row.id, _Sighting(now, now + self._wait))
+            return False
+        if row.created_at < opened_at - _GRAIN and (account.checked_at is None or account.checked_at < opened_at):
+            # The store may have forgotten it before it was opened here, which the next new payment finds out.
+            self._seen[row.id] = _Sighting(known.first_at, now + self._wait)
             return False
         return now >= known.due_at
 
@@ -228,7 +235,7 @@ def _look(
 
 def _record(
     journal: Journal,
-    account: sa.Row[Any] | None,
+    account: sa.Row[Any],
     suspects: Sequence[tuple[Transaction, datetime]],
     changed: Sequence[Transaction],
     now: datetime,
@@ -245,20 +252,22 @@ def _record(
     # Those that `dismiss_candidates` has made, without a status, go on stopping nothing.
     is_old = sa.and_(_columns.state == EXPLAINED, _columns.changed_at < now - _KEPT, _columns.status != "")
     connection.execute(unclaimed.delete().where(here, is_old, ~_columns.is_gap))
-    is_open = sa.select(sa.func.count()).select_from(unclaimed).where(here, _columns.state == OPEN)
+    is_open = sa.select(sa.func.count()).select_from(unclaimed).where(here, _columns.state == OPEN, ~_columns.is_gap)
     count, is_full = connection.execute(is_open).scalar_one(), False
-    searches = KindIndex[PaymentQuery]()
-    for query in (query_for(each) for each in doubtful(journal, now) if each.sent_at is not None):
-        searches.add_query(query, query)
+    searches, candidates = KindIndex[PaymentQuery](), set[str]()
+    for each in doubtful(journal, now):
+        candidates.update(each.candidates)
+        if each.sent_at is not None:
+            query = query_for(each)
+            searches.add_query(query, query)
     # A payment may have been identified since the page was compared.
     owned = owners(journal, [row.id for row, _ in suspects])
     made, left = list[UnclaimedTransaction](), list[Transaction]()
     for row, first_at in suspects:
-        if any(_may_be(row, query) for query in searches.like_row(row)):
+        if row.id in candidates or any(_may_be(row, query) for query in searches.like_row(row)):
             left.append(row)
             continue
         like = _find_attempt(journal, row)
-        assert account is not None
         if row.id in owned or (like is None and row.created_at < account.first_record_at):
             continue
         if count + len(made) >= (_MOST_STRANGERS if like is None else _MOST):
@@ -340,8 +349,13 @@ def record_gap(journal: Journal, rows: Iterable[Transaction], now: datetime) -> 
     for row in rows:
         values = {"account": journal.account, "transaction_id": row.id, "first_seen_at": now, "changed_at": now}
         values |= _values(row, None, key) | _status(row) | {"is_gap": True, "state": OPEN}
-        made = connection.execute(insert_missing(unclaimed, connection.dialect.name), values)
-        count += made.one_or_none() is not None
+        if connection.execute(insert_missing(unclaimed, connection.dialect.name), values).one_or_none() is not None:
+            count += 1
+            continue
+        # It was taken for another system's, since the list was read before the store was compared.
+        here = (_columns.account == journal.account, _columns.transaction_id == row.id)
+        is_new = (_columns.state == OPEN, ~_columns.is_gap)
+        count += connection.execute(unclaimed.update().where(*here, *is_new).values(is_gap=True)).rowcount
     return count
 
 

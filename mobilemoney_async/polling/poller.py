@@ -62,7 +62,7 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     Raises:
         InvalidRequest: An argument is not what it accepts.
-        StoreError: On entering, with `resume`: the store failed.
+        StoreError: On entering: the store's account is another merchant's, or, with `resume`, the store failed.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._pipeline = pipeline
         self._requester = Requester(pipeline)
         self._planner = Planner(pauses)
-        self._resumed = fleet if resume else None
+        self._fleet, self._resume = fleet, resume
         self._coordinator = (
             None
             if fleet is None
@@ -108,7 +108,7 @@ class Poller(anyio.AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         if self._was_open:
             raise refuse("poller", "a new one: each is used once")
-        unfinished = [] if self._resumed is None else await self._resumed.unfinished()
+        unfinished = [] if self._fleet is None else await self._fleet.join(resume=self._resume)
         self._was_open = True
         failure: BaseException | None = None
         try:

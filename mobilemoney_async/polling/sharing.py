@@ -197,5 +197,12 @@ class Fleet(Protocol):
     async def leave(self, news: Sequence[News]) -> None:
         """Send the last news, stop tracking every payment, and give the lease back."""
 
-    async def unfinished(self) -> list[str]:
-        """Return the transaction ids of the store's payments that are not final, oldest first."""
+    async def join(self, *, resume: bool) -> list[str]:
+        """Join the other pollers, before anything else.
+
+        Returns:
+            With `resume` the transaction ids of the store's payments that are not final, oldest first.
+
+        Raises:
+            StoreError: The account is another merchant's, or, with `resume`, the store failed.
+        """

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
 import attrs
 import sqlalchemy as sa
+from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.binding import Binding
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
@@ -27,9 +29,9 @@ _TIDY = 300.0
 _NEWS, _FOLLOWED = "n", "f"
 
 
-def join_fleet(store: AccountStore, utcnow: Callable[[], datetime]) -> StoreFleet:
+def join_fleet(store: AccountStore, binding: Binding, utcnow: Callable[[], datetime]) -> StoreFleet:
     """Return the seat of one poller among those of all processes of a store."""
-    return StoreFleet(store.database, store.account, utcnow=utcnow)
+    return StoreFleet(store.database, store.account, utcnow=utcnow, require_own=binding.require_not_foreign)
 
 
 class StoreFleet:
@@ -43,11 +45,19 @@ class StoreFleet:
     listening_poll: float = 2.0
     linger: float = 10.0
 
-    def __init__(self, database: Database, account: str, *, utcnow: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        account: str,
+        *,
+        utcnow: Callable[[], datetime],
+        require_own: Callable[[], Awaitable[object]] = checkpoint,
+    ) -> None:
         self.follower: str = uuid.uuid4().hex
         self.database: Database = database
         self._account = account
         self._utcnow = utcnow
+        self._require_own = require_own
         self._channel = "mobilemoney_" + hashlib.sha256(account.encode()).hexdigest()[:16]
         self._listener: Any = None
         self._epoch: int | None = None  # of the lease that is ours
@@ -128,8 +138,11 @@ class StoreFleet:
 
         await self.database.write(work, durable=bool(news))
 
-    async def unfinished(self) -> list[str]:
-        """Return the transaction ids of the store's payments that are not final, oldest first."""
+    async def join(self, *, resume: bool) -> list[str]:
+        """Join the others, unless the account is another merchant's; see `Fleet.join`."""
+        await self._require_own()
+        if not resume:
+            return []
         return await self.database.read(lambda connection: pending_ids(Journal(connection, self._account)))
 
     def _exchange(

@@ -134,7 +134,7 @@ class TestComparison:
             ([row("1", 0), row("2", 9, merchant_id="m2")], 1, {}, []),
             ([row("1", 0), row("2", 9, "disbursement")], 1, {"types": frozenset({TransactionType.COLLECTION})}, []),
             ([row("1", 0), row("2", 9, "disbursement")], 1, {}, ["2"]),
-            ([row("1", 0), row("2", 99)], 1, {}, []),
+            ([row("1", 0), row("2", 99)], 1, {}, ["2"]),
             ([row("3", 61), row("1", 0), row("2", 9)], 2, {}, ["2"]),
         ],
     )

@@ -1,0 +1,433 @@
+"""Stores behind a service that lags, has another clock or is away; processes that live on; other merchants' lists."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import (
+    Acknowledgement,
+    DuplicateSuspected,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PaymentState,
+    SQLStore,
+    StoreError,
+)
+from mobilemoney_async.events import StoreBehind
+from mobilemoney_async.payments import unclaimed as module
+from tests.payments.second_world import BOTH, DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
+from tests.payments.test_recovery import forget, order, sell, stopped
+from tests.support.second_service import TOKEN, ListBehaviour, Payment, SecondService, error
+
+pytestmark = pytest.mark.anyio
+
+KIND = pytest.mark.parametrize("kind", KINDS)
+OTHER_TOKEN = "token.of.merchant-2"
+
+
+def let_run(world: World, ahead: timedelta) -> None:
+    """Let the service's clock be ahead of ours."""
+    world.service.utcnow = lambda: world.utcnow() + ahead
+
+
+# Stores that are behind their service
+
+
+@BOTH
+@KIND
+@pytest.mark.parametrize("ahead", [timedelta(minutes=4), timedelta(hours=3), timedelta(minutes=-4)], ids=str)
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_a_service_with_another_clock(store_url: str, kind: str, ahead: timedelta, newest_first: bool) -> None:
+    """Its clock may be off by minutes, or show another time zone: nothing that the store forgot is paid again."""
+    world = make_world(store_url)
+    let_run(world, ahead)
+    world.service.list = ListBehaviour(newest_first=newest_first, page_size=4)
+    orders = await sell(world, kind)
+    await anyio.sleep(10 * MINUTE)
+    async with world.client() as client:
+        await stopped(world, client, orders)
+        await world.pay(client, [order(kind, "new", 200)])
+
+
+@BOTH
+@KIND
+async def test_an_empty_list_shows_nothing(store_url: str, kind: str) -> None:
+    """A list without any payment of ours stops nothing; but it is compared once more after the grace period."""
+    world = make_world(store_url)
+    orders = await sell(world, kind)
+    await anyio.sleep(10 * MINUTE)
+    world.service.list = ListBehaviour(empty_until=world.utcnow() + timedelta(seconds=10))
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "new", 200)])
+        await anyio.sleep(GRACE)
+        await stopped(world, client, orders)
+        await world.pay(client, [order(kind, "another", 201)])
+
+
+@BOTH
+@KIND
+async def test_a_list_that_is_cut_stops_nothing(store_url: str, kind: str) -> None:
+    """A list of one day shows nothing of a merchant that rested for three, and costs two comparisons."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "old")])
+    await anyio.sleep(3 * DAY)
+    world.service.list = ListBehaviour(most_days=0.001)
+    async with world.client() as client:
+        for last in range(5):
+            await world.pay(client, [order(kind, f"new {last}", 2 + last)])
+            await anyio.sleep(GRACE + 1)
+        assert world.service.lists == 2
+
+
+@BOTH
+@KIND
+async def test_a_list_that_is_read_before_the_first_payment(store_url: str, kind: str) -> None:
+    """A poller may list the forgotten payments long before one is tried again: they are not taken for strangers."""
+    world = make_world(store_url)
+    orders = await sell(world, kind)
+    await anyio.sleep(10 * MINUTE)
+    async with world.client() as client:
+        await world.read(client)
+        await world.read(client)
+        assert await client.payments.unclaimed() == []
+        await stopped(world, client, orders)
+        assert {each.is_gap for each in await client.payments.unclaimed()} == {True}
+
+
+@BOTH
+@KIND
+async def test_rows_that_were_reported_before_a_living_process_looks(store_url: str, kind: str) -> None:
+    """Rolled back under two living processes, one of which reports its own lost payments first: all are stopped."""
+    world = make_world(store_url)
+    orders = [order(kind, f"forgotten {each}", each) for each in range(5)]
+    async with world.client() as client, world.client() as other:
+        await world.pay(client, [order(kind, "kept", 100)])
+        await world.read(other)
+        for each in orders:
+            await anyio.sleep(1)
+            await world.pay(client, [each])
+        forget(world.url, "forgotten%")
+        await world.read(other)
+        assert len(await other.payments.unclaimed()) == len(orders)
+        await stopped(world, client, orders)
+        assert {each.is_gap for each in await other.payments.unclaimed()} == {True}
+
+
+@BOTH
+async def test_payouts_wait_until_the_list_shows_what_a_process_has_lost(store_url: str) -> None:
+    """It shows some of the lost payments, but not yet the newest one that the process remembers."""
+    world = make_world(store_url)
+    orders = [order("disbursements", f"forgotten {each}", each) for each in range(10)]
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "kept", 100)])
+        world.service.list = ListBehaviour(lag=timedelta(seconds=60))
+        for each in orders:
+            await anyio.sleep(10)
+            await world.pay(client, [each])
+        forget(world.url, "forgotten%")
+        lists = world.service.lists
+        await stopped(world, client, orders)
+        assert world.service.lists <= lists + 4  # it is not asked for with each payment
+        await anyio.sleep(GRACE)
+        await stopped(world, client, orders)
+        await world.pay(client, [order("disbursements", "new", 200)])
+
+
+@BOTH
+@KIND
+async def test_a_rollback_during_a_payment(store_url: str, kind: str) -> None:
+    """Its result has no record any more: the call says so, and the process goes on."""
+    world, lost = make_world(store_url), order(kind, "forgotten", 1)
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "kept", 100)])
+        await anyio.sleep(MINUTE)
+        world.service.answer_after = 20.0
+        answers: list[Any] = []
+
+        async def pay() -> None:
+            answers.append(await world.attempt(client, lost))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(pay)
+            await anyio.sleep(5)
+            forget(world.url, "forgotten%")
+        assert isinstance(answers[0], OutcomeUnknown)
+        assert world.made("forgotten")[0] in str(answers[0])
+        world.service.answer_after = 0.0
+        await stopped(world, client, [lost])
+        await anyio.sleep(GRACE)
+        await world.pay(client, [order(kind, "new", 200)])
+        await stopped(world, client, [lost])
+
+
+@BOTH
+async def test_payments_of_a_type_that_the_store_has_forgotten_altogether(store_url: str) -> None:
+    """All disbursements were forgotten: one that is tried again shows that the account makes them."""
+    world = make_world(store_url)
+    orders = await sell(world, "disbursements", kept=0)
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "sold", 300)])
+    forget(world.url, "forgotten%")
+    for payment in world.service.payments:
+        payment.created_at += timedelta(minutes=payment.type == "disbursement")
+    await anyio.sleep(10 * MINUTE)
+    async with world.client() as client:
+        await stopped(world, client, orders)
+
+
+@BOTH
+@KIND
+async def test_a_merchant_whose_other_systems_pay_ends_the_stop(store_url: str, kind: str) -> None:
+    """What another till made in a silent time stops its kind; the message names `sole_writer=False`, which ends it."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "first", 100)])
+    await anyio.sleep(10 * MINUTE)
+    world.service.make(order(kind).kind.removesuffix("s"), number(1), "5000")
+    async with world.client() as client:
+        said = await world.attempt(client, order(kind))
+        assert isinstance(said, DuplicateSuspected)
+        assert "sole_writer=False" in str(said)
+    async with world.client(store=SQLStore(world.url, grace=GRACE, sole_writer=False)) as client:
+        await world.pay(client, [order(kind)])
+
+
+@BOTH
+@pytest.mark.parametrize("deadline", [None, 4.0])
+async def test_a_list_that_hangs_does_not_hold_up_collections(store_url: str, deadline: float | None) -> None:
+    """A collection waits for ten seconds, or for half its deadline, and the next ones not at all."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "first", 100)])
+    await anyio.sleep(10 * MINUTE)
+    world.service.latency = 1000.0
+    async with world.client() as client:
+        for each, most in enumerate((10.1 if deadline is None else deadline / 2 + 0.1, 0.1, 0.1)):
+            began = anyio.current_time()
+            await world.pay(client.with_options(deadline=deadline), [order("collections", f"k{each}", each)])
+            assert anyio.current_time() - began < most
+        said = await world.attempt(client, order("disbursements", "payout", 9))
+        assert "no answer came in time" in str(said)
+
+
+@BOTH
+@KIND
+async def test_what_the_store_knows_is_not_forgotten(store_url: str, kind: str) -> None:
+    """Neither a transaction that an acknowledgement named wrongly, nor one that was refused softly days ago."""
+    world, events = make_world(store_url), list[Any]()
+    async with world.client(on_event=events.append) as client:
+        await world.pay(client, [order(kind, "first", 100)])
+        await world.answered(client, order(kind, "refused", 1), lambda request, payment: error(403, "NEW"), made=True)
+        await anyio.sleep(3 * DAY)
+        await world.pay(client, [order(kind, "later", 101)])
+
+        def shrink(row: dict[str, Any]) -> dict[str, Any]:
+            world.service.payments[-1].amount = "4000"
+            return {**row, "amount": "4000"}
+
+        world.service.acknowledge = shrink
+        said = await world.attempt(client, Order("named", kind, number(2), 7000))
+        assert isinstance(said, OutcomeUnknown)
+        world.service.acknowledge = lambda row: row
+        await world.read(client)
+        await anyio.sleep(10 * MINUTE)
+    async with world.client(on_event=events.append) as client:
+        await world.pay(client, [order(kind, "last", 102)])
+        assert world.made("named")[0] not in {each.transaction_id for each in await client.payments.unclaimed()}
+    assert not [event for event in events if isinstance(event, StoreBehind)]
+
+
+@BOTH
+async def test_a_gap_leaves_room_for_payments_made_twice(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of forgotten transactions do not keep a payment that was made twice from being reported."""
+    monkeypatch.setattr(module, "_MOST", 4)
+    world, twice = make_world(store_url), order("collections", "twice", 50)
+    await sell(world, "collections")
+    await anyio.sleep(HOUR)
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "new", 200)])
+        world.service.repeats = 2
+        await world.pay(client, [twice])
+        world.service.repeats = 1
+        await world.read(client)
+        assert [each.fits_key for each in await client.payments.unclaimed() if not each.is_gap] == ["twice"]
+
+
+# Another merchant
+
+
+def two_merchants(url: str) -> World:
+    world = make_world(url)
+    world.service.merchants = {TOKEN: "merchant-1", OTHER_TOKEN: "merchant-2"}
+    return world
+
+
+@BOTH
+async def test_another_merchants_poller_concludes_nothing(store_url: str) -> None:
+    """It does not begin, since it would ask for the payments of all processes; nor does `identify`."""
+    world = two_merchants(store_url)
+    async with world.client() as client:
+        await world.pay(client, [order("collections")])
+    async with world.client(auth=OTHER_TOKEN) as client:
+        with pytest.raises(StoreError, match="another merchant"):
+            async with client.poller():
+                raise AssertionError
+        with pytest.raises(StoreError, match="another merchant"):
+            await client.payments.identify("k", "t-000001", note="Asha")
+
+
+async def test_a_transaction_of_another_amount_ends_no_payment(
+    sqlite_file_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another service may use the same ids: what it shows of them does not make our payments final."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await world.pay(client, [order("collections"), order("collections", "k2", 2)])
+        first, second = world.service.payments
+        first.amount, second.phone_number = "777", "+255680000000"
+        for payment in (first, second):
+            world.service.finish(payment)
+        async with client.poller(timeout=60) as poller:
+            for payment in world.service.payments:
+                poller.track(payment.id)
+            assert len([each async for each in poller.outcomes()]) == 2
+        assert {each.state for each in await client.payments.list()} == {PaymentState.ACKNOWLEDGED}
+    assert caplog.text.count("has another amount or phone number") == 2
+
+
+@BOTH
+async def test_another_merchants_list_is_not_compared(store_url: str) -> None:
+    """Its transactions are neither recorded nor do they stop ours."""
+    world = two_merchants(store_url)
+    strict: dict[str, Any] = {"grace": GRACE, "sole_writer": True}
+    async with world.client(store=SQLStore(world.url, **strict)) as client:
+        await world.pay(client, [order("disbursements", "first", 100)])
+    world.service.make("disbursement", number(1), "5000", merchant_id="merchant-2")
+    async with world.client(auth=OTHER_TOKEN, store=SQLStore(world.url, **strict)) as client:
+        await world.read(client)
+        await world.read(client)
+        assert await client.payments.unclaimed(None) == []
+
+
+@BOTH
+@KIND
+async def test_an_account_that_moved_to_a_service_with_a_past(store_url: str, kind: str) -> None:
+    """After `rebind`, neither its past nor that it does not know our old transactions stops a payment."""
+    world = make_world(store_url)
+    for last in range(10):  # its ids are not those of the new service
+        world.service.make("collection", number(400 + last), "5000", merchant_id="merchant-2")
+    async with world.client() as client:
+        await world.pay(client, [order(kind, "old", 100)])
+    await anyio.sleep(HOUR)
+    new = SecondService(utcnow=world.utcnow)
+    for last in range(3):
+        new.make("collection", number(300 + last), "5000", created_at=world.utcnow() - timedelta(minutes=20))
+    moved = World(world.url, new, world.utcnow)
+    async with moved.client(base_url="https://moved.example/v1") as client:
+        assert "payments rebind" in str(await moved.attempt(client, order(kind)))
+        await client.payments.rebind(note="Asha: the service has moved")
+        for last in range(3):
+            await moved.pay(client, [order(kind, f"new {last}", 10 + last)])
+            await anyio.sleep(10 * MINUTE)
+
+
+@BOTH
+async def test_new_credentials_while_lookups_lag(store_url: str) -> None:
+    """A payment of just now may not be found yet: they look up one that is older than the grace period."""
+    world = make_world(store_url)
+    world.service.merchants = {TOKEN: "merchant-1", "new.token": "merchant-1"}
+
+    def lag(request: httpx.Request) -> httpx.Response | None:
+        latest: Payment = world.service.payments[-1]
+        return error(404, "TRANSACTION_NOT_FOUND") if request.url.path.endswith(latest.id) else None
+
+    world.service.answer_lookup = lag
+    async with world.client() as client, world.client(auth="new.token") as other:
+        await world.pay(client, [order("disbursements", "old", 1)])
+        await anyio.sleep(GRACE + 1)
+        await world.pay(client, [order("disbursements", "just now", 2)])
+        await world.pay(other, [order("disbursements", "third", 3)])
+
+
+class NoToken:
+    """Source that has no token now."""
+
+    async def token(self, login: object) -> str:
+        raise OSError("the vault is away")
+
+    def rejected(self, token: object, *, replacement: bool) -> None:
+        raise AssertionError
+
+
+async def test_a_poller_begins_while_nothing_can_be_looked_up(sqlite_file_url: str) -> None:
+    """It waits for the service, and for tokens, as ever: only another merchant's account keeps it from beginning."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await world.pay(client, [order("collections")])
+    auths: list[Any] = ["no.token", NoToken()]
+    for auth in auths:
+        async with world.client(auth=auth) as client, client.poller():
+            pass
+
+
+class Rotating:
+    """Source of tokens that change every hour."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def token(self, login: object) -> str:
+        token = f"token.of.{self._world.utcnow():%j.%H}"
+        self._world.service.merchants[token] = "merchant-1"
+        return token
+
+    def rejected(self, token: object, *, replacement: bool) -> None:
+        raise AssertionError
+
+
+@BOTH
+async def test_tokens_that_change_every_hour_cost_one_lookup(store_url: str) -> None:
+    """Those of one source are the same credentials, also for clients with other options."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "first", 100)])
+    async with world.client(auth=Rotating(world)) as client:
+        for hour in range(5):
+            await world.pay(client.with_options(timeout=20.0), [order("collections", f"k{hour}", hour)])
+            await anyio.sleep(HOUR)
+        assert world.service.lookups == 1
+
+
+@BOTH
+async def test_more_processes_than_an_account_remembers(store_url: str) -> None:
+    """Thirty processes with a token each look an own transaction up once, and not before each payment."""
+    world = make_world(store_url)
+    async with AsyncExitStack() as stack:
+        clients = []
+        for each in range(30):
+            world.service.merchants[f"token.{each}"] = "merchant-1"
+            clients.append(await stack.enter_async_context(world.client(auth=f"token.{each}")))
+        for turn in range(3):
+            for each, client in enumerate(clients):
+                said = await world.attempt(client, order("collections", f"{turn}-{each}", 30 * turn + each))
+                assert isinstance(said, Acknowledgement), said
+        assert world.service.lookups <= len(clients)
+
+
+@BOTH
+async def test_credentials_that_are_refused_raise_that(store_url: str) -> None:
+    """Not that the account cannot be checked: the payment would be refused, too."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "first", 100)])
+    async with world.client(auth="no.token") as client:
+        said = await world.attempt(client, order("disbursements"))
+        assert isinstance(said, MobileMoneyError)
+        assert not isinstance(said, StoreError)
