@@ -229,28 +229,33 @@ class Journal:
         acknowledged, state = entry.acknowledgement, PaymentState(row.state)
         if acknowledged is not None and row.transaction_id == acknowledged.transaction_id:
             return None
-        is_other_attempt = entry.attempt is not None and entry.attempt != row.attempt
+        is_other_attempt = entry.attempt not in {None, row.attempt}
         target = None if is_other_attempt else move(state, entry.event)
         owner = None if acknowledged is None else self._find_owner(acknowledged.transaction_id)
         if target is None or owner is not None:
-            subject = "it" if acknowledged is None else f"transaction {acknowledged.transaction_id}"
-            problem = f"belongs to another payment ({owner})" if owner else f"is {state} already"
-            return self._contradict(entry, f"{entry.event.value}: {subject} {problem}")
+            return self._contradict(entry, _contradiction(entry, owner, state))
         if target is state and entry.event is not PaymentEvent.LOSE:
             return None
-        try:
-            with self.connection.begin_nested() if entry.event is PaymentEvent.DOUBT else nullcontext():
-                self._change(row.key, _values(row.ended_at, entry, target))
-        except sa.exc.IntegrityError:
-            said = (
-                "another payment of the same kind is unidentified: nothing was sent; try again once that one is found"
-            )
-            return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
+        failure = self._move(entry, _values(row.ended_at, entry, target))
+        if failure is not None:
+            return failure
         if acknowledged is not None and state is not PaymentState.SENDING:
             # The list may have shown it for long without a payment.
             claim(self.connection, self.account, acknowledged.transaction_id, entry.at)
         if target is not state:
             self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
+        return None
+
+    def _move(self, entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
+        """Change the row of an event's payment, unless a doubt meets an unidentified duplicate."""
+        try:
+            with self.connection.begin_nested() if entry.event is PaymentEvent.DOUBT else nullcontext():
+                self._change(entry.key, values)
+        except sa.exc.IntegrityError:
+            said = (
+                "another payment of the same kind is unidentified: nothing was sent; try again once that one is found"
+            )
+            return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
         return None
 
     def _find_owner(self, transaction_id: str) -> str | None:
@@ -416,6 +421,12 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
     if entry.candidates:
         values["candidates"] = json.dumps(entry.candidates)
     return values
+
+
+def _contradiction(entry: JournalEntry, owner: str | None, state: PaymentState) -> str:
+    subject = "it" if entry.acknowledgement is None else f"transaction {entry.acknowledgement.transaction_id}"
+    problem = f"belongs to another payment ({owner})" if owner else f"is {state} already"
+    return f"{entry.event.value}: {subject} {problem}"
 
 
 def _detail(entry: JournalEntry) -> str | None:

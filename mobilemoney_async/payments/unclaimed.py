@@ -254,12 +254,7 @@ def _record(
     connection.execute(unclaimed.delete().where(here, is_old, ~_columns.is_gap))
     is_open = sa.select(sa.func.count()).select_from(unclaimed).where(here, _columns.state == OPEN, ~_columns.is_gap)
     count, is_full = connection.execute(is_open).scalar_one(), False
-    searches, candidates = KindIndex[PaymentQuery](), set[str]()
-    for each in doubtful(journal, now):
-        candidates.update(each.candidates)
-        if each.sent_at is not None:
-            query = query_for(each)
-            searches.add_query(query, query)
+    searches, candidates = _open_payments(journal, now)
     # A payment may have been identified since the page was compared.
     owned = owners(journal, [row.id for row, _ in suspects])
     made, left = list[UnclaimedTransaction](), list[Transaction]()
@@ -278,6 +273,17 @@ def _record(
         if connection.execute(insert_missing(unclaimed, connection.dialect.name), values).one_or_none() is not None:
             made += find_unclaimed(journal, None, row.id)
     return made, left, is_full
+
+
+def _open_payments(journal: Journal, now: datetime) -> tuple[KindIndex[PaymentQuery], set[str]]:
+    """Return the searches of payments that a row may be, and the transactions that are their candidates."""
+    queries, candidates = KindIndex[PaymentQuery](), set[str]()
+    for record in doubtful(journal, now):
+        candidates.update(record.candidates)
+        if record.sent_at is not None:
+            query = query_for(record)
+            queries.add_query(query, query)
+    return queries, candidates
 
 
 def _may_be(row: Transaction, query: PaymentQuery) -> bool:
