@@ -26,7 +26,7 @@ Assumptions that are left (docs/payments.md has them for the merchant):
 from __future__ import annotations
 
 import bisect
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 
 import attrs
@@ -152,7 +152,8 @@ class Evidence:
         searches: All payments that may be an unowned transaction, by key: those to be judged, and others on their way,
             unknown, absent, softly refused or released, or with a known transaction that the listing does not show.
         grace: Seconds for which the list may miss a payment after the end of its request.
-        explained_ids: Transactions that an operator has explained: they are none of the payments to be judged.
+        explained_ids: Transactions that an operator has explained, each with the key of the payment that it is not; or
+            with None, if it is none of the account's.
         merchant_id: The account's merchant at the service, if known.
         spellings: Those that the owned transactions prove.
     """
@@ -161,7 +162,7 @@ class Evidence:
     owned: Mapping[str, PaymentRecord]
     searches: Mapping[str, PaymentQuery]
     grace: float
-    explained_ids: Container[str] = ()
+    explained_ids: Mapping[str, str | None] = attrs.field(factory=dict)
     merchant_id: str | None = None
     spellings: Spellings = attrs.field(init=False)
     _rows: Mapping[str, Transaction] = attrs.field(init=False, repr=False)
@@ -204,8 +205,9 @@ class Evidence:
         ]
         return sorted(samples, key=lambda sample: sample.began_at)
 
-    def _is_claimed(self, id: str | None) -> bool:
-        return id is not None and (id in self.owned or id in self.explained_ids)
+    def _is_claimed(self, id: str | None, key: str | None = None) -> bool:
+        """Return whether a transaction cannot be any payment that is searched for, or not the one of a key."""
+        return id is not None and (id in self.owned or self.explained_ids.get(id, "") in {None, key})
 
     def skew(self, query: PaymentQuery) -> Skew | None:
         """Return how far the service's clock was ahead when a payment was sent, or None if nothing shows it.
@@ -283,11 +285,12 @@ class Evidence:
         first, last = query.reach(skew)
         near: dict[str, tuple[Match, Transaction]] = {}
         for row in self._free.like_query(query):
-            fit = match(query, row, self.spellings) if first <= row.created_at <= last else Match.NONE
+            is_asked = first <= row.created_at <= last and not self._is_claimed(row.id, key)
+            fit = match(query, row, self.spellings) if is_asked else Match.NONE
             if fit is not Match.NONE:
                 near[row.id] = (fit, row)
         if not near:
-            flaw = self._flaw(query, skew)
+            flaw = self._flaw(key, query, skew)
             if flaw is not None:
                 return Verdict(reason=flaw)
             return Verdict(is_clear=True, absent_ok=control.passed, reason=control.reason)
@@ -322,12 +325,12 @@ class Evidence:
         for rival in self._searched.like_row(row):
             other = self.searches[rival]
             start, end = other.window(skew)
-            is_near = rival != key and start <= row.created_at <= end
+            is_near = rival != key and start <= row.created_at <= end and not self._is_claimed(row.id, rival)
             if is_near and match(other, row, self.spellings) is not Match.NONE:
                 return rival
         return None
 
-    def _flaw(self, query: PaymentQuery, skew: Skew | None) -> str | None:
+    def _flaw(self, key: str, query: PaymentQuery, skew: Skew | None) -> str | None:
         """Return the reason why the listing may have missed a payment, apart from its control, or None."""
         if not self.walk.is_complete:
             return _NOT_WHOLE
@@ -336,7 +339,7 @@ class Evidence:
         first, last = query.reach(skew)
         for row in self.walk.unreadable:
             is_near = row.created_at is None or first <= row.created_at <= last
-            if is_near and not self._is_claimed(row.id):
+            if is_near and not self._is_claimed(row.id, key):
                 return _UNREADABLE
         return None
 

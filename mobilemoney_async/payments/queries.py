@@ -195,15 +195,19 @@ def merchant_of(journal: Journal, rows: Iterable[Transaction], owned: Mapping[st
     return bound or next(filter(None, own), None)
 
 
-def explained_ids(journal: Journal, transaction_ids: Sequence[str]) -> frozenset[str]:
-    """Return those of some transactions that someone has explained: no payment of this account is one of them."""
-    columns, found = unclaimed.c, set[str]()
+def explained_ids(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, str | None]:
+    """Return those of some transactions that someone has explained, with the key of the payment that each is not.
+
+    The key is None if it is no payment of this account at all.
+    """
+    columns, found = unclaimed.c, dict[str, str | None]()
     for some in chunks(transaction_ids):
-        statement = sa.select(columns.transaction_id).where(
+        statement = sa.select(columns.transaction_id, columns.status, columns.fits_key).where(
             columns.account == journal.account, columns.transaction_id.in_(some), columns.state == EXPLAINED
         )
-        found |= set(journal.connection.execute(statement).scalars())
-    return frozenset(found)
+        rows = journal.connection.execute(statement)
+        found |= {row.transaction_id: None if row.status else row.fits_key for row in rows}
+    return found
 
 
 def select(

@@ -231,7 +231,11 @@ def _adopt_match(
 
 
 def dismiss_candidates(journal: Journal, record: PaymentRecord, *, note: str, at: datetime) -> None:
-    """Explain the transactions that a payment might have been, since someone says that it is none of them."""
+    """Explain the transactions that a payment might have been, since someone says that it is none of them.
+
+    That says nothing of other payments: each may still be one of them. So the rows carry the payment's key, without a
+    status; what `explain` has explained stays so for all.
+    """
     connection = journal.connection
     for transaction_id in record.candidates:
         key = {"account": journal.account, "transaction_id": transaction_id}
@@ -245,10 +249,14 @@ def dismiss_candidates(journal: Journal, record: PaymentRecord, *, note: str, at
             "changed_at": at,
             "state": EXPLAINED,
             "note": note,
+            "fits_key": record.key,
         }
         if connection.execute(insert_missing(unclaimed, connection.dialect.name), {**key, **values}).first() is None:
-            here = (unclaimed.c[name] == value for name, value in key.items())
-            connection.execute(unclaimed.update().where(*here).values(state=EXPLAINED, note=note, changed_at=at))
+            here = [unclaimed.c[name] == value for name, value in key.items()]
+            of_nobody = sa.or_(unclaimed.c.status != "", unclaimed.c.fits_key.is_(None))
+            is_for_all = sa.and_(unclaimed.c.state == EXPLAINED, of_nobody)
+            again = {name: values[name] for name in ("status", "state", "note", "fits_key", "changed_at")}
+            connection.execute(unclaimed.update().where(*here, ~is_for_all).values(again))
 
 
 def find_rival(

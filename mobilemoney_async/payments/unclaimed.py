@@ -398,7 +398,10 @@ def explain_unclaimed(journal: Journal, transaction_id: str, note: str, at: date
         StoreError: It is not among the unclaimed ones, or a payment claims it.
     """
     here = (_columns.account == journal.account, _columns.transaction_id == transaction_id, _columns.state != CLAIMED)
-    statement = unclaimed.update().where(*here).values(state=EXPLAINED, note=shorten(note), changed_at=at)
+    # One that was no more than a candidate of one payment is now explained for all of them.
+    fits_key = sa.case((_columns.status != "", _columns.fits_key))
+    values = {"state": EXPLAINED, "note": shorten(note), "changed_at": at, "fits_key": fits_key}
+    statement = unclaimed.update().where(*here).values(values)
     if not journal.connection.execute(statement).rowcount:
         raise StoreError(f"{transaction_id!r} is not among the unclaimed transactions", outcome="not_sent")
     return find_unclaimed(journal, None, transaction_id)[0]

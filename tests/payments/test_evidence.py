@@ -134,7 +134,7 @@ def test_a_candidate_of_earlier_stays_while_the_list_shows_it() -> None:
     assert verdict == _CLEAR
     assert seen.keep_candidates(verdict, ["tx-9", "tx-10"]) == Verdict(candidates=("tx-9",))
     assert seen.keep_candidates(verdict, ["tx-10"]) == verdict
-    for known in ({"owned": {"tx-9": own(id="tx-9")}}, {"explained_ids": {"tx-9"}}):
+    for known in ({"owned": {"tx-9": own(id="tx-9")}}, {"explained_ids": {"tx-9": None}}):
         assert attrs.evolve(seen, **known).keep_candidates(verdict, ["tx-9"]) == verdict
 
 
@@ -312,7 +312,7 @@ def test_a_listing_without_the_payment_counts_if_its_control_has_passed(passed: 
         ({"unreadable": (UnreadableRow(created_at=NOON + HOUR),)}, "a row of the list cannot be read"),
         ({"unreadable": (UnreadableRow(created_at=NOON + 2 * _DAY),)}, None),
         ({"unreadable": (UnreadableRow(id="before"),)}, None),
-        ({"unreadable": (UnreadableRow(id="tx-9", created_at=NOON),), "explained_ids": {"tx-9"}}, None),
+        ({"unreadable": (UnreadableRow(id="tx-9", created_at=NOON),), "explained_ids": {"tx-9": None}}, None),
         ({"last_day": date(2026, 1, 3)}, "the list was not read for all days of the payment"),
         ({"first_day": date(2026, 1, 1), "last_day": date(2026, 1, 4)}, None),
     ],

@@ -139,6 +139,29 @@ async def test_a_dismissed_candidate_stops_nothing_again(store_url: str, kind: s
 
 @BOTH
 @KIND
+async def test_a_word_about_one_payment_says_nothing_of_another(store_url: str, kind: str) -> None:
+    """Dismissed as candidate of one key, a transaction still keeps the key that has made it from being sent again."""
+    world, first, second = make_world(store_url), order(kind, "first"), order(kind, "second")
+    async with world.client() as client:
+        await pay_another(world, client, kind, "before")
+        await anyio.sleep(MINUTE)
+        await world.answered(client, first, refuse_softly, made=True)
+        await world.lose(client, second, made=False)
+        await anyio.sleep(MINUTE)
+        await pay_another(world, client, kind, "after")
+        await world.reconcile(client, GRACE + MINUTE)
+        assert (await world.get(client, "second")).candidates == tuple(world.made("first"))
+        await world.confirm(client, "second")
+        await anyio.sleep(HOUR)
+        await world.attempt(client, first)
+        assert world.posts("first") == 1
+        await client.payments.identify("first", world.made("first")[0], note="Asha found the receipt")
+        assert isinstance(await world.attempt(client, second), Acknowledgement)
+        await world.hold(client, at_end=True)
+
+
+@BOTH
+@KIND
 async def test_a_word_needs_no_comparison(store_url: str, kind: str) -> None:
     """A new merchant's operator confirms an absence: one look without a match is enough."""
     world, asked = make_world(store_url), order(kind)
