@@ -129,9 +129,16 @@ def _api_error(endpoint: Endpoint[Any], answer: Answer, body: Mapping[str, Any],
 
 def _is_refusal(body: Mapping[str, Any], code: str | None, status: int) -> bool:
     """Return whether an error body refuses a create. One that names a transaction does not: the payment may exist."""
-    if body.get("transaction_id") or body.get("transaction"):
+    if _names_transaction(body):
         return False
     return code not in _LOOKUP_CODES if code in _BY_CODE else status in _REFUSALS
+
+
+def _names_transaction(value: Any) -> bool:
+    if isinstance(value, dict):
+        is_named = any(value.get(name) for name in ("transaction_id", "transaction"))
+        return is_named or any(map(_names_transaction, value.values()))
+    return isinstance(value, list) and any(map(_names_transaction, value))
 
 
 def _by_status(endpoint: Endpoint[Any], status: int, code: str | None) -> type[APIError]:

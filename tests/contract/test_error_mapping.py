@@ -187,7 +187,15 @@ class TestOtherCodes:
 
     @pytest.mark.parametrize("status", [200, 400, 401, 429])
     @pytest.mark.parametrize("code", [*CODES, "TRANSACTION_TIMEOUT", None])
-    @pytest.mark.parametrize("named", [{"transaction_id": "tx-1"}, {"transaction": {"id": "tx-1"}}])
+    @pytest.mark.parametrize(
+        "named",
+        [
+            {"transaction_id": "tx-1"},
+            {"transaction": {"id": "tx-1"}},
+            {"data": {"transaction_id": "tx-1"}},
+            {"errors": [{"transaction": {"id": "tx-1"}}]},
+        ],
+    )
     def test_an_error_that_names_a_transaction_does_not_refuse_a_create(
         self, named: dict[str, Any], code: str | None, status: int
     ) -> None:
