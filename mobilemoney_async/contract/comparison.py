@@ -48,8 +48,10 @@ def contradiction(answer: Acknowledgement | Transaction, *, phone_number: str, a
         "currency": answer.currency.strip().upper() == CURRENCY,
         "phone number": same_number(answer.phone_number, phone_number) is not None,
     }
+    kind = "transaction"
+    if isinstance(answer, Acknowledgement):
+        kind, agrees["status"] = "acknowledgement", answer.status.strip().casefold() == "success"
     different = " and ".join(name for name, is_same in agrees.items() if not is_same)
-    kind = "acknowledgement" if isinstance(answer, Acknowledgement) else "transaction"
     return f"the {kind} names another {different}" if different else None
 
 

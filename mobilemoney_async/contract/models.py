@@ -149,7 +149,8 @@ class Acknowledgement:
     def __attrs_post_init__(self) -> None:
         if not self.amount.is_finite():
             raise _not_money()
-        if not self.transaction_id.strip() or "\0" in self.transaction_id + self.reference:
+        name = self.transaction_id
+        if not name or name != name.strip() or "\0" in name + self.reference:
             # No id that could be looked up, or kept: the answer does not identify the payment.
             raise ValueError("expected an id")
 

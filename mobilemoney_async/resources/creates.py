@@ -133,7 +133,11 @@ class _Creates:
                 is_new = -_SLACK <= age <= now - sent_at + _SLACK
                 if is_new and named.type == self._type and contradiction(named, **asked) is None:
                     return attrs.evolve(
-                        answer, amount=Decimal(asked["amount"]), phone_number=asked["phone_number"], currency=CURRENCY
+                        answer,
+                        amount=Decimal(asked["amount"]),
+                        phone_number=asked["phone_number"],
+                        currency=CURRENCY,
+                        status="success",
                     )
             except MobileMoneyError as exc:
                 cause = exc

@@ -367,6 +367,7 @@ OTHERS: dict[str, Callable[[Row], Row]] = {
     "amount": lambda row: {**row, "amount": "900"},
     "number": lambda row: {**row, "phone_number": number(500)},
     "currency": lambda row: {**row, "currency": "KES"},
+    "status": lambda row: {**row, "status": "failed"},
 }
 
 
