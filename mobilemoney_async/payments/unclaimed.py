@@ -57,6 +57,8 @@ _MOST_NAMED = 3
 _SLACK = timedelta(minutes=1)
 # Resolution of the service's timestamps.
 _GRAIN = timedelta(seconds=1)
+# What the service's clock may be behind, if no payment of ours shows it.
+_UNKNOWN_CLOCK = timedelta(days=1)
 # Payments around a row whose number proves nothing, and how many of them are compared.
 _AROUND, _MOST_COMPARED = timedelta(hours=1), 200
 # An open payment may be any row within a day of its send.
@@ -90,6 +92,8 @@ class UnclaimedObserver:
         self._wait = timedelta(seconds=store.grace + pipeline.options.timeout) + _MARGIN
         self._on_event = pipeline.on_event
         self._merchant_id: str | None = None
+        # How far the service's clock is ahead, as the first state of our own payments shows; None if nothing does yet.
+        self._ahead: timedelta | None = None
         self._is_full = False
         self._unreported: list[UnclaimedTransaction] = []
         self._quiet_until: datetime | None = None
@@ -121,14 +125,17 @@ class UnclaimedObserver:
         return known != row.status and row.created_at >= now - _OLDEST and valid_name(row.id) is not None
 
     async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
-        account, owned, recorded = await self._store.read(lambda journal: _look(journal, [row.id for row in new]))
+        own = [row.id for row in rows if self._seen.get(row.id) is True][:_MOST_NAMED]
+        ids = [*own, *(row.id for row in new)]
+        account, owned, recorded = await self._store.read(lambda journal: _look(journal, ids))
         if account is None or account.number_key is None:
             return  # before the first payment
         if not self._binding.is_known(account.host, account.credentials):
             await self._binding.require_bound()
-        remember = self._store.remember
-        for transaction_id, is_acknowledged in owned.items():
-            remember(transaction_id, is_acknowledged)
+        remember, shown = self._store.remember, {row.id: row.created_at for row in rows}
+        for transaction_id, sent_at in owned.items():
+            remember(transaction_id, sent_at is not None)
+        self._ahead = min((shown[each] - at for each, at in owned.items() if at is not None), default=self._ahead)
         self._find_merchant(rows, account)
         changed, due = list[Transaction](), dict[str, tuple[Transaction, datetime]]()
         for row in new:
@@ -149,10 +156,11 @@ class UnclaimedObserver:
         now: datetime,
     ) -> None:
         """Record rows with their first sightings, and those with a new status, and report them."""
+        began_at = self._began_at(account)
         # Once it is recorded, a row is reported by this task or never.
         with anyio.CancelScope(shield=True):
             made, left, is_full = await self._store.write(
-                lambda journal: _record(journal, account, list(due.values()), changed, now)
+                lambda journal: _record(journal, account, list(due.values()), changed, now, began_at=began_at)
             )
             self._seen.update((row.id, str(row.status)) for row in (*changed, *(row for row, _ in due.values())))
             self._seen.update((row.id, _Sighting(due[row.id][1], now + self._wait)) for row in left)
@@ -167,18 +175,27 @@ class UnclaimedObserver:
     def _is_due(self, row: Transaction, account: sa.Row[Any], now: datetime) -> bool:
         """Remember a row that nothing claims, and return whether it is judged now."""
         is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
-        if is_foreign or row.created_at < account.first_record_at - _SLACK:
+        began_at = self._began_at(account) - _SLACK
+        if not is_foreign and self._ahead is None and began_at - _UNKNOWN_CLOCK <= row.created_at < began_at:
+            return False  # once a payment of ours shows the clock
+        if is_foreign or row.created_at < began_at:
             self._store.remember(row.id, False)
             return False
         known, opened_at = self._seen.get(row.id), self._store.note_opened(now)
+        opened_there = opened_at + (self._ahead or timedelta(0))
         if not isinstance(known, _Sighting):
             self._store.remember(row.id, _Sighting(now, now + self._wait))
             return False
-        if row.created_at < opened_at - _GRAIN and (account.checked_at is None or account.checked_at < opened_at):
+        if row.created_at < opened_there - _GRAIN and (account.checked_at is None or account.checked_at < opened_at):
             # The store may have forgotten it before it was opened here, which the next new payment finds out.
             self._seen[row.id] = _Sighting(known.first_at, now + self._wait)
             return False
         return now >= known.due_at
+
+    def _began_at(self, account: sa.Row[Any]) -> datetime:
+        """Return when the account made its first payment, on the service's clock."""
+        first: datetime = account.first_record_at
+        return first + (self._ahead or timedelta(0))
 
     def _report(self, made: Sequence[UnclaimedTransaction], now: datetime, *, is_full: bool) -> None:
         for each in made:
@@ -215,20 +232,21 @@ class UnclaimedObserver:
 
 def _look(
     journal: Journal, ids: Sequence[str]
-) -> tuple[sa.Row[Any] | None, Mapping[str, bool], Mapping[str, str | None]]:
+) -> tuple[sa.Row[Any] | None, Mapping[str, datetime | None], Mapping[str, str | None]]:
     """Look transactions up.
 
     Returns:
-        The account's row; whether the payments that claim them have acknowledged them; and the statuses of those that
-        are recorded as unclaimed, None for one that is no longer open.
+        The account's row; when the payments that claim them were sent, None for one that has not acknowledged its
+        transaction; and the statuses of those that are recorded as unclaimed, None for one that is no longer open.
     """
     run, table = journal.connection.execute, payments.c
-    of_payments = sa.select(table.transaction_id, table.is_adopted).where(table.account == journal.account)
+    of_payments = sa.select(table.transaction_id, table.is_adopted, table.sent_at)
+    of_payments = of_payments.where(table.account == journal.account, table.transaction_id.in_(ids))
     others = sa.select(_columns.transaction_id, _columns.status, _columns.state)
     others = others.where(_columns.account == journal.account, _columns.transaction_id.in_(ids))
     return (
         run(sa.select(accounts).where(accounts.c.account == journal.account)).one_or_none(),
-        {row.transaction_id: not row.is_adopted for row in run(of_payments.where(table.transaction_id.in_(ids)))},
+        {row.transaction_id: None if row.is_adopted else row.sent_at for row in run(of_payments)},
         {row.transaction_id: row.status if row.state == OPEN else None for row in run(others)},
     )
 
@@ -239,8 +257,12 @@ def _record(
     suspects: Sequence[tuple[Transaction, datetime]],
     changed: Sequence[Transaction],
     now: datetime,
+    *,
+    began_at: datetime,
 ) -> tuple[list[UnclaimedTransaction], list[Transaction], bool]:
     """Record rows with their first sightings as unclaimed, and the new status of others.
+
+    `began_at` is the time of the account's first payment, on the service's clock.
 
     Returns:
         Those that this call has recorded; those that are left to an open payment; and whether there was no room for
@@ -263,7 +285,7 @@ def _record(
             left.append(row)
             continue
         like = _find_attempt(journal, row)
-        if row.id in owned or (like is None and row.created_at < account.first_record_at):
+        if row.id in owned or (like is None and row.created_at < began_at):
             continue
         if count + len(made) >= (_MOST_STRANGERS if like is None else _MOST):
             is_full = True

@@ -191,17 +191,23 @@ async def test_strangers_are_reported_unless_others_pay_too(store_url: str, sole
 
 
 @BOTH
-async def test_what_is_older_than_the_account_is_history(store_url: str) -> None:
-    """Transactions from before the store's first record are not reported, nor is what the store claims."""
+@pytest.mark.parametrize("hours", [-3, 0, 3])
+async def test_what_is_older_than_the_account_is_history(store_url: str, hours: int) -> None:
+    """Transactions from before the store's first record are not reported, nor is what the store claims.
+
+    What came after is, whatever the service's clock shows.
+    """
     world = make_world(store_url)
+    world.service.utcnow = lambda: world.utcnow() + timedelta(hours=hours)
     for each in range(5):
         world.service.make("collection", number(each), "5000")
     await anyio.sleep(HOUR)
     async with world.client() as client:
         await begin(world, client)
         await world.pay(client, [order("collections"), order("disbursements", "k2")])
+        second = await a_proxy_repeats(world, client, order("collections", "k3", 7))
         await world.read(client)
-        assert await unclaimed(client) == set()
+        assert await unclaimed(client) == {second}
 
 
 @BOTH
