@@ -6,6 +6,7 @@ import json
 import random
 import string
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import attrs
@@ -152,6 +153,24 @@ async def test_the_external_id_that_the_service_shows_is_found(store_url: str) -
             lambda each: Journal(each, "default").record_seen(ended, source=Source.POLL, at=world.utcnow())
         )
         assert [each.external_id for each in await client.payments.find("shop/1")] == ["shop/1"]
+
+
+@pytest.mark.parametrize("other", [{"amount": Decimal(1)}, {"phone_number": "+255689999999"}], ids=str)
+async def test_the_end_of_another_payment_is_not_recorded(store_url: str, other: dict[str, Any]) -> None:
+    """What the service shows under a payment's id ends that payment only if it may be the same one."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        made = await client.collections.create(**ORDER, idempotency_key="order-1")
+        shown = await client.transactions.get(made.transaction_id)
+        ended = attrs.evolve(shown, status=TransactionStatus.SUCCESS, **other)
+        assert client._store is not None
+        said = await client._store.database.write(
+            lambda each: Journal(each, "default").record_seen(ended, source=Source.POLL, at=world.utcnow())
+        )
+        assert "another amount or phone number" in str(said)
+        record = await client.payments.get("order-1")
+        assert record is not None
+        assert record.state is PaymentState.ACKNOWLEDGED
 
 
 async def test_a_reference_of_any_length_is_recorded(store_url: str) -> None:

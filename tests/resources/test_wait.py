@@ -178,6 +178,12 @@ FAULTS: dict[str, tuple[Any, type[Exception]]] = {
 
 
 class TestFaults:
+    async def test_the_end_of_another_transaction_is_not_believed(self) -> None:
+        """An answer that shows another id is that of another request."""
+        async with connect(in_turn(samples.found(id="t-2", status="SUCCESS"), PAID)) as (client, service):
+            assert (await client.transactions.wait("t-1")).id == "t-1"
+        assert len(service.requests) == 2
+
     @pytest.mark.parametrize("fault", FAULTS)
     async def test_a_passing_fault_is_waited_out_and_logged(self, fault: str, caplog: pytest.LogCaptureFixture) -> None:
         """A network that comes and goes does not end the wait."""
