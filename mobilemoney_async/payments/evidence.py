@@ -61,6 +61,8 @@ _WITNESSES = 5
 # Own payments on each side of a search that the list must show, and how far away they may be.
 _COMPARED, _FARTHEST = 3, timedelta(days=7)
 _MOST_NAMED = 3
+# What the service's clock may seem to change by around a payment that is adopted.
+_STEADY = timedelta(minutes=10)
 _PROVEN = frozenset({Match.CERTAIN, Match.LEARNED})
 
 
@@ -152,6 +154,7 @@ class Evidence:
         searches: All payments that may be an unowned transaction, by key: those to be judged, and others on their way,
             unknown, absent, softly refused or released, or with a known transaction that the listing does not show.
         grace: Seconds for which the list may miss a payment after the end of its request.
+        hidden: Payments with a known transaction that the listing does not show, though it covers their days.
         explained_ids: Transactions that an operator has explained, each with the key of the payment that it is not; or
             with None, if it is none of the account's.
         merchant_id: The account's merchant at the service, if known.
@@ -162,6 +165,7 @@ class Evidence:
     owned: Mapping[str, PaymentRecord]
     searches: Mapping[str, PaymentQuery]
     grace: float
+    hidden: Sequence[PaymentRecord] = ()
     explained_ids: Mapping[str, str | None] = attrs.field(factory=dict)
     merchant_id: str | None = None
     spellings: Spellings = attrs.field(init=False)
@@ -183,7 +187,7 @@ class Evidence:
         """Return the rows that nothing claims."""
         free = KindIndex[Transaction]()
         for row in self.walk.rows:
-            if not self._is_claimed(row.id):
+            if self._is_mistaken(row) or not self._is_claimed(row.id):
                 free.add_row(row)
         return free
 
@@ -209,6 +213,13 @@ class Evidence:
         """Return whether a transaction cannot be any payment that is searched for, or not the one of a key."""
         return id is not None and (id in self.owned or self.explained_ids.get(id, "") in {None, key})
 
+    def _is_mistaken(self, row: Transaction) -> bool:
+        """Return whether a row contradicts the payment that owns it: an acknowledgement had the id of another one."""
+        owner = self.owned.get(row.id)
+        if owner is None or (row.amount, row.phone_number) == (owner.amount, owner.phone_number):
+            return False
+        return match(query_for(owner), row, self.spellings) is Match.NONE
+
     def skew(self, query: PaymentQuery) -> Skew | None:
         """Return how far the service's clock was ahead when a payment was sent, or None if nothing shows it.
 
@@ -229,7 +240,7 @@ class Evidence:
         Of `known` count the nearest three on each side that have a transaction and are of the search's type (the list
         may treat the other type otherwise), at most seven days away, and in the days that were asked for. Their request
         must have ended before the search was sent, or have begun after the search was given up, and have ended at least
-        `grace` before the listing began.
+        `grace` before the listing began. A list that hides any other such payment may hide the lost one, too.
         """
         if not self.walk.is_complete:
             return Control(reason=_NOT_WHOLE)
@@ -237,7 +248,8 @@ class Evidence:
         witnesses = self._nearest(query, skew, known)
         earlier = [each for each, own in witnesses if own.ended_at <= query.sent_at][:_COMPARED]
         later = [each for each, own in witnesses if own.sent_at >= query.ended_at][:_COMPARED]
-        contradictions = (self._contradiction(record, skew) for record in (*earlier, *later))
+        hidden = [each for each, _ in self._nearest(query, skew, self.hidden)]
+        contradictions = (self._contradiction(record, skew) for record in (*earlier, *later, *hidden))
         reason = next(filter(None, contradictions), None)
         if reason is not None:
             return Control(is_failed=True, reason=reason)
@@ -285,10 +297,11 @@ class Evidence:
         first, last = query.reach(skew)
         near: dict[str, tuple[Match, Transaction]] = {}
         for row in self._free.like_query(query):
-            is_asked = first <= row.created_at <= last and not self._is_claimed(row.id, key)
-            fit = match(query, row, self.spellings) if is_asked else Match.NONE
+            is_asked = row.id in self.owned or not self._is_claimed(row.id, key)
+            is_near = is_asked and first <= row.created_at <= last
+            fit = match(query, row, self.spellings) if is_near else Match.NONE
             if fit is not Match.NONE:
-                near[row.id] = (fit, row)
+                near[row.id] = (Match.POSSIBLE if row.id in self.owned else fit, row)
         if not near:
             flaw = self._flaw(key, query, skew)
             if flaw is not None:
@@ -316,6 +329,8 @@ class Evidence:
         """Return whether a row that is alone may be adopted: it is proven, in the window, and the window is known."""
         start, end = query.window(skew)
         if by not in _PROVEN or not start <= row.created_at <= end or not self.walk.knows(start, end):
+            return False
+        if skew is not None and skew.high - skew.low > _STEADY:
             return False
         # A part of the list has to show its own clock.
         return self.walk.is_complete or (skew is not None and skew.is_own)

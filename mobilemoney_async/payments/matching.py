@@ -164,11 +164,14 @@ class Spellings:
         types: For each text of `type`, the types that it has stood for. One that stands for both proves nothing.
         forms: The forms of numbers.
         merchant_id: The account's merchant at the service, if known. A row of another one is not ours.
+        is_marked: Whether a row that does not show that merchant proves nothing: our own ones show it, or some rows are
+            of other merchants.
     """
 
     types: Mapping[str, frozenset[TransactionType]] = attrs.field(factory=dict)
     forms: frozenset[NumberForm] = frozenset()
     merchant_id: str | None = None
+    is_marked: bool = False
 
 
 def learn(rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], merchant_id: str | None) -> Spellings:
@@ -178,15 +181,19 @@ def learn(rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], merch
     """
     types: dict[str, frozenset[TransactionType]] = {}
     forms: set[NumberForm] = set()
+    merchants, own_merchants = set[str | None](), set[str | None]()
     for row in rows:
         record = owned.get(row.id)
+        merchants.add(row.merchant_id)
         if record is None or record.is_adopted or row.amount != record.amount:
             continue
         form = same_number(row.phone_number, record.phone_number)
         if form is not None:
             forms.add(form)
             types[str(row.type)] = types.get(str(row.type), frozenset()) | {record.type}
-    return Spellings(types=types, forms=frozenset(forms), merchant_id=merchant_id)
+            own_merchants.add(row.merchant_id)
+    is_marked = (bool(own_merchants) and all(own_merchants)) or len(merchants - {None}) > 1
+    return Spellings(types=types, forms=frozenset(forms), merchant_id=merchant_id, is_marked=is_marked)
 
 
 def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
@@ -196,7 +203,8 @@ def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
     if row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id:
         return Match.NONE
     has_name = bool(row.id.strip()) and "\0" not in row.id + row.reference
-    is_usual = has_name and row.currency.strip().upper() == CURRENCY
+    is_ours = not spellings.is_marked or row.merchant_id == spellings.merchant_id is not None
+    is_usual = has_name and is_ours and row.currency.strip().upper() == CURRENCY
     fits = (
         Match.CERTAIN if is_usual else Match.POSSIBLE,
         _fit_type(query.type, str(row.type), spellings.types),

@@ -13,7 +13,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.migrations import OLD_PAYMENTS
 from mobilemoney_async.database.schema import VERSION, accounts, history, logins, payments, unclaimed
-from mobilemoney_async.payments.evidence import NO_LATER
+from mobilemoney_async.payments.evidence import NO_LATER, Walk
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
 from mobilemoney_async.payments.records import EXPLAINED, HistoryEntry, PaymentRecord, PaymentState
 
@@ -26,6 +26,9 @@ _IDS_AT_ONCE = 500
 _SEARCHED, _REMEMBERED = timedelta(days=1), timedelta(days=30)
 # Payments on each side that a listing is compared with, and how far away they may be.
 _NEAREST, _COMPARED = 5, timedelta(days=7)
+# Payments that a listing does not show: any of them forbids absence. At the edges of its days the service's time zone
+# decides.
+_MOST_HIDDEN, _ZONES = 100, timedelta(hours=14)
 
 _columns = payments.c
 # Payments without a known transaction that the list may show, each with an index.
@@ -185,6 +188,24 @@ def neighbours(journal: Journal, record: PaymentRecord) -> list[PaymentRecord]:
     )
     nearest = (sa.select(payments).where(*known, where).order_by(order).limit(_NEAREST) for where, order in sides)
     return [to_record(row) for statement in nearest for row in journal.connection.execute(statement)]
+
+
+def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
+    """Return payments with a known transaction that a full listing should show and does not, a hundred at most."""
+    if not walk.is_complete:
+        return []
+    first, last = (datetime.combine(day, time(), UTC) for day in (walk.first_day, walk.last_day or date.max))
+    known = (
+        _columns.account == journal.account,
+        _columns.created_at.between(first + _ZONES, last - _ZONES),
+        _columns.transaction_id.is_not(None),
+        _columns.attempt == 1,
+        _columns.ended_at <= walk.began_at - timedelta(seconds=grace),
+    )
+    statement = sa.select(_columns.key, _columns.transaction_id).where(*known)
+    shown = {row.id for row in walk.rows} | {row.id for row in walk.unreadable}
+    keys = [row.key for row in journal.connection.execute(statement) if row.transaction_id not in shown]
+    return find_all(journal, keys[:_MOST_HIDDEN])
 
 
 def merchant_of(journal: Journal, rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord]) -> str | None:

@@ -35,6 +35,7 @@ from mobilemoney_async.payments.queries import (
     due,
     explained_ids,
     find_all,
+    hidden,
     merchant_of,
     neighbours,
     owners,
@@ -200,7 +201,13 @@ class Reconciler:
             explained = explained_ids(journal, [each for each in shown if each not in owned])
             merchant = merchant_of(journal, walk.rows, owned)
             return Evidence(
-                walk=walk, owned=owned, explained_ids=explained, searches=searches, grace=grace, merchant_id=merchant
+                walk=walk,
+                owned=owned,
+                hidden=hidden(journal, walk, grace),
+                explained_ids=explained,
+                searches=searches,
+                grace=grace,
+                merchant_id=merchant,
             )
 
         evidence, judged = await self._store.read(read), list[PaymentRecord]()

@@ -169,10 +169,13 @@ _STEADY = Skew(low=timedelta(0), high=SECOND)
 _COLLECTION, _DISBURSEMENT = TransactionType.COLLECTION, TransactionType.DISBURSEMENT
 
 
+_PARTS = ("searches", "explained_ids", "merchant_id", "hidden")
+
+
 def evidence(rows: Sequence[Transaction], *records: PaymentRecord, **changes: Any) -> Evidence:
     """Return the evidence in a listing, an hour after noon, with the own payments whose transactions are known."""
     arguments: dict[str, Any] = {"searches": {"order-1": search()}}
-    arguments |= {name: changes.pop(name) for name in ("searches", "explained_ids", "merchant_id") if name in changes}
+    arguments |= {name: changes.pop(name) for name in _PARTS if name in changes}
     owned = {str(record.transaction_id): record for record in records}
     walk = listing(rows, **{"dates": clock(_STEADY), **changes})
     return Evidence(walk=walk, owned=owned, grace=120.0, **arguments)
@@ -280,6 +283,25 @@ def test_the_control_takes_the_nearest_three_of_each_side() -> None:
     assert controlled([*rows[:2], _SHOWN[1]], before).reason == "the list does not show payment 'key-tx-3'"
 
 
+@pytest.mark.parametrize(
+    ("hidden", "is_failed"),
+    [
+        (own(NOON - 5 * HOUR, id="far"), True),
+        (own(NOON, id="far"), True),
+        (own(NOON - 5 * HOUR, id="far", type=_DISBURSEMENT), False),
+        (own(NOON + HOUR - _MINUTE, id="far"), False),
+        (own(NOON - 8 * _DAY, id="far"), False),
+    ],
+    ids=str,
+)
+def test_a_list_that_hides_any_payment_of_those_days_may_hide_the_lost_one(
+    hidden: PaymentRecord, is_failed: bool
+) -> None:
+    """The nearest payments are shown, but not one that is farther off: no order or cut of a list explains that."""
+    reason = "the list does not show payment 'key-far'" if is_failed else None
+    assert controlled(hidden=[hidden]) == Control(passed=not is_failed, is_failed=is_failed, reason=reason)
+
+
 def test_the_control_learns_the_spelling_that_it_needs() -> None:
     """A list that spells types and numbers in its own way passes, if own payments prove that way."""
     changes: dict[str, Any] = {"type": TransactionType("c2b"), "phone_number": "25578***0789"}
@@ -347,6 +369,53 @@ def test_a_row_that_may_be_the_payment_is_a_candidate(changes: dict[str, Any]) -
     made = row(**changes)
     verdict = evidence([made]).judge("order-1", Control(passed=True))
     assert verdict == Verdict(candidates=(made.id,), reason=f"it may be transaction {made.id}")
+
+
+@pytest.mark.parametrize(
+    ("own_merchant", "others", "merchant_id", "known", "is_adopted"),
+    [
+        ("merchant-1", [], "merchant-1", "merchant-1", True),
+        (None, [], "merchant-1", None, True),
+        (None, [], None, None, True),
+        ("merchant-1", [], None, "merchant-1", False),
+        (None, ["merchant-1", "merchant-2"], "merchant-2", None, False),
+        (None, ["merchant-1", "merchant-2"], "merchant-1", "merchant-1", True),
+    ],
+)
+def test_a_row_is_adopted_only_if_it_shows_the_merchant_that_others_show(
+    own_merchant: str | None, others: list[str], merchant_id: str | None, known: str | None, is_adopted: bool
+) -> None:
+    """Where our own rows name us, or some name others, a row that does not name us may be another merchant's."""
+    rows = [row(NOON + HOUR, id=each, amount=Decimal(1001), merchant_id=each) for each in others]
+    rows += [attrs.evolve(each, merchant_id=own_merchant) for each in _SHOWN if own_merchant]
+    seen = evidence([*rows, row(merchant_id=merchant_id)], _BEFORE, _AFTER, merchant_id=known)
+    verdict = seen.judge("order-1", Control())
+    assert (verdict.adopt is not None, verdict.candidates) == (is_adopted, () if is_adopted else ("tx-1",))
+
+
+@pytest.mark.parametrize(("minutes", "is_adopted"), [(5, True), (20, False)])
+def test_no_row_is_adopted_while_the_clock_jumps(minutes: int, is_adopted: bool) -> None:
+    """Where own rows show different clocks, a row in the window of one of them may be another payment."""
+    before, after = _SHOWN[0], attrs.evolve(_SHOWN[1], created_at=NOON + (minutes + 1) * _MINUTE)
+    verdict = evidence([before, after, row()], _BEFORE, _AFTER).judge("order-1", Control())
+    assert (verdict.adopt is not None, verdict.candidates) == (is_adopted, () if is_adopted else ("tx-1",))
+
+
+@pytest.mark.parametrize(
+    ("owner", "candidates"),
+    [
+        (own(id="tx-1"), ()),
+        (own(id="tx-1", amount=Decimal(1001)), ("tx-1",)),
+        (own(id="tx-1", phone_number="+255780000780"), ("tx-1",)),
+    ],
+    ids=str,
+)
+def test_a_row_that_contradicts_its_owner_may_be_another_payment(
+    owner: PaymentRecord, candidates: tuple[str, ...]
+) -> None:
+    """An acknowledgement had the id of another payment: the row proves nothing, and is not left out either."""
+    verdict = evidence([*_SHOWN, row()], _BEFORE, _AFTER, owner).judge("order-1", Control(passed=True))
+    assert (verdict.adopt, verdict.candidates, verdict.absent_ok) == (None, candidates, not candidates)
 
 
 def test_some_candidates_are_named_and_all_are_kept() -> None:
@@ -427,6 +496,8 @@ _REQUEST = PaymentRequest(key="order-1", type=_COLLECTION, phone_number=PHONE_NU
         ({"phone_number": "+25578***0780"}, "phone number"),
         ({"phone_number": ""}, "phone number"),
         ({"phone_number": "+255780000780", "amount": Decimal(1)}, "amount and phone number"),
+        ({"status": "Success"}, None),
+        ({"status": "failed"}, "status"),
     ],
     ids=str,
 )

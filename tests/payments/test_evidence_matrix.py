@@ -410,6 +410,30 @@ async def test_no_list_makes_a_payment_absent_that_exists(store_url: str, resend
         await world.hold(client, at_end=True)
 
 
+@RESEND
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_list_that_hides_one_payment_may_hide_another(store_url: str, resend: bool, kind: str) -> None:
+    """All payments near the lost one are shown, as by a list in another order that is cut, but not one of that day."""
+    world, order = make_world(store_url, resend=resend), lost(kind, made=True)
+    async with world.client() as client:
+        far = Order("far", kind, number(650), 650)
+        await world.pay(client, [far])
+        await anyio.sleep(5 * MINUTE)
+        await world.pay(client, around("before", count=4, kinds=[kind]))
+        await world.lose(client, order, made=True)
+        await anyio.sleep(5 * MINUTE)
+        await world.pay(client, around("after", count=4, kinds=[kind]))
+        await anyio.sleep(HOUR)
+        world.service.list = ListBehaviour(hide=lambda payment: payment.owner in {order.key, far.key})
+        await world.reconcile(client, 0.0, GRACE + 1, HOUR)
+        record = await world.get(client, order.key)
+        assert (record.state, record.reason) == (PaymentState.UNKNOWN, "the list does not show payment 'far'")
+        assert isinstance(await world.attempt(client, order), OutcomeUnknown)
+        await world.come_to_rest(client)
+        await world.hold(client, at_end=True)
+        await _is_found_in_the_end(world, client, order)
+
+
 async def _is_found_in_the_end(world: World, client: AsyncClient, order: Order) -> None:
     """Check that the next create under the key returns the payment, or that an operator can decide."""
     again = await world.attempt(client, order)
