@@ -101,7 +101,7 @@ READS: dict[str, tuple[Act, str, Any]] = {
     "wait": (
         lambda c: c.transactions.wait("a/b"),
         "/payment-service/transaction/a%2Fb",
-        samples.found(status="SUCCESS"),
+        samples.found(id="a/b", status="SUCCESS"),
     ),
     "profile": (lambda c: c.users.profile(), "/user-service/profile", {"id": 7}),
     "users_profile": (lambda c: c.users.users_profile(), "/user-service/users/profile", {"id": 7}),
@@ -255,8 +255,8 @@ class TestAnswers:
 
     @pytest.mark.parametrize("name", ["get", "reference", "external id", "wait"])
     async def test_a_lookup_returns_the_transaction(self, service: respx.MockRouter, name: str) -> None:
-        _, value = await sent(service, READS[name][0], samples.found(status="SUCCESS"))
-        assert (value.id, value.amount, value.succeeded) == ("t-1", Decimal(1000), True)
+        _, value = await sent(service, READS[name][0], samples.found(id="a/b", status="SUCCESS"))
+        assert (value.id, value.amount, value.succeeded) == ("a/b", Decimal(1000), True)
 
     async def test_a_page_returns_rows_and_pagination(self, service: respx.MockRouter) -> None:
         _, value = await sent(service, READS["page"][0], PAGE)
