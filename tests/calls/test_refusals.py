@@ -263,8 +263,9 @@ def test_no_answer_sends_money_twice_or_refuses_it_without_evidence(backend: Any
             await create(make_client(transport, auth=CountingSource()))
         except MobileMoneyError as exc:
             error = exc
-        seen = steps[: len(transport.sent)]
-        repeated = seen if len(transport.sent) > len(steps) else seen[:-1]
+        creates = sum(sent.method == "POST" for sent in transport.sent)  # others look a transaction up
+        seen = steps[:creates]
+        repeated = seen if creates > len(steps) else seen[:-1]
         assert all(proves(step, REPEATABLE) for step in repeated)
         if error is None or isinstance(error, OutcomeUnknown):
             assert error is None or error.outcome == "unknown"
