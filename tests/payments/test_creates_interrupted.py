@@ -210,7 +210,7 @@ async def test_cancelled_while_its_loss_is_being_recorded(
     world = make_world(sqlite_file_url)
     world.sandbox.script(faults.lost(processed=True), on="c2b")
     async with world.client() as client:
-        stop_inside(monkeypatch, "apply", stop)
+        stop_inside(monkeypatch, "save", stop)
 
         async def lost() -> None:
             with pytest.raises(OutcomeUnknown):
@@ -227,7 +227,7 @@ async def test_cancelled_while_its_answer_is_being_recorded(
     """A create that is cancelled while its transaction's id is being recorded has recorded it."""
     world = make_world(store_url)
     async with world.client() as client:
-        stop_inside(monkeypatch, "apply", stop)
+        stop_inside(monkeypatch, "save", stop)
         await stop.run(lambda: create(client))
         assert world.states() == ["ACKNOWLEDGED"]
         assert world.ids() == world.made
