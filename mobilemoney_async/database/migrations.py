@@ -23,6 +23,7 @@ from mobilemoney_async.database.schema import (
     payments,
     require_known,
     save_version,
+    sightings,
     unclaimed,
 )
 from mobilemoney_async.database.serialization import load_transaction
@@ -117,7 +118,7 @@ def _key_by_account(connection: sa.Connection) -> None:
     """Migrate to version 3: keys begin with the account, and payments have columns for evidence and the outbox."""
     for table in (payments, history):
         connection.execute(sa.schema.CreateTable(table))
-    for table in (unclaimed, accounts):
+    for table in (unclaimed, sightings, accounts):
         table.create(connection)
     _move(connection)
     # Made of sorted rows, an index costs a fraction of what it costs row by row.

@@ -146,6 +146,14 @@ unclaimed: sa.Table = sa.Table(
     sa.Index("mobilemoney_unclaimed_kind", "account", "number_digest", "type", "amount"),
 )
 
+# First sightings of transactions that nothing claims yet, for processes that read the list only once.
+sightings: sa.Table = sa.Table(
+    "mobilemoney_sightings",
+    METADATA,
+    *_columns(sa.Text, "account", "transaction_id", primary_key=True),
+    sa.Column("first_seen_at", UTCDateTime, nullable=False),
+)
+
 # The merchant of an account, and the last comparison of the store with the service. `stopped` says why new payments
 # wait; `timeline` is PostgreSQL's; `number_key` is the secret of the digests in `unclaimed`.
 accounts: sa.Table = sa.Table(

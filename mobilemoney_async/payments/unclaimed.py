@@ -11,6 +11,9 @@ a payment on its way is recorded by then. What an open payment may be is left to
 - a `_Sighting`: nothing claims it yet.
 - its status: it is recorded as unclaimed.
 
+A process that reads the list only once, like a command, judges the rows that an earlier one has seen: first sightings
+of rows that are too old to be on their way are in the database, too.
+
 Critical section: of several processes that record a row at once, the one that has inserted it reports it. A task that
 is cancelled meanwhile ends that first, inside a shield. Other tasks may change `seen` at each await, to the same end.
 """
@@ -31,7 +34,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.comparison import international, local_digits
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import accounts, insert_missing, payments, unclaimed
+from mobilemoney_async.database.schema import accounts, insert_missing, payments, sightings, unclaimed
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.account_store import AccountStore
@@ -127,7 +130,7 @@ class UnclaimedObserver:
     async def _compare(self, rows: Sequence[Transaction], new: Sequence[Transaction], now: datetime) -> None:
         own = [row.id for row in rows if self._seen.get(row.id) is True][:_MOST_NAMED]
         ids = [*own, *(row.id for row in new)]
-        account, owned, recorded = await self._store.read(lambda journal: _look(journal, ids))
+        account, owned, recorded, sighted = await self._store.read(lambda journal: _look(journal, ids))
         if account is None or account.number_key is None:
             return  # before the first payment
         if not self._binding.is_known(account.host, account.credentials):
@@ -143,8 +146,11 @@ class UnclaimedObserver:
                 changed.append(row)
             elif row.id in recorded:
                 remember(row.id, str(row.status))
-            elif row.id not in owned and self._is_due(row, account, now):
+            elif row.id not in owned and self._is_due(row, account, now, sighted.get(row.id)):
                 due[row.id] = (row, self._seen[row.id].first_at)
+        fresh = [row.id for row in new if row.id not in {*due, *sighted} and self._is_lasting(row, now)]
+        if fresh:
+            await self._store.write(lambda journal: _save_sightings(journal, fresh, now))
         if due or changed:
             await self._judge(account, due, changed, now)
 
@@ -172,8 +178,16 @@ class UnclaimedObserver:
             shown = (row.merchant_id for row in rows if row.merchant_id and self._seen.get(row.id) is True)
             self._merchant_id = account.merchant_id or next(shown, None)
 
-    def _is_due(self, row: Transaction, account: sa.Row[Any], now: datetime) -> bool:
-        """Remember a row that nothing claims, and return whether it is judged now."""
+    def _is_lasting(self, row: Transaction, now: datetime) -> bool:
+        """Return whether a row that nothing claims is too old to be a payment on its way."""
+        is_old = row.created_at < now + (self._ahead or timedelta(0)) - self._wait
+        return is_old and isinstance(self._seen.get(row.id), _Sighting)
+
+    def _is_due(self, row: Transaction, account: sa.Row[Any], now: datetime, sighted_at: datetime | None) -> bool:
+        """Remember a row that nothing claims, and return whether it is judged now.
+
+        `sighted_at` is its first sighting in the store, if any.
+        """
         is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
         began_at = self._began_at(account) - _SLACK
         if not is_foreign and self._ahead is None and began_at - _UNKNOWN_CLOCK <= row.created_at < began_at:
@@ -184,9 +198,14 @@ class UnclaimedObserver:
         known, opened_at = self._seen.get(row.id), self._store.note_opened(now)
         opened_there = opened_at + (self._ahead or timedelta(0))
         if not isinstance(known, _Sighting):
-            self._store.remember(row.id, _Sighting(now, now + self._wait))
-            return False
-        if row.created_at < opened_there - _GRAIN and (account.checked_at is None or account.checked_at < opened_at):
+            first_at = sighted_at or now
+            self._store.remember(row.id, _Sighting(first_at, first_at + self._wait))
+            known, opened_at = self._seen[row.id], first_at
+            if sighted_at is None:
+                return False
+        elif row.created_at >= opened_there - _GRAIN:
+            return now >= known.due_at
+        if account.checked_at is None or account.checked_at < opened_at:
             # The store may have forgotten it before it was opened here, which the next new payment finds out.
             self._seen[row.id] = _Sighting(known.first_at, now + self._wait)
             return False
@@ -232,23 +251,37 @@ class UnclaimedObserver:
 
 def _look(
     journal: Journal, ids: Sequence[str]
-) -> tuple[sa.Row[Any] | None, Mapping[str, datetime | None], Mapping[str, str | None]]:
+) -> tuple[sa.Row[Any] | None, Mapping[str, datetime | None], Mapping[str, str | None], Mapping[str, datetime]]:
     """Look transactions up.
 
     Returns:
         The account's row; when the payments that claim them were sent, None for one that has not acknowledged its
-        transaction; and the statuses of those that are recorded as unclaimed, None for one that is no longer open.
+        transaction; the statuses of those that are recorded as unclaimed, None for one that is no longer open; and the
+        first sightings of others.
     """
     run, table = journal.connection.execute, payments.c
     of_payments = sa.select(table.transaction_id, table.is_adopted, table.sent_at)
     of_payments = of_payments.where(table.account == journal.account, table.transaction_id.in_(ids))
     others = sa.select(_columns.transaction_id, _columns.status, _columns.state)
     others = others.where(_columns.account == journal.account, _columns.transaction_id.in_(ids))
+    seen = sa.select(sightings.c.transaction_id, sightings.c.first_seen_at)
+    seen = seen.where(sightings.c.account == journal.account, sightings.c.transaction_id.in_(ids))
     return (
         run(sa.select(accounts).where(accounts.c.account == journal.account)).one_or_none(),
         {row.transaction_id: None if row.is_adopted else row.sent_at for row in run(of_payments)},
         {row.transaction_id: row.status if row.state == OPEN else None for row in run(others)},
+        {row.transaction_id: row.first_seen_at for row in run(seen)},
     )
+
+
+def _save_sightings(journal: Journal, ids: Sequence[str], now: datetime) -> None:
+    """Record the first sightings of transactions that nothing claims, and forget those that no list shows any more."""
+    connection = journal.connection
+    is_old = sightings.c.first_seen_at < now - _OLDEST - _UNKNOWN_CLOCK
+    connection.execute(sightings.delete().where(sightings.c.account == journal.account, is_old))
+    for each in ids:
+        values = {"account": journal.account, "transaction_id": each, "first_seen_at": now}
+        connection.execute(insert_missing(sightings, connection.dialect.name), values)
 
 
 def _record(

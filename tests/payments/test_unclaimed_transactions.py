@@ -321,6 +321,27 @@ async def test_a_row_is_judged_once_it_was_seen_for_long_enough(store_url: str, 
 
 
 @BOTH
+@KIND
+async def test_processes_that_read_the_list_once_judge_what_others_have_seen(store_url: str, kind: str) -> None:
+    """As commands in cron do. Before the store is compared with the service, it may have forgotten the payment."""
+    world, asked = make_world(store_url), order(kind)
+    async with world.client() as client:
+        await begin(world, client)
+        second = await another_system_pays(world, client, asked)
+    await anyio.sleep(10 * MINUTE)
+    for _ in range(2):
+        async with world.client() as command:
+            await command.transactions.page()
+            assert await unclaimed(command) == set()
+        await anyio.sleep(10 * MINUTE)
+    async with world.client() as client:
+        await world.pay(client, [Order("later", kind, number(602), 700)])  # which compares the store
+    async with world.client() as command:
+        await command.transactions.page()
+        assert await unclaimed(command) == {second}
+
+
+@BOTH
 async def test_a_row_older_than_a_week_is_history(store_url: str) -> None:
     world = make_world(store_url)
     async with world.client() as client:
