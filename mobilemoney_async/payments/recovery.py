@@ -113,8 +113,8 @@ class Recovery:
     """
 
     def __init__(self, store: AccountStore, pipeline: Pipeline, memory: Memory | None = None) -> None:
-        self.memory = Memory() if memory is None else memory
-        self.binding = Binding(store, pipeline, self.memory)
+        self.memory: Memory = Memory() if memory is None else memory
+        self.binding: Binding = Binding(store, pipeline, self.memory)
         self._store = store
         self._pipeline = pipeline
         self._grace = timedelta(seconds=store.grace)
