@@ -234,6 +234,11 @@ class Evidence:
         own = estimate_skew(nearest[:_WITNESSES])
         return estimate_skew(self.walk.dates) if own is None else attrs.evolve(own, is_own=True)
 
+    def knows(self, key: str) -> bool:
+        """Return whether all rows were read of the time in which a payment may have been made."""
+        query = self.searches[key]
+        return self.walk.knows(*query.window(self.skew(query)))
+
     def control(self, query: PaymentQuery, known: Iterable[PaymentRecord]) -> Control:
         """Compare the listing with payments that are known to exist, before and after a search.
 

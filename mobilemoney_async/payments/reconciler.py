@@ -28,7 +28,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.evidence import Evidence, Verdict, Walk
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
-from mobilemoney_async.payments.matching import date_ranges, query_for
+from mobilemoney_async.payments.matching import date_ranges, query_for, shift
 from mobilemoney_async.payments.queries import (
     chunks,
     doubtful,
@@ -67,6 +67,8 @@ class Reconciler:
         self._utcnow = pipeline.utcnow
         self._lister = Lister(pipeline)
         self._name = uuid.uuid4().hex
+        # How far the service's clock is ahead, as the last listing with payments of ours showed.
+        self._ahead = timedelta(0)
         # Held while the list is read and judged.
         self._lock = anyio.Lock()
 
@@ -146,10 +148,12 @@ class Reconciler:
         now, left = self._utcnow(), {record.key: record for record in payments}
         for cluster in _clusters(record for record in payments if self._is_looked_for_nearby(record, key, now)):
             windows = [query_for(record).window(None) for record in cluster]
-            start, end = min(start for start, _ in windows), max(end for _, end in windows)
-            walk = await self._lister.near(start, end, (start - _DAY).date(), (end + 2 * _DAY).date())
-            for record in await self._judge(walk, cluster):
-                if not _needs_whole_days(left[record.key], record, walk, now):
+            start = shift(min(start for start, _ in windows), self._ahead)
+            end = shift(max(end for _, end in windows), self._ahead)
+            walk = await self._lister.near(start, end, shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
+            evidence, judged = await self._judge(walk, cluster)
+            for record in judged:
+                if not _needs_whole_days(left[record.key], record, evidence, now):
                     del left[record.key]
         await self._look_in_whole_days(left.values())
 
@@ -190,7 +194,7 @@ class Reconciler:
 
     async def _judge(
         self, walk: Walk, payments: Sequence[PaymentRecord], *, is_whole: bool = False
-    ) -> list[PaymentRecord]:
+    ) -> tuple[Evidence, list[PaymentRecord]]:
         """Record the results of a listing for some payments, a hundred in a transaction; return them as they are."""
         grace = self._store.grace
 
@@ -211,6 +215,9 @@ class Reconciler:
             )
 
         evidence, judged = await self._store.read(read), list[PaymentRecord]()
+        skew = evidence.skew(evidence.searches[payments[0].key])
+        if skew is not None and skew.is_own:
+            self._ahead = (skew.low + skew.high) / 2
         for some in chunks(payments, _AT_ONCE):
 
             def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:
@@ -220,7 +227,7 @@ class Reconciler:
                 ]
 
             judged += await self._store.write(judge)
-        return judged
+        return evidence, judged
 
 
 def _judge_one(
@@ -244,19 +251,20 @@ def _judge_one(
         grace=evidence.grace,
         is_contradicted=control.is_failed,
         is_whole=is_whole,
-        is_known=evidence.walk.knows(*query.window(skew)),
+        is_known=evidence.knows(record.key),
     )
     return record_listing(journal, record, look)
 
 
-def _needs_whole_days(before: PaymentRecord, record: PaymentRecord, walk: Walk, now: datetime) -> bool:
+def _needs_whole_days(before: PaymentRecord, record: PaymentRecord, evidence: Evidence, now: datetime) -> bool:
     """Return whether a payment must be looked for in whole days, after a look near its send that changed `before`."""
-    if walk.is_complete or record.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
+    if evidence.walk.is_complete or record.state not in {PaymentState.UNKNOWN, PaymentState.ABSENT}:
         return False
     if record.candidates:
         # A part of the list can show a match, and leave open whether there is another one.
         return _is_due(before, now) or record.candidates != before.candidates
-    return walk.covered is None and record.state is PaymentState.UNKNOWN and _is_due(before, now)
+    # The clock of the rows may show that the pages were of another time.
+    return not evidence.knows(record.key) and record.state is PaymentState.UNKNOWN and _is_due(before, now)
 
 
 def _last_look(record: PaymentRecord) -> object:

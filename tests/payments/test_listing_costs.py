@@ -260,3 +260,29 @@ async def _open(world: World, group: anyio.abc.TaskGroup, store: dict[str, Any])
             await anyio.sleep_forever()
 
     return await group.start(run)
+
+
+@pytest.mark.parametrize("hours", [-3, 3, 7])
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_a_list_in_local_time(world: World, hours: int, newest_first: bool) -> None:
+    """The time zone of the list is undocumented: once it is known, a lost payment costs little again."""
+    service, ahead = world.service, timedelta(hours=hours)
+    service.list = ListBehaviour(newest_first=newest_first)
+    make_busy(world, 2_000, days=2)
+    for payment in service.payments:
+        payment.created_at += ahead
+    service.utcnow = lambda: world.utcnow() + ahead
+    async with world.client() as client:
+        await world.pay(client, [Order(f"early{each}", "collections", number(300 + each)) for each in range(5)])
+        for name in ("first", "second"):
+            await anyio.sleep(HOUR)
+            await world.lose(client, Order(name, "collections", number(len(name))), made=True)
+            for each in range(600):
+                await anyio.sleep(30)
+                service.make("disbursement", OTHER, str(2000 + each))
+                if not each % 100:
+                    await world.pay(client, [Order(f"{name}{each}", "collections", number(400 + each))])
+            before = service.lists
+            await client.payments.reconcile()
+            assert outcome(await world.get(client, name)) == "found"
+            assert service.lists - before <= (80 if name == "first" else 30)

@@ -394,9 +394,11 @@ class Shop(RuleBasedStateMachine):
             before = self.rows().get(key, ("", None))[0]
             try:
                 await self.workers[who].client.payments.confirm_absent(key, note="looked")
-            except StoreError:
+            except StoreError as exc:
                 fails = self.workers[who].outage.fails
-                if before in {"UNKNOWN", "ABSENT"} and not fails(self.workers[who].outage.writes):
+                # An answer that an outage has kept from the store is written first.
+                was_refused = f"{key!r} is REFUSED" in str(exc)
+                if before in {"UNKNOWN", "ABSENT"} and not was_refused and not fails(self.workers[who].outage.writes):
                     raise
             else:
                 self.service.may_exist.discard(key)
