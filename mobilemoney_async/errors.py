@@ -261,6 +261,14 @@ class StoreError(MobileMoneyError):
     """
 
 
+class InvalidCursor(StoreError):
+    """Cursor of ``payments.changes`` that the feed cannot go on from.
+
+    It is of another store or of one that was restored since, is ahead of the feed, or is behind the changes that are
+    kept. Nothing was skipped: compare your books with ``payments.list()``, and begin again with ``after=None``.
+    """
+
+
 class IdempotencyConflict(StoreError):
     """Key that was used for another payment: other type, phone number, amount or extra fields. Nothing was sent."""
 

@@ -208,6 +208,21 @@ class PaymentGivenUp:
 
 
 @attrs.frozen(kw_only=True)
+class ChangeParked:
+    """Change of a payment that a consumer could not handle ten times. It is handed out no more.
+
+    Attributes:
+        consumer: The consumer's name.
+        key: The payment's idempotency key; None for an unclaimed transaction.
+        cursor: The change's place in the feed.
+    """
+
+    consumer: str
+    key: str | None
+    cursor: str
+
+
+@attrs.frozen(kw_only=True)
 class PollerClosed:
     """End of a poller, which follows nothing any more.
 
@@ -232,6 +247,7 @@ Event: TypeAlias = (
     | PaymentFinal
     | PaymentGivenUp
     | PollerClosed
+    | ChangeParked
 )
 """Any event."""
 

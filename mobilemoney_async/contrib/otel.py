@@ -23,6 +23,7 @@ from mobilemoney_async.contract import endpoints
 from mobilemoney_async.events import (
     AccountMismatch,
     AttemptEnded,
+    ChangeParked,
     Event,
     Handler,
     LimiterWaited,
@@ -161,6 +162,8 @@ class _Telemetry:
                 self._span("mobilemoney.store.behind", {"mobilemoney.transactions": event.transactions}, 0.0)
             case AccountMismatch():
                 self._span("mobilemoney.account.mismatch", {"mobilemoney.account": event.account}, 0.0)
+            case ChangeParked():
+                self._span("mobilemoney.change.parked", {"mobilemoney.consumer": event.consumer}, 0.0)
             case _:
                 self._poller(event)
 

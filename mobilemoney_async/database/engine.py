@@ -38,6 +38,7 @@ _LOCK_TRY = 0.5
 _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _BUSY = "the store failed: it is busy, or the database does not answer"
 _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
+_NOTIFY = sa.text("SELECT pg_notify(:channel, '')")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 _threads: RunVar[anyio.CapacityLimiter] = RunVar("mobilemoney_async_store_threads")
@@ -157,6 +158,17 @@ class Database:
         result, seen, at = await self.write(timed, durable=durable)
         # Everything since, the commit above all, took time of its own.
         return result, anyio.current_time() - (time.monotonic() - at) - seen
+
+    def notify(self, channel: str) -> None:
+        """Notify the processes that listen to a channel of PostgreSQL; called in a thread. A failure does not matter.
+
+        In a transaction of its own: one that also writes would hold up the commits of all others.
+        """
+        if self.dialect == "postgresql":
+            with suppress(sa.exc.SQLAlchemyError, OSError, StoreError):
+                engine = self._ready_engine(time.monotonic() + _QUEUE)
+                with engine.begin() as connection:
+                    connection.execute(_NOTIFY, {"channel": channel})
 
     async def open_driver(self, statement: str) -> Any:
         """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""

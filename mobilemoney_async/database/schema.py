@@ -125,6 +125,43 @@ history: sa.Table = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# Changes of payments' states, for readers. `entry` is that of the payment's history, or 0 for an unclaimed transaction,
+# whose id is the name. A reader numbers them once they are committed: see `payments.changes`.
+changes: sa.Table = sa.Table(
+    "mobilemoney_changes",
+    METADATA,
+    *_columns(sa.Text, "account", "name", primary_key=True),
+    sa.Column("entry", sa.Integer, primary_key=True, autoincrement=False),
+    *_columns(sa.Text, "state", "status"),
+    sa.Column("at", UTCDateTime, nullable=False),
+    sa.Column("number", sa.BigInteger),
+    sa.Index("mobilemoney_changes_number", "account", "number", unique=True),
+    _partial_index("mobilemoney_changes_new", sa.text("number IS NULL"), "account", "at"),
+)
+
+# Readers of an account's changes, and the number up to which each is done. `tried` is the first change that was handed
+# out last time.
+consumers: sa.Table = sa.Table(
+    "mobilemoney_consumers",
+    METADATA,
+    *_columns(sa.Text, "account", "name", primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("tried", sa.BigInteger),
+    sa.Column("used_at", UTCDateTime, nullable=False),
+)
+
+# Changes that a consumer could not handle. One with `next_at` holds back its payment, `name`; one without is parked.
+retries: sa.Table = sa.Table(
+    "mobilemoney_retries",
+    METADATA,
+    *_columns(sa.Text, "account", "consumer", primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("next_at", UTCDateTime),
+    sa.Column("error", sa.Text),
+)
+
 # Transactions of the service that no payment claims. `created_at` is the service's time; `number_digest` is a keyed
 # digest of the phone number, `shown_number` shows its last digits. `fits_key` is the payment that the transaction may
 # be a second time; `is_gap` marks transactions from a time that the store has forgotten.
@@ -155,7 +192,8 @@ sightings: sa.Table = sa.Table(
 )
 
 # The merchant of an account, and the last comparison of the store with the service. `stopped` says why new payments
-# wait; `timeline` is PostgreSQL's; `number_key` is the secret of the digests in `unclaimed`.
+# wait; `timeline` is PostgreSQL's; `number_key` is the secret of the digests in `unclaimed`. The columns `feed…` are of
+# its changes: their epoch, the last number given, and the highest one that was pruned.
 accounts: sa.Table = sa.Table(
     "mobilemoney_accounts",
     METADATA,
@@ -164,7 +202,8 @@ accounts: sa.Table = sa.Table(
     *_columns(UTCDateTime, "first_record_at", "checked_at", "doubted_at", "known_until", "gap_at"),
     sa.Column("stopped", sa.Text),
     sa.Column("timeline", sa.Integer),
-    *_columns(sa.Text, "note", "number_key"),
+    *_columns(sa.Text, "note", "number_key", "feed_epoch"),
+    *_columns(sa.BigInteger, "feed_last", "feed_pruned", nullable=False, default=0, server_default="0"),
 )
 
 # The lease of the shared poller. Two numbers count its messages, under this row's lock: so a reader knows how far it

@@ -16,6 +16,7 @@ from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.duplicates import DuplicateGuard
+from mobilemoney_async.payments.feed_watch import CHANNEL, stir_readers
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -107,14 +108,29 @@ class AccountStore:
 
     async def read(self, work: Callable[[Journal], T]) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
-        return await self.database.read(lambda connection: work(self._journal(connection)))
+        return await self.database.read(lambda connection: work(Journal(connection, self.account, self.guard)))
 
     async def write(self, work: Callable[[Journal], T], *, then: Callable[[T], object] | None = None) -> T:
         """Run work in one transaction, and return its result once that is durable; see `Database.write`."""
-        return await self.database.write(lambda connection: work(self._journal(connection)), then=then)
+        has_changes = False
 
-    def _journal(self, connection: Any) -> Journal:
-        return Journal(connection, self.account, self.guard)
+        def run(connection: Any) -> T:
+            nonlocal has_changes
+            journal = Journal(connection, self.account, self.guard)
+            result = work(journal)
+            has_changes = journal.has_changes
+            return result
+
+        def end(result: T) -> None:
+            if then is not None:
+                then(result)
+            if has_changes:
+                self.database.notify(CHANNEL)
+
+        result = await self.database.write(run, then=end)
+        if has_changes:
+            stir_readers(self.database)
+        return result
 
     def note_newest(self, created_at: datetime, *, is_own: bool) -> None:
         """Remember when a payment was first recorded, to notice a store that has lost it. Called in any thread."""

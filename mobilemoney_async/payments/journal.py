@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import is_same_payment
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import FOUND_VERSION, history, insert_missing, payments, require_known
+from mobilemoney_async.database.schema import FOUND_VERSION, changes, history, insert_missing, payments, require_known
 from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_transaction
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
 from mobilemoney_async.payments.duplicates import (
@@ -95,6 +95,17 @@ _NEXT_NUMBER = sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1).w
 )
 _NOTE = history.insert().values(number=_NEXT_NUMBER.scalar_subquery()).inline()
 _FIRST_NOTE = history.insert().values(number=1).inline()
+_last_number = sa.select(sa.func.max(_last.c.number)).where(
+    _last.c.account == sa.bindparam("of_account"), _last.c.key == sa.bindparam("of_key")
+)
+_before = (
+    sa.select(sa.func.max(changes.c.at))
+    .where(changes.c.account == sa.bindparam("of_account"), changes.c.name == sa.bindparam("of_key"))
+    .scalar_subquery()
+)
+_at = sa.bindparam("of_at", type_=changes.c.at.type)
+# Clocks of processes may differ a little: the changes of a payment are ordered by their times.
+_PUBLISH = changes.insert().values(entry=_last_number.scalar_subquery(), at=sa.case((_before > _at, _before), else_=_at))
 _CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)
 
 
@@ -120,13 +131,19 @@ class JournalEntry:
     candidates: tuple[str, ...] = attrs.field(default=(), kw_only=True)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Journal:
-    """Payments of one account, inside one transaction of the connection."""
+    """Payments of one account, inside one transaction of the connection.
+
+    Attributes:
+        guard: Keeps payments from being begun that may be made already.
+        has_changes: Whether a change was recorded for the readers of the feed.
+    """
 
     connection: sa.Connection
     account: str
     guard: DuplicateGuard | None = None
+    has_changes: bool = attrs.field(default=False, init=False)
 
     def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
         """Return the row of a key; locked until the commit, if asked for."""
@@ -206,6 +223,7 @@ class Journal:
             return None
         what, detail, is_first = PaymentEvent.SEND.value, f"attempt {attempt}", expected is None
         self.note(request.key, at=sent_at, what=what, source=Source.ANSWER, detail=detail, is_first=is_first)
+        self.publish(request.key, PaymentState.SENDING, None, at=sent_at)
         return attempt
 
     def apply(self, entry: JournalEntry) -> PaymentRecord | StoreError:
@@ -236,7 +254,8 @@ class Journal:
             return self._contradict(entry, _contradiction(entry, owner, state))
         if target is state and entry.event is not PaymentEvent.LOSE:
             return None
-        failure = self._move(entry, _values(row.ended_at, entry, target))
+        values = _values(row.ended_at, entry, target)
+        failure = self._move(entry, values)
         if failure is not None:
             return failure
         if acknowledged is not None and state is not PaymentState.SENDING:
@@ -244,6 +263,7 @@ class Journal:
             claim(self.connection, self.account, acknowledged.transaction_id, entry.at)
         if target is not state:
             self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
+            self.publish(row.key, target, values.get("status", row.status), at=entry.at)
         return None
 
     def _move(self, entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
@@ -286,6 +306,7 @@ class Journal:
             values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
             self.note(row.key, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
+            self.publish(row.key, PaymentState.FINAL, status, at=at)
         self._change(row.key, values)
         return None
 
@@ -306,6 +327,18 @@ class Journal:
             self.connection.execute(_FIRST_NOTE, entry)
         else:
             self.connection.execute(_NOTE, {**entry, "of_account": self.account, "of_key": key})
+
+    def publish(self, key: str, state: PaymentState, status: str | None, *, at: datetime) -> None:
+        """Add a change to the feed, after its entry in the history; see `payments.changes`."""
+        of_payment = {"account": self.account, "name": key, "of_account": self.account, "of_key": key}
+        self.connection.execute(_PUBLISH, {**of_payment, "state": str(state), "status": status, "of_at": at})
+        self.has_changes = True
+
+    def publish_unclaimed(self, transaction_id: str, status: str, *, at: datetime) -> None:
+        """Add a transaction that no payment claims to the feed, unless it is there."""
+        values = {"account": self.account, "name": transaction_id, "entry": 0, "status": shorten(status), "at": at}
+        self.connection.execute(insert_missing(changes, self.connection.dialect.name), values)
+        self.has_changes = True
 
     def _insert(self, request: PaymentRequest, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Make a row and return True, or return False if a unique index forbids it."""

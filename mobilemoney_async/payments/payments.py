@@ -5,13 +5,16 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from typing import TypeAlias
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.events import Handler
 from mobilemoney_async.payments import queries
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.feed import ChangePages, ConsumerChanges
 from mobilemoney_async.payments.imports import import_transactions
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
@@ -42,6 +45,9 @@ from mobilemoney_async.values import (
     require_text,
 )
 
+Changes: TypeAlias = ChangePages | ConsumerChanges
+"""Async iterator over `PaymentChange`; ``aclose()`` ends it."""
+
 _MOST_NAMES = 100
 
 
@@ -53,10 +59,17 @@ class PaymentBook:
     Args:
         store: Keeps the payments.
         utcnow: The wall clock: returns an aware UTC datetime. None for that which all processes of the store share.
+        on_event: Handler of events.
     """
 
-    def __init__(self, store: AccountStore, utcnow: Callable[[], datetime] | None = None) -> None:
+    def __init__(
+        self,
+        store: AccountStore,
+        utcnow: Callable[[], datetime] | None = None,
+        on_event: Handler | None = None,
+    ) -> None:
         self._store = store
+        self._on_event = on_event
         self._utcnow = store.database.wall_clock.utcnow if utcnow is None else utcnow
 
     async def get(self, key: str) -> PaymentRecord | None:
@@ -202,6 +215,56 @@ class PaymentBook:
         now = self._utcnow()
         return await self._store.write(lambda journal: explain_unclaimed(journal, name, text, now))
 
+    def changes(
+        self,
+        *,
+        consumer: str | None = None,
+        start: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        forever: bool = True,
+    ) -> Changes:
+        """Return an iterator over the changes of the account's payments: what your books follow.
+
+        Each change of a payment's state is one entry, from the first request to the final state, and so is a
+        transaction that no payment claims. Changes of one payment come in their order, and none is ever skipped: a
+        change gets its place after it is committed. Payments that are older than the feed have none until they change.
+
+        *As a consumer*, the store keeps your place: ``async for change in payments.changes(consumer="books",
+        start="oldest")``, and ``await change.done()`` once your own books are committed. Each change comes at least
+        once, also after a crash. One process at a time reads under a name; another one goes on within a minute of the
+        last ``done`` if that one dies, and at once after ``aclose()``. Handle a change in less than a minute. One
+        that your handler cannot take comes again after a growing pause, after `PaymentChange.failed` or when it has
+        ended the process, ten times at most, while other payments go on; then it is parked.
+
+        *With a cursor*, your own transaction keeps the place: ``payments.changes(after=cursor, forever=False)``, and
+        ``change.cursor`` goes into the same transaction as your books. So each change counts exactly once.
+
+        Args:
+            consumer: The name of a consumer, at most 200 characters.
+            start: Where a consumer begins at its first use: ``"oldest"`` or ``"now"``. Later it does not matter.
+            after: A cursor; without one, the oldest change that is kept is the first.
+            limit: At most so many changes, from 1; not for a consumer.
+            forever: Whether to wait for more at the end.
+
+        Raises:
+            InvalidRequest: An argument has a wrong type or value, or two contradict each other.
+            InvalidCursor: From the iterator: it cannot go on from the cursor without skipping changes.
+            StoreError: From the iterator: the store failed, or there is no such consumer and no `start`.
+        """
+        if consumer is None:
+            if start is not None:
+                raise refuse("start", "given with consumer= only; a cursor goes into after=", start)
+            most = None if limit is None else require_integer("limit", limit, 1)
+            place = None if after is None else require_text("after", after)
+            return ChangePages(self._store, place, most, bool(forever))
+        if after is not None or limit is not None:
+            raise refuse("after" if limit is None else "limit", "left out with consumer=, whose place the store keeps")
+        if start not in {"oldest", "now", None}:
+            raise refuse("start", '"oldest" or "now"', start)
+        name = require_name("consumer", consumer)
+        return ConsumerChanges(self._store, name, start, bool(forever), self._utcnow, self._on_event)
+
     async def _decide(self, key: str, decide: Callable[[Journal], PaymentRecord | StoreError]) -> PaymentRecord:
         """Record a decision about a payment, and return the payment as it is then."""
         # Under the key's lock no create of this event loop is under way. Other processes are kept off by the row's
@@ -221,7 +284,7 @@ class Payments(PaymentBook):
     """
 
     def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler, recovery: Recovery) -> None:
-        super().__init__(store, pipeline.utcnow)
+        super().__init__(store, pipeline.utcnow, pipeline.on_event)
         self._pipeline = pipeline
         self._reconciler = reconciler
         self._recovery = recovery

@@ -327,6 +327,7 @@ def _record(
         values |= _values(row, like, account.number_key) | _status(row)
         if connection.execute(insert_missing(unclaimed, connection.dialect.name), values).one_or_none() is not None:
             made += find_unclaimed(journal, None, row.id)
+            journal.publish_unclaimed(row.id, str(row.status), at=now)
     return made, left, is_full
 
 

@@ -1,0 +1,180 @@
+"""Consumers of an account's changes: the statements inside one transaction, under the lock of the consumer's row.
+
+A consumer is done with all changes up to its number, except for those of the payments that lag behind: of each the
+first change that could not be handled has a row in `retries`, and its later ones wait. A change that was handed out ten
+times in vain is parked, and its payment goes on.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.database.schema import changes, consumers, insert_missing, retries
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.changes import Feed, FeedEntry, read_changes, read_some
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.records import ChangeReader
+
+MOST_TRIES = 10
+"""Times that a change is handed out before it is parked."""
+
+_LONGEST_PAUSE = timedelta(minutes=5)
+# A consumer's last use is noted this often.
+_NOTED = timedelta(minutes=1)
+
+
+@attrs.frozen
+class Delivery:
+    """Changes that a consumer hands out.
+
+    Attributes:
+        again: Those that could not be handled before.
+        fresh: New ones, without those of payments that lag behind.
+        upto: The number of the last change that was looked at.
+        parked: Those that are parked from now on, of payments that lag behind.
+        next_at: When the next one is handed out again, or None.
+        retried: The numbers of `again`.
+    """
+
+    again: list[FeedEntry]
+    fresh: list[FeedEntry]
+    upto: int
+    parked: list[FeedEntry]
+    next_at: datetime | None
+    retried: frozenset[int] = attrs.field(init=False)
+
+    @retried.default
+    def _number_again(self) -> frozenset[int]:
+        return frozenset(each.number for each in self.again)
+
+
+@attrs.frozen
+class ConsumerTable:
+    """Rows of one consumer, inside one transaction of the journal."""
+
+    journal: Journal
+    name: str
+
+    def lock(self, feed: Feed, start: str | None, now: datetime) -> sa.Row[Any]:
+        """Return the consumer's row, locked until the commit; make it at its first use.
+
+        Raises:
+            StoreError: There is no such consumer, and no `start` to make it with.
+        """
+        here = (consumers.c.account == self.journal.account, consumers.c.name == self.name)
+        statement = sa.select(consumers).where(*here).with_for_update()
+        row: sa.Row[Any] | None = self._run(statement).one_or_none()
+        if row is not None:
+            return row
+        if start is None:
+            advice = "at its first use say where it begins, start='oldest' or start='now'"
+            raise StoreError(f"there is no consumer {self.name!r}: {advice}", outcome="not_sent")
+        values = {"account": self.journal.account, "name": self.name, "used_at": now}
+        number = feed.pruned if start == "oldest" else feed.last
+        self._run(insert_missing(consumers, self.journal.connection.dialect.name), {**values, "number": number})
+        made: sa.Row[Any] = self._run(statement).one()
+        return made
+
+    def take(
+        self, feed: Feed, row: sa.Row[Any], now: datetime, *, limit: int, reader: ChangeReader | None = None
+    ) -> Delivery:
+        """Hand changes out.
+
+        The first change of last time, if it is not done, comes again after a pause: its handler may have ended the
+        process.
+        """
+        lagging = {each.name: each for each in self._run(self._retries(retries.c.next_at.is_not(None)))}
+        page = read_changes(self.journal, feed, after=row.number, limit=limit, reader=reader)
+        upto = page[-1].number if page else row.number
+        due = sorted((each for each in lagging.values() if each.next_at <= now), key=lambda each: each.number)
+        again, parked = list[int](), list[int]()
+        for each in due:
+            if each.tries < MOST_TRIES:
+                again.append(each.number)
+                self._change(each.number, tries=each.tries + 1, next_at=now + pause(each.tries + 1))
+            else:
+                parked.append(each.number)
+                self._park(each, now, upto=upto)
+        fresh = [each for each in page if each.name not in lagging]
+        if fresh and fresh[0].number == row.tried:
+            self.hold(fresh[0], now, "the process that handled it ended before it was done")
+            fresh = [each for each in fresh if each.name != fresh[0].name]
+        tried = fresh[0].number if fresh else row.tried
+        if tried != row.tried or row.used_at < now - _NOTED:
+            self._update(tried=tried, used_at=now)
+        next_at = self._run(sa.select(sa.func.min(retries.c.next_at)).where(*self._mine())).scalar_one()
+        return Delivery(
+            again=read_some(self.journal, feed, again, reader=reader),
+            fresh=fresh,
+            upto=upto,
+            parked=read_some(self.journal, feed, parked),
+            next_at=next_at,
+        )
+
+    def done(self, number: int) -> None:
+        """Note that all changes up to a fresh one are handled, or held back."""
+        self._update(number=number)
+
+    def done_again(self, number: int, now: datetime, *, upto: int) -> None:
+        """Note that a change that came again is handled, and let its payment go on."""
+        row = self._run(self._retries(retries.c.number == number)).one_or_none()
+        if row is not None:
+            self._run(retries.delete().where(*self._mine(), retries.c.number == number))
+            self._go_on(row, now, upto=upto)
+
+    def hold(self, change: FeedEntry, now: datetime, error: str) -> None:
+        """Hold a fresh change back, and with it its payment."""
+        values = {"number": change.number, "name": change.name, "tries": 1, "next_at": now + pause(1), "error": error}
+        here = {"account": self.journal.account, "consumer": self.name}
+        self._run(insert_missing(retries, self.journal.connection.dialect.name), {**here, **values})
+
+    def failed_again(self, number: int, now: datetime, error: str, *, upto: int) -> bool:
+        """Note that a change failed once more; return whether it is parked now."""
+        row = self._run(self._retries(retries.c.number == number)).one_or_none()
+        if row is None:
+            return False
+        self._change(number, error=error)
+        if row.tries < MOST_TRIES:
+            return False
+        self._park(row, now, upto=upto)
+        return True
+
+    def _park(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
+        self._change(row.number, next_at=None)
+        self._go_on(row, now, upto=upto)
+
+    def _go_on(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
+        """Hand out the next change of a payment that lags behind, of those that were passed: up to a number."""
+        columns = changes.c
+        here = (columns.account == self.journal.account, columns.name == row.name)
+        number = self._run(
+            sa.select(sa.func.min(columns.number)).where(*here, columns.number > row.number, columns.number <= upto)
+        ).scalar_one()
+        if number is not None:
+            values = {"account": self.journal.account, "consumer": self.name, "name": row.name}
+            self._run(retries.insert().values(**values, number=number, tries=0, next_at=now))
+
+    def _retries(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        return sa.select(retries).where(*self._mine(), condition)
+
+    def _mine(self) -> tuple[sa.ColumnElement[bool], ...]:
+        return retries.c.account == self.journal.account, retries.c.consumer == self.name
+
+    def _change(self, number: int, **values: Any) -> None:
+        self._run(retries.update().where(*self._mine(), retries.c.number == number).values(**values))
+
+    def _update(self, **values: Any) -> None:
+        here = (consumers.c.account == self.journal.account, consumers.c.name == self.name)
+        self._run(consumers.update().where(*here).values(**values))
+
+    def _run(self, statement: Any, parameters: Any = None) -> Any:
+        return self.journal.connection.execute(statement, parameters)
+
+
+def pause(tries: int) -> timedelta:
+    """Return the time until a change is handed out again: 2 s, 4 s, and so on to five minutes."""
+    return min(_LONGEST_PAUSE, timedelta(seconds=2.0**tries))

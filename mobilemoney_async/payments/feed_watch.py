@@ -1,0 +1,135 @@
+"""Wait for new changes, of all readers of a database and an event loop together.
+
+Waiting readers share one query, whatever their accounts: the first one asks every half second, or when PostgreSQL
+notifies it, and wakes the others. When it leaves, another one goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from contextlib import suppress
+
+import anyio
+import attrs
+import sqlalchemy as sa
+from anyio.lowlevel import RunVar
+
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.listener import Listener
+from mobilemoney_async.database.schema import accounts, changes
+
+CHANNEL = "mobilemoney_changes"
+"""Channel of PostgreSQL on which processes learn that there are new changes."""
+
+# Seconds between two queries for new changes, and the same while the database notifies this process.
+_POLL, _LISTENING_POLL = 0.5, 2.0
+# Accounts that are named in the query; for more, all are read.
+_MOST_NAMED = 500
+
+_watches: RunVar[weakref.WeakKeyDictionary[Database, FeedWatch]] = RunVar("mobilemoney_async_feed_watches")
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    """Reader that waits for changes of an account after a number; its event also asks it to go on with the query."""
+
+    account: str
+    number: int
+    is_ready: bool = False
+    event: anyio.Event = attrs.field(factory=anyio.Event)
+
+
+class FeedWatch:
+    """Wait of all readers of one database and event loop for new changes."""
+
+    def __init__(self, database: Database) -> None:
+        self._read = weakref.WeakMethod(database.read)
+        self._waiters: set[_Waiter] = set()
+        self._stirred = anyio.Event()
+        self._is_led = False
+        self._listener = Listener(database, CHANNEL)
+
+    def stir(self) -> None:
+        """Look for changes at once: this process has made one."""
+        self._stirred.set()
+
+    async def wait(self, account: str, number: int, *, until: float = math.inf) -> None:
+        """Return once an account may have changes after a number, or at a time of the event loop.
+
+        Raises:
+            StoreError: The store failed.
+        """
+        waiter = _Waiter(account, number)
+        self._waiters.add(waiter)
+        try:
+            with anyio.CancelScope(deadline=until):
+                while not waiter.is_ready:
+                    if self._is_led:
+                        await waiter.event.wait()
+                        waiter.event = anyio.Event()
+                    else:
+                        await self._lead(waiter)
+        finally:
+            self._waiters.discard(waiter)
+
+    async def _lead(self, own: _Waiter) -> None:
+        """Ask for all, until there is something for the caller; then another one asks."""
+        self._is_led = True
+        try:
+            while True:
+                # From here on a change of this process is not missed: the query comes after it.
+                self._stirred = anyio.Event()
+                await self._look()
+                if own.is_ready:
+                    return
+                await self._listener.wait(self._stirred, poll=_POLL, listening_poll=_LISTENING_POLL)
+        finally:
+            self._is_led = False
+            others = (each for each in self._waiters if each is not own and not each.is_ready)
+            follower = next(others, None)
+            if follower is not None:
+                follower.event.set()
+
+    async def _look(self) -> None:
+        """Wake the readers of the accounts that have new changes."""
+        waiters = list(self._waiters)
+        names = {each.account for each in waiters}
+
+        def look(connection: sa.Connection) -> tuple[set[str], dict[str, int]]:
+            is_new = sa.select(changes.c.account).where(sa.text("number IS NULL")).distinct()
+            last = sa.select(accounts.c.account, accounts.c.feed_last)
+            if len(names) <= _MOST_NAMED:
+                is_new = is_new.where(changes.c.account.in_(names))
+                last = last.where(accounts.c.account.in_(names))
+            run = connection.execute
+            return set(run(is_new).scalars()), {row.account: row.feed_last for row in run(last)}
+
+        read = self._read()
+        assert read is not None  # a reader holds it
+        new, last = await read(look)
+        for each in waiters:
+            if each.account in new or last.get(each.account, 0) > each.number:
+                each.is_ready = True
+                each.event.set()
+
+
+def watch(database: Database) -> FeedWatch:
+    """Return the watch of a database in this event loop."""
+    try:
+        watches = _watches.get()
+    except LookupError:
+        watches = weakref.WeakKeyDictionary()
+        _watches.set(watches)
+    found = watches.get(database)
+    if found is None:
+        found = watches[database] = FeedWatch(database)
+    return found
+
+
+def stir_readers(database: Database) -> None:
+    """Make the readers of this event loop look for changes at once."""
+    with suppress(LookupError):
+        found = _watches.get().get(database)
+        if found is not None:
+            found.stir()
