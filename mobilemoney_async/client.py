@@ -35,12 +35,13 @@ from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
-from mobilemoney_async.values import Secret, refuse
+from mobilemoney_async.values import Secret, refuse, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
     from mobilemoney_async.payments.account_store import AccountStore
     from mobilemoney_async.payments.creates import IdempotentCreates
+    from mobilemoney_async.payments.dispatcher import Dispatcher
     from mobilemoney_async.payments.payments import Payments
     from mobilemoney_async.payments.recovery import Recovery
     from mobilemoney_async.payments.store import SQLStore
@@ -317,6 +318,29 @@ class AsyncClient:
         return Poller(
             self._pipeline, timeout=timeout, min_interval=min_interval, schedule=schedule, fleet=fleet, resume=resume
         )
+
+    def dispatcher(self, *, per_minute: float = 45.0) -> Dispatcher:
+        """Return a dispatcher, which sends the payments that are queued: see `SQLStore.enqueue`.
+
+        ``async with client.dispatcher() as dispatcher: ...`` in any number of processes. One of them sends, and another
+        goes on within seconds where that one dies. Payments with a higher priority come first, then older ones, behind
+        the creates of your program. A refused or unknown payment does not stop the others.
+
+        Args:
+            per_minute: Payments a minute at most, more than 0 and at most 60. What is left of the rate limit serves
+                your program's own calls and the poller.
+
+        Raises:
+            InvalidRequest: An argument is invalid, or the client has no store.
+        """
+        from mobilemoney_async.payments.dispatcher import Dispatcher
+
+        pace = require_seconds("per_minute", per_minute)
+        if pace > 60:  # the contract's limit
+            raise refuse("per_minute", "at most 60", per_minute)
+        if self._store is None or self._idempotent_creates is None:
+            raise refuse("store", "given to AsyncClient: only a store has queued payments")
+        return Dispatcher(self._store, self._pipeline, self._idempotent_creates, pace)
 
     async def aclose(self) -> None:
         """Close the client and its own connections; calls made afterwards raise `InvalidRequest`.

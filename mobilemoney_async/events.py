@@ -208,6 +208,17 @@ class PaymentGivenUp:
 
 
 @attrs.frozen(kw_only=True)
+class DispatcherPaused:
+    """Dispatcher that has paused by itself. It goes on after ``resume()``.
+
+    Attributes:
+        reason: The reason.
+    """
+
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
 class ChangeParked:
     """Change of a payment that a consumer could not handle ten times. It is handed out no more.
 
@@ -248,6 +259,7 @@ Event: TypeAlias = (
     | PaymentGivenUp
     | PollerClosed
     | ChangeParked
+    | DispatcherPaused
 )
 """Any event."""
 

@@ -24,6 +24,7 @@ from mobilemoney_async.events import (
     AccountMismatch,
     AttemptEnded,
     ChangeParked,
+    DispatcherPaused,
     Event,
     Handler,
     LimiterWaited,
@@ -158,12 +159,9 @@ class _Telemetry:
                 self._unclaimed.add(1, kind)
                 row: Attributes = {"mobilemoney.transaction_id": event.transaction_id}
                 self._span("mobilemoney.transaction.unclaimed", {**kind, **row}, 0.0)
-            case StoreBehind():
-                self._span("mobilemoney.store.behind", {"mobilemoney.transactions": event.transactions}, 0.0)
-            case AccountMismatch():
-                self._span("mobilemoney.account.mismatch", {"mobilemoney.account": event.account}, 0.0)
-            case ChangeParked():
-                self._span("mobilemoney.change.parked", {"mobilemoney.consumer": event.consumer}, 0.0)
+            case StoreBehind() | AccountMismatch() | ChangeParked() | DispatcherPaused():
+                name, attributes = _alert(event)
+                self._span(f"mobilemoney.{name}", attributes, 0.0)
             case _:
                 self._poller(event)
 
@@ -224,3 +222,16 @@ def _name(attributes: Attributes) -> str:
 
 def _error(error: str | None) -> Attributes:
     return {} if error is None else {"error.type": error}
+
+
+def _alert(event: StoreBehind | AccountMismatch | ChangeParked | DispatcherPaused) -> tuple[str, Attributes]:
+    """Return the name of a span and its attributes for an event that someone has to look at."""
+    match event:
+        case StoreBehind():
+            return "store.behind", {"mobilemoney.transactions": event.transactions}
+        case AccountMismatch():
+            return "account.mismatch", {"mobilemoney.account": event.account}
+        case ChangeParked():
+            return "change.parked", {"mobilemoney.consumer": event.consumer}
+        case DispatcherPaused():
+            return "dispatcher.paused", {"mobilemoney.reason": event.reason}

@@ -60,7 +60,8 @@ FOUND_VERSION: sa.ScalarSelect[int] = sa.select(_version.c.version).scalar_subqu
 # Conditions of partial indexes. The queries of `payments.journal` have the same text, without which SQLite would not
 # use the indexes.
 _UNIDENTIFIED = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
-_REFUSED_SOFTLY = sa.text("(state = 'REFUSED' AND NOT is_certain)")
+_QUEUED = sa.text("state = 'QUEUED'")
+_REFUSED_SOFTLY = sa.text("(state IN ('REFUSED', 'QUEUED') AND NOT is_certain)")
 
 payments: sa.Table = sa.Table(
     "mobilemoney_payment_records",
@@ -105,6 +106,9 @@ payments: sa.Table = sa.Table(
     # Of a million, the first or the latest few, in a state or since a time, without sorting the rest.
     sa.Index("mobilemoney_payment_records_created", "account", "created_at", "key"),
     sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
+    _partial_index(
+        "mobilemoney_payment_records_queue", sa.text("state = 'QUEUED'"), "account", "priority", "created_at"
+    ),
     _partial_index("mobilemoney_payment_records_refused", _REFUSED_SOFTLY, "account", "ended_at"),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
     *(

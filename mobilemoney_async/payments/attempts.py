@@ -59,6 +59,7 @@ class RecordedAttempts:
     attempt: int | None = None
     sent_at: datetime | None = None
     outcome: CallOutcome = "not_sent"
+    on_sending: Callable[[], object] | None = None
 
     async def sending(self, lives: float) -> float:
         """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
@@ -66,6 +67,8 @@ class RecordedAttempts:
         Returns the seconds that may pass before it is sent: later, other processes may count it as lost. After a
         `StoreError` nothing may be sent.
         """
+        if self.on_sending is not None:
+            self.on_sending()
         self.sent_at = sent_at = self.utcnow()
         expected = self.expected if self.attempt is None else self.attempt
         made: list[int | None] = []

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from typing import Any
@@ -75,6 +75,7 @@ class _Progress:
     is_looking: bool = False
     is_comparing: bool = False
     earlier: PaymentRecord | None = None
+    on_sending: Callable[[], object] | None = None
     attempts: RecordedAttempts | None = None
 
     @property
@@ -99,9 +100,16 @@ class IdempotentCreates:
         self._recovery = recovery
 
     async def create(
-        self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], *, idempotency_key: str
+        self,
+        endpoint: Endpoint[Acknowledgement],
+        body: Mapping[str, Any],
+        *,
+        idempotency_key: str,
+        on_sending: Callable[[], object] | None = None,
     ) -> Acknowledgement:
         """Make a payment, once; `body` has ``phone_number`` and ``amount`` as they are sent.
+
+        `on_sending` is called when the rate limit has granted the request.
 
         Raises:
             IdempotencyConflict: The key was used for another payment; nothing was sent.
@@ -111,8 +119,9 @@ class IdempotentCreates:
             MobileMoneyError: As of the pipeline. If the call is cancelled, the store has the result, or keeps the
                 payment as unknown.
         """
-        request = _payment_request(endpoint, body, idempotency_key)
-        progress = _Progress()
+        kind = TransactionType.COLLECTION if endpoint is CREATE_COLLECTION else TransactionType.DISBURSEMENT
+        request = payment_request(kind, body, idempotency_key)
+        progress = _Progress(on_sending=on_sending)
         with anyio.move_on_after(self._deadline):
             return await self._create(endpoint, body, request, progress)
         said = f"the call's deadline of {self._deadline:g} s passed"
@@ -146,7 +155,9 @@ class IdempotentCreates:
                 expected, acknowledgement = await self._clear(request, progress)
                 if acknowledgement is not None:
                     return acknowledgement
-                progress.attempts = attempts = RecordedAttempts(self._store, request, expected, self._pipeline.utcnow)
+                progress.attempts = attempts = RecordedAttempts(
+                    self._store, request, expected, self._pipeline.utcnow, on_sending=progress.on_sending
+                )
                 try:
                     return await self._pipeline.call(
                         endpoint, body=dict(body), idempotency_key=request.key, recorder=attempts
@@ -270,8 +281,8 @@ class IdempotentCreates:
         return await self._store.read(look)
 
 
-def _payment_request(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], key: str) -> PaymentRequest:
-    is_collection = endpoint is CREATE_COLLECTION
+def payment_request(kind: TransactionType, body: Mapping[str, Any], key: str) -> PaymentRequest:
+    """Return the payment that a request's body asks for."""
     extra = {name: value for name, value in body.items() if name not in {"phone_number", "amount"}}
     digest = ""
     if extra:
@@ -279,7 +290,7 @@ def _payment_request(endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any
         digest = hashlib.sha256(plain).hexdigest()
     return PaymentRequest(
         key=key,
-        type=TransactionType.COLLECTION if is_collection else TransactionType.DISBURSEMENT,
+        type=kind,
         phone_number=body["phone_number"],
         amount=body["amount"],
         extra_digest=digest,

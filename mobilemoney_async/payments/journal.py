@@ -55,7 +55,7 @@ IS_UNIDENTIFIED: sa.TextClause = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSEN
 WAS_RELEASED: sa.TextClause = sa.text("(attempt > 1 OR state = 'RELEASED')")
 """An attempt of the payment was released, or certainly failed: few of many."""
 
-WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state = 'REFUSED' AND NOT is_certain)")
+WAS_REFUSED_SOFTLY: sa.TextClause = sa.text("(state IN ('REFUSED', 'QUEUED') AND NOT is_certain)")
 """The payment was refused without a code of the contract, and may exist after all. The text of a partial index."""
 
 UNKNOWN_EXTRA = "?"
@@ -415,11 +415,13 @@ def to_record(row: sa.Row[Any]) -> PaymentRecord:
         candidates=() if row.candidates is None else tuple(json.loads(row.candidates)),
         is_adopted=bool(row.is_adopted),
         walks=row.walks,
-        is_certain=row.state != PaymentState.REFUSED or bool(row.is_certain),
+        is_certain=row.is_certain is None or bool(row.is_certain),
         reason=row.reason,
         looked_at=row.looked_at,
         is_controlled=bool(row.look_passed),
         next_look_at=row.next_look_at,
+        not_before=row.not_before,
+        priority=row.priority,
         error=row.error,
         external_id=row.external_id,
     )
@@ -443,7 +445,8 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
         }
     if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.LOSE}:
         values["error"] = entry.detail and shorten(entry.detail)
-    values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
+    if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps what is known of its last attempt
+        values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None
     if entry.event is PaymentEvent.LOSE:
         # A listing that began before the request ended proves nothing.
         values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TypeAlias
+from decimal import Decimal
+from typing import Any, TypeAlias
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
@@ -18,6 +19,7 @@ from mobilemoney_async.payments.feed import ChangePages, ConsumerChanges
 from mobilemoney_async.payments.imports import import_transactions
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.outbox import cancel, enqueue, read_order
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.reconciliation import adopt, dismiss_candidates
 from mobilemoney_async.payments.records import (
@@ -179,6 +181,53 @@ class PaymentBook:
             return journal.apply(JournalEntry(key, record.attempt, event, source=Source.PERSON, at=now, detail=note))
 
         return await self._decide(key, confirm)
+
+    async def enqueue(
+        self,
+        *,
+        type: TransactionType | str,
+        phone_number: str,
+        amount: int | Decimal | str,
+        idempotency_key: str,
+        extra: Mapping[str, Any] | None = None,
+        not_before: datetime | None = None,
+        priority: int = 0,
+    ) -> PaymentRecord:
+        """Record a payment, in a transaction of its own, for a dispatcher to send; see `SQLStore.enqueue`.
+
+        A cancelled call may have recorded it.
+        """
+        order = read_order(
+            type=type,
+            phone_number=phone_number,
+            amount=amount,
+            idempotency_key=idempotency_key,
+            extra=extra,
+            not_before=not_before,
+            priority=priority,
+        )
+        await self._store.database.open()
+        now = self._utcnow()
+        return await self._store.write(lambda journal: enqueue(journal, *order, now))
+
+    async def cancel(self, key: str, *, note: str) -> PaymentRecord:
+        """Take a payment out of the queue that was never sent. Its key is used up.
+
+        Args:
+            key: The payment's idempotency key.
+            note: The reason and your name; kept in the payment's history.
+
+        Returns:
+            The payment, in the state ``CANCELLED``.
+
+        Raises:
+            InvalidRequest: An argument is blank.
+            StoreError: There is no such payment, or it is not queued, or was sent before.
+        """
+        name, text = require_name("key", key), require_text("note", note)
+        await self._store.database.open()
+        now = self._utcnow()
+        return await self._decide(name, lambda journal: cancel(journal, name, note=text, at=now))
 
     async def unclaimed(self, state: str | None = OPEN) -> builtins.list[UnclaimedTransaction]:
         """Return the transactions in the service's list that no payment of this store claims, first seen first.

@@ -1,5 +1,7 @@
 """Records of payments and their state machine. Pure: the store only keeps the decisions made here.
 
+    (none) ──enqueue──▶ QUEUED ──send──▶ SENDING
+                          └──cancel──▶ CANCELLED
     (none) ──send──▶ SENDING ──answer──▶ ACKNOWLEDGED ──final state seen──▶ FINAL
                        │  └──no usable answer──▶ UNKNOWN ──found in the list──▶ ACKNOWLEDGED
                        │                            └──two listings without it──▶ ABSENT
@@ -31,6 +33,10 @@ from mobilemoney_async.values import mask_phone_number, redact, refuse
 class PaymentState(str, enum.Enum):
     """State of a payment in the store."""
 
+    QUEUED = "QUEUED"
+    """Recorded, and to be sent by a dispatcher."""
+    CANCELLED = "CANCELLED"
+    """Taken out of the queue before it was sent. Its key is used up."""
     SENDING = "SENDING"
     """The request may be on its way. If its process dies, the result is unknown."""
     UNKNOWN = "UNKNOWN"
@@ -60,6 +66,8 @@ class PaymentState(str, enum.Enum):
 class PaymentEvent(enum.Enum):
     """Event of a payment; the value is its name in the history."""
 
+    ENQUEUE = "queued"
+    CANCEL = "cancelled"
     SEND = "sent"
     ACKNOWLEDGE = "acknowledged"
     REFUSE = "refused"
@@ -75,6 +83,7 @@ class PaymentEvent(enum.Enum):
 class Source(str, enum.Enum):
     """Source of an event."""
 
+    CALLER = "caller"
     ANSWER = "answer"
     POLL = "poll"
     RECONCILE = "reconcile"
@@ -87,8 +96,12 @@ class Source(str, enum.Enum):
 UNIDENTIFIED: frozenset[PaymentState] = frozenset({PaymentState.SENDING, PaymentState.UNKNOWN, PaymentState.ABSENT})
 """States of a payment that may exist, as an unknown transaction. At most one payment of a kind is in them."""
 
-REUSABLE: frozenset[PaymentState] = frozenset({PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED})
+REUSABLE: frozenset[PaymentState] = frozenset(
+    {PaymentState.QUEUED, PaymentState.NOT_SENT, PaymentState.REFUSED, PaymentState.RELEASED}
+)
 """States of a payment that does not exist, as far as is known: see `clearance`."""
+
+_LOOKED_FOR = frozenset({PaymentState.REFUSED, PaymentState.QUEUED})
 
 LISTINGS = 2
 """Full listings after the grace period that must miss a payment before it is absent."""
@@ -99,6 +112,9 @@ _SHORTEST_LOOK = 30.0
 _S, _E = PaymentState, PaymentEvent
 TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     **{(state, _E.SEND): _S.SENDING for state in REUSABLE},
+    (_S.NOT_SENT, _E.ENQUEUE): _S.QUEUED,
+    (_S.REFUSED, _E.ENQUEUE): _S.QUEUED,
+    (_S.QUEUED, _E.CANCEL): _S.CANCELLED,
     (_S.SENDING, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.SENDING, _E.REFUSE): _S.REFUSED,
     (_S.SENDING, _E.FAIL_UNSENT): _S.NOT_SENT,
@@ -130,6 +146,8 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     (_S.NOT_SENT, _E.DOUBT): _S.UNKNOWN,  # of a store that has forgotten a later attempt
     (_S.REFUSED, _E.DOUBT): _S.UNKNOWN,  # only of refusals without a code of the contract, as the next one
     (_S.REFUSED, _E.ADOPT): _S.ACKNOWLEDGED,
+    (_S.QUEUED, _E.DOUBT): _S.UNKNOWN,  # of payments that were refused before they were queued again
+    (_S.QUEUED, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,
 }
 """Every move. A pair that is not here contradicts what is known."""
@@ -159,10 +177,10 @@ class HistoryEntry:
 
     Attributes:
         at: Its time.
-        what: ``sent``, ``acknowledged``, ``refused``, ``not_sent``, ``unknown``, ``adopted``, ``absent``,
-            ``confirmed``, ``doubted``, ``final``, ``ambiguous``, ``spelling`` (the list spells it otherwise than the
-            contract, as payments of ours show), or ``contradiction``.
-        source: ``answer``, ``poll``, ``reconcile`` or ``person``.
+        what: ``queued``, ``cancelled``, ``sent``, ``acknowledged``, ``refused``, ``not_sent``, ``unknown``,
+            ``adopted``, ``absent``, ``confirmed``, ``doubted``, ``final``, ``ambiguous``, ``spelling`` (the list spells
+            it otherwise than the contract, as payments of ours show), or ``contradiction``.
+        source: ``caller``, ``answer``, ``poll``, ``reconcile`` or ``person``.
         detail: A transaction id, a final status, an error, or someone's note.
     """
 
@@ -182,7 +200,7 @@ class PaymentRecord:
         phone_number: The customer's or recipient's number.
         amount: Whole TZS.
         state: Its state.
-        attempt: The number of times that it was sent or about to be, from 1.
+        attempt: The number of times that it was sent or about to be, from 1; 0 before the first time.
         created_at: When it was first recorded.
         changed_at: When it was last changed.
         sent_at: When it was last sent.
@@ -204,6 +222,8 @@ class PaymentRecord:
         is_controlled: Whether that listing showed your payments from before and after it, as it should.
         next_look_at: The time from which `payments.reconcile` looks for it again; None if it does so at any time, or if
             the state leaves nothing to look for.
+        not_before: Of a queued payment: the time before which it is not sent, or None.
+        priority: Of a queued payment: higher ones are sent first.
         error: Its last error, redacted, or None.
         history: Its history, oldest first; filled by ``payments.get`` only.
     """
@@ -231,6 +251,8 @@ class PaymentRecord:
     looked_at: datetime | None = None
     is_controlled: bool = False
     next_look_at: datetime | None = None
+    not_before: datetime | None = None
+    priority: int = 0
     error: str | None = None
     external_id: str | None = None
     history: tuple[HistoryEntry, ...] = ()
@@ -383,10 +405,10 @@ def clearance(
     """
     if record.candidates:
         return Clearance.NEVER
-    if record.state is PaymentState.NOT_SENT or (record.state is PaymentState.REFUSED and record.is_certain):
+    if record.state is PaymentState.NOT_SENT or (record.state in _LOOKED_FOR and record.is_certain):
         return Clearance.SEND
     is_absent = record.state is PaymentState.ABSENT and absent_suffices and _is_absent_collection(record)
-    if not is_absent and record.state not in {PaymentState.REFUSED, PaymentState.RELEASED}:
+    if not is_absent and record.state not in {*_LOOKED_FOR, PaymentState.RELEASED}:
         return Clearance.NEVER
     if not _has_looked(record, now, grace):
         return Clearance.LOOK

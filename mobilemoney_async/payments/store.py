@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.values import Secret, missing_extra, refuse, require_name, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.account_store import AccountStore
+    from mobilemoney_async.payments.records import PaymentRecord
 
 
 class SQLStore:
@@ -71,6 +75,62 @@ class SQLStore:
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._parts.database!r} account={self.account!r}>"
+
+    def enqueue(
+        self,
+        connection: Any,
+        *,
+        type: str,
+        phone_number: str,
+        amount: int | Decimal | str,
+        idempotency_key: str,
+        extra: Mapping[str, Any] | None = None,
+        not_before: datetime | None = None,
+        priority: int = 0,
+    ) -> PaymentRecord:
+        """Record a payment in your own transaction, to be sent once that is committed. Never sent if it is rolled back.
+
+        ``async with client.dispatcher()`` sends it, in any process of yours. This is a plain function, which waits for
+        the database only, and neither commits nor rolls back. On SQLite, call it last: while your transaction is open
+        nothing else can be written, and a call of this library inside it that waits for the store waits for itself.
+
+        Args:
+            connection: A connection in a transaction, to the database that holds the store's tables, which a client
+                must have opened before: a `Connection` or `Session` of SQLAlchemy (of an `AsyncSession` through
+                ``run_sync``), a connection of psycopg or sqlite3, or Django's.
+            type: ``collection`` or ``disbursement``.
+            phone_number: As for ``client.collections.create``.
+            amount: As for ``client.collections.create``.
+            idempotency_key: Your name for this payment, such as the order's, at most 200 characters.
+            extra: As for ``client.collections.create``.
+            not_before: The time before which it is not sent; an aware datetime.
+            priority: Payments with a higher one are sent first; from -1,000,000 to 1,000,000.
+
+        Returns:
+            The payment, in the state ``QUEUED``. For a key that was used for the same payment, that payment; one that
+            was not sent, or was refused, is queued again.
+
+        Raises:
+            InvalidRequest: An argument is invalid.
+            IdempotencyConflict: The key was used for another payment.
+            Exception: Errors of the driver pass unchanged, such as serialization failures that your own code repeats.
+        """
+        from mobilemoney_async.database.guest import guest_connection
+        from mobilemoney_async.payments.journal import Journal
+        from mobilemoney_async.payments.outbox import enqueue, read_order
+
+        order = read_order(
+            type=type,
+            phone_number=phone_number,
+            amount=amount,
+            idempotency_key=idempotency_key,
+            extra=extra,
+            not_before=not_before,
+            priority=priority,
+        )
+        database = self._parts.database
+        journal = Journal(guest_connection(connection, database.dialect), self.account)
+        return enqueue(journal, *order, database.wall_clock.utcnow())
 
     def close(self) -> None:
         """Close the idle connections to the database, as the last client that is closed does too.

@@ -91,12 +91,7 @@ class _Creates:
         """
         key = uuid.uuid4().hex if idempotency_key is None else require_name("idempotency_key", idempotency_key)
         try:
-            body: dict[str, Any] = {
-                "phone_number": normalise_phone_number(phone_number),
-                "amount": normalise_amount(amount),
-            }
-            if extra is not None:
-                body.update(_check_extra(extra))
+            body = create_body(phone_number, amount, extra)
             if self._idempotent is None:
                 answer = await self._create(body, key)
             else:
@@ -160,6 +155,18 @@ class Disbursements(_Creates):
 
     _endpoint = CREATE_DISBURSEMENT
     _type = TransactionType.DISBURSEMENT
+
+
+def create_body(
+    phone_number: str, amount: int | Decimal | str, extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the body of a create as it is sent.
+
+    Raises:
+        InvalidRequest: An argument is invalid.
+    """
+    body: dict[str, Any] = {"phone_number": normalise_phone_number(phone_number), "amount": normalise_amount(amount)}
+    return body if extra is None else body | _check_extra(extra)
 
 
 def _check_extra(extra: Mapping[str, Any]) -> dict[str, Any]:
