@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mobilemoney_async.payments.creates import IdempotentCreates
     from mobilemoney_async.payments.dispatcher import Dispatcher
     from mobilemoney_async.payments.payments import Payments
+    from mobilemoney_async.payments.payouts import Payouts
     from mobilemoney_async.payments.recovery import Recovery
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.poller import Poller
@@ -236,6 +237,19 @@ class AsyncClient:
                 "payments needs a client with a store: AsyncClient(..., store=SQLStore(...))", argument="payments"
             )
         return self._payments
+
+    @property
+    def payouts(self) -> Payouts:
+        """Batches of disbursements that one person proposes and another approves.
+
+        Raises:
+            InvalidRequest: The client has no store.
+        """
+        from mobilemoney_async.payments.payouts import Payouts
+
+        if self._store is None:
+            raise refuse("store", "given to AsyncClient: only a store has payouts")
+        return Payouts(self._store, self._pipeline.utcnow)
 
     async def request(
         self,

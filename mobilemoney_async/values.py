@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, SupportsIndex
 
 from mobilemoney_async.errors import InvalidRequest
 
+_TANZANIAN = re.compile(r"(?:\+?255|0)?([1-9][0-9]{8})", re.ASCII)
 _AMOUNT = re.compile(r"[0-9]+(?:\.0+)?", re.ASCII)
 _AMOUNT_DIGITS = 28
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
@@ -149,6 +150,24 @@ def normalise_phone_number(phone_number: str, *, argument: str = "phone_number")
 
 def _compact(phone_number: str) -> str:
     return phone_number.replace(" ", "").replace("-", "")
+
+
+def tanzanian(phone_number: str) -> str:
+    """Return a Tanzanian number in international format, which may be given without its country code.
+
+    Args:
+        phone_number: ``0788 500 000``, ``788500000``, ``255788500000`` or ``+255788500000``, with spaces and hyphens.
+
+    Raises:
+        InvalidRequest: It is something else, such as a number of another country.
+    """
+    accepts = 'a Tanzanian number such as "0788 500 000" or "+255788500000"'
+    if not isinstance(phone_number, str):
+        raise refuse("phone_number", accepts, phone_number)
+    found = _TANZANIAN.fullmatch(re.sub(r"[\s()-]", "", phone_number))
+    if found is None:
+        raise refuse("phone_number", accepts)
+    return f"+255{found[1]}"
 
 
 def mask_phone_number(phone_number: str) -> str:

@@ -166,6 +166,28 @@ retries: sa.Table = sa.Table(
     sa.Column("error", sa.Text),
 )
 
+# Batches of payouts that one person proposes and another approves, and their lines until then. `info` has the other
+# columns of a line, as JSON.
+batches: sa.Table = sa.Table(
+    "mobilemoney_batches",
+    METADATA,
+    *_columns(sa.Text, "account", "id", primary_key=True),
+    *_columns(sa.Text, "name", "digest", "state", "proposed_by", nullable=False),
+    sa.Column("proposed_at", UTCDateTime, nullable=False),
+    sa.Column("decided_by", sa.Text),
+    sa.Column("decided_at", UTCDateTime),
+    sa.Index("mobilemoney_batches_proposed", "account", "proposed_at"),
+)
+
+batch_lines: sa.Table = sa.Table(
+    "mobilemoney_batch_lines",
+    METADATA,
+    *_columns(sa.Text, "account", "batch", primary_key=True),
+    sa.Column("line", sa.Integer, primary_key=True, autoincrement=False),
+    *_columns(sa.Text, "key", "phone_number", "amount", nullable=False),
+    sa.Column("info", sa.Text),
+)
+
 # Transactions of the service that no payment claims. `created_at` is the service's time; `number_digest` is a keyed
 # digest of the phone number, `shown_number` shows its last digits. `fits_key` is the payment that the transaction may
 # be a second time; `is_gap` marks transactions from a time that the store has forgotten.

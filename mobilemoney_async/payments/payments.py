@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import Handler
 from mobilemoney_async.payments import queries
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.audit import AuditReport, audit
 from mobilemoney_async.payments.feed import ChangePages, ConsumerChanges
 from mobilemoney_async.payments.imports import import_transactions
 from mobilemoney_async.payments.journal import Journal, JournalEntry
@@ -398,6 +399,29 @@ class Payments(PaymentBook):
         text = require_text("note", note)
         await self._recovery.binding.require_bound()
         return await import_transactions(self._store, self._pipeline, pairs, note=text, phone_numbers=numbers)
+
+    async def audit(self, *, from_date: date, to_date: date) -> AuditReport:
+        """Compare the store with the service's transaction list, for some days (contract, section 4.4).
+
+        It costs one request for a hundred transactions of those days, in the part of the rate limit that payments
+        leave, and a few more. The service's time zone is not documented: its days may begin at another hour than UTC's.
+        It changes nothing, and may be cancelled.
+
+        Args:
+            from_date: The first day.
+            to_date: The last day.
+
+        Raises:
+            InvalidRequest: An argument is no date, or the last day is before the first one.
+            MobileMoneyError: The list could not be read.
+        """
+        for name, day in (("from_date", from_date), ("to_date", to_date)):
+            if not isinstance(day, date) or isinstance(day, datetime):
+                raise refuse(name, "a datetime.date", day)
+        if to_date < from_date:
+            raise refuse("to_date", "not before from_date", to_date)
+        await self._recovery.binding.require_bound()
+        return await audit(self._store, self._pipeline, from_date, to_date)
 
     async def rebind(self, *, note: str) -> None:
         """Bind the store's account to this client's base URL and credentials, after someone has looked.
