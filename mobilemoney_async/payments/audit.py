@@ -54,7 +54,7 @@ class DifferenceKind(str, enum.Enum):
 _ADVICE: Mapping[DifferenceKind, str] = {
     DifferenceKind.MISSING: "compare it with the service's statement; if it is not there either, ask the service",
     DifferenceKind.UNCLAIMED: "find out what it is: another system, a till, the dashboard; then explain it",
-    DifferenceKind.PAID_TWICE: "find out whether a customer or recipient was paid twice; then refund it, and explain it",
+    DifferenceKind.PAID_TWICE: "find out whether money moved twice; then refund it, and explain the transaction",
     DifferenceKind.CONTENT: "ask the service which one is right, and correct your books",
     DifferenceKind.STATE: "follow it again, and compare it with the service's statement",
     DifferenceKind.UNRESOLVED: "run reconcile; then identify it or confirm its absence",

@@ -80,16 +80,16 @@ class ConsumerTable:
         return made
 
     def take(
-        self, feed: Feed, row: sa.Row[Any], now: datetime, *, limit: int, reader: ChangeReader | None = None
+        self, feed: Feed, row: sa.Row[Any], now: datetime, *, after: int, limit: int, reader: ChangeReader | None = None
     ) -> Delivery:
-        """Hand changes out.
+        """Hand changes out, new ones after a number.
 
         The first change of last time, if it is not done, comes again after a pause: its handler may have ended the
         process.
         """
         lagging = {each.name: each for each in self._run(self._retries(retries.c.next_at.is_not(None)))}
-        page = read_changes(self.journal, feed, after=row.number, limit=limit, reader=reader)
-        upto = page[-1].number if page else row.number
+        page = read_changes(self.journal, feed, after=after, limit=limit, reader=reader)
+        upto = page[-1].number if page else after
         due = sorted((each for each in lagging.values() if each.next_at <= now), key=lambda each: each.number)
         again, parked = list[int](), list[int]()
         for each in due:
@@ -100,7 +100,7 @@ class ConsumerTable:
                 parked.append(each.number)
                 self._park(each, now, upto=upto)
         fresh = [each for each in page if each.name not in lagging]
-        if fresh and fresh[0].number == row.tried:
+        if fresh and after == row.number and fresh[0].number == row.tried:
             self.hold(fresh[0], now, "the process that handled it ended before it was done")
             fresh = [each for each in fresh if each.name != fresh[0].name]
         tried = fresh[0].number if fresh else row.tried

@@ -50,6 +50,7 @@ class ChangePages:
 
     _store: AccountStore
     _after: str | None
+    _is_from_now: bool
     _limit: int | None
     _is_endless: bool
     _number: int | None = None
@@ -81,7 +82,8 @@ class ChangePages:
             feed = number_changes(journal)
             after = self._number
             if after is None:
-                after = 0 if self._after is None else find_place(journal, feed, self._after)
+                after = feed.last if self._is_from_now else 0
+                after = after if self._after is None else find_place(journal, feed, self._after)
             return after, read_changes(journal, feed, after=after, limit=limit)
 
         after, page = await self._store.write(read)
@@ -122,6 +124,7 @@ class ConsumerChanges:
     async def aclose(self) -> None:
         """Let another process go on as this consumer at once, rather than in a minute. It may be called again."""
         self._page.clear()
+        self._delivery = None
         if self._leased_until > -math.inf:
             self._leased_until = -math.inf
             with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
@@ -131,10 +134,11 @@ class ConsumerChanges:
         """Record that a change, and those handed out before it, are handled."""
         number = number_of(cursor)
 
+        delivery = self._require_open()
+
         def done(table: ConsumerTable) -> None:
-            assert self._delivery is not None
-            if number in self._delivery.retried:
-                table.done_again(number, self._utcnow(), upto=self._delivery.upto)
+            if number in delivery.retried:
+                table.done_again(number, self._utcnow(), upto=delivery.upto)
             else:
                 table.done(number)
 
@@ -142,8 +146,7 @@ class ConsumerChanges:
 
     async def failed(self, cursor: str, reason: str) -> None:
         """Record that a change could not be handled, so that it comes again."""
-        number, delivery = number_of(cursor), self._delivery
-        assert delivery is not None
+        number, delivery = number_of(cursor), self._require_open()
         entry = next(each for each in (*delivery.again, *delivery.fresh) if each.number == number)
 
         def failed(table: ConsumerTable) -> bool:
@@ -156,6 +159,12 @@ class ConsumerChanges:
         if await self._record(failed):
             self._report(entry.change)
         self._held.add(entry.name)
+
+    def _require_open(self) -> Delivery:
+        if self._delivery is None:
+            said = f"the iterator of consumer {self._name!r} is closed: the change will be handed out again"
+            raise StoreError(said, outcome="not_sent")
+        return self._delivery
 
     async def _next(self) -> PaymentChange:
         while True:
@@ -184,7 +193,8 @@ class ConsumerChanges:
 
         def take(table: ConsumerTable) -> Delivery:
             feed, now = number_changes(table.journal), self._utcnow()
-            return table.take(feed, table.lock(feed, self._start, now), now, limit=_PAGE, reader=self)
+            row, upto = table.lock(feed, self._start, now), 0 if self._delivery is None else self._delivery.upto
+            return table.take(feed, row, now, after=max(row.number, upto), limit=_PAGE, reader=self)
 
         delivery = await self._leased(_LEASE, take)
         if delivery is None:

@@ -292,8 +292,9 @@ class PaymentBook:
 
         Args:
             consumer: The name of a consumer, at most 200 characters.
-            start: Where a consumer begins at its first use: ``"oldest"`` or ``"now"``. Later it does not matter.
-            after: A cursor; without one, the oldest change that is kept is the first.
+            start: Where to begin, ``"oldest"`` or ``"now"``: for a consumer at its first use, when it must be
+                given, and later without effect. Otherwise where there is no cursor; ``"oldest"`` by default.
+            after: A cursor to go on behind.
             limit: At most so many changes, from 1; not for a consumer.
             forever: Whether to wait for more at the end.
 
@@ -302,18 +303,20 @@ class PaymentBook:
             InvalidCursor: From the iterator: it cannot go on from the cursor without skipping changes.
             StoreError: From the iterator: the store failed, or there is no such consumer and no `start`.
         """
-        if consumer is None:
-            if start is not None:
-                raise refuse("start", "given with consumer= only; a cursor goes into after=", start)
-            most = None if limit is None else require_integer("limit", limit, 1)
-            place = None if after is None else require_text("after", after)
-            return ChangePages(self._store, place, most, bool(forever))
-        if after is not None or limit is not None:
-            raise refuse("after" if limit is None else "limit", "left out with consumer=, whose place the store keeps")
         if start not in {"oldest", "now", None}:
             raise refuse("start", '"oldest" or "now"', start)
-        name = require_name("consumer", consumer)
-        return ConsumerChanges(self._store, name, start, bool(forever), self._utcnow, self._on_event)
+        if consumer is not None:
+            if after is not None or limit is not None:
+                raise refuse(
+                    "after" if limit is None else "limit", "left out with consumer=: the store keeps its place"
+                )
+            name = require_name("consumer", consumer)
+            return ConsumerChanges(self._store, name, start, bool(forever), self._utcnow, self._on_event)
+        if after is not None and start is not None:
+            raise refuse("start", "left out with after=, which says where to begin")
+        most = None if limit is None else require_integer("limit", limit, 1)
+        place = None if after is None else require_text("after", after)
+        return ChangePages(self._store, place, start == "now", most, bool(forever))
 
     async def _decide(self, key: str, decide: Callable[[Journal], PaymentRecord | StoreError]) -> PaymentRecord:
         """Record a decision about a payment, and return the payment as it is then."""
