@@ -245,6 +245,8 @@ leases: sa.Table = sa.Table(
     sa.Column("told", sa.BigInteger, nullable=False, default=0),
 )
 
+# Payments that each poller, the follower, tracks, and the messages to it: `told` numbers the latest one, which has the
+# payment's state or the error that ends its tracking.
 followed: sa.Table = sa.Table(
     "mobilemoney_followed",
     METADATA,
@@ -253,22 +255,12 @@ followed: sa.Table = sa.Table(
     sa.Column("hinted", sa.BigInteger, nullable=False, default=0),
     *_columns(sa.Boolean, "is_new", "has_deadline", nullable=False),
     *_columns(UTCDateTime, "tracked_at", "until", nullable=False),
-    sa.Index("mobilemoney_followed_number", "account", "number"),
-    sa.Index("mobilemoney_followed_follower", "account", "follower"),
-)
-
-news: sa.Table = sa.Table(
-    "mobilemoney_news",
-    METADATA,
-    sa.Column("account", sa.Text, primary_key=True),
-    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("transaction_id", sa.Text, nullable=False),
-    sa.Column("is_final", sa.Boolean, nullable=False),
+    sa.Column("told", sa.BigInteger, nullable=False, default=0),
+    sa.Column("has_ended", sa.Boolean, nullable=False, default=False),
     *_columns(sa.Text, "transaction", "error"),
     sa.Column("lag", sa.Double),
-    sa.Column("at", UTCDateTime, nullable=False),
-    sa.Index("mobilemoney_news_transaction", "account", "transaction_id"),
-    sa.Index("mobilemoney_news_at", "account", "at"),
+    sa.Index("mobilemoney_followed_number", "account", "number"),
+    sa.Index("mobilemoney_followed_follower", "account", "follower", "told"),
 )
 
 budgets: sa.Table = sa.Table(

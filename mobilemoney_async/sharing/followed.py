@@ -1,4 +1,4 @@
-"""Tables of the shared poller, followed payments and news of them, as statements inside one transaction.
+"""Table of the shared poller, followed payments with the messages to their followers: statements in one transaction.
 
 Critical section: a poller that writes locks the row of the lease first, until its commit. So the two numbers that the
 row counts grow in the order of the commits, and a reader that has read up to a number has missed nothing.
@@ -7,7 +7,7 @@ row counts grow in the order of the commits, and a reader that has read up to a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,9 +15,8 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.clock import Lease
-from mobilemoney_async.database.schema import followed, leases, lock_row, news, payments
+from mobilemoney_async.database.schema import followed, leases, lock_row, payments
 from mobilemoney_async.database.serialization import dump, dump_error, load_error, load_transaction
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.journal import Journal
@@ -28,8 +27,6 @@ from mobilemoney_async.polling.sharing import Followed, News, Outgoing
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 _NAME = "poller"
-# News is kept for as long as a process may be asleep and still read on from its place, days.
-_KEPT = 7
 # A payment that is no longer followed ended at this distance, by any host's clock.
 _LONG_AGO = timedelta(days=1)
 
@@ -70,42 +67,38 @@ def notify(journal: Journal, channel: str, payload: str) -> None:
         journal.connection.execute(sa.select(sa.func.pg_notify(channel, payload)))
 
 
-def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: datetime, is_holder: bool) -> None:
-    """Write the service's answers, and end the following of payments that they end.
+def write_news(
+    journal: Journal, row: LeaseRow, said: Sequence[News], *, at: datetime, is_holder: bool, follower: str
+) -> None:
+    """Record the service's answers, and write them to the other pollers that track their payments.
 
     A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
     than the known state.
     """
-    said = [each for each in said if is_holder or _final(each) is not None]
-    finals = [final for final in map(_final, said) if final is not None]
-    known = _known_finals(journal, [each.id for each in finals])
-    unknown = [each for each in said if each.transaction_id not in known]
-    if unknown:
-        rows = [_values(journal.account, each, number, at) for number, each in enumerate(unknown, row.told + 1)]
-        journal.connection.execute(news.insert(), rows)
-        row.told += len(rows)
-    for transaction in finals:
-        contradiction = journal.record_seen(transaction, source=Source.POLL, at=at)
-        if contradiction is not None:
-            logger.error("the service contradicts itself: %s", contradiction)
-    _change(journal, followed.delete(), (each.transaction_id for each in said if each.is_ending))
+    run, columns = journal.connection.execute, followed.c
+    for each in said:
+        final = each.transaction if each.transaction is not None and each.transaction.is_final else None
+        if final is None and not is_holder:
+            continue
+        if final is not None:
+            contradiction = journal.record_seen(final, source=Source.POLL, at=at)
+            if contradiction is not None:
+                logger.error("the service contradicts itself: %s", contradiction)
+        here = (columns.account == journal.account, columns.transaction_id == each.transaction_id)
+        if each.is_ending:
+            run(followed.delete().where(*here, columns.follower == follower))
+        told = run(followed.update().where(*here, ~columns.has_ended).values(_message(each), told=row.told + 1))
+        row.told += min(1, told.rowcount)
 
 
-def read_news(
-    journal: Journal, *, after: int, wanted: Container[str], but_no_refusals_of: Container[str]
-) -> list[News]:
-    """Return the news after a number, of the payments that are wanted.
-
-    An earlier refusal of a payment no longer counts once the payment is tracked again: `but_no_refusals_of`.
-    """
-    rows = journal.connection.execute(
-        sa.select(news).where(news.c.account == journal.account, news.c.number > after).order_by(news.c.number)
-    )
-    return [
-        _news(row)
-        for row in rows
-        if row.transaction_id in wanted and (row.error is None or row.transaction_id not in but_no_refusals_of)
-    ]
+def read_news(journal: Journal, *, follower: str, after: int) -> list[News]:
+    """Return the messages to a poller after a number; those up to it have arrived, and their ended rows go."""
+    run, columns = journal.connection.execute, followed.c
+    mine = (columns.account == journal.account, columns.follower == follower)
+    if after:
+        run(followed.delete().where(*mine, columns.has_ended, columns.told <= after))
+    rows = run(sa.select(followed).where(*mine, columns.told > after).order_by(columns.told))
+    return [_news(row) for row in rows]
 
 
 def write_followed(
@@ -158,7 +151,7 @@ def read_followed(journal: Journal, *, after: int, ahead: timedelta) -> list[Fol
     """
     rows = journal.connection.execute(
         sa.select(followed)
-        .where(followed.c.account == journal.account, followed.c.number > after)
+        .where(followed.c.account == journal.account, followed.c.number > after, ~followed.c.has_ended)
         .order_by(followed.c.tracked_at, followed.c.transaction_id)
     )
     return [
@@ -186,13 +179,9 @@ def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime
 
 
 def tidy(journal: Journal, *, at: datetime) -> None:
-    """Delete payments that are no longer followed, and news that every poller has had the time to read.
-
-    For the holder, once it has read the changes; `at` is a time of the store's clock.
-    """
-    account, connection = journal.account, journal.connection
-    connection.execute(followed.delete().where(followed.c.account == account, followed.c.until < at))
-    connection.execute(news.delete().where(news.c.account == account, news.c.at < at - timedelta(days=_KEPT)))
+    """Delete payments that are no longer followed at a time of the store; for the holder that has read the changes."""
+    here = (followed.c.account == journal.account, followed.c.until < at)
+    journal.connection.execute(followed.delete().where(*here))
 
 
 def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[str, News]:
@@ -210,28 +199,15 @@ def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[st
                 transaction = load_transaction(text)
                 if transaction.is_final:
                     found[transaction.id] = News(transaction_id=transaction.id, transaction=transaction)
-        rows = journal.connection.execute(
-            sa.select(news).where(news.c.account == journal.account, news.c.transaction_id.in_(ids), news.c.is_final)
-        )
-        found |= {row.transaction_id: attrs.evolve(_news(row), lag=None) for row in rows}
     return found
 
 
-def _final(each: News) -> Transaction | None:
-    """Return the transaction of news that show a final state."""
-    return each.transaction if each.transaction is not None and each.transaction.is_final else None
-
-
-def _values(account: str, each: News, number: int, at: datetime) -> dict[str, Any]:
+def _message(each: News) -> dict[str, Any]:
     return {
-        "account": account,
-        "number": number,
-        "transaction_id": each.transaction_id,
-        "is_final": _final(each) is not None,
+        "has_ended": each.is_ending,
         "transaction": None if each.transaction is None else dump(each.transaction),
         "error": None if each.error is None else dump_error(each.error),
         "lag": each.lag,
-        "at": at,
     }
 
 

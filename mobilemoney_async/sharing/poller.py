@@ -130,7 +130,8 @@ class StoreFleet:
         def work(connection: sa.Connection) -> None:
             journal = Journal(connection, self._account)
             row = tables.lock(journal)
-            tables.write_news(journal, row, news, at=at, is_holder=row.lease.holder == self.follower)
+            is_holder = row.lease.holder == self.follower
+            tables.write_news(journal, row, news, at=at, is_holder=is_holder, follower=self.follower)
             tables.withdraw_all(journal, row, follower=self.follower, at=at)
             row.lease = row.lease.released(self.follower)
             tables.save(journal, row)
@@ -166,11 +167,11 @@ class StoreFleet:
             row.lease = row.lease.taken(self.follower, now, self.ttl)
         is_holder = row.lease.holder == self.follower
         # News first: payments that it ends are then not among the changes, or known.
-        tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder)
+        tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder, follower=self.follower)
         news = tables.write_followed(journal, row, outgoing, follower=self.follower, at=at, ahead=ahead)
         if wanted is not None:
-            after = before.told if self._told is None else self._told
-            news += tables.read_news(journal, after=after, wanted=wanted, but_no_refusals_of=outgoing.tracked)
+            read = tables.read_news(journal, follower=self.follower, after=self._told or 0)
+            news += [each for each in read if each.transaction_id in wanted]
         changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
         if is_holder and tidies:
             tables.tidy(journal, at=at + ahead)
