@@ -92,10 +92,15 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         await self._store.database.open()
+        failure: BaseException | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, tasks)
             try:
                 yield self
+            except (GeneratorExit, anyio.get_cancelled_exc_class()):
+                raise
+            except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
+                failure = exc
             finally:
                 self._paused = "the dispatcher is closed"
                 with anyio.move_on_after(_DRAIN, shield=True):
@@ -105,6 +110,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 tasks.cancel_scope.cancel()
                 with anyio.move_on_after(_LEASE, shield=True), suppress(StoreError):
                     await self._hold(None)
+        if failure is not None:
+            raise failure
 
     @property
     def stats(self) -> DispatcherStats:

@@ -87,7 +87,7 @@ def write_news(
         here = (columns.account == journal.account, columns.transaction_id == each.transaction_id)
         if each.is_ending:
             run(followed.delete().where(*here, columns.follower == follower))
-        told = run(followed.update().where(*here, ~columns.has_ended).values(_message(each), told=row.told + 1))
+        told = run(followed.update().where(*here, ~columns.has_ended).values({**_message(each), "told": row.told + 1}))
         row.told += min(1, told.rowcount)
 
 
