@@ -30,7 +30,8 @@ from mobilemoney_async.payments.records import (
 from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.payments import PaymentBook, Payments
+    from mobilemoney_async.client import AsyncClient
+    from mobilemoney_async.payments.payments import PaymentBook
     from mobilemoney_async.payments.store import SQLStore
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ payments_app: typer.Typer = command_group(
             ("unclaimed", "list_unclaimed", "List transactions at the service that no payment of the store claims."),
             ("explain", "explain_transaction", "Say what a transaction is that no payment claims."),
             ("recover", "recover", "Import transactions that the store has forgotten, as after a restored backup."),
+            ("audit", "audit", "Compare the store with the service's transaction list, for some days."),
             ("rebind", "rebind", "Bind the store's account to this base URL and these credentials."),
         )
     ),
@@ -139,7 +141,8 @@ def reconcile(
     MOBILEMONEY_TOKEN or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD; MOBILEMONEY_STORE_KEY if the store has a key.
     """
 
-    async def work(payments: Payments) -> tuple[list[PaymentRecord], list[PaymentRecord]]:
+    async def work(client: AsyncClient) -> tuple[list[PaymentRecord], list[PaymentRecord]]:
+        payments = client.payments
         return await payments.reconcile(stale_after=stale_after), await payments.unresolved()
 
     looked_up, left = run_with_service(work, service, grace=grace, sole_writer=False if others_pay else None)
@@ -199,7 +202,7 @@ def identify(
     The transaction is fetched first. Its type, phone number and amount must match. Takes the service and the
     credentials as reconcile does.
     """
-    _print_next_step(run_with_service(lambda payments: payments.identify(key, transaction_id, note=note), service))
+    _print_next_step(run_with_service(lambda client: client.payments.identify(key, transaction_id, note=note), service))
 
 
 def find_store(service: Service) -> Settings:
@@ -220,7 +223,8 @@ def _require_store(settings: Settings) -> Settings:
     return settings
 
 
-def _open(settings: Settings, **options: Any) -> SQLStore:
+def open_store_of(settings: Settings, **options: Any) -> SQLStore:
+    """Return the store of a command, with options of `SQLStore`; a new file would be a wrong name."""
     file = missing_file(settings)
     if file is not None:
         # A new database has no payments to show: the name must be wrong.
@@ -232,7 +236,7 @@ def run_with_store(work: Callable[[PaymentBook], Awaitable[T]], settings: Settin
     """Run work that needs the store alone."""
 
     async def with_store() -> T:
-        store = _open(settings)
+        store = open_store_of(settings)
         from mobilemoney_async.payments.payments import PaymentBook  # needs the extra, which opening a store checks
         from mobilemoney_async.payments.store import account_store
 
@@ -244,13 +248,13 @@ def run_with_store(work: Callable[[PaymentBook], Awaitable[T]], settings: Settin
     return run("payments", with_store)
 
 
-def run_with_service(work: Callable[[Payments], Awaitable[T]], service: Service, **options: Any) -> T:
+def run_with_service(work: Callable[[AsyncClient], Awaitable[T]], service: Service, **options: Any) -> T:
     """Run work that needs the service too, which the user must have named; with options of `SQLStore`."""
     settings = require_service(service.settings())
 
     async def with_client() -> T:
-        async with open_client(settings, store=_open(_require_store(settings), **options)) as client:
-            return await work(client.payments)
+        async with open_client(settings, store=open_store_of(_require_store(settings), **options)) as client:
+            return await work(client)
 
     return run("payments", with_client, settings=settings)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mobilemoney_async.cli import output
-from mobilemoney_async.cli.failures import WrongUsage, say
+from mobilemoney_async.cli.failures import ExitCode, WrongUsage, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_service
 from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.payments import (
@@ -21,6 +23,9 @@ from mobilemoney_async.cli.payments import (
     run_with_store,
 )
 from mobilemoney_async.payments.records import CLAIMED, OPEN, UnclaimedTransaction
+
+if TYPE_CHECKING:
+    from mobilemoney_async.payments.audit import AuditReport, AuditTotal, Difference
 
 _PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
 _CSV = "Payments to import: a CSV file with the header key,transaction_id or key,transaction_id,phone_number."
@@ -85,7 +90,7 @@ def recover(
         if note is None:
             raise typer.BadParameter("an import needs --note", param_hint="--note")
         text = note
-        done = run_with_service(lambda book: book.recover(keys, note=text, phone_numbers=numbers), service)
+        done = run_with_service(lambda client: client.payments.recover(keys, note=text, phone_numbers=numbers), service)
         if as_json:
             output.print_json(output.plain(done, unmasked=unmasked))
         else:
@@ -130,6 +135,31 @@ def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str]
 
 
 @with_service()
+def audit(
+    *,
+    from_date: Annotated[datetime, typer.Option("--from", metavar="DATE", formats=["%Y-%m-%d"], help="The first day.")],
+    to_date: Annotated[datetime, typer.Option("--to", metavar="DATE", formats=["%Y-%m-%d"], help="The last day.")],
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the differences as CSV.")] = False,
+    as_json: AsJSON = False,
+    service: Service,
+) -> None:
+    """Compare the store with the service's transaction list, for some days. Changes nothing.
+
+    Takes the service and the credentials as reconcile does. Exit code 1 if something differs, for cron to report.
+    """
+    days = {"from_date": from_date.date(), "to_date": to_date.date()}
+    found = run_with_service(lambda client: client.payments.audit(**days), service)
+    if as_json:
+        output.print_json(output.plain(found, unmasked=False))
+    elif as_csv:
+        print_differences_as_csv(found)
+    else:
+        print_audit(found)
+    if not found.is_clean:
+        raise typer.Exit(ExitCode.ERROR)
+
+
+@with_service()
 def rebind(
     *, note: Annotated[str, typer.Option(metavar="TEXT", help="Your name and reason.")], service: Service
 ) -> None:
@@ -137,7 +167,7 @@ def rebind(
 
     Takes the service and the credentials as reconcile does. Sends nothing.
     """
-    run_with_service(lambda payments: payments.rebind(note=note), service)
+    run_with_service(lambda client: client.payments.rebind(note=note), service)
     print("The account is bound to this base URL and these credentials.")
 
 
@@ -154,3 +184,35 @@ def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
         Column("state", lambda each: each.state if each.note is None else f"{each.state}: {each.note}", min_width=5),
     )
     output.show(output.new_table(columns, transactions))
+
+
+def print_audit(report: AuditReport) -> None:
+    """Print the totals and the differences of an audit."""
+    totals: tuple[Column[AuditTotal], ...] = (
+        Column("type", lambda each: each.type),
+        Column("status", lambda each: each.status),
+        Column("settlement", lambda each: each.settlement_batch or "", min_width=5),
+        Column("count", lambda each: f"{each.count:,}", is_number=True),
+        Column("gross", lambda each: f"{each.gross:,f}", is_number=True),
+        Column("fees", lambda each: f"{each.fees:,f}", is_number=True),
+        Column("net", lambda each: f"{each.net:,f}", is_number=True),
+    )
+    differences: tuple[Column[Difference], ...] = (
+        Column("difference", lambda each: str(each.kind)),
+        Column("TZS", lambda each: "" if each.amount is None else f"{each.amount:,f}", is_number=True),
+        Column("reason", lambda each: each.reason, min_width=20),
+        Column("next step", lambda each: each.advice, min_width=20),
+    )
+    output.show(output.new_table(totals, report.totals))
+    if report.differences:
+        output.show("", output.new_table(differences, report.differences))
+    said = "nothing differs" if report.is_clean else f"{len(report.differences)} differences"
+    print(f"{report.transactions:,} transactions at the service, {report.payments:,} payments here: {said}.")
+
+
+def print_differences_as_csv(report: AuditReport) -> None:
+    """Print the differences of an audit as CSV."""
+    names = ("kind", "key", "transaction_id", "amount", "reason", "advice")
+    writer = csv.writer(sys.stdout)
+    writer.writerow(names)
+    writer.writerows([getattr(each, name) for name in names] for each in report.differences)
