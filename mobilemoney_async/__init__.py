@@ -30,6 +30,7 @@ if _typing.TYPE_CHECKING:
         DuplicateSuspected,
         IdempotencyConflict,
         InvalidCredentials,
+        InvalidCursor,
         InvalidRequest,
         InvalidToken,
         InvalidTransactionId,
@@ -46,7 +47,15 @@ if _typing.TYPE_CHECKING:
         UnexpectedResponse,
         WaitTimeout,
     )
-    from mobilemoney_async.payments.records import HistoryEntry, PaymentRecord, PaymentState, UnclaimedTransaction
+    from mobilemoney_async.payments.audit_report import AuditReport, Difference
+    from mobilemoney_async.payments.payout_batch import PayoutBatch
+    from mobilemoney_async.payments.records import (
+        HistoryEntry,
+        PaymentChange,
+        PaymentRecord,
+        PaymentState,
+        UnclaimedTransaction,
+    )
     from mobilemoney_async.payments.store import SQLStore
     from mobilemoney_async.polling.outcomes import Outcome
     from mobilemoney_async.resources.bulk_lookup import Lookup
@@ -57,14 +66,17 @@ __all__ = [
     "APIError",
     "Acknowledgement",
     "AsyncClient",
+    "AuditReport",
     "AuthenticationError",
     "ConnectionFailed",
+    "Difference",
     "DuplicateSuspected",
     "Effect",
     "Fees",
     "HistoryEntry",
     "IdempotencyConflict",
     "InvalidCredentials",
+    "InvalidCursor",
     "InvalidRequest",
     "InvalidToken",
     "InvalidTransactionId",
@@ -76,8 +88,10 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "Pagination",
+    "PaymentChange",
     "PaymentRecord",
     "PaymentState",
+    "PayoutBatch",
     "PermissionDenied",
     "Priority",
     "RateLimitExceeded",
@@ -118,7 +132,9 @@ _HOMES = {
     "contract.limits": "Schedule",
     "contract.models": "Acknowledgement Fees LoginResult Pagination Settlement Transaction TransactionPage User",
     "contract.states": "Network TransactionStatus TransactionType",
-    "payments.records": "HistoryEntry PaymentRecord PaymentState UnclaimedTransaction",
+    "payments.audit_report": "AuditReport Difference",
+    "payments.payout_batch": "PayoutBatch",
+    "payments.records": "HistoryEntry PaymentChange PaymentRecord PaymentState UnclaimedTransaction",
     "payments.store": "SQLStore",
     "polling.outcomes": "Outcome",
     "resources.bulk_lookup": "Lookup",

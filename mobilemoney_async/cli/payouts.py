@@ -16,11 +16,12 @@ from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, require_yes, with_service
 from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, open_store_of, run_with_service
-from mobilemoney_async.payments.payout_file import digest, read_rows
+from mobilemoney_async.payments.payout_batch import digest, read_rows
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.payouts import PayoutBatch, Payouts
+    from mobilemoney_async.payments.payout_batch import PayoutBatch
+    from mobilemoney_async.payments.payouts import Payouts
 
 T = TypeVar("T")
 

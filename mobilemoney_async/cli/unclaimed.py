@@ -25,7 +25,7 @@ from mobilemoney_async.cli.payments import (
 from mobilemoney_async.payments.records import CLAIMED, OPEN, UnclaimedTransaction
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.audit import AuditReport, AuditTotal, Difference
+    from mobilemoney_async.payments.audit_report import AuditReport, AuditTotal, Difference
 
 _PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
 _CSV = "Payments to import: a CSV file with the header key,transaction_id or key,transaction_id,phone_number."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import anyio
@@ -68,6 +68,7 @@ class AccountStore:
         cipher: Encrypts the login token.
         resend_absent_collections: Whether an absent collection may be sent again without confirmation.
         sole_writer: Whether all payments of the merchant are in this store; None if that is not known.
+        keep_changes: For how long changes of payments that have ended are kept.
         guard: Keeps payments from being begun that may be made already.
         newest: When the newest payment that this process knows of was first recorded.
         unguarded_at: As of `payments.gap.AccountFacts`.
@@ -81,6 +82,7 @@ class AccountStore:
     cipher: TokenCipher
     resend_absent_collections: bool
     sole_writer: bool | None = None
+    keep_changes: timedelta = timedelta(days=90)
     guard: DuplicateGuard = attrs.field(init=False)
     newest: datetime | None = attrs.field(default=None, init=False)
     unguarded_at: datetime | None = attrs.field(default=None, init=False)

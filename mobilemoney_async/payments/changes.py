@@ -17,6 +17,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 import attrs
@@ -26,6 +27,7 @@ from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.database.schema import (
     accounts,
     changes,
+    consumers,
     lock_row,
     payments,
 )
@@ -44,6 +46,18 @@ from mobilemoney_async.payments.unclaimed import find_unclaimed
 # Changes that are numbered in one transaction.
 _AT_ONCE = 5_000
 _CURSOR = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})-([0-9a-f]{8})")
+
+# States of payments whose changes are never pruned.
+_OPEN = [
+    str(each)
+    for each in (
+        PaymentState.QUEUED,
+        PaymentState.SENDING,
+        PaymentState.UNKNOWN,
+        PaymentState.ABSENT,
+        PaymentState.ACKNOWLEDGED,
+    )
+]
 
 _columns = changes.c
 _here = _columns.account == sa.bindparam("of_account")
@@ -85,6 +99,11 @@ class Feed:
     pruned: int
 
 
+def new_epoch() -> str:
+    """Return a new epoch for a feed: cursors of other epochs are refused."""
+    return secrets.token_hex(4)
+
+
 def number_changes(journal: Journal) -> Feed:
     """Give numbers to the changes that are committed by now, 5,000 at most, and return the feed's state."""
     run, here = journal.connection.execute, {"of_account": journal.account}
@@ -98,7 +117,7 @@ def number_changes(journal: Journal) -> Feed:
     values = [{**here, "of_name": each.name, "of_entry": each.entry, "of_number": number} for number, each in numbered]
     if values:
         run(_NUMBER, values)
-    feed = Feed(row.feed_epoch or secrets.token_hex(4), row.feed_last + len(new), row.feed_pruned)
+    feed = Feed(row.feed_epoch or new_epoch(), row.feed_last + len(new), row.feed_pruned)
     run(_OWN_ROW, {**here, "feed_epoch": feed.epoch, "feed_last": feed.last})
     return feed
 
@@ -159,6 +178,30 @@ def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeRe
 def _find_others(journal: Journal, ids: Sequence[str]) -> dict[str, UnclaimedTransaction]:
     found = [each for some in chunks(ids) for each in find_unclaimed(journal, None, *some)]
     return {each.transaction_id: each for each in found}
+
+
+def prune_changes(journal: Journal, until: datetime) -> None:
+    """Delete changes before a time that every consumer is done with, 5,000 at most; those of open payments stay."""
+    here = _columns.account == journal.account
+    done = sa.select(sa.func.min(consumers.c.number)).where(consumers.c.account == journal.account).scalar_subquery()
+    is_open = sa.exists().where(
+        payments.c.account == journal.account, payments.c.key == _columns.name, payments.c.state.in_(_OPEN)
+    )
+    is_read = sa.or_(_columns.number.is_(None), done.is_(None), _columns.number <= done)
+    old = (
+        sa.select(_columns.name, _columns.entry, _columns.number)
+        .where(here, _columns.at < until, is_read, ~sa.and_(_columns.entry > 0, is_open))
+        .order_by(_columns.at)
+        .limit(_AT_ONCE)
+    )
+    rows = journal.connection.execute(old).all()
+    for some in chunks(rows):
+        pairs = sa.tuple_(_columns.name, _columns.entry).in_([(row.name, row.entry) for row in some])
+        journal.connection.execute(changes.delete().where(here, pairs))
+    numbers = [row.number for row in rows if row.number is not None]
+    if numbers:
+        highest = accounts.update().where(accounts.c.account == journal.account, accounts.c.feed_pruned < max(numbers))
+        journal.connection.execute(highest.values(feed_pruned=max(numbers)))
 
 
 # Cursors

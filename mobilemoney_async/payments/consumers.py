@@ -52,6 +52,40 @@ class Delivery:
         return frozenset(each.number for each in self.again)
 
 
+@attrs.frozen(kw_only=True)
+class ParkedChange:
+    """Change that a consumer could not handle ten times.
+
+    Attributes:
+        name: The payment's idempotency key, or the id of an unclaimed transaction.
+        number: Its number in the feed.
+        error: The last error, redacted.
+    """
+
+    name: str
+    number: int
+    error: str | None
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerState:
+    """Place of a consumer in the feed.
+
+    Attributes:
+        name: Its name.
+        behind: The changes between its place and the end of the feed.
+        lagging: The payments whose changes wait for one that could not be handled yet.
+        parked: The changes that are handed out no more.
+        used_at: When it was last used, to the minute.
+    """
+
+    name: str
+    behind: int
+    lagging: tuple[str, ...] = ()
+    parked: tuple[ParkedChange, ...] = ()
+    used_at: datetime
+
+
 @attrs.frozen
 class ConsumerTable:
     """Rows of one consumer, inside one transaction of the journal."""
@@ -173,6 +207,38 @@ class ConsumerTable:
 
     def _run(self, statement: Any, parameters: Any = None) -> Any:
         return self.journal.connection.execute(statement, parameters)
+
+
+def list_consumers(journal: Journal, feed: Feed) -> list[ConsumerState]:
+    """Return the consumers of an account with their places."""
+    run, here = journal.connection.execute, consumers.c.account == journal.account
+    columns = retries.c
+    held = run(
+        sa.select(columns.consumer, columns.next_at, columns.name, columns.number, columns.error)
+        .where(columns.account == journal.account)
+        .order_by(columns.number)
+    ).all()
+    return [
+        ConsumerState(
+            name=row.name,
+            behind=feed.last - row.number,
+            lagging=tuple(each.name for each in held if each.consumer == row.name and each.next_at is not None),
+            parked=tuple(
+                ParkedChange(name=each.name, number=each.number, error=each.error)
+                for each in held
+                if each.consumer == row.name and each.next_at is None
+            ),
+            used_at=row.used_at,
+        )
+        for row in run(sa.select(consumers).where(here).order_by(consumers.c.name))
+    ]
+
+
+def forget_consumer(journal: Journal, name: str) -> bool:
+    """Delete a consumer and its place; return whether there was one."""
+    journal.connection.execute(retries.delete().where(retries.c.account == journal.account, retries.c.consumer == name))
+    gone = consumers.delete().where(consumers.c.account == journal.account, consumers.c.name == name)
+    return bool(journal.connection.execute(gone).rowcount)
 
 
 def pause(tries: int) -> timedelta:

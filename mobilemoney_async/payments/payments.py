@@ -15,7 +15,10 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import Handler
 from mobilemoney_async.payments import queries
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.audit import AuditReport, audit
+from mobilemoney_async.payments.audit import audit
+from mobilemoney_async.payments.audit_report import AuditReport
+from mobilemoney_async.payments.changes import number_changes
+from mobilemoney_async.payments.consumers import ConsumerState, forget_consumer, list_consumers
 from mobilemoney_async.payments.feed import ChangePages, ConsumerChanges
 from mobilemoney_async.payments.imports import import_transactions
 from mobilemoney_async.payments.journal import Journal, JournalEntry
@@ -317,6 +320,21 @@ class PaymentBook:
         most = None if limit is None else require_integer("limit", limit, 1)
         place = None if after is None else require_text("after", after)
         return ChangePages(self._store, place, start == "now", most, bool(forever))
+
+    async def consumers(self) -> builtins.list[ConsumerState]:
+        """Return the consumers of the account's changes, with their places and what they could not handle."""
+        return await self._store.write(lambda journal: list_consumers(journal, number_changes(journal)))
+
+    async def forget_consumer(self, name: str) -> None:
+        """Delete a consumer that is used no more: changes are kept until every consumer is done with them.
+
+        Raises:
+            InvalidRequest: The name is blank.
+            StoreError: There is no such consumer.
+        """
+        consumer = require_name("name", name)
+        if not await self._store.write(lambda journal: forget_consumer(journal, consumer)):
+            raise StoreError(f"there is no consumer {consumer!r}", outcome="not_sent")
 
     async def _decide(self, key: str, decide: Callable[[Journal], PaymentRecord | StoreError]) -> PaymentRecord:
         """Record a decision about a payment, and return the payment as it is then."""

@@ -6,8 +6,6 @@ is done as a whole or not at all, and may be repeated after a crash.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import uuid
 from collections import Counter
@@ -16,7 +14,6 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
-import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.states import TransactionType
@@ -26,77 +23,23 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.creates import payment_request
 from mobilemoney_async.payments.journal import Journal, to_record
 from mobilemoney_async.payments.outbox import QueueOptions, cancel, enqueue
-from mobilemoney_async.payments.payout_file import PayoutRow, Rows, default_key, digest, read_rows
+from mobilemoney_async.payments.payout_batch import (
+    PayoutBatch,
+    PayoutLine,
+    PayoutRow,
+    Rows,
+    default_key,
+    digest,
+    read_rows,
+    write_report,
+)
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
-from mobilemoney_async.values import mask_phone_number, require_name, require_text
+from mobilemoney_async.values import require_name, require_text
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 
 _RECENT = timedelta(days=30)
-
-
-@attrs.frozen(kw_only=True)
-class PayoutLine:
-    """Line of a batch, with its payment.
-
-    Attributes:
-        line: Its line in the file.
-        key: The idempotency key of its payment.
-        phone_number: The recipient's number.
-        amount: Whole TZS.
-        state: ``proposed`` or ``cancelled``; once approved the payment's state, such as ``QUEUED`` or ``UNKNOWN``, and
-            when it is final that of the transaction, such as ``SUCCESS``.
-        transaction_id: The service's transaction, once known.
-        fee: The total fee in TZS, where the service shows one, or None.
-        reason: Why it failed, was refused, waits or is unknown, or None.
-        info: The other columns of the file.
-    """
-
-    line: int
-    key: str
-    phone_number: str = attrs.field(repr=mask_phone_number)
-    amount: Decimal
-    state: str
-    transaction_id: str | None = None
-    fee: Decimal | None = None
-    reason: str | None = None
-    info: Mapping[str, str] = attrs.field(factory=dict)
-
-
-@attrs.frozen(kw_only=True)
-class PayoutBatch:
-    """Batch of payouts.
-
-    Attributes:
-        id: Its id, for the other calls.
-        name: Its name.
-        digest: The digest of its content: `approve` takes what the approver was shown.
-        state: ``proposed``, ``approved`` or ``cancelled``.
-        proposed_by: The person who proposed it.
-        proposed_at: When.
-        decided_by: The person who approved or cancelled it, or None.
-        decided_at: When, or None.
-        lines: The number of its lines.
-        total: The sum of their amounts, TZS.
-        duplicates: For a proposed batch, why some lines look as if they were paid twice, by line: the same recipient
-            and amount in an earlier line, or in a payment of the last thirty days. Someone has to look; nothing is
-            stopped.
-        states: For an approved one, the number of lines in each state, as of `PayoutLine.state`.
-    """
-
-    id: str
-    name: str
-    digest: str
-    state: str
-    proposed_by: str
-    proposed_at: datetime
-    decided_by: str | None = None
-    decided_at: datetime | None = None
-    lines: int
-    total: Decimal
-    duplicates: Mapping[int, str] = attrs.field(factory=dict)
-    states: Mapping[str, int] = attrs.field(factory=dict)
 
 
 class Payouts:
@@ -241,31 +184,6 @@ class Payouts:
             enqueue(journal, request, QueueOptions(batch=batch, line=line.line), now)
         except IdempotencyConflict as exc:
             raise IdempotencyConflict(f"line {line.line}: {exc}; no line was queued") from None
-
-
-def write_report(lines: Sequence[PayoutLine], format: str) -> str:
-    """Return the text of a file with the lines of a batch."""
-    rows = [
-        {
-            "line": each.line,
-            "key": each.key,
-            "phone_number": each.phone_number,
-            "amount": f"{each.amount:f}",
-            "state": each.state,
-            "transaction_id": each.transaction_id,
-            "fee": None if each.fee is None else f"{each.fee:f}",
-            "reason": each.reason,
-            **each.info,
-        }
-        for each in lines
-    ]
-    if format == "json":
-        return json.dumps(rows, indent=2, ensure_ascii=False)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _line(batch: Mapping[str, Any], row: PayoutRow, key: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.leases import change_lease, while_renewed
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.changes import prune_changes
 from mobilemoney_async.payments.evidence import Evidence, Verdict, Walk
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
@@ -95,7 +96,9 @@ class Reconciler:
 
         def begin(journal: Journal) -> list[PaymentRecord] | None:
             mark_stale(journal, now, busy=busy, stale_after=stale_after)
-            if wanted is not None and not ask_for_look(journal, wanted, at=now):
+            if wanted is None:
+                prune_changes(journal, now - self._store.keep_changes)
+            elif not ask_for_look(journal, wanted, at=now):
                 return None
             return select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
 

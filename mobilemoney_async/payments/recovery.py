@@ -33,6 +33,7 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import NEWEST, Binding, ForeignError, Memory, wait
+from mobilemoney_async.payments.changes import new_epoch
 from mobilemoney_async.payments.duplicates import require_remembered
 from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.gap import BEHIND, LOST, UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
@@ -313,7 +314,8 @@ class Recovery:
         is_over = now >= at + self._grace
         waits = doubt.is_lost and not doubt.is_shown(walk.rows) and not is_over
         left: dict[str, Any] = {"doubted_at": None, "known_until": None} if is_over else {"doubted_at": at}
-        left |= {"gap_at": now} if count else {}
+        # Cursors of the time that the store has forgotten name other changes now.
+        left |= {"gap_at": now, "feed_epoch": new_epoch()} if count else {}
         await self.binding.save(stopped=LOST if waits else None, checked_at=now, timeline=facts.timeline_now, **left)
         if count:
             self._report(count, since)

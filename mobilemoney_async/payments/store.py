@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ class SQLStore:
             a payment of this store made twice keeps another of its kind from being sent for a while. True: any such
             transaction does. False, for merchants whose other systems pay too: nothing is reported or stopped, and a
             payment with an unknown result is never taken for a transaction in the list without someone's decision.
+        keep_changes: Days, more than 0, for which changes of payments that have ended are kept for readers without a
+            name; named consumers get theirs in any case.
 
     Raises:
         InvalidRequest: An argument has a wrong type or value, or the extra is missing.
@@ -52,6 +54,7 @@ class SQLStore:
         key: str | bytes | Secret | None = None,
         resend_absent_collections: bool = False,
         sole_writer: bool | None = None,
+        keep_changes: float = 90,
     ) -> None:
         self.account: str = require_name("account", account)
         self.grace: float = require_seconds("grace", grace, allow_zero=True)
@@ -61,6 +64,7 @@ class SQLStore:
         if sole_writer is not None and not isinstance(sole_writer, bool):
             raise refuse("sole_writer", "a bool or None", sole_writer)
         self.sole_writer: bool | None = sole_writer
+        kept = timedelta(days=require_seconds("keep_changes", keep_changes))
         cipher = TokenCipher(self.account, key)  # asks for its extra now, rather than at the first login
         try:
             import sqlalchemy  # noqa: F401 (here, since only a store needs it)
@@ -70,7 +74,7 @@ class SQLStore:
         from mobilemoney_async.payments.account_store import AccountStore
 
         self._parts = AccountStore(
-            Database(url), self.account, self.grace, cipher, resend_absent_collections, sole_writer
+            Database(url), self.account, self.grace, cipher, resend_absent_collections, sole_writer, kept
         )
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows of a batch of payouts, read and checked as a whole. Pure."""
+"""Batches of payouts as values: rows, read and checked as a whole, and the report of their payments. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
 from typing import Any, TextIO, TypeAlias
 
 import attrs
 
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_name, tanzanian
+from mobilemoney_async.values import (
+    mask_phone_number,
+    normalise_amount,
+    normalise_phone_number,
+    refuse,
+    require_name,
+    tanzanian,
+)
 
 Rows: TypeAlias = str | TextIO | Iterable[Mapping[str, Any]]
 """Text or open file of a CSV with the header phone_number,amount[,key][,…], or mappings with these keys."""
@@ -122,3 +131,91 @@ def _read_row(line: int, row: Mapping[Any, Any], read_number: Callable[[str], st
         amount=normalise_amount(amount),
         info=info,
     )
+
+
+@attrs.frozen(kw_only=True)
+class PayoutLine:
+    """Line of a batch, with its payment.
+
+    Attributes:
+        line: Its line in the file.
+        key: The idempotency key of its payment.
+        phone_number: The recipient's number.
+        amount: Whole TZS.
+        state: ``proposed`` or ``cancelled``; once approved the payment's state, such as ``QUEUED`` or ``UNKNOWN``, and
+            when it is final that of the transaction, such as ``SUCCESS``.
+        transaction_id: The service's transaction, once known.
+        fee: The total fee in TZS, where the service shows one, or None.
+        reason: Why it failed, was refused, waits or is unknown, or None.
+        info: The other columns of the file.
+    """
+
+    line: int
+    key: str
+    phone_number: str = attrs.field(repr=mask_phone_number)
+    amount: Decimal
+    state: str
+    transaction_id: str | None = None
+    fee: Decimal | None = None
+    reason: str | None = None
+    info: Mapping[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class PayoutBatch:
+    """Batch of payouts.
+
+    Attributes:
+        id: Its id, for the other calls.
+        name: Its name.
+        digest: The digest of its content: `approve` takes what the approver was shown.
+        state: ``proposed``, ``approved`` or ``cancelled``.
+        proposed_by: The person who proposed it.
+        proposed_at: When.
+        decided_by: The person who approved or cancelled it, or None.
+        decided_at: When, or None.
+        lines: The number of its lines.
+        total: The sum of their amounts, TZS.
+        duplicates: For a proposed batch, why some lines look as if they were paid twice, by line: the same recipient
+            and amount in an earlier line, or in a payment of the last thirty days. Someone has to look; nothing is
+            stopped.
+        states: For an approved one, the number of lines in each state, as of `PayoutLine.state`.
+    """
+
+    id: str
+    name: str
+    digest: str
+    state: str
+    proposed_by: str
+    proposed_at: datetime
+    decided_by: str | None = None
+    decided_at: datetime | None = None
+    lines: int
+    total: Decimal
+    duplicates: Mapping[int, str] = attrs.field(factory=dict)
+    states: Mapping[str, int] = attrs.field(factory=dict)
+
+
+def write_report(lines: Sequence[PayoutLine], format: str) -> str:
+    """Return the text of a file with the lines of a batch."""
+    rows = [
+        {
+            "line": each.line,
+            "key": each.key,
+            "phone_number": each.phone_number,
+            "amount": f"{each.amount:f}",
+            "state": each.state,
+            "transaction_id": each.transaction_id,
+            "fee": None if each.fee is None else f"{each.fee:f}",
+            "reason": each.reason,
+            **each.info,
+        }
+        for each in lines
+    ]
+    if format == "json":
+        return json.dumps(rows, indent=2, ensure_ascii=False)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
