@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -332,6 +332,12 @@ class Journal:
         """Add a change to the feed, after its entry in the history; see `payments.changes`."""
         of_payment = {"account": self.account, "name": key, "of_account": self.account, "of_key": key}
         self.connection.execute(_PUBLISH, {**of_payment, "state": str(state), "status": status, "of_at": at})
+        self.has_changes = True
+
+    def publish_new(self, keys: Iterable[str], state: PaymentState, *, at: datetime) -> None:
+        """Add the first changes of new payments to the feed."""
+        values = {"account": self.account, "entry": 1, "state": str(state), "at": at}
+        self.connection.execute(changes.insert(), [{**values, "name": key} for key in keys])
         self.has_changes = True
 
     def publish_unclaimed(self, transaction_id: str, status: str, *, at: datetime) -> None:

@@ -6,7 +6,7 @@ the key was used. So on PostgreSQL the merchant's transaction may stay open for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -16,10 +16,11 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.codec import encode
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import insert_missing, payments
+from mobilemoney_async.database.schema import history, insert_missing, payments
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.creates import payment_request
 from mobilemoney_async.payments.journal import Journal, JournalEntry, to_record
+from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import (
     PaymentEvent,
     PaymentRecord,
@@ -92,22 +93,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
     Raises:
         IdempotencyConflict: The key was used for another payment.
     """
-    values = {
-        "account": journal.account,
-        "key": request.key,
-        "type": str(request.type),
-        "phone_number": request.phone_number,
-        "amount": request.amount,
-        "extra_digest": request.extra_digest,
-        "external_id": request.external_id,
-        "state": str(PaymentState.QUEUED),
-        "attempt": 0,
-        "is_adopted": False,
-        "walks": 0,
-        "created_at": at,
-        "changed_at": at,
-        **attrs.asdict(options),
-    }
+    values = _row(journal.account, request, options, at)
     made = journal.connection.execute(insert_missing(payments, journal.connection.dialect.name), values)
     if made.one_or_none() is not None:
         journal.note(request.key, at=at, what=PaymentEvent.ENQUEUE.value, source=Source.CALLER, detail=None)
@@ -123,6 +109,43 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
     if isinstance(queued, StoreError):
         return record  # it was changed at the same moment
     return to_record(journal.update(record.key, attrs.asdict(options)))
+
+
+def enqueue_all(journal: Journal, orders: Sequence[tuple[PaymentRequest, QueueOptions]], at: datetime) -> None:
+    """Record thousands of payments that are to be sent, in a few statements; see `enqueue`."""
+    for some in chunks(orders):
+        here = (_columns.account == journal.account, _columns.key.in_([request.key for request, _ in some]))
+        known = set(journal.connection.execute(sa.select(_columns.key).where(*here)).scalars())
+        new = [_row(journal.account, *order, at) for order in some if order[0].key not in known]
+        if new:
+            # A key that is used at this very moment ends the whole transaction: nothing is queued.
+            journal.connection.execute(payments.insert(), new)
+            of_each = [{"account": journal.account, "key": row["key"], "number": 1, "at": at} for row in new]
+            said = {"what": PaymentEvent.ENQUEUE.value, "source": str(Source.CALLER), "detail": None}
+            journal.connection.execute(history.insert(), [each | said for each in of_each])
+            journal.publish_new([row["key"] for row in new], PaymentState.QUEUED, at=at)
+        for request, options in some:
+            if request.key in known:
+                enqueue(journal, request, options, at)
+
+
+def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datetime) -> dict[str, Any]:
+    return {
+        "account": account,
+        "key": request.key,
+        "type": str(request.type),
+        "phone_number": request.phone_number,
+        "amount": request.amount,
+        "extra_digest": request.extra_digest,
+        "external_id": request.external_id,
+        "state": str(PaymentState.QUEUED),
+        "attempt": 0,
+        "is_adopted": False,
+        "walks": 0,
+        "created_at": at,
+        "changed_at": at,
+        **attrs.asdict(options),
+    }
 
 
 def queue_again(

@@ -18,11 +18,11 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import batch_lines, batches, payments
-from mobilemoney_async.errors import IdempotencyConflict, StoreError
+from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.creates import payment_request
 from mobilemoney_async.payments.journal import Journal, to_record
-from mobilemoney_async.payments.outbox import QueueOptions, cancel, enqueue
+from mobilemoney_async.payments.outbox import QueueOptions, cancel, enqueue_all
 from mobilemoney_async.payments.payout_batch import (
     PayoutBatch,
     PayoutLine,
@@ -34,7 +34,7 @@ from mobilemoney_async.payments.payout_batch import (
     write_report,
 )
 from mobilemoney_async.payments.queries import chunks
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState
+from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest, PaymentState
 from mobilemoney_async.values import require_name, require_text
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
@@ -108,8 +108,7 @@ class Payouts:
                 raise _refused(f"batch {id!r} was proposed by {batch.proposed_by}: someone else has to approve it")
             if shown != batch.digest:
                 raise _refused(f"the digest is not that of batch {id!r}: look at it again")
-            for line in _lines(journal, batch.id):
-                self._enqueue(journal, batch.id, line, now)
+            enqueue_all(journal, [_order(batch.id, line) for line in _lines(journal, batch.id)], now)
             _decide(journal, batch.id, APPROVED, approver, now)
             return _find(journal, batch.id, now)
 
@@ -177,13 +176,11 @@ class Payouts:
         lines = await self._store.read(report)
         return lines if format is None else write_report(lines, format)
 
-    def _enqueue(self, journal: Journal, batch: str, line: sa.Row[Any], now: datetime) -> None:
-        body = {"phone_number": line.phone_number, "amount": line.amount}
-        try:
-            request = payment_request(TransactionType.DISBURSEMENT, body, line.key)
-            enqueue(journal, request, QueueOptions(batch=batch, line=line.line), now)
-        except IdempotencyConflict as exc:
-            raise IdempotencyConflict(f"line {line.line}: {exc}; no line was queued") from None
+
+def _order(batch: str, line: sa.Row[Any]) -> tuple[PaymentRequest, QueueOptions]:
+    body = {"phone_number": line.phone_number, "amount": line.amount}
+    request = payment_request(TransactionType.DISBURSEMENT, body, line.key)
+    return request, QueueOptions(batch=batch, line=line.line)
 
 
 def _line(batch: Mapping[str, Any], row: PayoutRow, key: str) -> dict[str, Any]:
@@ -244,7 +241,7 @@ def _find(journal: Journal, id: str, now: datetime) -> PayoutBatch:
     if row.state == PROPOSED:
         duplicates = _duplicates(journal, lines, now)
     else:
-        states = Counter(each.state for each in _report(journal, row))
+        states = _states(journal, row, len(lines))
     return PayoutBatch(
         id=row.id,
         name=row.name,
@@ -259,6 +256,19 @@ def _find(journal: Journal, id: str, now: datetime) -> PayoutBatch:
         duplicates=duplicates,
         states=states,
     )
+
+
+def _states(journal: Journal, batch: sa.Row[Any], lines: int) -> Mapping[str, int]:
+    """Return the number of lines in each state, as of `PayoutLine.state`."""
+    of_line = (batch_lines.c.account == payments.c.account) & (batch_lines.c.key == payments.c.key)
+    here = (batch_lines.c.account == journal.account, batch_lines.c.batch == batch.id)
+    kinds = sa.select(payments.c.state, payments.c.status, sa.func.count().label("number")).join(batch_lines, of_line)
+    found: Counter[str] = Counter()
+    for row in journal.connection.execute(kinds.where(*here).group_by(payments.c.state, payments.c.status)):
+        found[row.status if row.state == PaymentState.FINAL else row.state] += row.number
+    if found.total() < lines:
+        found[batch.state] += lines - found.total()
+    return found
 
 
 def _duplicates(journal: Journal, lines: Sequence[sa.Row[Any]], now: datetime) -> Mapping[int, str]:
