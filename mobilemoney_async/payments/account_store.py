@@ -16,7 +16,7 @@ from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.duplicates import DuplicateGuard
-from mobilemoney_async.payments.feed_watch import CHANNEL, stir_readers
+from mobilemoney_async.payments.feed_watch import CHANNEL, close_watch, stir_readers
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -154,6 +154,7 @@ class AccountStore:
         """Count one client less. The last one closes the idle connections."""
         self._clients -= 1
         if not self._clients:
+            close_watch(self.database)
             self.database.close()
 
     # The write-behind buffer

@@ -160,6 +160,10 @@ class ConsumerTable:
             self._run(retries.delete().where(*self._mine(), retries.c.number == number))
             self._go_on(row, now, upto=upto)
 
+    def close(self) -> None:
+        """Note that the reader has ended by itself, whatever it has left."""
+        self._update(tried=None)
+
     def hold(self, change: FeedEntry, now: datetime, error: str) -> None:
         """Hold a fresh change back, and with it its payment."""
         values = {"number": change.number, "name": change.name, "tries": 1, "next_at": now + pause(1), "error": error}

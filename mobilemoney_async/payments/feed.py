@@ -75,6 +75,11 @@ class ChangePages:
             self._limit -= 1
         return self._page.popleft().change
 
+    async def aclose(self) -> None:
+        """End the iterator. It may be called again."""
+        self._page.clear()
+        self._limit = 0
+
     async def _read(self) -> None:
         limit = _PAGE if self._limit is None else min(_PAGE, self._limit)
 
@@ -128,7 +133,7 @@ class ConsumerChanges:
         if self._leased_until > -math.inf:
             self._leased_until = -math.inf
             with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
-                await self._leased(None, lambda _: None)
+                await self._leased(None, lambda table: table.close())
 
     async def done(self, cursor: str) -> None:
         """Record that a change, and those handed out before it, are handled."""

@@ -54,6 +54,10 @@ class FeedWatch:
         """Look for changes at once: this process has made one."""
         self._stirred.set()
 
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
     async def wait(self, account: str, number: int, *, until: float = math.inf) -> None:
         """Return once an account may have changes after a number, or at a time of the event loop.
 
@@ -125,6 +129,14 @@ def watch(database: Database) -> FeedWatch:
     if found is None:
         found = watches[database] = FeedWatch(database)
     return found
+
+
+def close_watch(database: Database) -> None:
+    """Close what the readers of this event loop have opened, once no client is left."""
+    with suppress(LookupError):
+        found = _watches.get().pop(database, None)
+        if found is not None:
+            found.close()
 
 
 def stir_readers(database: Database) -> None:

@@ -1,0 +1,303 @@
+"""The feed of changes: in order, nothing skipped, resumed where a consumer was done."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import AsyncClient, InvalidCursor, InvalidRequest, PaymentChange, PaymentState, StoreError
+from mobilemoney_async.database.schema import changes
+from mobilemoney_async.events import ChangeParked, Event
+from mobilemoney_async.payments.changes import prune_changes
+from mobilemoney_async.payments.consumers import MOST_TRIES
+from mobilemoney_async.payments.journal import Journal
+from tests.payments.service import ORDER, make_world, on_asyncio
+
+pytestmark = pytest.mark.anyio
+
+
+async def pay(client: AsyncClient, *keys: str) -> None:
+    for number, key in enumerate(keys):
+        await client.collections.create(**{**ORDER, "amount": 1000 + number}, idempotency_key=key)
+
+
+async def page(client: AsyncClient, **options: Any) -> list[PaymentChange]:
+    return [change async for change in client.payments.changes(forever=False, **options)]
+
+
+def shown(found: list[PaymentChange]) -> list[tuple[str | None, str]]:
+    return [(change.key, str(change.state)) for change in found]
+
+
+MADE = [("a", "SENDING"), ("a", "ACKNOWLEDGED"), ("b", "SENDING"), ("b", "ACKNOWLEDGED")]
+
+
+async def test_each_change_is_shown_in_order_with_its_payment_as_it_is_now(store_url: str) -> None:
+    """A page begins behind its cursor, and each change has the payment's record, from any process."""
+    world = make_world(store_url)
+    async with world.client() as client, world.client() as other:
+        await pay(client, "a", "b")
+        found = await page(other)
+        assert shown(found) == MADE
+        assert [change.record.state for change in found if change.record] == [PaymentState.ACKNOWLEDGED] * 4
+        assert [str(change.status) for change in found] == ["None", "PENDING"] * 2
+        assert shown(await page(client, after=found[1].cursor)) == MADE[2:]
+        assert shown(await page(client, after=found[0].cursor, limit=2)) == MADE[1:3]
+        assert await page(client, after=found[-1].cursor) == []
+        assert await page(client, start="now") == []
+
+
+async def test_a_reader_waits_for_the_next_change_and_hears_it_promptly(store_url: str) -> None:
+    """Of another process within a second of virtual time, however many readers wait."""
+    world = make_world(store_url)
+    heard: list[str | None] = []
+
+    async def read(client: AsyncClient) -> None:
+        async for change in client.payments.changes():
+            heard.append(change.key)
+            if change.state is PaymentState.ACKNOWLEDGED:
+                return
+
+    async with world.client() as writer, world.client() as reader, anyio.create_task_group() as tasks:
+        await writer.payments.unresolved()
+        for _ in range(5):
+            tasks.start_soon(read, reader)
+        await anyio.sleep(1)
+        with anyio.fail_after(60):
+            await pay(writer, "a")
+            while len(heard) < 10:
+                await anyio.sleep(0.1)
+    assert heard == ["a"] * 10
+
+
+@on_asyncio
+async def test_a_change_that_commits_late_is_never_passed(postgres_url: str) -> None:
+    """A transaction that stays open hides its change, and holds up nobody; its change comes after the others."""
+    world = make_world(postgres_url)
+    async with world.client() as client:
+        await pay(client, "a")
+        engine = sa.create_engine(postgres_url, poolclass=sa.pool.NullPool)
+        with engine.connect() as connection:
+            late = {"type": "collection", "phone_number": ORDER["phone_number"], "amount": 5, "idempotency_key": "late"}
+            world.store().enqueue(connection, **late)
+            first = await page(client)
+            assert shown(first) == MADE[:2]
+            await client.disbursements.create(**ORDER, idempotency_key="c")
+            found = await page(client, after=first[-1].cursor)
+            assert shown(found) == [("c", "SENDING"), ("c", "ACKNOWLEDGED")]
+            connection.commit()
+        assert shown(await page(client, after=found[-1].cursor)) == [("late", "QUEUED")]
+
+
+async def test_a_consumer_goes_on_behind_the_last_change_that_is_done(store_url: str) -> None:
+    """Also in another process, and whether or not the first one closed its iterator."""
+    world = make_world(store_url)
+    async with world.client() as client, world.client() as other:
+        await pay(client, "a", "b")
+        with pytest.raises(StoreError, match="no consumer 'books'"):
+            await page(client, consumer="books")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            first = await anext(feed)
+            assert first.key == "a" and first.state is PaymentState.SENDING
+            second = await anext(feed)
+            await second.done()
+            assert shown([await anext(feed)]) == MADE[2:3]
+        assert shown(await page(other, consumer="books")) == MADE[2:]
+        assert shown(await page(other, consumer="ledger", start="now")) == []
+        (books, ledger) = await client.payments.consumers()
+        assert (books.name, books.behind, ledger.behind) == ("books", 2, 0)
+        await client.payments.forget_consumer("books")
+        with pytest.raises(StoreError):
+            await client.payments.forget_consumer("books")
+        assert shown(await page(client, consumer="books", start="oldest")) == MADE
+
+
+async def test_one_process_at_a_time_reads_as_a_consumer(store_url: str) -> None:
+    """The other one waits; it goes on at once when the first one closes, and after a minute when it is silent."""
+    world = make_world(store_url)
+    async with world.client() as one, world.client() as other:
+        await pay(one, "a")
+        feed = one.payments.changes(consumer="books", start="oldest")
+        held = await anext(feed)
+        waiting = other.payments.changes(consumer="books")
+        with anyio.move_on_after(5):
+            pytest.fail(f"two read at once: {await anext(waiting)}")
+        await feed.aclose()
+        assert (await anext(waiting)).key == "a"
+        with pytest.raises(StoreError, match="closed"):
+            await held.done()
+        if not store_url.startswith("sqlite"):
+            return  # PostgreSQL's clock is not virtual
+        silent = one.payments.changes(consumer="books")
+        with anyio.fail_after(90):
+            late = await anext(silent)
+        assert late.key == "a"
+
+
+async def test_a_change_that_fails_comes_again_and_holds_up_no_other_payment(sqlite_file_url: str) -> None:
+    """Later changes of its payment wait for it; after ten times it is parked, and its payment goes on."""
+    world, events = make_world(sqlite_file_url), list[Event]()
+    handled: list[tuple[str | None, str]] = []
+    failed: list[float] = []
+    async with world.client(on_event=events.append) as client:
+        await pay(client, "a", "b")
+        with anyio.move_on_after(3_600):
+            async for change in client.payments.changes(consumer="books", start="oldest"):
+                if (change.key, change.state) == ("a", PaymentState.SENDING):
+                    failed.append(anyio.current_time())
+                    await change.failed(ValueError("token 0123456789012345678901234567890123456789"))
+                else:
+                    handled.append((change.key, str(change.state)))
+                    await change.done()
+                if change.state is PaymentState.ACKNOWLEDGED and change.key == "a":
+                    break
+        (consumer,) = await client.payments.consumers()
+    assert handled == [*MADE[2:], MADE[1]]
+    assert len(failed) == MOST_TRIES
+    pauses = [after - before for before, after in pairwise(failed)]
+    assert pauses == sorted(pauses) and pauses[-1] > 100
+    (parked,) = consumer.parked
+    assert parked.name == "a" and "0123456789" not in (parked.error or "")
+    assert [each for each in events if isinstance(each, ChangeParked)] == [
+        ChangeParked(consumer="books", key="a", cursor=events[-1].cursor)  # type: ignore[union-attr]
+    ]
+
+
+async def test_a_change_whose_handler_ends_the_process_comes_again_later(sqlite_file_url: str) -> None:
+    """After a pause, while other payments go on; at once, where the reader was closed."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await pay(client, "a", "b")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            assert (await anext(feed)).key == "a"
+        dead = client.payments.changes(consumer="books")
+        assert (await anext(dead)).key == "a"
+        async with aclosing(client.payments.changes(consumer="books")) as feed:
+            with anyio.fail_after(90):
+                assert (await anext(feed)).key == "b"
+                await (await anext(feed)).done()
+                assert (await anext(feed)).key == "a"
+
+
+async def test_a_cursor_that_would_skip_changes_is_refused(store_url: str) -> None:
+    """One of another store, one ahead of the feed, one of a change that is no longer the same, one that was pruned."""
+    world = make_world(store_url)
+    async with world.client() as client, world.client(world.store(account="other")) as other:
+        await pay(client, "a", "b")
+        await pay(other, "z")
+        found = await page(client)
+        epoch, number, check = found[1].cursor.split("-")
+        for wrong in ("", "x", f"{epoch}-{number}-00000000", f"00000000-{number}-{check}", f"{epoch}-99-{check}"):
+            with pytest.raises(InvalidRequest if not wrong else InvalidCursor):
+                await page(client, after=wrong)
+        with pytest.raises(InvalidCursor):
+            await page(other, after=found[1].cursor)
+        for transaction_id in world.made:
+            world.sandbox.approve(transaction_id)
+        for key in ("a", "b"):
+            record = await client.payments.get(key)
+            assert record is not None and record.transaction_id is not None
+        await finish(client)
+        await account_store_of(client).write(lambda journal: prune_changes(journal, world.utcnow() + timedelta(days=1)))
+        with pytest.raises(InvalidCursor, match="behind"):
+            await page(client, after=found[1].cursor)
+
+
+async def finish(client: AsyncClient) -> None:
+    """Follow all payments to their final states."""
+    async with client.poller(resume=True) as poller:
+        async for _ in poller.outcomes():
+            pass
+
+
+def account_store_of(client: AsyncClient) -> Any:
+    assert client._store is not None
+    return client._store
+
+
+async def test_old_changes_go_once_every_consumer_is_done_and_the_payment_has_ended(sqlite_file_url: str) -> None:
+    """Never what is not final, never what a consumer has not handled."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await pay(client, "a")
+        await finish(client)
+        await pay(client, "b")
+        later = world.utcnow() + timedelta(days=100)
+
+        def prune(journal: Journal) -> list[tuple[str, str]]:
+            prune_changes(journal, later - timedelta(days=90))
+            rows = journal.connection.execute(sa.select(changes.c.name, changes.c.state).order_by(changes.c.number))
+            return [tuple(row) for row in rows]
+
+        feed = client.payments.changes(consumer="books", start="oldest")
+        first = await anext(feed)
+        assert len(await account_store_of(client).write(prune)) == 5
+        await first.done()
+        assert len(await account_store_of(client).write(prune)) == 4
+        for _ in range(4):
+            await (await anext(feed)).done()
+        await feed.aclose()
+        assert await account_store_of(client).write(prune) == [("b", "SENDING"), ("b", "ACKNOWLEDGED")]
+
+
+async def test_arguments_are_refused_by_name(sqlite_file_url: str) -> None:
+    """Before anything is read."""
+    world = make_world(sqlite_file_url)
+    wrong: list[dict[str, Any]] = [
+        {"consumer": " "},
+        {"consumer": "books", "start": "soon"},
+        {"consumer": "books", "after": "x"},
+        {"consumer": "books", "limit": 3},
+        {"after": "x", "start": "now"},
+        {"limit": 0},
+        {"limit": True},
+        {"after": 5},
+    ]
+    async with world.client() as client:
+        for each in wrong:
+            with pytest.raises(InvalidRequest):
+                client.payments.changes(**each)
+        await pay(client, "a")
+        (first, *_) = await page(client)
+        with pytest.raises(InvalidRequest, match="consumer"):
+            await first.done()
+
+
+async def test_changes_of_random_work_are_complete_and_in_order(store_url: str) -> None:
+    """Writers and readers at once, in any order: each change once, those of a payment in their order."""
+    world, choose = make_world(store_url), random.Random(7)
+    seen: dict[str, list[tuple[str | None, str]]] = {name: [] for name in ("one", "two", "three")}
+    keys = [f"k{number}" for number in range(30)]
+
+    async def write(mine: list[str]) -> None:
+        async with world.client() as client:
+            for key in mine:
+                order = {**ORDER, "amount": 2000 + keys.index(key)}
+                await client.collections.create(**order, idempotency_key=key)
+                await anyio.sleep(choose.random())
+
+    async def read(found: list[tuple[str | None, str]], changes: AsyncIterator[PaymentChange]) -> None:
+        while len(found) < 2 * len(keys):
+            change = await anext(changes)
+            found.append((change.key, str(change.state)))
+            if choose.random() < 0.5:
+                await change.done()
+
+    async with world.client() as client, anyio.create_task_group() as tasks:
+        await client.payments.unresolved()
+        for name, found in seen.items():
+            tasks.start_soon(read, found, client.payments.changes(consumer=name, start="oldest"))
+        for start in range(3):
+            tasks.start_soon(write, keys[start::3])
+    for found in seen.values():
+        assert len(found) == len(set(found)) == 2 * len(keys)
+        order = [name for name, _ in found]
+        assert all(found[order.index(key)][1] == "SENDING" for key in keys)
