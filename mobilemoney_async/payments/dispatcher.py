@@ -155,8 +155,10 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
             return max(0.0, self._next_at - now) or _LOOK
 
+        at = self._utcnow()
+
         def look(journal: Journal) -> tuple[int, list[tuple[PaymentRecord, str | None]]]:
-            return count_queued(journal), next_queued(journal, self._utcnow(), limit=_IN_FLIGHT + 1)
+            return count_queued(journal), next_queued(journal, at, limit=_IN_FLIGHT + 1)
 
         self._queued, found = await self._store.read(look)
         for record, extra in found:
@@ -219,12 +221,14 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             self._next_at = anyio.current_time() + pause
             logger.warning("nothing can be sent, the dispatcher pauses for %.0f s: %s", pause, error)
 
+        at = self._utcnow()
+
         def put_back(journal: Journal) -> None:
-            now, current = self._utcnow(), journal.find(record.key, lock=True)
+            current = journal.find(record.key, lock=True)
             if current is not None and current.state is PaymentState.NOT_SENT:
-                queue_again(journal, current, at=now, reason=str(error), pause=pause)
+                queue_again(journal, current, at=at, reason=str(error), pause=pause)
             elif current is not None and current.state is PaymentState.QUEUED:
-                postpone(journal, record.key, at=now, reason=str(error), pause=pause)
+                postpone(journal, record.key, at=at, reason=str(error), pause=pause)
 
         with suppress(StoreError):  # it stays as it is, and is looked at again
             await self._store.write(put_back)

@@ -139,11 +139,11 @@ class ConsumerChanges:
         """Record that a change, and those handed out before it, are handled."""
         number = number_of(cursor)
 
-        delivery = self._require_open()
+        delivery, now = self._require_open(), self._utcnow()
 
         def done(table: ConsumerTable) -> None:
             if number in delivery.retried:
-                table.done_again(number, self._utcnow(), upto=delivery.upto)
+                table.done_again(number, now, upto=delivery.upto)
             else:
                 table.done(number)
 
@@ -154,8 +154,9 @@ class ConsumerChanges:
         number, delivery = number_of(cursor), self._require_open()
         entry = next(each for each in (*delivery.again, *delivery.fresh) if each.number == number)
 
+        now = self._utcnow()
+
         def failed(table: ConsumerTable) -> bool:
-            now = self._utcnow()
             if number in delivery.retried:
                 return table.failed_again(number, now, reason, upto=delivery.upto)
             table.hold(entry, now, reason)
@@ -195,10 +196,11 @@ class ConsumerChanges:
 
     async def _take(self) -> bool:
         """Read the next page; return False while another process has the lease."""
+        now, upto = self._utcnow(), 0 if self._delivery is None else self._delivery.upto
 
         def take(table: ConsumerTable) -> Delivery:
-            feed, now = number_changes(table.journal), self._utcnow()
-            row, upto = table.lock(feed, self._start, now), 0 if self._delivery is None else self._delivery.upto
+            feed = number_changes(table.journal)
+            row = table.lock(feed, self._start, now)
             return table.take(feed, row, now, after=max(row.number, upto), limit=_PAGE, reader=self)
 
         delivery = await self._leased(_LEASE, take)

@@ -97,9 +97,10 @@ class Payouts:
             IdempotencyConflict: A key was used for another payment; nothing was queued.
         """
         approver, shown = require_name("by", by), require_text("digest", digest)
+        now = self._utcnow()
 
         def approve(journal: Journal) -> PayoutBatch:
-            now, batch = self._utcnow(), _lock(journal, id)
+            batch = _lock(journal, id)
             if batch.state == APPROVED:
                 return _find(journal, batch.id, now)
             if batch.state != PROPOSED:
@@ -122,10 +123,10 @@ class Payouts:
             InvalidRequest: An argument is blank.
             StoreError: There is no such batch.
         """
-        person = require_name("by", by)
+        person, now = require_name("by", by), self._utcnow()
 
         def stop(journal: Journal) -> PayoutBatch:
-            now, batch = self._utcnow(), _lock(journal, id)
+            batch = _lock(journal, id)
             for record in _records(journal, batch.id).values():
                 if record.state is PaymentState.QUEUED:
                     cancel(journal, record.key, note=f"{person}: batch {id} was cancelled", at=now)

@@ -1,0 +1,300 @@
+"""Payments that are recorded in the merchant's own transaction, and sent by a dispatcher: once, or never."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from mobilemoney_async import (
+    AsyncClient,
+    IdempotencyConflict,
+    InvalidRequest,
+    OutcomeUnknown,
+    PaymentState,
+    StoreError,
+)
+from mobilemoney_async.events import DispatcherPaused, Event
+from mobilemoney_async.payments.dispatcher import Dispatcher
+from mobilemoney_async.sandbox import faults
+from tests.payments.service import PHONE_NUMBER, make_world
+
+pytestmark = pytest.mark.anyio
+
+ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000}
+
+
+@contextmanager
+def driver(url: str) -> Iterator[Any]:
+    """A connection of the database's driver, as merchants have it."""
+    read = sa.make_url(url)
+    if read.get_backend_name() == "sqlite":
+        with closing(sqlite3.connect(read.database or "")) as connection:
+            yield connection
+    else:
+        with psycopg.connect(read.set(drivername="postgresql").render_as_string(hide_password=False)) as connection:
+            yield connection
+
+
+async def state(client: AsyncClient, key: str) -> PaymentState | None:
+    record = await client.payments.get(key)
+    return None if record is None else record.state
+
+
+async def dispatch(client: AsyncClient, seconds: float = 60, **options: Any) -> Dispatcher:
+    async with client.dispatcher(**options) as dispatcher:
+        await anyio.sleep(seconds)
+    return dispatcher
+
+
+# Enqueueing
+
+
+async def test_a_payment_is_queued_with_the_order_or_not_at_all(store_url: str) -> None:
+    """On the driver's own connection: committed it is sent once, rolled back it never was."""
+    world = make_world(store_url)
+    async with world.client(world.store()) as client:
+        await client.payments.unresolved()
+        store = world.store()
+        with driver(store_url) as connection:
+            connection.execute("CREATE TABLE orders (id TEXT)")
+            connection.commit()
+            connection.execute("INSERT INTO orders VALUES ('a')")
+            queued = store.enqueue(connection, **ORDER, idempotency_key="a", extra={"note": "x"}, priority=2)
+            assert (queued.state, queued.attempt, queued.priority) == (PaymentState.QUEUED, 0, 2)
+            connection.commit()
+            connection.execute("INSERT INTO orders VALUES ('b')")
+            store.enqueue(connection, **ORDER, idempotency_key="b")
+            connection.rollback()
+            orders = connection.execute("SELECT id FROM orders").fetchall()
+        assert [tuple(each) for each in orders] == [("a",)]
+        assert await state(client, "b") is None
+        await dispatch(client)
+        assert await state(client, "a") is PaymentState.ACKNOWLEDGED
+        record = await client.payments.get("a")
+        assert record is not None
+        assert [entry.what for entry in record.history] == ["queued", "sent", "acknowledged"]
+    assert world.sent == 1 and b'"note":"x"' in world.line.posts[0].replace(b" ", b"")
+
+
+async def test_a_session_of_sqlalchemy_takes_it_too(store_url: str) -> None:
+    """A Connection, and a Session with its ORM."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await client.payments.unresolved()
+        engine, store = sa.create_engine(store_url, poolclass=sa.pool.NullPool), world.store()
+        with engine.begin() as connection:
+            store.enqueue(connection, **ORDER, idempotency_key="a")
+        with Session(engine) as session:
+            store.enqueue(session, **{**ORDER, "amount": 2000}, idempotency_key="b")
+            session.commit()
+            store.enqueue(session, **ORDER, idempotency_key="c")
+        assert [record.key for record in await client.payments.list("QUEUED")] == ["a", "b"]
+
+
+async def test_the_same_key_is_the_same_payment(store_url: str) -> None:
+    """Whether it is queued, sent or refused; other parameters are a conflict, and change nothing."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        first = await client.payments.enqueue(**ORDER, idempotency_key="a")
+        assert await client.payments.enqueue(**ORDER, idempotency_key="a") == first
+        for wrong in ({"amount": 1001}, {"type": "disbursement"}, {"phone_number": "+255681234599"}):
+            with pytest.raises(IdempotencyConflict):
+                await client.payments.enqueue(**{**ORDER, **wrong}, idempotency_key="a")
+        await dispatch(client)
+        again = await client.payments.enqueue(**ORDER, idempotency_key="a")
+        assert again.state is PaymentState.ACKNOWLEDGED
+        await dispatch(client)
+    assert world.sent == 1
+
+
+async def test_a_create_sends_a_queued_payment_now(store_url: str) -> None:
+    """Under the same key, with the same parameters."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a", extra={"note": "x"})
+        order: dict[str, Any] = {"phone_number": PHONE_NUMBER, "amount": 1000}
+        with pytest.raises(IdempotencyConflict):
+            await client.collections.create(**order, idempotency_key="a")
+        await client.collections.create(**order, idempotency_key="a", extra={"note": "x"})
+        await dispatch(client)
+    assert world.sent == 1
+
+
+async def test_wrong_arguments_and_connections_are_refused_before_anything_is_written(store_url: str) -> None:
+    """Each by a sentence that names the argument."""
+    world = make_world(store_url)
+    wrong: list[dict[str, Any]] = [
+        {"type": "gift"},
+        {"phone_number": "0681"},
+        {"amount": 1.5},
+        {"idempotency_key": " "},
+        {"extra": {"amount": 1}},
+        {"not_before": 5},
+        {"priority": "high"},
+        {"priority": 10**9},
+    ]
+    async with world.client() as client:
+        await client.payments.unresolved()
+        store = world.store()
+        with driver(store_url) as connection:
+            for each in wrong:
+                with pytest.raises(InvalidRequest, match=next(iter(each))):
+                    store.enqueue(connection, **{**ORDER, "idempotency_key": "a", **each})
+            for no_connection in (None, "x", object(), store_url):
+                with pytest.raises(InvalidRequest, match="connection"):
+                    store.enqueue(no_connection, **ORDER, idempotency_key="a")
+            connection.rollback()
+            if store_url.startswith("sqlite"):
+                connection.isolation_level = None
+            else:
+                connection.autocommit = True
+            with pytest.raises(InvalidRequest, match="commits each statement"):
+                store.enqueue(connection, **ORDER, idempotency_key="a")
+        assert await client.payments.list() == []
+
+
+# Dispatching
+
+
+async def test_payments_are_sent_by_priority_then_age_and_not_before_their_time(sqlite_file_url: str) -> None:
+    """At the pace that was asked for, behind nothing else."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        for number, priority in enumerate((0, 5, 0, 9)):
+            order = {**ORDER, "amount": 1000 + number}
+            await client.payments.enqueue(**order, idempotency_key=f"k{number}", priority=priority)
+        later = world.utcnow() + timedelta(seconds=100)
+        await client.payments.enqueue(**{**ORDER, "amount": 9}, idempotency_key="late", not_before=later, priority=99)
+        began = world.utcnow()
+        dispatcher = await dispatch(client, 120, per_minute=30)
+        records = {record.key: record for record in await client.payments.list()}
+    waited = {key: (record.sent_at - began).total_seconds() for key, record in records.items() if record.sent_at}
+    assert sorted(waited, key=lambda key: waited[key]) == ["k3", "k1", "k0", "k2", "late"]
+    assert [round(waited[key]) for key in ("k3", "k1", "k0", "k2")] == [0, 2, 4, 6]
+    assert 100 <= waited["late"] < 103
+    assert dispatcher.stats.sent == 5
+
+
+async def test_a_refused_and_an_unknown_payment_do_not_stop_the_others(store_url: str) -> None:
+    """The first stays refused, the second is left to reconcile."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        for number in range(3):
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        world.sandbox.script(faults.server_error(422, processed=False), on="c2b")
+        world.sandbox.script(faults.drop(processed=True), on="c2b")
+        await dispatch(client)
+        states = [await state(client, f"k{number}") for number in range(3)]
+    assert states == [PaymentState.REFUSED, PaymentState.UNKNOWN, PaymentState.ACKNOWLEDGED]
+    assert world.sent == 3
+
+
+async def test_what_cannot_be_sent_goes_back_to_the_queue(store_url: str) -> None:
+    """A dead network loses nothing: it is sent when the network is back."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        world.line.refuse = 10
+        async with client.dispatcher():
+            with anyio.fail_after(600):
+                while await state(client, "a") is not PaymentState.ACKNOWLEDGED:
+                    await anyio.sleep(1)
+        record = await client.payments.get("a")
+    assert world.sent == 1 and record is not None and "not_sent" in [entry.what for entry in record.history]
+
+
+async def test_one_of_a_kind_waits_for_the_other(sqlite_file_url: str) -> None:
+    """While a payment of the same type, number and amount is unknown, its record has the reason."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        world.sandbox.script(faults.lost(processed=True), on="c2b")
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="first")
+        await client.payments.enqueue(**ORDER, idempotency_key="second")
+        await dispatch(client, 10)
+        waiting = await client.payments.get("second")
+        assert waiting is not None and waiting.state is PaymentState.QUEUED and "first" in (waiting.reason or "")
+        await client.payments.reconcile()
+        await dispatch(client)
+        assert await state(client, "second") is PaymentState.ACKNOWLEDGED
+    assert world.sent == 2
+
+
+async def test_several_dispatchers_send_each_payment_once(store_url: str) -> None:
+    """One of them sends; another goes on when it leaves."""
+    world = make_world(store_url)
+    async with world.client() as one, world.client() as other, anyio.create_task_group() as tasks:
+        for number in range(12):
+            await one.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        tasks.start_soon(dispatch, one, 5)
+        tasks.start_soon(dispatch, other, 60)
+    assert world.sent == 12 == len(world.made)
+
+
+async def test_a_queued_payment_may_be_cancelled_until_it_is_sent(store_url: str) -> None:
+    """Then its key is used up; one that was sent cannot be."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        cancelled = await client.payments.cancel("a", note="changed their mind")
+        assert cancelled.state is PaymentState.CANCELLED
+        await dispatch(client, 5)
+        assert (await client.payments.enqueue(**ORDER, idempotency_key="a")).state is PaymentState.CANCELLED
+        with pytest.raises(StoreError):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
+        for key in ("a", "nothing"):
+            with pytest.raises(StoreError):
+                await client.payments.cancel(key, note="again")
+    assert world.sent == 0
+
+
+async def test_equal_refusals_in_a_row_pause_the_dispatcher_loudly(sqlite_file_url: str) -> None:
+    """As an empty float gives them; it goes on after `resume`."""
+    world, events = make_world(sqlite_file_url), list[Event]()
+    async with world.client(on_event=events.append) as client:
+        for number in range(25):
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=100)
+        async with client.dispatcher(per_minute=60) as dispatcher:
+            await anyio.sleep(60)
+            assert world.sent == 20
+            assert dispatcher.stats.paused is not None and dispatcher.stats.finishes_at is None
+            assert [type(each) for each in events if isinstance(each, DispatcherPaused)] == [DispatcherPaused]
+            dispatcher.resume()
+            await anyio.sleep(20)
+            assert world.sent == 25
+
+
+async def test_a_dispatcher_can_be_paused_by_the_program(sqlite_file_url: str) -> None:
+    """It sends nothing until it is resumed."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client, client.dispatcher() as dispatcher:
+        dispatcher.pause()
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        await anyio.sleep(60)
+        assert world.sent == 0
+        dispatcher.resume()
+        await anyio.sleep(5)
+        assert world.sent == 1
+        assert dispatcher.stats.sent == 1
+
+
+async def test_an_exception_of_the_block_is_not_wrapped(sqlite_file_url: str) -> None:
+    """And arguments are refused by name."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        with pytest.raises(KeyError):
+            async with client.dispatcher():
+                raise KeyError("mine")
+        for wrong in (0, -1, 61, "fast"):
+            with pytest.raises(InvalidRequest, match="per_minute"):
+                client.dispatcher(per_minute=wrong)  # type: ignore[arg-type]
