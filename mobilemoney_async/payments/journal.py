@@ -105,7 +105,9 @@ _before = (
 )
 _at = sa.bindparam("of_at", type_=changes.c.at.type)
 # Clocks of processes may differ a little: the changes of a payment are ordered by their times.
-_PUBLISH = changes.insert().values(entry=_last_number.scalar_subquery(), at=sa.case((_before > _at, _before), else_=_at))
+_PUBLISH = changes.insert().values(
+    entry=_last_number.scalar_subquery(), at=sa.case((_before > _at, _before), else_=_at)
+)
 _CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)
 
 
