@@ -18,10 +18,16 @@ from mobilemoney_async.database.schema import (
     METADATA,
     VERSION,
     accounts,
+    batch_lines,
+    batches,
+    changes,
+    consumers,
     find_version,
+    followed,
     history,
     payments,
     require_known,
+    retries,
     save_version,
     sightings,
     unclaimed,
@@ -115,10 +121,15 @@ def _external_id(transaction: str) -> str | None:
 
 
 def _key_by_account(connection: sa.Connection) -> None:
-    """Migrate to version 3: keys begin with the account, and payments have columns for evidence and the outbox."""
+    """Migrate to version 3: keys begin with the account; there are evidence, an outbox, batches and a feed of changes.
+
+    Older payments have no changes in the feed. Pollers of the older release cannot go on, and what they followed goes.
+    """
     for table in (payments, history):
         connection.execute(sa.schema.CreateTable(table))
-    for table in (unclaimed, sightings, accounts):
+    for name in (followed.name, "mobilemoney_news"):
+        connection.execute(sa.text(f"DROP TABLE {name}"))
+    for table in (unclaimed, sightings, accounts, followed, changes, consumers, retries, batches, batch_lines):
         table.create(connection)
     _move(connection)
     # Made of sorted rows, an index costs a fraction of what it costs row by row.

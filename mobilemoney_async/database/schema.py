@@ -105,10 +105,9 @@ payments: sa.Table = sa.Table(
     sa.Index("mobilemoney_payment_records_kind", "account", "phone_number", "type", "amount"),
     # Of a million, the first or the latest few, in a state or since a time, without sorting the rest.
     sa.Index("mobilemoney_payment_records_created", "account", "created_at", "key"),
+    _partial_index("mobilemoney_payment_records_sent", sa.text("sent_at IS NOT NULL"), "account", "sent_at"),
     sa.Index("mobilemoney_payment_records_state", "account", "state", "created_at", "key"),
-    _partial_index(
-        "mobilemoney_payment_records_queue", sa.text("state = 'QUEUED'"), "account", "priority", "created_at"
-    ),
+    _partial_index("mobilemoney_payment_records_queue", _QUEUED, "account", "priority", "created_at"),
     _partial_index("mobilemoney_payment_records_refused", _REFUSED_SOFTLY, "account", "ended_at"),
     # For the names that a callback or a customer may quote. A text of any length would not go into PostgreSQL's index.
     *(

@@ -70,7 +70,7 @@ class AccountStore:
         sole_writer: Whether all payments of the merchant are in this store; None if that is not known.
         keep_changes: For how long changes of payments that have ended are kept.
         guard: Keeps payments from being begun that may be made already.
-        newest: When the newest payment that this process knows of was first recorded.
+        newest: When the newest payment that this process knows of was sent.
         unguarded_at: As of `payments.gap.AccountFacts`.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
@@ -134,12 +134,12 @@ class AccountStore:
             stir_readers(self.database)
         return result
 
-    def note_newest(self, created_at: datetime, *, is_own: bool) -> None:
-        """Remember when a payment was first recorded, to notice a store that has lost it. Called in any thread."""
-        if self.newest is None or created_at > self.newest:
-            self.newest = created_at
+    def note_newest(self, sent_at: datetime, *, is_own: bool) -> None:
+        """Remember when a payment was sent, to notice a store that has lost it. Called in any thread."""
+        if self.newest is None or sent_at > self.newest:
+            self.newest = sent_at
             if not is_own:
-                self.unguarded_at = created_at
+                self.unguarded_at = sent_at
 
     def note_opened(self, now: datetime) -> datetime:
         """Return since when this process knows the store."""

@@ -78,10 +78,8 @@ class RecordedAttempts:
 
         def note(attempt: int | None) -> None:
             made.append(attempt)
-            if attempt == 1:
+            if attempt is not None:
                 self.store.note_newest(sent_at, is_own=True)
-            elif attempt is not None:
-                self.store.unguarded_at = sent_at
 
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.

@@ -46,9 +46,9 @@ _MOST_CREDENTIALS = 20
 
 _here = payments.c.account == sa.bindparam("of_account")
 NEWEST: sa.Select[Any] = (
-    sa.select(payments.c.created_at).where(_here).order_by(payments.c.created_at.desc(), payments.c.key.desc())
+    sa.select(payments.c.sent_at).where(_here, payments.c.sent_at.is_not(None)).order_by(payments.c.sent_at.desc())
 )
-"""Times of the payments of the account `of_account`, newest first."""
+"""Times at which the payments of the account `of_account` were last sent, newest first. Queued ones may be old."""
 _FIELDS = [each for each in accounts.c if each.name in {field.name for field in attrs.fields(AccountFacts)}]
 _one = sa.select(sa.literal(1).label("one")).subquery()
 _FACTS = sa.select(NEWEST.limit(1).scalar_subquery().label("newest"), *_FIELDS).select_from(
@@ -256,8 +256,8 @@ def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:
     statement = sa.select(payments).where(
         columns.account == journal.account, columns.transaction_id.is_not(None), columns.is_adopted.is_(False)
     )
-    newest = statement.order_by(columns.created_at.desc()).limit(1)
-    for each in (newest.where(columns.created_at <= settled_at), newest):
+    newest = statement.where(columns.sent_at.is_not(None)).order_by(columns.sent_at.desc()).limit(1)
+    for each in (newest.where(columns.sent_at <= settled_at), newest):
         row = journal.connection.execute(each).one_or_none()
         if row is not None:
             return to_record(row)

@@ -43,10 +43,10 @@ class AccountFacts:
     """Facts about an account, of one time.
 
     Attributes:
-        newest: The first record of the newest payment in the store; None if there is none.
+        newest: When the store's newest payment was sent; None if none was. One that is queued counts once it is sent.
         remembered: The newest payment that this process knew of, before it read the others.
-        unguarded_at: The newest payment that this process has seen and that it would not miss: one of another process,
-            since there may be later ones, or one that was sent again. None if there is none.
+        unguarded_at: The newest payment of another process that this one has seen: it would not miss later ones. None
+            if there is none.
         timeline_now: PostgreSQL's timeline, or None.
         merchant_id: The account's merchant at the service, if known.
         host: That of the service's base URL, or None.
@@ -126,7 +126,7 @@ class Comparison:
         open_payments: Payments that a row may be, such as those with an unknown result.
         types: The types of payment that the account makes; none if that is not known.
         merchant_id: The account's merchant, if known.
-        doubted_at: Payments that were recorded later do not show that the store is complete.
+        doubted_at: Payments that were sent later do not show that the store is complete.
     """
 
     rows: Sequence[Transaction]
@@ -166,7 +166,7 @@ class Comparison:
 
     def _is_known(self, row: Transaction) -> bool:
         owner = self.owned.get(row.id)
-        return row.id in self.recorded or (owner is not None and owner.created_at <= self.doubted_at)
+        return row.id in self.recorded or (owner is not None and (owner.sent_at or owner.created_at) <= self.doubted_at)
 
     def _may_be_ours(self, row: Transaction) -> bool:
         if row.merchant_id and self.merchant_id and row.merchant_id != self.merchant_id:

@@ -135,9 +135,9 @@ def _comparable_now(journal: Journal, now: datetime, grace: float) -> list[Payme
     found: list[PaymentRecord] = []
     for kind in {row.type for row in rows}:
         latest = journal.connection.execute(
-            sa.select(_columns.created_at, _columns.ended_at)
-            .where(here, *known, _columns.type == kind, _columns.created_at > since)
-            .order_by(_columns.created_at.desc())
+            sa.select(_columns.sent_at, _columns.ended_at)
+            .where(here, *known, _columns.type == kind, _columns.sent_at > since)
+            .order_by(_columns.sent_at.desc())
             .limit(1)
         ).one_or_none()
         found += [
@@ -145,7 +145,7 @@ def _comparable_now(journal: Journal, now: datetime, grace: float) -> list[Payme
             for row in rows
             if latest is not None
             and row.type == kind
-            and row.ended_at <= latest.created_at <= row.ended_at + _COMPARED
+            and row.ended_at <= latest.sent_at <= row.ended_at + _COMPARED
             and latest.ended_at + settles > row.looked_at
         ]
     return found
@@ -175,10 +175,10 @@ def neighbours(journal: Journal, record: PaymentRecord) -> list[PaymentRecord]:
     """Return the nearest payments of a payment's type with a known transaction, a few before it and a few after it."""
     assert record.sent_at is not None
     at, ended_at = record.sent_at, record.ended_at or record.sent_at
-    created_at = _columns.created_at
+    sent_at = _columns.sent_at
     sides = (
-        (created_at.between(at - _COMPARED, at), created_at.desc()),
-        (created_at.between(ended_at, ended_at + _COMPARED), created_at),
+        (sent_at.between(at - _COMPARED, at), sent_at.desc()),
+        (sent_at.between(ended_at, ended_at + _COMPARED), sent_at),
     )
     known = (
         _columns.account == journal.account,
@@ -197,7 +197,7 @@ def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
     first, last = (datetime.combine(day, time(), UTC) for day in (walk.first_day, walk.last_day or date.max))
     known = (
         _columns.account == journal.account,
-        _columns.created_at.between(first + _ZONES, last - _ZONES),
+        _columns.sent_at.between(first + _ZONES, last - _ZONES),
         _columns.transaction_id.is_not(None),
         _columns.attempt == 1,
         _columns.ended_at <= walk.began_at - timedelta(seconds=grace),

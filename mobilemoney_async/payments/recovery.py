@@ -281,7 +281,7 @@ class Recovery:
         ours = (
             table.account == self._store.account,
             table.transaction_id.is_not(None),
-            table.created_at.between(*days),
+            table.sent_at.between(*days),
         )
         shown = sa.select(table.key).where(*ours).limit(1)
         return await self._store.read(lambda journal: journal.connection.execute(shown).first() is not None)
@@ -347,8 +347,8 @@ class Recovery:
 
 
 def _newest_until(journal: Journal, at: datetime) -> datetime | None:
-    """Return when the newest payment until a time was first recorded, or None."""
-    statement = NEWEST.where(payments.c.created_at <= at).limit(1)
+    """Return when the newest payment until a time was sent, or None."""
+    statement = NEWEST.where(payments.c.sent_at <= at).limit(1)
     return journal.connection.execute(statement, {"of_account": journal.account}).scalar_one_or_none()
 
 

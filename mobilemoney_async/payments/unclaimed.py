@@ -358,7 +358,9 @@ def _find_attempt(journal: Journal, row: Transaction) -> tuple[str, PaymentQuery
     alike = sa.select(*of_query).where(
         table.account == journal.account, table.amount == _plain(row.amount), table.sent_at.is_not(None)
     )
-    around = alike.where(table.created_at.between(shift(row.created_at, -_AROUND), shift(row.created_at, _AROUND)))
+    days = shift(row.created_at, -_AROUND), shift(row.created_at, _AROUND)
+    # One that was queued is created long before it is sent; one that was sent again shows its last time only.
+    around = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
     if digits is not None:
         is_odd = sa.func.length(table.phone_number).not_in(range(10, 14))  # `own_local_digits`
         around = around.where(sa.or_(table.phone_number.like(f"%{digits}"), is_odd))
