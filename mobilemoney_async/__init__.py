@@ -48,10 +48,10 @@ if _typing.TYPE_CHECKING:
         WaitTimeout,
     )
     from mobilemoney_async.payments.audit_report import AuditReport, Difference
+    from mobilemoney_async.payments.payment_change import PaymentChange
     from mobilemoney_async.payments.payout_batch import PayoutBatch
     from mobilemoney_async.payments.records import (
         HistoryEntry,
-        PaymentChange,
         PaymentRecord,
         PaymentState,
         UnclaimedTransaction,
@@ -134,7 +134,8 @@ _HOMES = {
     "contract.states": "Network TransactionStatus TransactionType",
     "payments.audit_report": "AuditReport Difference",
     "payments.payout_batch": "PayoutBatch",
-    "payments.records": "HistoryEntry PaymentChange PaymentRecord PaymentState UnclaimedTransaction",
+    "payments.payment_change": "PaymentChange",
+    "payments.records": "HistoryEntry PaymentRecord PaymentState UnclaimedTransaction",
     "payments.store": "SQLStore",
     "polling.outcomes": "Outcome",
     "resources.bulk_lookup": "Lookup",

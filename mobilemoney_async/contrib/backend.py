@@ -23,7 +23,8 @@ from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, read_record
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
-from mobilemoney_async.payments.records import PaymentChange, PaymentState
+from mobilemoney_async.payments.payment_change import PaymentChange
+from mobilemoney_async.payments.records import PaymentState
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.values import Secret, refuse, require_integer, require_name, require_seconds, require_text
 

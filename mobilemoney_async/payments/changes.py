@@ -33,10 +33,9 @@ from mobilemoney_async.database.schema import (
 )
 from mobilemoney_async.errors import InvalidCursor
 from mobilemoney_async.payments.journal import Journal, to_record
+from mobilemoney_async.payments.payment_change import ChangeReader, PaymentChange
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import (
-    ChangeReader,
-    PaymentChange,
     PaymentRecord,
     PaymentState,
     UnclaimedTransaction,

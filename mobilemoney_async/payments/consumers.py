@@ -17,7 +17,7 @@ from mobilemoney_async.database.schema import changes, consumers, insert_missing
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.changes import Feed, FeedEntry, read_changes, read_some
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.records import ChangeReader
+from mobilemoney_async.payments.payment_change import ChangeReader
 
 MOST_TRIES = 10
 """Times that a change is handed out before it is parked."""

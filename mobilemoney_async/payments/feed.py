@@ -29,7 +29,7 @@ from mobilemoney_async.payments.changes import FeedEntry, find_place, number_cha
 from mobilemoney_async.payments.consumers import MOST_TRIES, ConsumerTable, Delivery
 from mobilemoney_async.payments.feed_watch import watch
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.records import PaymentChange
+from mobilemoney_async.payments.payment_change import PaymentChange
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 

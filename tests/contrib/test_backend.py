@@ -21,7 +21,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders
-from mobilemoney_async.payments.records import PaymentChange
+from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
 
 pytestmark = pytest.mark.anyio

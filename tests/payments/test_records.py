@@ -28,6 +28,13 @@ from tests.support.fakes import NOON, PHONE_NUMBER
 
 # A row for each state; an event that is not in a row contradicts it.
 TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
+    PaymentState.QUEUED: {
+        PaymentEvent.SEND: PaymentState.SENDING,
+        PaymentEvent.CANCEL: PaymentState.CANCELLED,
+        PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
+        PaymentEvent.DOUBT: PaymentState.UNKNOWN,
+    },
+    PaymentState.CANCELLED: {},
     PaymentState.SENDING: {
         PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
         PaymentEvent.REFUSE: PaymentState.REFUSED,
@@ -56,8 +63,10 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
         PaymentEvent.SEND: PaymentState.SENDING,
         PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
         PaymentEvent.DOUBT: PaymentState.UNKNOWN,
+        PaymentEvent.ENQUEUE: PaymentState.QUEUED,
     },
     PaymentState.REFUSED: {
+        PaymentEvent.ENQUEUE: PaymentState.QUEUED,
         PaymentEvent.SEND: PaymentState.SENDING,
         PaymentEvent.REFUSE: PaymentState.REFUSED,
         PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
@@ -112,10 +121,10 @@ def test_what_exists_is_never_taken_back() -> None:
 
 
 def test_every_state_is_one_of_three_kinds() -> None:
-    """A payment exists, or does not, or is unknown; a state is never two of these."""
+    """A payment exists, or does not, or is unknown; a state is never two of these. A cancelled one never will exist."""
     exists = {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
     assert not UNIDENTIFIED & REUSABLE
-    assert UNIDENTIFIED | REUSABLE | exists == set(PaymentState)
+    assert UNIDENTIFIED | REUSABLE | exists | {PaymentState.CANCELLED} == set(PaymentState)
 
 
 def test_money_is_sent_only_where_it_does_not_exist_as_far_as_is_known() -> None:
@@ -137,7 +146,12 @@ SOFT = {"is_certain": False, "ended_at": NOON}
 JUST_LOOKED = {"looked_at": NOON + timedelta(seconds=190)}
 LOOKED_EARLIER = {"looked_at": NOON + timedelta(seconds=10)}
 CONTROLLED = {"is_controlled": True}
-REFUSED, RELEASED, ABSENT = PaymentState.REFUSED, PaymentState.RELEASED, PaymentState.ABSENT
+QUEUED, REFUSED, RELEASED, ABSENT = (
+    PaymentState.QUEUED,
+    PaymentState.REFUSED,
+    PaymentState.RELEASED,
+    PaymentState.ABSENT,
+)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +159,13 @@ REFUSED, RELEASED, ABSENT = PaymentState.REFUSED, PaymentState.RELEASED, Payment
     [
         (PaymentState.NOT_SENT, {}, Clearance.SEND),
         (REFUSED, {}, Clearance.SEND),
+        (QUEUED, {}, Clearance.SEND),
+        # Queued again after a refusal: as the refusal itself.
+        (QUEUED, SOFT, Clearance.LOOK),
+        (QUEUED, {**SOFT, **LOOKED_EARLIER, **CONTROLLED}, Clearance.LOOK),
+        (QUEUED, {**SOFT, **JUST_LOOKED, **CONTROLLED}, Clearance.SEND),
+        (QUEUED, {**SOFT, **JUST_LOOKED, "walks": 1, **DISBURSEMENT}, Clearance.DOUBT),
+        (PaymentState.CANCELLED, {**JUST_LOOKED, **CONTROLLED}, Clearance.NEVER),
         # Refused without a code of the contract: only after a look that passed its control, or after the grace period.
         (REFUSED, SOFT, Clearance.LOOK),
         (REFUSED, {**SOFT, **LOOKED_EARLIER, **CONTROLLED}, Clearance.LOOK),
@@ -216,6 +237,8 @@ def test_no_whole_phone_number_is_shown() -> None:
 def test_the_words_of_states() -> None:
     """A state prints as its word, which `payments.list` takes."""
     assert [str(state) for state in PaymentState] == [
+        "QUEUED",
+        "CANCELLED",
         "SENDING",
         "UNKNOWN",
         "ABSENT",
