@@ -7,7 +7,7 @@ row counts grow in the order of the commits, and a reader that has read up to a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -67,10 +67,8 @@ def notify(journal: Journal, channel: str, payload: str) -> None:
         journal.connection.execute(sa.select(sa.func.pg_notify(channel, payload)))
 
 
-def write_news(
-    journal: Journal, row: LeaseRow, said: Sequence[News], *, at: datetime, is_holder: bool, follower: str
-) -> None:
-    """Record the service's answers, and write them to the other pollers that track their payments.
+def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: datetime, is_holder: bool) -> None:
+    """Record the service's answers, and write them to the pollers that track their payments, the sender's included.
 
     A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
     than the known state.
@@ -85,8 +83,6 @@ def write_news(
             if contradiction is not None:
                 logger.error("the service contradicts itself: %s", contradiction)
         here = (columns.account == journal.account, columns.transaction_id == each.transaction_id)
-        if each.is_ending:
-            run(followed.delete().where(*here, columns.follower == follower))
         told = run(followed.update().where(*here, ~columns.has_ended).values({**_message(each), "told": row.told + 1}))
         row.told += min(1, told.rowcount)
 
@@ -102,15 +98,25 @@ def read_news(journal: Journal, *, follower: str, after: int) -> list[News]:
 
 
 def write_followed(
-    journal: Journal, row: LeaseRow, outgoing: Outgoing, *, follower: str, at: datetime, ahead: timedelta
+    journal: Journal,
+    row: LeaseRow,
+    outgoing: Outgoing,
+    *,
+    follower: str,
+    at: datetime,
+    ahead: timedelta,
+    ended: Container[str] = (),
 ) -> list[News]:
     """Write the payments that a poller follows, and those that it no longer follows, at a time of its host.
 
-    The store's clock is `ahead` of that host's. Returns the final states that are known already: of payments that need
-    not be followed.
+    The store's clock is `ahead` of that host's. The poller has the messages of those that are `ended`.
+
+    Returns:
+        The final states that are known already: of payments that need not be followed.
     """
-    known = _known_finals(journal, list(outgoing.tracked))
-    unknown = {number: each for number, each in outgoing.tracked.items() if number not in known}
+    tracked = {number: each for number, each in outgoing.tracked.items() if number not in ended}
+    known = _known_finals(journal, list(tracked))
+    unknown = {number: each for number, each in tracked.items() if number not in known}
     if not (unknown or outgoing.withdrawn or outgoing.hinted):
         return list(known.values())
     row.followed = number = row.followed + 1

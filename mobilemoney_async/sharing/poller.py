@@ -76,7 +76,7 @@ class StoreFleet:
             journal = Journal(connection, self._account)
             row = tables.lock(journal)
             # From here to the commit no other poller of the account writes.
-            asked = wanted if reads_on else None
+            asked = wanted if reads_on or outgoing.news else None
             incoming = self._exchange(
                 journal, row, clock(), outgoing, at=at, wants_lease=wants_lease, wanted=asked, tidies=tidies
             )
@@ -130,8 +130,7 @@ class StoreFleet:
         def work(connection: sa.Connection) -> None:
             journal = Journal(connection, self._account)
             row = tables.lock(journal)
-            is_holder = row.lease.holder == self.follower
-            tables.write_news(journal, row, news, at=at, is_holder=is_holder, follower=self.follower)
+            tables.write_news(journal, row, news, at=at, is_holder=row.lease.holder == self.follower)
             tables.withdraw_all(journal, row, follower=self.follower, at=at)
             row.lease = row.lease.released(self.follower)
             tables.save(journal, row)
@@ -167,11 +166,18 @@ class StoreFleet:
             row.lease = row.lease.taken(self.follower, now, self.ttl)
         is_holder = row.lease.holder == self.follower
         # News first: payments that it ends are then not among the changes, or known.
-        tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder, follower=self.follower)
-        news = tables.write_followed(journal, row, outgoing, follower=self.follower, at=at, ahead=ahead)
+        tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder)
+        news: list[News] = []
         if wanted is not None:
+            # An earlier refusal of a payment no longer counts once the payment is tracked again.
             read = tables.read_news(journal, follower=self.follower, after=self._told or 0)
-            news += [each for each in read if each.transaction_id in wanted]
+            news = [
+                each
+                for each in read
+                if each.transaction_id in wanted and (each.error is None or each.transaction_id not in outgoing.tracked)
+            ]
+        ended = {each.transaction_id for each in news if each.is_ending}
+        news += tables.write_followed(journal, row, outgoing, follower=self.follower, at=at, ahead=ahead, ended=ended)
         changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
         if is_holder and tidies:
             tables.tidy(journal, at=at + ahead)
