@@ -245,7 +245,8 @@ leases: sa.Table = sa.Table(
 )
 
 # Payments that each poller, the follower, tracks, and the messages to it: `told` numbers the latest one, which has the
-# payment's state or the error that ends its tracking.
+# payment's state or the error that ends its tracking. Those that have ended are kept until they have arrived; final
+# states of ids without a record until their time `until`, since no other table has them.
 followed: sa.Table = sa.Table(
     "mobilemoney_followed",
     METADATA,

@@ -29,6 +29,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 _NAME = "poller"
 # A payment that is no longer followed ended at this distance, by any host's clock.
 _LONG_AGO = timedelta(days=1)
+# For how long the final state of an id without a record is known.
+_KEPT = timedelta(days=7)
 
 
 @attrs.define(kw_only=True)
@@ -83,16 +85,22 @@ def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: dat
             if contradiction is not None:
                 logger.error("the service contradicts itself: %s", contradiction)
         here = (columns.account == journal.account, columns.transaction_id == each.transaction_id)
-        told = run(followed.update().where(*here, ~columns.has_ended).values({**_message(each), "told": row.told + 1}))
+        message = _message(each) | {"told": row.told + 1} | ({"until": at + _KEPT} if each.is_ending else {})
+        told = run(followed.update().where(*here, ~columns.has_ended).values(message))
         row.told += min(1, told.rowcount)
 
 
 def read_news(journal: Journal, *, follower: str, after: int) -> list[News]:
-    """Return the messages to a poller after a number; those up to it have arrived, and their ended rows go."""
-    run, columns = journal.connection.execute, followed.c
+    """Return the messages to a poller after a number.
+
+    Those up to it have arrived, and their ended rows go, except for the final states of ids without a record.
+    """
+    run, columns, table = journal.connection.execute, followed.c, payments.c
     mine = (columns.account == journal.account, columns.follower == follower)
     if after:
-        run(followed.delete().where(*mine, columns.has_ended, columns.told <= after))
+        record = sa.exists().where(table.account == columns.account, table.transaction_id == columns.transaction_id)
+        is_kept = sa.and_(columns.error.is_(None), ~record)
+        run(followed.delete().where(*mine, columns.has_ended, columns.told <= after, ~is_kept))
     rows = run(sa.select(followed).where(*mine, columns.told > after).order_by(columns.told))
     return [_news(row) for row in rows]
 
@@ -179,7 +187,7 @@ def withdraw_all(journal: Journal, row: LeaseRow, *, follower: str, at: datetime
     row.followed += 1
     journal.connection.execute(
         followed.update()
-        .where(followed.c.account == journal.account, followed.c.follower == follower)
+        .where(followed.c.account == journal.account, followed.c.follower == follower, ~followed.c.has_ended)
         .values(number=row.followed, until=at - _LONG_AGO)
     )
 
@@ -205,6 +213,10 @@ def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[st
                 transaction = load_transaction(text)
                 if transaction.is_final:
                     found[transaction.id] = News(transaction_id=transaction.id, transaction=transaction)
+        columns = followed.c
+        ended = (columns.account == journal.account, columns.has_ended, columns.error.is_(None))
+        rows = journal.connection.execute(sa.select(followed).where(*ended, columns.transaction_id.in_(ids)))
+        found |= {row.transaction_id: attrs.evolve(_news(row), lag=None) for row in rows}
     return found
 
 

@@ -629,7 +629,7 @@ async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_ur
     """A refusal or an open state from a poller without the lease is dropped; a final state is always believed."""
     refusal = TransactionNotFound("no", status_code=404, code="TRANSACTION_NOT_FOUND")
     async with Seats(store_url) as seats:
-        assert (await turn(seats.one)).holds
+        assert (await turn(seats.one, tracked=following(seats.one, "x"))).holds
         assert not (await turn(seats.two, tracked=following(seats.two, "x"))).holds
         await turn(seats.two, news=[News(transaction_id="x", error=refusal)])
         await turn(seats.two, news=[News(transaction_id="x", transaction=row("x", "PENDING"))])
