@@ -19,6 +19,7 @@
     ├─ OutcomeUnknown                      a create with an unknown result
     ├─ WaitTimeout (TimeoutError)          a payment that is not final in time
     └─ StoreError                          a failure or a refusal of the store
+        ├─ InvalidCursor
         ├─ IdempotencyConflict
         └─ DuplicateSuspected
 
@@ -267,6 +268,8 @@ class InvalidCursor(StoreError):
     It is of another store or of one that was restored since, is ahead of the feed, or is behind the changes that are
     kept. Nothing was skipped: compare your books with ``payments.list()``, and begin again with ``after=None``.
     """
+
+    outcome: CallOutcome = "not_sent"
 
 
 class IdempotencyConflict(StoreError):

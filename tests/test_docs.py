@@ -128,8 +128,11 @@ def test_the_diagrams_are_what_the_script_draws() -> None:
 
 def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
     """The diagram of records has all moves of the code except those in the text beside it."""
-    in_text = {  # late answers, collections that are sent again without an operator, and matches that come late
-        *(("REFUSED", found) for found in ("UNKNOWN", "ACKNOWLEDGED")),
+    # Late answers, collections that are sent again without an operator, matches that come late, and payments that are
+    # queued again.
+    in_text = {
+        *((refused, found) for refused in ("REFUSED", "QUEUED") for found in ("UNKNOWN", "ACKNOWLEDGED")),
+        *((before, "QUEUED") for before in ("NOT_SENT", "REFUSED")),
         ("RELEASED", "UNKNOWN"),
         *((late, early) for late in ("UNKNOWN", "ABSENT") for early in ("REFUSED", "NOT_SENT")),
         ("RELEASED", "ACKNOWLEDGED"),

@@ -17,6 +17,7 @@ from mobilemoney_async import (
     DuplicateSuspected,
     IdempotencyConflict,
     InvalidCredentials,
+    InvalidCursor,
     InvalidRequest,
     InvalidToken,
     InvalidTransactionId,
@@ -82,6 +83,7 @@ ERRORS: list[MobileMoneyError] = [
     OutcomeUnknown("may exist", idempotency_key="k-1", sent_at=NOON),
     WaitTimeout("not final after 5 s", transaction_id="t-1", transaction=SEEN),
     StoreError("the store failed", outcome="not_sent"),
+    InvalidCursor("the cursor is ahead of the feed"),
     IdempotencyConflict("the key was used", idempotency_key="k-1"),
     DuplicateSuspected("a duplicate is unknown", other_key="k-2"),
     DuplicateSuspected("it may be made already", transaction_id="t-1"),
@@ -152,6 +154,7 @@ TREE: dict[type[MobileMoneyError], tuple[type[BaseException], ...]] = {
     OutcomeUnknown: (MobileMoneyError,),
     WaitTimeout: (MobileMoneyError, TimeoutError),
     StoreError: (MobileMoneyError,),
+    InvalidCursor: (StoreError,),
     IdempotencyConflict: (StoreError,),
     DuplicateSuspected: (StoreError,),
 }
@@ -174,6 +177,7 @@ def test_the_outcome_follows_from_the_class(error: MobileMoneyError) -> None:
     exceptions = {
         InvalidRequest: "not_sent",
         ServerError: "unknown",
+        InvalidCursor: "not_sent",
         IdempotencyConflict: "not_sent",
         DuplicateSuspected: "not_sent",
     }
