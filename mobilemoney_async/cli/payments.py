@@ -275,6 +275,8 @@ def _exit_for(records: Sequence[PaymentRecord], *, exit_code: bool) -> None:
 
 
 _ADVICE = {
+    PaymentState.QUEUED: "A dispatcher sends it: wait, or cancel it.",
+    PaymentState.CANCELLED: "It was cancelled before it was sent. Nothing is left to do; its key is used up.",
     PaymentState.UNKNOWN: "Unknown result: run reconcile. If you know that it does not exist, use confirm-absent.",
     PaymentState.ABSENT: "The list does not show it. If it is nowhere else either, use confirm-absent to free its key.",
     PaymentState.NOT_SENT: "It never reached the service: its key may be used again.",
@@ -291,7 +293,7 @@ def advice(record: PaymentRecord, now: datetime) -> str:
         return "It may be one of its candidates: if it is, use identify; if it is none of them, confirm-absent."
     if record.state is PaymentState.SENDING:
         return "Its sender seems to have died: run reconcile." if is_stale(record, now) else "It is being sent: wait."
-    if not record.is_certain:
+    if not record.is_certain and record.state is not PaymentState.QUEUED:
         return "Refused as far as is known: use its key again, which looks in the list first, and then sends."
     return _ADVICE[record.state]
 

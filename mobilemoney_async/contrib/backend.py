@@ -29,6 +29,7 @@ from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.values import Secret, refuse, require_integer, require_name, require_seconds, require_text
 
 if TYPE_CHECKING:
+    from mobilemoney_async.payments.dispatcher import Dispatcher
     from mobilemoney_async.polling.poller import Poller
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -89,6 +90,7 @@ class Backend(anyio.AsyncContextManagerMixin):
     Attributes:
         client: The client.
         poller: The poller of the payments; open inside the block.
+        dispatcher: The dispatcher of queued payments; open inside the block.
         callbacks: The receiver of the service's callbacks; open inside the block.
 
     Args:
@@ -114,6 +116,7 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     client: AsyncClient
     poller: Poller
+    dispatcher: Dispatcher
     callbacks: CallbackReceiver
 
     def __init__(

@@ -17,7 +17,7 @@ class OrderState(str, enum.Enum):
     """State of an order's payment, in the words of a shop."""
 
     SENDING = "sending"
-    """The payment is about to be sent, or on its way to the service."""
+    """The payment is queued, about to be sent, or on its way to the service."""
     PENDING = "pending"
     """The payment exists; the customer is asked, or the money is on its way."""
     FINDING_OUT = "finding_out"
@@ -48,7 +48,7 @@ class OrderStatus:
         state: State of the payment.
         amount: Whole TZS, once recorded.
         reference: The service's reference, once known: for questions to the service.
-        reason: Reason of the failure, in the service's words, or None.
+        reason: Reason of the failure, in the service's words, or None; ``CANCELLED`` if it was never sent.
     """
 
     order: str
@@ -75,6 +75,7 @@ class TooManyOrders(MobileMoneyError):
 
 
 _STATES = {
+    PaymentState.QUEUED: OrderState.SENDING,
     PaymentState.SENDING: OrderState.SENDING,
     PaymentState.NOT_SENT: OrderState.NOT_MADE,
     PaymentState.REFUSED: OrderState.NOT_MADE,
@@ -87,6 +88,8 @@ def read_record(record: PaymentRecord) -> OrderStatus:
     """Return the order status of a record."""
     state = _STATES.get(record.state, OrderState.FINDING_OUT)
     status = OrderStatus(order=record.key, state=state, amount=record.amount, reference=record.reference)
+    if record.state is PaymentState.CANCELLED:
+        return attrs.evolve(status, state=OrderState.FAILED, reason=str(PaymentState.CANCELLED))
     if record.state is PaymentState.FINAL and record.transaction is not None:
         return ended(status, record.transaction)
     return status

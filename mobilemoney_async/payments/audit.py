@@ -28,7 +28,7 @@ from mobilemoney_async.payments.journal import Journal, to_record
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import Spellings, query_for
 from mobilemoney_async.payments.queries import merchant_of, owners
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState
+from mobilemoney_async.payments.records import REUSABLE, PaymentRecord
 
 _DAY = timedelta(days=1)
 # Payments outside the times that the list shows which are looked up one by one.
@@ -61,8 +61,7 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
 
 def _sent_between(journal: Journal, start: datetime, end: datetime) -> list[PaymentRecord]:
     """Return the payments that were sent in a time, and may exist."""
-    columns = payments.c
-    states = [str(each) for each in (PaymentState.REFUSED, PaymentState.NOT_SENT, PaymentState.RELEASED)]
+    columns, states = payments.c, [str(each) for each in REUSABLE]
     here = (columns.account == journal.account, columns.sent_at >= start, columns.sent_at < end)
     rows = journal.connection.execute(sa.select(payments).where(*here, columns.state.not_in(states)))
     return [to_record(row) for row in rows.all()]

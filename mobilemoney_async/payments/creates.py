@@ -189,6 +189,9 @@ class IdempotentCreates:
             progress.earlier, progress.attempts = record, None
             if acknowledgement is not None:
                 return None, acknowledgement
+            if record is not None and record.state is PaymentState.CANCELLED:
+                said = f"payment {record.key!r} was cancelled, and its key is used up: nothing was sent"
+                raise StoreError(said, outcome="not_sent")
             now = self._pipeline.utcnow()
             # Another process may send from here on: `Journal.begin` finds out.
             answer = Clearance.SEND if record is None else self._clearance(record, now)
@@ -316,8 +319,8 @@ def _unknown(record: PaymentRecord) -> OutcomeUnknown:
 
 def _no_look(record: PaymentRecord, obstacle: str) -> StoreError:
     """Return the error for a payment that does not exist, as far as is known, where the list does not show that now."""
-    is_refused = record.state is PaymentState.REFUSED
-    known = "refused without a code of the contract" if is_refused else "confirmed absent"
+    is_released = record.state is PaymentState.RELEASED
+    known = "confirmed absent" if is_released else "refused without a code of the contract"
     return StoreError(
         f"the payment was {known}: it is sent again only after a look in the service's list ({obstacle}); nothing was "
         "sent now, try again in a few minutes",

@@ -16,7 +16,7 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import insert_missing, payments
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal
+from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal, to_record
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.reconciliation import adopt, doubt
@@ -71,8 +71,13 @@ def _import(
         raise _refused(f"payment {key!r} is transaction {record.transaction_id} already")
     if record is None:
         record = _insert(journal, key, attrs.evolve(transaction, type=known.type), number, now)
+    if record.sent_at is None:  # queued again, after the store has forgotten that it was sent
+        record = attrs.evolve(record, sent_at=min(transaction.created_at, now))
     if match(query_for(record), transaction, Spellings()) is Match.NONE:
         raise _refused(f"transaction {name} has another type, phone number or amount than payment {key!r}")
+    if not record.attempt:
+        sent_at = record.sent_at
+        record = to_record(journal.update(key, {"attempt": 1, "sent_at": sent_at, "ended_at": sent_at}))
     if record.state in REUSABLE:
         doubted = doubt(journal, record, f"the store has forgotten transaction {name}", at=now)
         if isinstance(doubted, StoreError):

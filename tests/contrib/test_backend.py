@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import anyio
-import attrs
 import pytest
 
 from mobilemoney_async import (
@@ -116,33 +115,29 @@ async def test_an_unknown_payment_is_found_out(sandbox: Sandbox, tmp_path: Path)
     assert len(sandbox.transactions) == 1
 
 
-async def test_an_order_does_not_go_back(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks while an unknown payment is being found does not bring the old news back, however slow the store is."""
+async def test_an_order_does_not_go_back(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Whoever asks while an unknown payment is being found sees the states in their order, in every process."""
     sandbox.script(faults.drop(processed=True), on="POST c2b")
-    heard: list[OrderStatus | None] = []
-    async with opened(sandbox, tmp_path) as backend, anyio.create_task_group() as tasks:
-        with pytest.raises(OutcomeUnknown):
-            await backend.collect("order-1", phone_number=STUCK, amount=1500)
-        read, go_on = backend.client.payments.get, anyio.Event()
+    order = [OrderState.SENDING, OrderState.FINDING_OUT, OrderState.PENDING, OrderState.SUCCEEDED]
+    seen: dict[str, list[OrderState]] = {"one": [], "other": []}
 
-        async def slow(key: str) -> Any:
-            record = await read(key)
-            await go_on.wait()
-            return record
+    async def ask(backend: Backend, states: list[OrderState]) -> None:
+        while order[-1] not in states:
+            status = await backend.status("order-1")
+            if status is not None:
+                states.append(status.state)
+            await anyio.sleep(0.005)
 
-        async def ask() -> None:
-            heard.append(await backend.status("order-1"))
-
-        with monkeypatch.context() as patch:
-            patch.setattr(backend.client.payments, "get", slow)
-            tasks.start_soon(ask)
-            while "1 tracked" not in repr(backend):
-                await anyio.sleep(0.1)
-            go_on.set()
-            while not heard:
-                await anyio.sleep(0.1)
-        assert heard == [await backend.status("order-1")]
-        assert heard[0] is not None and heard[0].state is OrderState.PENDING
+    async with opened(sandbox, tmp_path) as one, opened(sandbox, tmp_path) as other:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, one, seen["one"])
+                tasks.start_soon(ask, other, seen["other"])
+                with pytest.raises(OutcomeUnknown):
+                    await one.collect("order-1", phone_number=PAYS, amount=1500)
+    for states in seen.values():
+        assert states == sorted(states, key=order.index)
+        assert OrderState.FINDING_OUT in states
 
 
 async def test_a_second_click_does_not_hide_what_is_known(
@@ -172,44 +167,44 @@ async def test_a_second_click_does_not_hide_what_is_known(
         monkeypatch.setattr(backend, "_drain", 0)
 
 
-async def test_a_slow_read_does_not_overtake_a_newer_one(
-    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slow read of another process's order, from before its result became unknown, changes nothing afterwards."""
-    sandbox.script(attrs.evolve(faults.drop(processed=True), latency=0.3 * SPEED), on="POST c2b")
-    sandbox.script(faults.drop(processed=False), on="GET transactions", times=100)
-    async with (
-        opened(sandbox, tmp_path) as backend,
-        opened(sandbox, tmp_path) as other,
-        anyio.create_task_group() as tasks,
-    ):
-        read, has_read, go_on = other.client.payments.get, anyio.Event(), anyio.Event()
-        late: list[OrderStatus | None] = []
+async def test_an_order_that_was_adopted_is_settled_after_a_crash(sandbox: Sandbox, tmp_path: Path) -> None:
+    """`on_settled` gets a payment that ended while no process was there, and that only the list shows."""
+    sandbox.script(faults.drop(processed=True), on="POST c2b")
+    settled: list[str | None] = []
 
-        async def slow(key: str) -> Any:
-            while (record := await read(key)) is None:
-                await anyio.sleep(0.001)
-            has_read.set()
-            await go_on.wait()
-            return record
+    async def on_settled(change: PaymentChange) -> None:
+        settled.append(change.key)
 
-        async def ask() -> None:
-            late.append(await other.status("order-1"))
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop", reconcile_every=60.0) as backend:
+        with pytest.raises(OutcomeUnknown):
+            await backend.collect("order-1", phone_number=STUCK, amount=1500)
+        assert settled == []
+    (transaction_id,) = sandbox.transactions
+    sandbox.approve(transaction_id)
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop") as backend:
+        assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
+        with anyio.fail_after(20):
+            while not settled:
+                await anyio.sleep(0.05)
+    assert settled == ["order-1"]
 
-        await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=0)
-        with monkeypatch.context() as patch:
-            patch.setattr(other.client.payments, "get", slow)
-            tasks.start_soon(ask)
-            with anyio.fail_after(60):
-                await has_read.wait()
-        while (status := await other.status("order-1")) is None or status.state is OrderState.SENDING:
-            await anyio.sleep(0.01)
-        assert status.state is OrderState.FINDING_OUT
-        go_on.set()
-        while not late:
-            await anyio.sleep(0.01)
-        assert late == [status]
-        assert await other.status("order-1") == status
+
+async def test_a_queued_order_is_known_and_sent(sandbox: Sandbox, tmp_path: Path) -> None:
+    """An order that was enqueued is shown as about to be sent, and then as any other; a cancelled one has failed."""
+    async with opened(sandbox, tmp_path, per_minute=60.0) as backend:
+        backend.dispatcher.pause()
+        payments = backend.client.payments
+        for order in ("order-1", "order-2"):
+            await payments.enqueue(type="collection", phone_number=PAYS, amount=1500, idempotency_key=order)
+        await payments.cancel("order-2", note="Asha: ordered twice")
+        status = await backend.status("order-1")
+        assert status is not None and status.state is OrderState.SENDING
+        backend.dispatcher.resume()
+        assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
+        cancelled = await end(backend, "order-2")
+        assert (cancelled.state, cancelled.reason) == (OrderState.FAILED, "CANCELLED")
+        with pytest.raises(StoreError, match="cancelled"):
+            await backend.collect("order-2", phone_number=PAYS, amount=1500)
 
 
 async def test_a_refused_order_may_be_paid_again(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -260,7 +255,7 @@ async def test_a_quiet_watch_says_the_same_again(sandbox: Sandbox, tmp_path: Pat
                 break
         assert heard == [OrderState.PENDING] * 3
         assert [status async for status in backend.watch("order-9")] == []
-        assert "1 tracked" in repr(backend)
+        assert repr(backend) == "<Backend: 0 being created>"
 
 
 async def test_arguments_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
