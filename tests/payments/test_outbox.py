@@ -58,6 +58,7 @@ async def dispatch(client: AsyncClient, seconds: float = 60, **options: Any) -> 
 # Enqueueing
 
 
+@pytest.mark.new_database
 async def test_a_payment_is_queued_with_the_order_or_not_at_all(store_url: str) -> None:
     """On the driver's own connection: committed it is sent once, rolled back it never was."""
     world = make_world(store_url)

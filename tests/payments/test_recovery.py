@@ -202,7 +202,7 @@ def dump(url: str) -> dict[str, list[dict[str, Any]]]:
     with engine.connect() as connection:
         return {
             each.name: [dict(row) for row in connection.execute(sa.select(each)).mappings()]
-            for each in (schema.payments, schema.history, schema.accounts, schema.unclaimed)
+            for each in (schema.payments, schema.history, schema.changes, schema.accounts, schema.unclaimed)
         }
 
 
@@ -221,8 +221,8 @@ def forget(url: str, keys: str) -> None:
     """Take payments back, as a failover that loses commits does."""
     engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
     with engine.begin() as connection:
-        for table in ("mobilemoney_payment_history", "mobilemoney_payment_records"):
-            connection.execute(sa.text(f"DELETE FROM {table} WHERE key LIKE :keys"), {"keys": keys})
+        for table, key in (("payment_history", "key"), ("payment_records", "key"), ("changes", "name")):
+            connection.execute(sa.text(f"DELETE FROM mobilemoney_{table} WHERE {key} LIKE :keys"), {"keys": keys})
 
 
 async def stopped(world: World, client: AsyncClient, orders: list[Order]) -> None:
@@ -600,3 +600,34 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
         await world.hold(client, at_end=True)
         with pytest.raises(StoreError, match="not among"):
             await payments.recover({"new": keys["forgotten 0"]}, note="Asha: wrong")
+
+
+@BOTH
+@pytest.mark.anyio
+async def test_a_restored_store_with_queued_payments_is_still_quiet(
+    store_url: str, restore: Callable[[str], str]
+) -> None:
+    """What is enqueued after a backup was restored does not pass for a payment that the service has seen."""
+    world = make_world(store_url)
+    forgotten = [order("disbursements", f"forgotten {each}", each) for each in range(3)]
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "kept", 100)])
+    world.url = restore(store_url)
+    async with World(store_url, world.service, world.utcnow).client() as client:
+        await world.pay(client, forgotten)
+    await anyio.sleep(10 * MINUTE)
+    async with world.client() as client:
+        payments: Any = client.payments
+        for each in forgotten:
+            asked = {"type": "disbursement", "phone_number": each.phone_number, "amount": each.amount}
+            await payments.enqueue(**asked, idempotency_key=each.key)
+        posts = world.service.posts
+        async with client.dispatcher():
+            await anyio.sleep(5 * MINUTE)
+        assert world.service.posts == posts
+        keys = {each.key: world.made(each.key)[0] for each in forgotten}
+        imported = await payments.recover(keys, note="Asha: our books")
+        assert [(each.key, each.attempt, each.transaction_id) for each in imported] == [
+            (key, 1, name) for key, name in keys.items()
+        ]
+        await world.hold(client, at_end=True)
