@@ -156,7 +156,11 @@ COMMANDS: tuple[LazyCommand, ...] = tuple(
             ("list", "transactions:list_transactions", "List transactions: as a table, CSV or JSON lines."),
             ("watch", "watch:watch", "Follow payments to their final states."),
             ("payments", "payments:payments_app", "Payments in your store, and those with an unknown result."),
-            ("payouts", "payouts:payouts_app", "Batches of payouts: one person proposes, another approves."),
+            (
+                "payouts",
+                "payouts:payouts_app",
+                "Batches of payouts, such as salaries: one person proposes, another approves.",
+            ),
         ),
         "Account": (
             ("login", "account:login", "Log in, and keep the token until it expires."),

@@ -37,6 +37,7 @@ ENDINGS: list[tuple[Exception, ExitCode, str]] = [
     (errors.DuplicateSuspected("x", other_key="k"), ExitCode.ERROR, "payments reconcile"),
     (errors.StoreError("the store failed: locked"), ExitCode.ERROR, "mobilemoney doctor"),
     (errors.StoreError("payment 'k' is FINAL"), ExitCode.ERROR, "payment 'k' is FINAL"),
+    (errors.InvalidCursor("the cursor is ahead of the feed"), ExitCode.ERROR, "ahead of the feed"),
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"), ExitCode.USAGE, "/x: No such file"),
     (Refused("nobody is there", ExitCode.USAGE), ExitCode.USAGE, "nobody is there"),
 ]

@@ -580,9 +580,8 @@ class TestRecover:
         """Payments that the store has forgotten, found by a payment ten minutes later: transactions by key."""
         pay(sandbox, url, "order-1", "order-2", "order-3")
         with sa.create_engine(url, poolclass=sa.pool.NullPool).begin() as connection:
-            for table in ("history", "records"):
-                name = f"mobilemoney_payment_{table}"
-                connection.execute(sa.text(f"DELETE FROM {name} WHERE key <> 'order-1'"))
+            for table, key in (("payment_history", "key"), ("payment_records", "key"), ("changes", "name")):
+                connection.execute(sa.text(f"DELETE FROM mobilemoney_{table} WHERE {key} <> 'order-1'"))
 
         async def notice() -> None:
             later = timedelta(minutes=10)
