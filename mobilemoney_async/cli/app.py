@@ -159,7 +159,7 @@ COMMANDS: tuple[LazyCommand, ...] = tuple(
             (
                 "payouts",
                 "payouts:payouts_app",
-                "Batches of payouts, such as salaries: one person proposes, another approves.",
+                "Batches of payouts: one person proposes, another approves.",
             ),
         ),
         "Account": (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 payouts_app: typer.Typer = command_group(
-    help="Batches of payouts, such as salaries: one person proposes, another approves.",
+    help="Batches of payouts: one person proposes, another approves.",
     epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage, 3 a payout is unknown, 4 some are not final, 5 some failed.",
     no_args_is_help=True,
 )
