@@ -315,8 +315,9 @@ class AsyncClient:
             min_interval: The shortest time between two requests of the poller, seconds, at least 0. The contract
                 recommends 10 (section 8); the default is for merchants that need results sooner.
             schedule: Other pauses between two looks at one payment than the advised ones (section 6).
-            resume: Whether to track every payment of the store that is not final, as after a restart. A final state
-                that is in the store already is not reported again: ``client.payments`` has it.
+            resume: Whether to track every payment of the store that is not final: those that are there, as after a
+                restart, and each that a process sends from now on, such as a dispatcher. A final state that is in the
+                store already is not reported again: ``client.payments`` has it.
 
         Raises:
             InvalidRequest: An argument is invalid, or there is no store to resume from.

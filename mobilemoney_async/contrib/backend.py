@@ -294,17 +294,12 @@ class Backend(anyio.AsyncContextManagerMixin):
             signal.set()
 
     async def _follow(self) -> None:
-        """Read the feed: wake those who watch an order, and track each payment that comes to exist."""
+        """Wake those who watch an order whenever it changes."""
         while True:
             try:
                 async for change in self._payments.changes(start="now"):
-                    if change.key is None or change.record is None:
-                        continue
-                    if change.state is PaymentState.ACKNOWLEDGED and change.record.transaction_id is not None:
-                        self.callbacks.track(
-                            change.record.transaction_id, change.key, *filter(None, [change.record.reference])
-                        )
-                    self._wake(change.key)
+                    if change.key is not None:
+                        self._wake(change.key)
             except StoreError as exc:
                 logger.warning("changes of orders are shown later: %s", exc)
                 await anyio.sleep(_FAULT_PAUSE)

@@ -75,6 +75,10 @@ class ChangePages:
             self._limit -= 1
         return self._page.popleft().change
 
+    async def begin(self) -> None:
+        """Begin here: the next change is one that is not recorded yet, unless a cursor says otherwise."""
+        await self._read()
+
     async def aclose(self) -> None:
         """End the iterator. It may be called again."""
         self._page.clear()

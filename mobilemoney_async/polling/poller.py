@@ -25,6 +25,7 @@ from mobilemoney_async.errors import (
     InvalidRequest,
     InvalidTransactionId,
     MobileMoneyError,
+    StoreError,
     TransactionNotFound,
     UnexpectedResponse,
 )
@@ -43,6 +44,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Requests in flight at once: enough to go on while one answer is lost.
 _MOST_IN_FLIGHT = 4
+# Seconds until the store is read again after it failed.
+_FAULT_PAUSE = 5.0
 
 
 class Poller(anyio.AsyncContextManagerMixin):
@@ -58,7 +61,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         schedule: Pauses between two looks at one payment.
         fleet: The connection to the pollers of other processes, of which one makes the requests for all; None for a
             poller on its own.
-        resume: Whether to track every payment of the store that is not final; with a fleet only.
+        resume: Whether to track every payment of the store that is not final, now and later; with a fleet only.
 
     Raises:
         InvalidRequest: An argument is not what it accepts.
@@ -159,6 +162,9 @@ class Poller(anyio.AsyncContextManagerMixin):
             raise refuse("payment", "an Acknowledgement or a transaction id", payment)
         transaction_id = require_identifier("payment", payment if isinstance(payment, str) else payment.transaction_id)
         patience = self._timeout if timeout is None else require_seconds("timeout", timeout)
+        self._track(transaction_id, patience, is_new=is_new)
+
+    def _track(self, transaction_id: str, patience: float | None, *, is_new: bool) -> None:
         ended = self._outcomes.latest(transaction_id)
         if ended is not None and ended.transaction is not None:
             return
@@ -265,6 +271,19 @@ class Poller(anyio.AsyncContextManagerMixin):
             group.start_soon(self._coordinator.listen)
         for transaction_id in unfinished:
             self.track(transaction_id)
+        if self._fleet is not None and self._resume:
+            group.start_soon(self._follow_store, self._fleet)
+
+    async def _follow_store(self, fleet: Fleet) -> None:
+        """Track each payment of the store that comes to exist, whichever process has sent it."""
+        while True:
+            try:
+                transaction_id = await fleet.next_arrival()
+            except StoreError as exc:
+                logger.warning("new payments of the store are tracked later: %s", exc)
+                await anyio.sleep(_FAULT_PAUSE)
+            else:
+                self._track(transaction_id, self._timeout, is_new=True)
 
     def _close(self) -> None:
         self._is_open = False

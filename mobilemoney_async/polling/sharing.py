@@ -206,3 +206,6 @@ class Fleet(Protocol):
         Raises:
             StoreError: The account is another merchant's, or, with `resume`, the store failed.
         """
+
+    async def next_arrival(self) -> str:
+        """Wait for a payment that was acknowledged since `join` with `resume`, and return its transaction id."""

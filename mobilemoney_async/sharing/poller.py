@@ -17,8 +17,10 @@ from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import Binding
+from mobilemoney_async.payments.feed import ChangePages
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import pending_ids
+from mobilemoney_async.payments.records import PaymentState
 from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
 from mobilemoney_async.sharing import followed as tables
 from mobilemoney_async.sharing.followed import LeaseRow
@@ -31,7 +33,8 @@ _NEWS, _FOLLOWED = "n", "f"
 
 def join_fleet(store: AccountStore, binding: Binding, utcnow: Callable[[], datetime]) -> StoreFleet:
     """Return the seat of one poller among those of all processes of a store."""
-    return StoreFleet(store.database, store.account, utcnow=utcnow, require_own=binding.require_not_foreign)
+    feed = ChangePages(store, after=None, is_from_now=True, limit=None, is_endless=True)
+    return StoreFleet(store.database, store.account, utcnow=utcnow, require_own=binding.require_not_foreign, feed=feed)
 
 
 class StoreFleet:
@@ -52,12 +55,14 @@ class StoreFleet:
         *,
         utcnow: Callable[[], datetime],
         require_own: Callable[[], Awaitable[object]] = checkpoint,
+        feed: ChangePages | None = None,
     ) -> None:
         self.follower: str = uuid.uuid4().hex
         self.database: Database = database
         self._account = account
         self._utcnow = utcnow
         self._require_own = require_own
+        self._feed = feed
         self._channel = "mobilemoney_" + hashlib.sha256(account.encode()).hexdigest()[:16]
         self._listener: Any = None
         self._epoch: int | None = None  # of the lease that is ours
@@ -143,7 +148,20 @@ class StoreFleet:
         await self._require_own()
         if not resume:
             return []
+        if self._feed is not None:
+            await self._feed.begin()  # first: a payment that is acknowledged in between is found twice, not missed
         return await self.database.read(lambda connection: pending_ids(Journal(connection, self._account)))
+
+    async def next_arrival(self) -> str:
+        """Wait for a payment that was acknowledged since the poller joined; see `Fleet.next_arrival`."""
+        if self._feed is not None:
+            async for change in self._feed:
+                if change.state is PaymentState.ACKNOWLEDGED and change.record is not None:
+                    transaction_id = change.record.transaction_id
+                    if transaction_id is not None and not change.record.is_final:
+                        return transaction_id
+        await anyio.sleep_forever()
+        raise AssertionError
 
     def _exchange(
         self,

@@ -20,6 +20,7 @@ from mobilemoney_async import (
     InvalidTransactionId,
     Outcome,
     Schedule,
+    SQLStore,
     StoreError,
     TransactionNotFound,
     TransactionType,
@@ -33,6 +34,7 @@ from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, PaymentState, Source
 from mobilemoney_async.polling.poller import Poller
 from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
+from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing.poller import StoreFleet
 from tests.contract import samples
 from tests.payments.till import LEASE, TTL, Till, make_fleet, make_poller, process, utcnow
@@ -576,6 +578,33 @@ async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_ur
     async with process(till, store_url, "b", resume=True) as b:
         assert b.pending == 0
     assert len(till.asked) == asked
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_payments_that_are_made_later_are_followed_too(
+    store_url: str, is_away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With resume=True a poller also follows what other processes send while it is open, though the store was away."""
+    sandbox = Sandbox()
+    url = store_url
+    async with sandbox.client(store=SQLStore(url)) as one, sandbox.client(store=SQLStore(url)) as other:
+        async with one.poller(resume=True) as poller:
+            await anyio.sleep(1)
+            if is_away:
+                with monkeypatch.context() as outage:
+
+                    def fail(*arguments: object, **options: object) -> None:
+                        raise StoreError("the database is away", outcome="not_sent")
+
+                    outage.setattr(Database, "_transact", fail)
+                    await anyio.sleep(20)
+            made = await other.collections.create(phone_number="+255780000789", amount=1000, idempotency_key="order-1")
+            async for outcome in poller.outcomes(forever=True):
+                assert outcome.transaction_id == made.transaction_id
+                break
+        record = await other.payments.get("order-1")
+        assert record is not None
+        assert record.is_final
 
 
 async def test_resuming_needs_a_store_that_works(sqlite_file_url: str) -> None:
