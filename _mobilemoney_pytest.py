@@ -7,6 +7,9 @@ tests: anyio's plugin on both loops, pytest-asyncio in both its modes, and tests
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +39,13 @@ def mobilemoney_sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 
 @pytest.fixture
-def mobilemoney_client(mobilemoney_sandbox: Sandbox) -> AsyncClient:
-    """Return a client of `mobilemoney_sandbox`, on the sandbox's clock. It holds nothing that has to be closed."""
-    return mobilemoney_sandbox.client()
+def mobilemoney_client(mobilemoney_sandbox: Sandbox, tmp_path: Path) -> Iterator[AsyncClient]:
+    """Return a client of `mobilemoney_sandbox`, on the sandbox's clock: with a store if its extra is installed."""
+    if importlib.util.find_spec("sqlalchemy") is None:
+        yield mobilemoney_sandbox.client()
+        return
+    from mobilemoney_async import SQLStore
+
+    store = SQLStore(f"sqlite:///{tmp_path / 'mobilemoney.db'}")
+    yield mobilemoney_sandbox.client(store=store)
+    store.close()

@@ -46,8 +46,8 @@ class Listener:
         return transaction_id in self.tracked
 
 
-async def pay(client: AsyncClient, key: str = "order-1") -> Acknowledgement:
-    return await client.collections.create(phone_number=STUCK, amount=1000, idempotency_key=key)
+async def pay(client: AsyncClient) -> Acknowledgement:
+    return await client.collections.create(phone_number=STUCK, amount=1000)
 
 
 # Hints

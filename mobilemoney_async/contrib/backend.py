@@ -257,6 +257,9 @@ class Backend(anyio.AsyncContextManagerMixin):
         attempt = self._attempts.get(order)
         if attempt is None:
             if len(self._attempts) >= self._most_waiting:
+                status = await self.status(order)
+                if status is not None and status.state is not OrderState.NOT_MADE:
+                    return status
                 raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
             attempt = self._attempts[order] = wanted
             self._tasks.start_soon(self._create, order, attempt)

@@ -66,9 +66,8 @@ class _Creates:
             phone_number: The customer's or recipient's number: ``+`` and 8 to 15 digits; spaces and hyphens are
                 dropped.
             amount: Whole TZS, more than 0, as ``int``, integral ``Decimal`` or ``str`` of digits; never ``float``.
-            idempotency_key: Your name for this payment, at most 200 characters; one is made where you give none. It
-                is on the answer and on every error, and is never sent: the service takes no such key, so without a
-                store a second call with the same key is a second payment.
+            idempotency_key: With a store: your name for this payment, at most 200 characters; one is made where you
+                give none. It is on the answer and on every error, and is never sent: the service takes no such key.
             extra: More fields for the request body, which the contract does not show (such as a merchant reference).
 
         Returns:
@@ -90,6 +89,12 @@ class _Creates:
                 is safe to use again.
         """
         key = uuid.uuid4().hex if idempotency_key is None else require_name("idempotency_key", idempotency_key)
+        if self._idempotent is None and idempotency_key is not None:
+            raise InvalidRequest(
+                "idempotency_key needs a client with a store, as in AsyncClient(..., store=SQLStore(url)): without one "
+                "the same key would make a second payment",
+                argument="idempotency_key",
+            )
         try:
             body = create_body(phone_number, amount, extra)
             if self._idempotent is None:

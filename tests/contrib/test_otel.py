@@ -212,10 +212,11 @@ async def test_a_payment_of_which_nobody_knows_is_counted_and_named_on_a_span_on
     """The key of an unknown payment is found in the trace; it makes no time series."""
     async with make_client(FakeTransport(script(GARBAGE)), on_event=telemetry.handler()) as client:
         with telemetry.tracers.get_tracer("shop").start_as_current_span("checkout") as checkout:
-            with pytest.raises(OutcomeUnknown):
-                await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="order-1")
+            with pytest.raises(OutcomeUnknown) as caught:
+                await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
     (span,) = telemetry.spans("mobilemoney.payment.unknown")
-    assert attributes(span) == {"mobilemoney.idempotency_key": "order-1", "error.type": "ServerError"}
+    key = caught.value.idempotency_key
+    assert attributes(span) == {"mobilemoney.idempotency_key": key, "error.type": "ServerError"}
     assert span.parent is not None and span.parent.span_id == checkout.get_span_context().span_id
     assert telemetry.metrics()["mobilemoney.payments.unknown"] == [({"error.type": "ServerError"}, 1)]
 
@@ -306,7 +307,7 @@ def test_every_event_is_taken(telemetry: Telemetry) -> None:
 async def test_nothing_secret_is_recorded(telemetry: Telemetry) -> None:
     """No token, no password and no phone number, not even where the caller put one into a path; no id in a metric."""
     async with make_client(FakeTransport(), auth=LoginAuth(EMAIL, PASSWORD), on_event=telemetry.handler()) as client:
-        await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="order-1")
+        made = await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
         await client.transactions.get("tx-1")
         await client.request("PURGE", f"/customers/{PHONE_NUMBER}", effect="read")
     spans = " ".join(f"{span.name} {span.attributes} {span.events} {span.status}" for span in telemetry.spans())
@@ -314,7 +315,7 @@ async def test_nothing_secret_is_recorded(telemetry: Telemetry) -> None:
     for secret in (TOKEN, "login-token-1", PASSWORD, EMAIL, PHONE_NUMBER[1:]):
         assert secret not in spans + found
     assert "tx-1" not in found
-    assert "order-1" not in found
+    assert str(made.idempotency_key) not in found
     assert "HTTP" in {span.name for span in telemetry.spans()}
     assert "'_OTHER'" in found
 
