@@ -373,6 +373,10 @@ class AsyncClient:
             # Shielded: results in the write-behind buffer are written, also when this is cancelled.
             with anyio.CancelScope(shield=True):
                 await self._idempotent_creates.aclose()
+                if self._store.clients == 1:
+                    from mobilemoney_async.payments.feed import leave_consumers
+
+                    await leave_consumers(self._store)
             self._store.detach()
 
     async def __aenter__(self) -> Self:

@@ -21,14 +21,14 @@ T = TypeVar("T")
 def change_lease(
     connection: sa.Connection, account: str, name: str, *, by: str, ttl: float | None, clock: Clock
 ) -> bool:
-    """Take or renew a lease for `ttl` seconds, or give it back (None); return whether `by` has it then."""
+    """Take or renew a lease for `ttl` seconds, or give it back (None); return whether `by` has it then, or had it."""
     place = {"account": account, "name": name}
     row = lock_row(connection, leases, place)
     lease = Lease(holder=row.holder, epoch=row.epoch, until=row.until)
     lease = lease.released(by) if ttl is None else lease.taken(by, clock(), ttl)
     here = (leases.c[column] == value for column, value in place.items())
     connection.execute(leases.update().where(*here).values(attrs.asdict(lease)))
-    return lease.holder == by
+    return by in {row.holder, lease.holder}
 
 
 async def while_renewed(work: Callable[[], Awaitable[T]], renew: Callable[[], Awaitable[object]], *, every: float) -> T:

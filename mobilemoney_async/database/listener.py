@@ -26,17 +26,14 @@ class Listener:
         self._driver: Any = None
         self._deaf_until = -math.inf if database.dialect == "postgresql" else math.inf
 
-    async def wait(self, stirred: anyio.Event, *, poll: float, listening_poll: float) -> None:
-        """Return after a notice, when the event is set, or after so many seconds: fewer where nothing is heard."""
+    async def wait(self, stirred: anyio.Event, *, poll: float) -> None:
+        """Return after a notice, when the event is set, or after so many seconds."""
         if self._driver is None and anyio.current_time() >= self._deaf_until:
             await self._open()
-        if self._driver is None:
-            with anyio.move_on_after(poll):
-                await stirred.wait()
-            return
-        with anyio.move_on_after(listening_poll):
+        with anyio.move_on_after(poll):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._hear, stirred)
+                if self._driver is not None:
+                    tasks.start_soon(self._hear, stirred)
                 await stirred.wait()
                 tasks.cancel_scope.cancel()
 

@@ -74,6 +74,9 @@ class AccountStore:
         unguarded_at: As of `payments.gap.AccountFacts`.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
+        consuming: Consumers as which this process reads, by the holders of their leases.
+        left_consumers: Holders of the leases of iterators that were left, by consumer.
+        clients: Open clients.
     """
 
     database: Database
@@ -88,9 +91,11 @@ class AccountStore:
     unguarded_at: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
+    consuming: dict[str, str] = attrs.field(factory=dict, init=False)
+    left_consumers: dict[str, str] = attrs.field(factory=dict, init=False)
     _unwritten: dict[str, JournalEntry] = attrs.field(factory=dict, init=False)
     _opened_at: datetime | None = attrs.field(default=None, init=False)
-    _clients: int = attrs.field(default=0, init=False)
+    clients: int = attrs.field(default=0, init=False)
 
     @guard.default
     def _make_guard(self) -> DuplicateGuard:
@@ -148,12 +153,12 @@ class AccountStore:
 
     def attach(self) -> None:
         """Count one more client."""
-        self._clients += 1
+        self.clients += 1
 
     def detach(self) -> None:
         """Count one client less. The last one closes the idle connections."""
-        self._clients -= 1
-        if not self._clients:
+        self.clients -= 1
+        if not self.clients:
             close_watch(self.database)
             self.database.close()
 

@@ -30,6 +30,7 @@ from mobilemoney_async.database.schema import (
     consumers,
     lock_row,
     payments,
+    retries,
 )
 from mobilemoney_async.errors import InvalidCursor
 from mobilemoney_async.payments.journal import Journal, to_record
@@ -44,7 +45,7 @@ from mobilemoney_async.payments.unclaimed import find_unclaimed
 
 # Changes that are numbered in one transaction.
 _AT_ONCE = 5_000
-_CURSOR = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})-([0-9a-f]{8})")
+_CURSOR = re.compile(r"(?P<epoch>[0-9a-f]{8})-(?P<number>[0-9]{1,18})-(?P<pruned>[0-9]{1,18})-[0-9a-f]{8}")
 
 # States of payments whose changes are never pruned.
 _OPEN = [
@@ -61,6 +62,9 @@ _OPEN = [
 _columns = changes.c
 _here = _columns.account == sa.bindparam("of_account")
 _IS_NEW = sa.text("number IS NULL")
+_AT_NUMBER = sa.select(_columns.name, _columns.entry, _columns.at).where(
+    _here, _columns.number == sa.bindparam("of_number")
+)
 _NEW = (
     sa.select(_columns.name, _columns.entry)
     .where(_here, _IS_NEW)
@@ -91,11 +95,19 @@ _AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number")).limit(sa.bindp
 
 @attrs.frozen
 class Feed:
-    """State of an account's feed: its epoch, the last number given, and the highest one that was pruned."""
+    """State of an account's feed.
+
+    Attributes:
+        epoch: Names the feed: cursors of another one are refused.
+        last: The last number given.
+        pruned: The highest number that was pruned.
+        has_more: Whether there may be more changes without a number.
+    """
 
     epoch: str
     last: int
     pruned: int
+    has_more: bool = False
 
 
 def new_epoch() -> str:
@@ -106,9 +118,9 @@ def new_epoch() -> str:
 def number_changes(journal: Journal) -> Feed:
     """Give numbers to the changes that are committed by now, 5,000 at most, and return the feed's state."""
     run, here = journal.connection.execute, {"of_account": journal.account}
-    row: Any = run(_FEED, here).one_or_none()
-    if row is not None and row.feed_epoch is not None and run(_NEW.limit(1), here).first() is None:
-        return Feed(row.feed_epoch, row.feed_last, row.feed_pruned)
+    feed = find_feed(journal)
+    if feed is not None and run(_NEW.limit(1), here).first() is None:
+        return feed
     row = lock_row(journal.connection, accounts, {"account": journal.account})
     # Those that another process has numbered, while this one waited for the lock, are no longer new.
     new = run(_NEW, here).all()
@@ -116,9 +128,15 @@ def number_changes(journal: Journal) -> Feed:
     values = [{**here, "of_name": each.name, "of_entry": each.entry, "of_number": number} for number, each in numbered]
     if values:
         run(_NUMBER, values)
-    feed = Feed(row.feed_epoch or new_epoch(), row.feed_last + len(new), row.feed_pruned)
-    run(_OWN_ROW, {**here, "feed_epoch": feed.epoch, "feed_last": feed.last})
-    return feed
+    epoch, last = row.feed_epoch or new_epoch(), row.feed_last + len(new)
+    run(_OWN_ROW, {**here, "feed_epoch": epoch, "feed_last": last})
+    return Feed(epoch, last, row.feed_pruned, has_more=len(new) == _AT_ONCE)
+
+
+def find_feed(journal: Journal) -> Feed | None:
+    """Return the state of the feed, or None before its first use."""
+    row: Any = journal.connection.execute(_FEED, {"of_account": journal.account}).one_or_none()
+    return None if row is None or row.feed_epoch is None else Feed(*row)
 
 
 @attrs.frozen
@@ -161,7 +179,7 @@ def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeRe
         elif record is None:
             record = records[row.name] = to_record(row)
         change = PaymentChange(
-            cursor=f"{feed.epoch}-{row.number}-{_check(row.name, row.entry)}",
+            cursor=f"{feed.epoch}-{row.number}-{feed.pruned}-{_check(row.name, row.entry, row.changed_on)}",
             key=row.name if row.entry else None,
             state=PaymentState(row.changed_to) if row.entry else None,
             status=None if row.status_then is None else TransactionStatus(row.status_then),
@@ -179,36 +197,48 @@ def _find_others(journal: Journal, ids: Sequence[str]) -> dict[str, UnclaimedTra
     return {each.transaction_id: each for each in found}
 
 
-def prune_changes(journal: Journal, until: datetime) -> None:
-    """Delete changes before a time that every consumer is done with, 5,000 at most; those of open payments stay."""
-    here = _columns.account == journal.account
-    done = sa.select(sa.func.min(consumers.c.number)).where(consumers.c.account == journal.account).scalar_subquery()
-    is_open = sa.exists().where(
-        payments.c.account == journal.account, payments.c.key == _columns.name, payments.c.state.in_(_OPEN)
+def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | None:
+    """Look at the next 5,000 changes after a number, and delete those of payments that ended before a time.
+
+    Kept are those that a consumer is not done with, and those of a payment that has a change to be handed out again.
+
+    Returns:
+        The number to go on behind, or None at the end.
+    """
+    # From here on no consumer is made that would begin at changes which are deleted.
+    lock_row(journal.connection, accounts, {"account": journal.account})
+    feed, run, here = number_changes(journal), journal.connection.execute, _columns.account == journal.account
+    done: int | None = run(
+        sa.select(sa.func.min(consumers.c.number)).where(consumers.c.account == journal.account)
+    ).scalar_one()
+    upto = feed.last if done is None else done
+    page = sa.select(_columns.name, _columns.entry, _columns.number, _columns.at).where(
+        here, _columns.number > after, _columns.number <= upto
     )
-    is_read = sa.or_(_columns.number.is_(None), done.is_(None), _columns.number <= done)
-    old = (
-        sa.select(_columns.name, _columns.entry, _columns.number)
-        .where(here, _columns.at < until, is_read, ~sa.and_(_columns.entry > 0, is_open))
-        .order_by(_columns.at)
-        .limit(_AT_ONCE)
+    rows = run(page.order_by(_columns.number).limit(_AT_ONCE)).all()
+    if not rows:
+        return None
+    of_payment = (payments.c.account == journal.account, payments.c.key == _columns.name)
+    ended = sa.exists().where(*of_payment, payments.c.state.not_in(_OPEN), payments.c.changed_at < until)
+    lags = sa.exists().where(
+        retries.c.account == journal.account, retries.c.name == _columns.name, retries.c.next_at.is_not(None)
     )
-    rows = journal.connection.execute(old).all()
-    for some in chunks(rows):
-        pairs = sa.tuple_(_columns.name, _columns.entry).in_([(row.name, row.entry) for row in some])
-        journal.connection.execute(changes.delete().where(here, pairs))
-    numbers = [row.number for row in rows if row.number is not None]
-    if numbers:
-        highest = accounts.update().where(accounts.c.account == journal.account, accounts.c.feed_pruned < max(numbers))
-        journal.connection.execute(highest.values(feed_pruned=max(numbers)))
+    is_old = sa.or_(sa.and_(_columns.entry > 0, ended), sa.and_(_columns.entry == 0, _columns.at < until))
+    in_page = _columns.number.between(rows[0].number, rows[-1].number)
+    gone = run(changes.delete().where(here, in_page, is_old, ~lags).returning(_columns.number)).scalars().all()
+    highest = max(gone, default=0)
+    if highest > feed.pruned:
+        run(accounts.update().where(accounts.c.account == journal.account).values(feed_pruned=highest))
+    is_end = rows[-1].at >= until or (len(rows) < _AT_ONCE and not feed.has_more)
+    return None if is_end else rows[-1].number
 
 
 # Cursors
 
 
-def _check(name: str, entry: int) -> str:
+def _check(name: str, entry: int, at: datetime) -> str:
     """Return the part of a cursor by which a restored store is found: it has other changes at its numbers."""
-    return hashlib.sha256(f"{entry} {name}".encode(errors="replace")).hexdigest()[:8]
+    return hashlib.sha256(f"{entry} {at.isoformat()} {name}".encode(errors="replace")).hexdigest()[:8]
 
 
 def find_place(journal: Journal, feed: Feed, cursor: str) -> int:
@@ -220,20 +250,28 @@ def find_place(journal: Journal, feed: Feed, cursor: str) -> int:
     parts = _CURSOR.fullmatch(cursor)
     if parts is None:
         raise _invalid("is none of this library's")
-    epoch, number, check = parts[1], int(parts[2]), parts[3]
-    if epoch != feed.epoch:
+    number, pruned = int(parts["number"]), int(parts["pruned"])
+    if parts["epoch"] != feed.epoch:
         raise _invalid("is of another store, or of this one before it was restored")
     if number > feed.last:
         raise _invalid("is ahead of the feed: the store has lost changes that were read")
-    if number < feed.pruned:
+    # Behind it are changes of payments that were open for long, and nothing was pruned since it was read.
+    if number < feed.pruned != pruned:
         raise _invalid("is behind the changes that are kept")
-    row = journal.connection.execute(
-        sa.select(_columns.name, _columns.entry).where(_here, _columns.number == number),
-        {"of_account": journal.account},
-    ).one_or_none()
-    if row is not None and check != _check(row.name, row.entry):
+    if not is_there(journal, cursor) and (number > feed.pruned or _find(journal, number) is not None):
         raise _invalid("is of this store before it was restored: another change has its number now")
     return number
+
+
+def is_there(journal: Journal, cursor: str) -> bool:
+    """Return whether the store has the change of a cursor of our own."""
+    row = _find(journal, number_of(cursor))
+    return row is not None and cursor.endswith(_check(row.name, row.entry, row.at))
+
+
+def _find(journal: Journal, number: int) -> Any:
+    here = {"of_account": journal.account, "of_number": number}
+    return journal.connection.execute(_AT_NUMBER, here).one_or_none()
 
 
 def number_of(cursor: str) -> int:

@@ -7,13 +7,14 @@ times in vain is parked, and its payment goes on.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.database.schema import changes, consumers, insert_missing, retries
+from mobilemoney_async.database.schema import accounts, changes, consumers, insert_missing, lock_row, retries
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.changes import Feed, FeedEntry, read_changes, read_some
 from mobilemoney_async.payments.journal import Journal
@@ -37,7 +38,7 @@ class Delivery:
         upto: The number of the last change that was looked at.
         parked: Those that are parked from now on, of payments that lag behind.
         next_at: When the next one is handed out again, or None.
-        retried: The numbers of `again`.
+        is_end: Whether there were no more changes.
     """
 
     again: list[FeedEntry]
@@ -45,11 +46,7 @@ class Delivery:
     upto: int
     parked: list[FeedEntry]
     next_at: datetime | None
-    retried: frozenset[int] = attrs.field(init=False)
-
-    @retried.default
-    def _number_again(self) -> frozenset[int]:
-        return frozenset(each.number for each in self.again)
+    is_end: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -99,27 +96,36 @@ class ConsumerTable:
         Raises:
             StoreError: There is no such consumer, and no `start` to make it with.
         """
-        here = (consumers.c.account == self.journal.account, consumers.c.name == self.name)
-        statement = sa.select(consumers).where(*here).with_for_update()
+        statement = sa.select(consumers).where(*self._here()).with_for_update()
         row: sa.Row[Any] | None = self._run(statement).one_or_none()
         if row is not None:
             return row
         if start is None:
             advice = "at its first use say where it begins, start='oldest' or start='now'"
             raise StoreError(f"there is no consumer {self.name!r}: {advice}", outcome="not_sent")
-        values = {"account": self.journal.account, "name": self.name, "used_at": now}
-        number = feed.pruned if start == "oldest" else feed.last
-        self._run(insert_missing(consumers, self.journal.connection.dialect.name), {**values, "number": number})
+        # Changes are not pruned while this lock is held.
+        lock_row(self.journal.connection, accounts, {"account": self.journal.account})
+        number = 0 if start == "oldest" else feed.last
+        values = {"account": self.journal.account, "name": self.name, "used_at": now, "number": number}
+        self._run(insert_missing(consumers, self.journal.connection.dialect.name), values)
         made: sa.Row[Any] = self._run(statement).one()
         return made
 
     def take(
-        self, feed: Feed, row: sa.Row[Any], now: datetime, *, after: int, limit: int, reader: ChangeReader | None = None
+        self,
+        feed: Feed,
+        row: sa.Row[Any],
+        now: datetime,
+        *,
+        after: int,
+        limit: int,
+        tried: int | None = None,
+        reader: ChangeReader | None = None,
     ) -> Delivery:
         """Hand changes out, new ones after a number.
 
-        The first change of last time, if it is not done, comes again after a pause: its handler may have ended the
-        process.
+        The change that another reader has `tried` first, if it is not done, comes again after a pause: its handler may
+        have ended the process.
         """
         lagging = {each.name: each for each in self._run(self._retries(retries.c.next_at.is_not(None)))}
         page = read_changes(self.journal, feed, after=after, limit=limit, reader=reader)
@@ -134,12 +140,15 @@ class ConsumerTable:
                 parked.append(each.number)
                 self._park(each, now, upto=upto)
         fresh = [each for each in page if each.name not in lagging]
-        if fresh and after == row.number and fresh[0].number == row.tried:
-            self.hold(fresh[0], now, "the process that handled it ended before it was done")
-            fresh = [each for each in fresh if each.name != fresh[0].name]
-        tried = fresh[0].number if fresh else row.tried
-        if tried != row.tried or row.used_at < now - _NOTED:
-            self._update(tried=tried, used_at=now)
+        if after == row.number:
+            if fresh and fresh[0].number == tried:
+                self._hold(fresh[0].number, now, "the process that handled it ended before it was done")
+                fresh = [each for each in fresh if each.name != fresh[0].name]
+            # Those before the first new one are held back, each with its payment.
+            self._pass(fresh[0].number - 1 if fresh else upto)
+        first = fresh[0].number if fresh else row.tried
+        if first != row.tried or row.used_at < now - _NOTED:
+            self._update(tried=first, used_at=now)
         next_at = self._run(sa.select(sa.func.min(retries.c.next_at)).where(*self._mine())).scalar_one()
         return Delivery(
             again=read_some(self.journal, feed, again, reader=reader),
@@ -147,39 +156,50 @@ class ConsumerTable:
             upto=upto,
             parked=read_some(self.journal, feed, parked),
             next_at=next_at,
+            is_end=len(page) < limit and not feed.has_more,
         )
 
-    def done(self, number: int) -> None:
-        """Note that all changes up to a fresh one are handled, or held back."""
-        self._update(number=number)
-
-    def done_again(self, number: int, now: datetime, *, upto: int) -> None:
-        """Note that a change that came again is handled, and let its payment go on."""
-        row = self._run(self._retries(retries.c.number == number)).one_or_none()
-        if row is not None:
-            self._run(retries.delete().where(*self._mine(), retries.c.number == number))
+    def done(self, number: int, again: Collection[int], now: datetime, *, upto: int) -> None:
+        """Note that all fresh changes up to a number are handled, or held back, and some that came again."""
+        self._pass(number)
+        for row in self._run(self._retries(retries.c.number.in_(again))).all() if again else ():
+            self._run(retries.delete().where(*self._mine(), retries.c.number == row.number))
             self._go_on(row, now, upto=upto)
 
     def close(self) -> None:
         """Note that the reader has ended by itself, whatever it has left."""
         self._update(tried=None)
 
-    def hold(self, change: FeedEntry, now: datetime, error: str) -> None:
-        """Hold a fresh change back, and with it its payment."""
-        values = {"number": change.number, "name": change.name, "tries": 1, "next_at": now + pause(1), "error": error}
-        here = {"account": self.journal.account, "consumer": self.name}
-        self._run(insert_missing(retries, self.journal.connection.dialect.name), {**here, **values})
+    def failed(self, number: int, now: datetime, error: str, *, upto: int, is_next: bool) -> bool:
+        """Note that a change failed, and hold back its payment; return whether it is parked now.
 
-    def failed_again(self, number: int, now: datetime, error: str, *, upto: int) -> bool:
-        """Note that a change failed once more; return whether it is parked now."""
+        Args:
+            number: The change.
+            now: The time.
+            error: The reason.
+            upto: The number of the last change that was looked at.
+            is_next: Whether all changes before it are handled, or held back.
+        """
         row = self._run(self._retries(retries.c.number == number)).one_or_none()
         if row is None:
+            self._hold(number, now, error)
+            if is_next:
+                self._pass(number)
             return False
         self._change(number, error=error)
-        if row.tries < MOST_TRIES:
+        if row.tries < MOST_TRIES or row.next_at is None:
             return False
         self._park(row, now, upto=upto)
         return True
+
+    def _pass(self, number: int) -> None:
+        self._run(consumers.update().where(*self._here(), consumers.c.number < number).values(number=number))
+
+    def _hold(self, number: int, now: datetime, error: str) -> None:
+        values = {"account": self.journal.account, "consumer": self.name, "number": number, "tries": 1}
+        values |= {"next_at": now + pause(1), "error": error}
+        name = sa.select(changes.c.name).where(changes.c.account == self.journal.account, changes.c.number == number)
+        self._run(retries.insert().values(**values, name=name.scalar_subquery()))
 
     def _park(self, row: sa.Row[Any], now: datetime, *, upto: int) -> None:
         self._change(row.number, next_at=None)
@@ -205,9 +225,11 @@ class ConsumerTable:
     def _change(self, number: int, **values: Any) -> None:
         self._run(retries.update().where(*self._mine(), retries.c.number == number).values(**values))
 
+    def _here(self) -> tuple[sa.ColumnElement[bool], ...]:
+        return consumers.c.account == self.journal.account, consumers.c.name == self.name
+
     def _update(self, **values: Any) -> None:
-        here = (consumers.c.account == self.journal.account, consumers.c.name == self.name)
-        self._run(consumers.update().where(*here).values(**values))
+        self._run(consumers.update().where(*self._here()).values(**values))
 
     def _run(self, statement: Any, parameters: Any = None) -> Any:
         return self.journal.connection.execute(statement, parameters)

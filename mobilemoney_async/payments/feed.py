@@ -1,7 +1,8 @@
 """Readers of an account's changes: page by page, and as named consumers that keep their place in the store.
 
-Critical section: one process of an account at a time reads as a consumer, under a lease of a minute. Each page and each
-`done` renews it. A handler that takes longer may lose it: its `done` then fails, and the change was handed out twice.
+Critical section: one process of an account at a time reads as a consumer, under a lease of a minute. Changes are handed
+out only while the reader has it for half of that time, and each page renews it. A handler that takes longer may lose
+it: another process then gets the change too, and this one begins again where the store's place is.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import logging
 import math
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio
 import attrs
@@ -25,7 +27,15 @@ from mobilemoney_async.database.leases import change_lease
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import ChangeParked, Handler, emit
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.changes import FeedEntry, find_place, number_changes, number_of, read_changes
+from mobilemoney_async.payments.changes import (
+    FeedEntry,
+    find_feed,
+    find_place,
+    is_there,
+    number_changes,
+    number_of,
+    read_changes,
+)
 from mobilemoney_async.payments.consumers import MOST_TRIES, ConsumerTable, Delivery
 from mobilemoney_async.payments.feed_watch import watch
 from mobilemoney_async.payments.journal import Journal
@@ -53,8 +63,8 @@ class ChangePages:
     _is_from_now: bool
     _limit: int | None
     _is_endless: bool
-    _number: int | None = None
-    _page: deque[FeedEntry] = attrs.field(factory=deque)
+    _number: int = attrs.field(default=0, init=False)
+    _page: deque[FeedEntry] = attrs.field(factory=deque, init=False)
 
     def __aiter__(self) -> Self:
         return self
@@ -69,7 +79,6 @@ class ChangePages:
             if not self._page:
                 if not self._is_endless:
                     raise StopAsyncIteration
-                assert self._number is not None
                 await watch(self._store.database).wait(self._store.account, self._number)
         if self._limit is not None:
             self._limit -= 1
@@ -85,160 +94,266 @@ class ChangePages:
         self._limit = 0
 
     async def _read(self) -> None:
+        """Read the next page. Its cursor is looked at each time: the store may have been restored since the last."""
         limit = _PAGE if self._limit is None else min(_PAGE, self._limit)
 
         def read(journal: Journal) -> tuple[int, list[FeedEntry]]:
-            feed = number_changes(journal)
-            after = self._number
-            if after is None:
-                after = feed.last if self._is_from_now else 0
+            while True:
+                feed = number_changes(journal)
+                while self._is_from_now and feed.has_more:
+                    feed = number_changes(journal)
+                after = feed.last if self._is_from_now else self._number
                 after = after if self._after is None else find_place(journal, feed, self._after)
-            return after, read_changes(journal, feed, after=after, limit=limit)
+                page = read_changes(journal, feed, after=after, limit=limit)
+                now = find_feed(journal)
+                if now is not None and now.pruned == feed.pruned:  # else some may have gone before they were read
+                    return after, page
 
         after, page = await self._store.write(read)
-        self._number = page[-1].number if page else after
+        self._number, self._is_from_now = page[-1].number if page else after, False
+        if page:
+            self._after = page[-1].change.cursor
         self._page.extend(page)
 
 
-@attrs.define(eq=False)
 class ConsumerChanges:
     """Iterator over an account's changes for a named consumer, whose place the store keeps.
 
-    Another process that reads with the same name waits while this one goes on.
+    Another process that reads with the same name waits while this one goes on. Where this is left without `aclose`, the
+    next iterator of the process goes on in its place: changes hold its reader, but not the iterator itself.
     """
 
-    _store: AccountStore
-    _name: str
-    _start: str | None
-    _is_endless: bool
-    _utcnow: Callable[[], datetime]
-    _on_event: Handler | None
-    _me: str = attrs.field(factory=lambda: uuid.uuid4().hex, init=False)
-    _page: deque[FeedEntry] = attrs.field(factory=deque, init=False)
-    # Payments that lag behind since this page was read.
-    _held: set[str] = attrs.field(factory=set, init=False)
-    _delivery: Delivery | None = attrs.field(default=None, init=False)
-    _leased_until: float = attrs.field(default=-math.inf, init=False)
+    def __init__(self, store: AccountStore, name: str, **options: Any) -> None:
+        me = store.left_consumers.pop(name, None) or uuid.uuid4().hex
+        self._reader = ConsumerReader(store, name, me=me, **options)
+        weakref.finalize(self, store.left_consumers.__setitem__, name, me).atexit = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> PaymentChange:
         try:
-            return await self._next()
+            return await self._reader.next()
         except anyio.get_cancelled_exc_class():
-            await self.aclose()
+            await self._reader.aclose()
             raise
 
     async def aclose(self) -> None:
         """Let another process go on as this consumer at once, rather than in a minute. It may be called again."""
-        self._page.clear()
-        self._delivery = None
-        if self._leased_until > -math.inf:
-            self._leased_until = -math.inf
-            with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
-                await self._leased(None, lambda table: table.close())
+        await self._reader.aclose()
+
+
+@attrs.define(eq=False)
+class ConsumerReader:
+    """Reader of the changes for a consumer.
+
+    Attributes:
+        me: The holder of its lease.
+    """
+
+    _store: AccountStore
+    _name: str
+    me: str
+    _start: str | None = attrs.field(kw_only=True)
+    _is_endless: bool = attrs.field(kw_only=True)
+    _utcnow: Callable[[], datetime] = attrs.field(kw_only=True)
+    _on_event: Handler | None = attrs.field(kw_only=True)
+    _page: deque[FeedEntry] = attrs.field(factory=deque, init=False)
+    # Payments that lag behind since this page was read.
+    _held: set[str] = attrs.field(factory=set, init=False)
+    _has_begun: bool = attrs.field(default=False, init=False)
+    _delivery: Delivery | None = attrs.field(default=None, init=False)
+    _leased_until: float = attrs.field(default=-math.inf, init=False)
+    # The last fresh change that was handed out, and the first one that is neither done nor failed.
+    _last: FeedEntry | None = attrs.field(default=None, init=False)
+    _open: int | None = attrs.field(default=None, init=False)
+    # Changes that came again and are not done, with the number of the last fresh one before each.
+    _again: dict[int, int] = attrs.field(factory=dict, init=False)
+
+    async def aclose(self) -> None:
+        """Give the lease back, and let what was handed out come again at once."""
+        self._begin_again()
+        self._leased_until = -math.inf
+        await leave_consumers(self._store, self.me, is_closed=True)
 
     async def done(self, cursor: str) -> None:
         """Record that a change, and those handed out before it, are handled."""
-        number = number_of(cursor)
-
-        delivery, now = self._require_open(), self._utcnow()
+        number, now, delivery = number_of(cursor), self._utcnow(), self._require_open()
+        place = self._again.get(number, number)
+        before = list(self._again)
+        if number in self._again:
+            again = before[: before.index(number) + 1]
+        else:
+            # A change may be done after all that had failed.
+            again = [each for each in before if self._again[each] < number] + [number] * bool(self._held)
 
         def done(table: ConsumerTable) -> None:
-            if number in delivery.retried:
-                table.done_again(number, now, upto=delivery.upto)
-            else:
-                table.done(number)
+            if not is_there(table.journal, cursor):
+                said = f"the store was restored: it does not have the change that consumer {self._name!r} has handled"
+                raise StoreError(said, outcome="not_sent")
+            table.done(place, again, now, upto=delivery.upto)
 
         await self._record(done)
+        for each in again:
+            self._again.pop(each, None)
+        if self._open is not None and self._open <= place:
+            self._open = None if self._last is None or self._last.number <= place else place + 1
 
-    async def failed(self, cursor: str, reason: str) -> None:
+    async def failed(self, change: PaymentChange, reason: str) -> None:
         """Record that a change could not be handled, so that it comes again."""
-        number, delivery = number_of(cursor), self._require_open()
-        entry = next(each for each in (*delivery.again, *delivery.fresh) if each.number == number)
-
-        now = self._utcnow()
+        number, now, delivery = number_of(change.cursor), self._utcnow(), self._require_open()
+        is_next = number not in self._again and self._open == number
 
         def failed(table: ConsumerTable) -> bool:
-            if number in delivery.retried:
-                return table.failed_again(number, now, reason, upto=delivery.upto)
-            table.hold(entry, now, reason)
-            return False
+            return table.failed(number, now, reason, upto=delivery.upto, is_next=is_next)
 
         if await self._record(failed):
-            self._report(entry.change)
-        self._held.add(entry.name)
+            self._report(change)
+        self._again.pop(number, None)
+        self._held.add(_name_of(change))
+        if is_next:
+            self._open = None if self._last is None or self._last.number <= number else number + 1
 
     def _require_open(self) -> Delivery:
         if self._delivery is None:
-            said = f"the iterator of consumer {self._name!r} is closed: the change will be handed out again"
+            said = f"consumer {self._name!r} was closed, or begins again: the change will be handed out again"
             raise StoreError(said, outcome="not_sent")
         return self._delivery
 
-    async def _next(self) -> PaymentChange:
+    def _begin_again(self) -> None:
+        """Forget all changes that were read: they come again, from the place that the store keeps."""
+        self._page.clear()
+        self._again.clear()
+        self._delivery = self._last = self._open = None
+
+    async def next(self) -> PaymentChange:
+        """Return the next change, or raise `StopAsyncIteration`."""
         while True:
             while self._page:
-                entry = self._page.popleft()
-                if entry.name not in self._held:
+                entry = self._page[0]
+                if entry.name in self._held:
+                    self._page.popleft()
+                elif anyio.current_time() < self._leased_until - _LEASE / 2:
                     await checkpoint()
-                    return entry.change
+                    return self._hand_out(self._page.popleft())
+                elif await self._leased(_LEASE, lambda _: True) is None:
+                    self._begin_again()
             if not await self._take():
                 await anyio.sleep(_RIVAL_PAUSE)
-            elif not self._page:
+            elif not self._page and self._delivery is not None and self._delivery.is_end:
                 if not self._is_endless:
                     await self.aclose()
                     raise StopAsyncIteration
-                await self._wait()
+                await self._wait(self._delivery)
 
-    async def _wait(self) -> None:
+    def _hand_out(self, entry: FeedEntry) -> PaymentChange:
         assert self._delivery is not None
-        until, next_at = self._leased_until - _LEASE / 2, self._delivery.next_at
+        if any(each is entry for each in self._delivery.again):
+            self._again.pop(entry.number, None)
+            self._again[entry.number] = 0 if self._last is None else self._last.number
+        else:
+            self._last, self._open = entry, entry.number if self._open is None else self._open
+        return entry.change
+
+    async def _wait(self, delivery: Delivery) -> None:
+        until, next_at = self._leased_until - _LEASE / 2, delivery.next_at
         if next_at is not None:
             until = min(until, anyio.current_time() + max(0.0, (next_at - self._utcnow()).total_seconds()))
-        await watch(self._store.database).wait(self._store.account, self._delivery.upto, until=until)
+        await watch(self._store.database).wait(self._store.account, delivery.upto, until=until)
 
     async def _take(self) -> bool:
         """Read the next page; return False while another process has the lease."""
-        now, upto = self._utcnow(), 0 if self._delivery is None else self._delivery.upto
+        now, delivery, last = self._utcnow(), self._delivery, self._last
 
         def take(table: ConsumerTable) -> Delivery:
             feed = number_changes(table.journal)
+            while self._start == "now" and feed.has_more:
+                feed = number_changes(table.journal)
             row = table.lock(feed, self._start, now)
-            return table.take(feed, row, now, after=max(row.number, upto), limit=_PAGE, reader=self)
+            after: int = row.number
+            # Not on a store that was restored since the last page.
+            if delivery is not None and (last is None or is_there(table.journal, last.change.cursor)):
+                after = max(after, min(delivery.upto, feed.last))
+            # What another process handed out last may have ended it.
+            tried = None if self._has_begun else row.tried
+            return table.take(feed, row, now, after=after, limit=_PAGE, tried=tried, reader=self)
 
-        delivery = await self._leased(_LEASE, take)
-        if delivery is None:
+        taken = await self._leased(_LEASE, take)
+        if taken is None:
+            self._begin_again()
             return False
-        self._delivery, self._held = delivery, set()
-        self._page.extend([*delivery.again, *delivery.fresh])
-        for entry in delivery.parked:
+        self._delivery, self._has_begun = taken, True
+        self._held.clear()
+        self._page.extend([*taken.again, *taken.fresh])
+        for entry in taken.parked:
             self._report(entry.change)
         return True
 
     async def _record(self, work: Callable[[ConsumerTable], T]) -> T:
-        result = await self._leased(_LEASE, lambda table: (work(table),))
+        """Run work of `done` or `failed`; if it fails, begin again at the place that the store keeps."""
+        try:
+            if anyio.current_time() < self._leased_until - _LEASE / 2:
+                # Not on disk yet: after a power cut, the change comes again.
+                return await self._store.database.write(lambda each: work(self._table(each)), durable=False)
+            result = await self._leased(_LEASE, lambda table: (work(table),))
+        except StoreError:
+            self._begin_again()
+            raise
         if result is None:
+            self._begin_again()
             said = f"another process has taken over as consumer {self._name!r}: the change may be handled twice"
             raise StoreError(said, outcome="not_sent")
         return result[0]
 
-    async def _leased(self, ttl: float | None, work: Callable[[ConsumerTable], T]) -> T | None:
-        """Take, renew or give back the lease, and run work in the same transaction; None if another process has it."""
-        name, account, began = f"consumer:{self._name}", self._store.account, anyio.current_time()
+    async def _leased(self, ttl: float, work: Callable[[ConsumerTable], T]) -> T | None:
+        """Take or renew the lease, and run work in the same transaction; None if another process has the lease."""
+        name, account, began = _lease_name(self._name), self._store.account, anyio.current_time()
 
         def run(connection: sa.Connection, clock: Clock) -> T | None:
-            if not change_lease(connection, account, name, by=self._me, ttl=ttl, clock=clock) and ttl is not None:
+            if not change_lease(connection, account, name, by=self.me, ttl=ttl, clock=clock):
                 return None
-            return work(ConsumerTable(Journal(connection, account), self._name))
+            return work(self._table(connection))
 
+        # Noted before the lease is taken: this task may be cancelled, or leave the iterator without closing it.
+        self._store.consuming[self.me] = self._name
         result, _ = await self._store.database.timed(run, durable=True)
-        if ttl is not None:
-            self._leased_until = -math.inf if result is None else began + ttl
+        if result is None:
+            self._store.consuming.pop(self.me, None)
+        self._leased_until = -math.inf if result is None else began + ttl
         return result
+
+    def _table(self, connection: sa.Connection) -> ConsumerTable:
+        return ConsumerTable(Journal(connection, self._store.account), self._name)
 
     def _report(self, change: PaymentChange) -> None:
         """Report a change that is handed out no more."""
-        name = change.key or (change.transaction.transaction_id if change.transaction else "")
         emit(self._on_event, ChangeParked(consumer=self._name, key=change.key, cursor=change.cursor))
-        logger.error("consumer %r could not handle a change of %r %d times: parked", self._name, name, MOST_TRIES)
+        said = "consumer %r could not handle a change of %r %d times: parked"
+        logger.error(said, self._name, _name_of(change), MOST_TRIES)
+
+
+def _name_of(change: PaymentChange) -> str:
+    return change.key or (change.transaction.transaction_id if change.transaction else "")
+
+
+def _lease_name(consumer: str) -> str:
+    return f"consumer:{consumer}"
+
+
+async def leave_consumers(store: AccountStore, *holders: str, is_closed: bool = False) -> None:
+    """Give back the leases of readers, of all by default, so that others go on as their consumers at once.
+
+    Unless they were closed, the first change that each has handed out comes again after a pause: its handler may have
+    failed.
+    """
+    names = {me: store.consuming.pop(me) for me in holders or list(store.consuming) if me in store.consuming}
+
+    def leave(connection: sa.Connection, clock: Clock) -> None:
+        for me, name in names.items():
+            had = change_lease(connection, store.account, _lease_name(name), by=me, ttl=None, clock=clock)
+            if had and is_closed:
+                ConsumerTable(Journal(connection, store.account), name).close()
+
+    if names:
+        with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
+            await store.database.timed(leave)

@@ -7,7 +7,6 @@ notifies it, and wakes the others. When it leaves, another one goes on.
 from __future__ import annotations
 
 import math
-import weakref
 from contextlib import suppress
 
 import anyio
@@ -22,12 +21,13 @@ from mobilemoney_async.database.schema import accounts, changes
 CHANNEL = "mobilemoney_changes"
 """Channel of PostgreSQL on which processes learn that there are new changes."""
 
-# Seconds between two queries for new changes, and the same while the database notifies this process.
-_POLL, _LISTENING_POLL = 0.5, 2.0
+# Seconds between two queries for new changes: also where the database notifies this process, since a change in a
+# merchant's own transaction comes without a notice.
+_POLL = 0.5
 # Accounts that are named in the query; for more, all are read.
 _MOST_NAMED = 500
 
-_watches: RunVar[weakref.WeakKeyDictionary[Database, FeedWatch]] = RunVar("mobilemoney_async_feed_watches")
+_watches: RunVar[dict[Database, FeedWatch]] = RunVar("mobilemoney_async_feed_watches")
 
 
 @attrs.define(eq=False)
@@ -44,7 +44,7 @@ class FeedWatch:
     """Wait of all readers of one database and event loop for new changes."""
 
     def __init__(self, database: Database) -> None:
-        self._read = weakref.WeakMethod(database.read)
+        self._database = database
         self._waiters: set[_Waiter] = set()
         self._stirred = anyio.Event()
         self._is_led = False
@@ -87,7 +87,7 @@ class FeedWatch:
                 await self._look()
                 if own.is_ready:
                     return
-                await self._listener.wait(self._stirred, poll=_POLL, listening_poll=_LISTENING_POLL)
+                await self._listener.wait(self._stirred, poll=_POLL)
         finally:
             self._is_led = False
             others = (each for each in self._waiters if each is not own and not each.is_ready)
@@ -109,9 +109,7 @@ class FeedWatch:
             run = connection.execute
             return set(run(is_new).scalars()), {row.account: row.feed_last for row in run(last)}
 
-        read = self._read()
-        assert read is not None  # a reader holds it
-        new, last = await read(look)
+        new, last = await self._database.read(look)
         for each in waiters:
             if each.account in new or last.get(each.account, 0) > each.number:
                 each.is_ready = True
@@ -123,7 +121,7 @@ def watch(database: Database) -> FeedWatch:
     try:
         watches = _watches.get()
     except LookupError:
-        watches = weakref.WeakKeyDictionary()
+        watches = {}
         _watches.set(watches)
     found = watches.get(database)
     if found is None:

@@ -18,7 +18,7 @@ class ChangeReader(Protocol):
     async def done(self, cursor: str) -> None:
         """Record that a change, and those handed out before it, are handled."""
 
-    async def failed(self, cursor: str, reason: str) -> None:
+    async def failed(self, change: PaymentChange, reason: str) -> None:
         """Record that a change could not be handled, so that it comes again."""
 
 
@@ -50,8 +50,7 @@ class PaymentChange:
 
         Raises:
             InvalidRequest: It was not read with ``consumer=``.
-            StoreError: The store failed, or another process has taken over as this consumer: this change may be
-                handled twice.
+            StoreError: The store failed, or another process has taken over as this consumer: this change comes again.
         """
         await self._consumer().done(self.cursor)
 
@@ -68,7 +67,7 @@ class PaymentChange:
             StoreError: As of `done`.
         """
         said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        await self._consumer().failed(self.cursor, redact(said))
+        await self._consumer().failed(self, redact(said))
 
     def _consumer(self) -> ChangeReader:
         if self._reader is None:

@@ -275,7 +275,7 @@ class PaymentBook:
         start: str | None = None,
         after: str | None = None,
         limit: int | None = None,
-        forever: bool = True,
+        forever: bool | None = None,
     ) -> Changes:
         """Return an iterator over the changes of the account's payments: what your books follow.
 
@@ -290,7 +290,7 @@ class PaymentBook:
         that your handler cannot take comes again after a growing pause, after `PaymentChange.failed` or when it has
         ended the process, ten times at most, while other payments go on; then it is parked.
 
-        *With a cursor*, your own transaction keeps the place: ``payments.changes(after=cursor, forever=False)``, and
+        *With a cursor*, your own transaction keeps the place: ``payments.changes(after=cursor, limit=500)``, and
         ``change.cursor`` goes into the same transaction as your books. So each change counts exactly once.
 
         Args:
@@ -299,7 +299,7 @@ class PaymentBook:
                 given, and later without effect. Otherwise where there is no cursor; ``"oldest"`` by default.
             after: A cursor to go on behind.
             limit: At most so many changes, from 1; not for a consumer.
-            forever: Whether to wait for more at the end.
+            forever: Whether to wait for more at the end; by default unless there is a `limit`.
 
         Raises:
             InvalidRequest: An argument has a wrong type or value, or two contradict each other.
@@ -314,12 +314,13 @@ class PaymentBook:
                     "after" if limit is None else "limit", "left out with consumer=: the store keeps its place"
                 )
             name = require_name("consumer", consumer)
-            return ConsumerChanges(self._store, name, start, bool(forever), self._utcnow, self._on_event)
+            options = {"utcnow": self._utcnow, "on_event": self._on_event, "is_endless": forever is not False}
+            return ConsumerChanges(self._store, name, start=start, **options)
         if after is not None and start is not None:
             raise refuse("start", "left out with after=, which says where to begin")
         most = None if limit is None else require_integer("limit", limit, 1)
         place = None if after is None else require_text("after", after)
-        return ChangePages(self._store, place, start == "now", most, bool(forever))
+        return ChangePages(self._store, place, start == "now", most, limit is None if forever is None else forever)
 
     async def consumers(self) -> builtins.list[ConsumerState]:
         """Return the consumers of the account's changes, with their places and what they could not handle."""

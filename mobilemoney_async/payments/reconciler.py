@@ -58,6 +58,7 @@ _CLUSTER, _DAY = timedelta(hours=1), timedelta(days=1)
 _LEASE, _PAUSE, _SHIELD = 30.0, 1.0, 5.0
 # Payments that are judged in one transaction.
 _AT_ONCE = 100
+_PRUNE_EVERY = timedelta(hours=1)
 
 
 class Reconciler:
@@ -70,6 +71,7 @@ class Reconciler:
         self._name = uuid.uuid4().hex
         # How far the service's clock is ahead, as the last listing with payments of ours showed.
         self._ahead = timedelta(0)
+        self._pruned_at: datetime | None = None
         # Held while the list is read and judged.
         self._lock = anyio.Lock()
 
@@ -88,17 +90,29 @@ class Reconciler:
         """Look for every unknown payment that is due, and record the results; see `Payments.reconcile`."""
         return await self._reconcile(None, stale_after)
 
+    async def _prune(self) -> None:
+        """Delete old changes from the feed, once an hour."""
+        now = self._utcnow()
+        if self._pruned_at is not None and now < self._pruned_at + _PRUNE_EVERY:
+            return
+        after: int | None = 0
+        while after is not None:
+            after = await self._store.write(
+                functools.partial(prune_changes, until=now - self._store.keep_changes, after=after)
+            )
+        self._pruned_at = now
+
     async def _reconcile(self, wanted: PaymentRecord | None, stale_after: float | None) -> list[PaymentRecord]:
         key = None if wanted is None else wanted.key
         await self._store.database.open()
         await self._store.flush(key=key)
+        if wanted is None:
+            await self._prune()
         busy, now = self._store.locks.held(but=key), self._utcnow()
 
         def begin(journal: Journal) -> list[PaymentRecord] | None:
             mark_stale(journal, now, busy=busy, stale_after=stale_after)
-            if wanted is None:
-                prune_changes(journal, now - self._store.keep_changes)
-            elif not ask_for_look(journal, wanted, at=now):
+            if wanted is not None and not ask_for_look(journal, wanted, at=now):
                 return None
             return select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +15,13 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, InvalidCursor, InvalidRequest, PaymentChange, PaymentState, StoreError
-from mobilemoney_async.database.schema import changes
+from mobilemoney_async.database.schema import accounts, changes
 from mobilemoney_async.events import ChangeParked, Event
 from mobilemoney_async.payments.changes import prune_changes
 from mobilemoney_async.payments.consumers import MOST_TRIES
 from mobilemoney_async.payments.journal import Journal
-from tests.payments.service import ORDER, make_world, on_asyncio
+from mobilemoney_async.payments.records import Source
+from tests.payments.service import ORDER, World, make_world, on_asyncio
 
 pytestmark = pytest.mark.anyio
 
@@ -194,8 +196,8 @@ async def test_a_cursor_that_would_skip_changes_is_refused(store_url: str) -> No
         await pay(client, "a", "b")
         await pay(other, "z")
         found = await page(client)
-        epoch, number, check = found[1].cursor.split("-")
-        for wrong in ("", "x", f"{epoch}-{number}-00000000", f"00000000-{number}-{check}", f"{epoch}-99-{check}"):
+        epoch, number, check = found[1].cursor.split("-", maxsplit=2)
+        for wrong in ("", "x", f"{epoch}-{number}-0-00000000", f"00000000-{number}-{check}", f"{epoch}-99-{check}"):
             with pytest.raises(InvalidRequest if not wrong else InvalidCursor):
                 await page(client, after=wrong)
         with pytest.raises(InvalidCursor):
@@ -301,3 +303,238 @@ async def test_changes_of_random_work_are_complete_and_in_order(store_url: str) 
         assert len(found) == len(set(found)) == 2 * len(keys)
         order = [name for name, _ in found]
         assert all(found[order.index(key)][1] == "SENDING" for key in keys)
+
+
+async def test_a_limit_makes_a_page(store_url: str) -> None:
+    """It ends where there is nothing more, so that a job of cron takes what there is."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await pay(client, "a", "b")
+        with anyio.fail_after(60):
+            assert shown([change async for change in client.payments.changes(limit=3)]) == MADE[:3]
+            assert shown([change async for change in client.payments.changes(limit=100)]) == MADE
+
+
+async def test_done_counts_for_all_changes_before_it_and_never_goes_back(store_url: str) -> None:
+    """In whatever order it is called."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await pay(client, "a", "b")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            first, _, third = await anext(feed), await anext(feed), await anext(feed)
+            await third.done()
+            await first.done()
+        assert shown(await page(client, consumer="books")) == MADE[3:]
+
+
+async def test_a_change_that_was_handled_in_the_end_is_done_after_a_restart(
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a quiet shop, where no other change comes after it, and with its payment's later changes."""
+    monkeypatch.setattr("mobilemoney_async.payments.feed._PAGE", 1)
+    world = make_world(sqlite_file_url)
+    tries: list[tuple[str | None, str]] = []
+    async with world.client() as client:
+        await pay(client, "a")
+        with anyio.fail_after(600):
+            async for change in client.payments.changes(consumer="books", start="oldest"):
+                tries.append((change.key, str(change.state)))
+                if len(tries) <= 2:
+                    await change.failed("away")
+                else:
+                    await change.done()
+                if change.state is PaymentState.ACKNOWLEDGED:
+                    break
+        assert tries == [MADE[0], MADE[0], MADE[0], MADE[1]]
+    async with world.client() as client:
+        assert await page(client, consumer="books") == []
+        (books,) = await client.payments.consumers()
+        assert (books.behind, books.lagging) == (0, ())
+
+
+async def test_changes_that_are_held_back_do_not_end_a_page(
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that takes what there is gets the payments behind one that lags."""
+    monkeypatch.setattr("mobilemoney_async.payments.feed._PAGE", 2)
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await pay(client, "a")
+        await finish(client)
+        await pay(client, "b")
+        found = list[tuple[str | None, str]]()
+        async for change in client.payments.changes(consumer="books", start="oldest", forever=False):
+            found.append((change.key, str(change.state)))
+            await (change.failed("away") if change.key == "a" else change.done())
+        assert found == [MADE[0], *MADE[2:]]
+
+
+async def test_a_change_of_an_earlier_page_may_fail(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that works on many at once says so when it knows."""
+    monkeypatch.setattr("mobilemoney_async.payments.feed._PAGE", 1)
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await pay(client, "a", "b")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            changes = [await anext(feed) for _ in range(4)]
+            await changes[0].failed("away")
+            await changes[3].done()
+            with anyio.fail_after(60):
+                again = await anext(feed)
+                assert (again.key, str(again.state)) == MADE[0]
+                await again.done()
+                later = await anext(feed)
+                assert (later.key, str(later.state)) == MADE[1]
+                await later.done()
+        assert await page(client, consumer="books") == []
+
+
+async def test_one_done_counts_for_what_came_again_before_it(sqlite_file_url: str) -> None:
+    """A handler may take a hundred changes, and be done with the last one."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await pay(client, "a")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            await (await anext(feed)).failed("away")
+            await anyio.sleep(3)
+            await pay(client, "b")
+            found = [await anext(feed) for _ in range(3)]
+            assert shown(found) == [MADE[0], *MADE[2:]]
+            await found[-1].done()
+            assert shown([await anext(feed)]) == MADE[1:2]
+        (books,) = await client.payments.consumers()
+        assert books.behind == 0
+
+
+async def test_a_reader_that_is_left_keeps_nobody_waiting(store_url: str) -> None:
+    """The process goes on as the consumer at once, another one once the client is closed; the change comes later."""
+    world, keys = make_world(store_url), ["a", "b", "c", "d"]
+    found = list[str | None]()
+
+    async def read(client: AsyncClient) -> PaymentChange | None:
+        with anyio.fail_after(1):
+            async for change in client.payments.changes(consumer="books", start="oldest"):
+                found.append(change.key)
+                return change
+        return None
+
+    async with world.client() as client:
+        await pay(client, *keys)
+        held = [await read(client), await read(client)]
+    with anyio.move_on_after(1):
+        async with world.client() as client:
+            async for change in client.payments.changes(consumer="books"):
+                found.append(change.key)
+                await anyio.sleep_forever()
+    async with world.client() as other:
+        held.append(await read(other))
+    assert found == keys and len(held) == 3
+
+
+async def test_a_slow_handler_loses_its_place_and_handles_nothing_twice_at_once(sqlite_file_url: str) -> None:
+    """Another process takes over after a minute; the slow one hands out nothing more, and its `done` says so."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as slow, world.client() as other:
+        await pay(slow, "a", "b")
+        feed = slow.payments.changes(consumer="books", start="oldest")
+        await anext(feed)
+        late = await anext(feed)
+        rival = other.payments.changes(consumer="books")
+        with anyio.fail_after(90):
+            assert shown([await anext(rival)]) == MADE[2:3]  # the first one comes again after a pause
+        with anyio.move_on_after(5):
+            pytest.fail(f"handed out twice at once: {await anext(feed)}")
+        with pytest.raises(StoreError, match="again"):
+            await late.done()
+        await rival.aclose()
+
+
+async def test_a_reader_notices_a_store_that_was_restored_under_it(store_url: str) -> None:
+    """As after a failover that has lost the last changes: it raises, and a consumer goes on where the store is."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await pay(client, "a", "b")
+        pages, feed = client.payments.changes(), client.payments.changes(consumer="books", start="oldest")
+        for _ in range(3):
+            await anext(pages), await anext(feed)
+        await anext(pages)
+        last = await anext(feed)
+
+        def restore(journal: Journal) -> None:
+            run, number = journal.connection.execute, changes.c.number
+            run(changes.delete().where(number > 2))
+            run(accounts.update().values(feed_last=2))
+
+        await account_store_of(client).write(restore)
+        await pay(client, "c", "d", "e")
+        with pytest.raises(InvalidCursor):
+            await anext(pages)
+        with pytest.raises(StoreError, match="restored"):
+            await last.done()
+        assert [(await anext(feed)).key for _ in range(8)] == ["a", "a", "c", "c", "d", "d", "e", "e"]
+
+
+async def prune(world: World, client: AsyncClient) -> list[tuple[str, str]]:
+    """Delete what is older than ninety days, ninety-five days from now; return what is left."""
+    until, after = world.utcnow() + timedelta(days=5), 0
+    while (upto := await account_store_of(client).write(partial(prune_changes, until=until, after=after))) is not None:
+        after = upto
+    return [(each.key or "", str(each.state)) for each in await page(client)]
+
+
+async def test_changes_that_nobody_has_read_are_pruned_in_the_open(store_url: str) -> None:
+    """A cursor from before them is refused, and a consumer that has not read them keeps them."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await pay(client, "a")
+        cursor = (await page(client))[-1].cursor
+        await finish(client)
+        await pay(client, "open")
+        await page(client, consumer="books", start="now")
+        await pay(client, "b")
+        await finish(client)
+        assert sorted(key for key, _ in await prune(world, client)) == ["b", "b", "b", "open"]
+        with pytest.raises(InvalidCursor, match="behind"):
+            await page(client, after=cursor)
+        assert len(await page(client, consumer="books")) == 4
+
+
+async def test_a_reader_may_stop_among_the_changes_of_payments_that_stay_open(store_url: str) -> None:
+    """The changes of open payments stay; a reader that begins with them goes on from its cursor."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await pay(client, "open")
+        (first, second) = await page(client)
+        await pay(client, "a")
+        for transaction_id in world.made[1:]:
+            world.sandbox.approve(transaction_id)
+            await see(client, world, transaction_id)
+        assert await prune(world, client) == [("open", "SENDING"), ("open", "ACKNOWLEDGED")]
+        for old in (first, second):
+            with pytest.raises(InvalidCursor, match="behind"):
+                await page(client, after=old.cursor)
+        (again, _) = await page(client)
+        assert shown(await page(client, after=again.cursor)) == [("open", "ACKNOWLEDGED")]
+        assert len(await page(client, consumer="books", start="oldest")) == 2
+
+
+async def see(client: AsyncClient, world: World, transaction_id: str) -> None:
+    """Record a transaction as the service shows it."""
+    transaction = await client.transactions.get(transaction_id)
+    await account_store_of(client).write(
+        lambda journal: journal.record_seen(transaction, source=Source.POLL, at=world.utcnow())
+    )
+
+
+async def test_a_change_that_comes_again_is_not_pruned(sqlite_file_url: str) -> None:
+    """Nor are the later changes of its payment, however long the consumer is away."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await pay(client, "a")
+        await finish(client)
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            await (await anext(feed)).failed("away")
+            await pay(client, "b")
+            for _ in range(2):
+                await (await anext(feed)).done()
+        assert [key for key, _ in await prune(world, client)] == ["a"] * 3 + ["b"] * 2
