@@ -21,6 +21,7 @@ NAMES = (
     "limiter_cost",
     "limit_use",
     "store",
+    "feed",
     "observer",
 )
 

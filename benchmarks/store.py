@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.common import Figures, Row
+from benchmarks.common import Clock, Figures, Row
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
 
 Work = Callable[[], Awaitable[object]]
@@ -85,12 +85,12 @@ async def _measure_creates(folder: Path) -> Figures:
     def create(client: AsyncClient) -> Work:
         return lambda: client.collections.create(phone_number=_PHONE_NUMBER, amount=1_000)
 
-    async with _client() as plain, _client(SQLStore(f"sqlite:///{folder / 'payments.db'}")) as kept:
-        return await _take_turns({"plain": create(plain), "kept": create(kept), "bare": commit}, _CREATES)
+    async with make_client() as plain, make_client(SQLStore(f"sqlite:///{folder / 'payments.db'}")) as kept:
+        return await take_turns({"plain": create(plain), "kept": create(kept), "bare": commit}, _CREATES)
 
 
 async def _measure_questions(path: Path) -> Figures:
-    async with _client(SQLStore(f"sqlite:///{path}")) as client:
+    async with make_client(SQLStore(f"sqlite:///{path}")) as client:
         await client.payments.list(limit=1)  # makes the tables
         _fill(path)
         numbers = count(12_345)
@@ -106,18 +106,18 @@ async def _measure_questions(path: Path) -> Figures:
         async def latest() -> None:
             assert len(await client.payments.list(limit=10, newest_first=True)) == 10
 
-        return await _take_turns({"by_key": by_key, "unresolved": unresolved, "latest": latest}, _LOOKUPS)
+        return await take_turns({"by_key": by_key, "unresolved": unresolved, "latest": latest}, _LOOKUPS)
 
 
-async def _take_turns(works: Mapping[str, Work], rounds: int) -> Figures:
+async def take_turns(works: Mapping[str, Work], rounds: int, clock: Clock = time.perf_counter) -> Figures:
     """Measure single operations in turn, all in one task: the threads of a store belong to the task that it runs in."""
     figures: dict[str, list[float]] = {name: [] for name in works}
     for number in range(-_WARM, rounds):
         for name in list(works)[:: 1 if number % 2 else -1]:
-            started = time.perf_counter()
+            started = clock()
             await works[name]()
             if number >= 0:
-                figures[name].append(time.perf_counter() - started)
+                figures[name].append(clock() - started)
     return Figures(figures)
 
 
@@ -125,7 +125,8 @@ def _at_most_5_ms(cost: float) -> tuple[str, bool]:
     return f"{cost * _MILLI:.2f} ms", cost <= 0.005
 
 
-def _client(store: SQLStore | None = None) -> AsyncClient:
+def make_client(store: SQLStore | None = None) -> AsyncClient:
+    """Return a client of a service that accepts every create at once."""
     numbers = count(1)
 
     async def accept(request: httpx.Request) -> httpx.Response:

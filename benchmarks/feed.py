@@ -1,0 +1,171 @@
+"""Feed of changes: from a commit to a handler in another process, reading many, and what a create pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import sqlalchemy as sa
+
+from benchmarks.common import Figures, Row
+from benchmarks.store import Work, make_client, take_turns
+from mobilemoney_async import SQLStore
+from mobilemoney_async.database.schema import changes
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.records import PaymentState
+
+_ROOT = Path(__file__).parents[1]
+_CHANGES = 100_000
+_LATENCIES = 100
+_CREATES = 300
+_ORDER: dict[str, Any] = {"phone_number": "+255680000001", "amount": 1_000}
+_MILLI = 1e3
+
+
+def run() -> list[Row]:
+    """Measure on SQLite and on PostgreSQL."""
+    sys.path.append(str(_ROOT))
+    from tests.support.databases import postgres
+
+    rows: list[Row] = []
+    with TemporaryDirectory(dir=Path.cwd(), prefix=".benchmark-") as folder, postgres() as server:
+        for name, limit in (("PostgreSQL", 50), ("SQLite", 500)):
+            numbers = count()
+
+            def url(name: str = name, numbers: Iterator[int] = numbers) -> str:
+                file = Path(folder) / f"feed-{next(numbers)}.db"
+                return server.new_database() if name == "PostgreSQL" else f"sqlite:///{file}"
+
+            rows += [_latency(name, url(), limit), *_reading(name, url()), _creates(name, url(), url())]
+    return rows
+
+
+def _latency(name: str, url: str, limit: float) -> Row:
+    delays = asyncio.run(_measure_latency(url))
+    shown = f"{statistics.median(delays) * _MILLI:.0f} ms"
+    case = f"a commit to its handler in another process, {name}"
+    slow = f"95 of 100 within {statistics.quantiles(delays, n=20)[-1] * _MILLI:.0f} ms"
+    return Row(case, slow, f"median under {limit:.0f} ms", shown, statistics.median(delays) * _MILLI < limit)
+
+
+async def _measure_latency(url: str) -> list[float]:
+    """Return the seconds from each create's return, which is after the commits, to the handler; both clocks are one."""
+    async with make_client(SQLStore(url)) as client:
+        await client.payments.list(limit=1)  # makes the tables
+        program = f"import sys; sys.path.append({str(_ROOT)!r}); import benchmarks.feed as feed; feed.listen({url!r})"
+        listener = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        assert listener.stdout is not None
+        try:
+            await asyncio.to_thread(listener.stdout.readline)  # it has begun
+            delays = []
+            for number in range(_LATENCIES):
+                await asyncio.sleep(0.1 + number % 7 / 10)
+                await client.collections.create(**_ORDER, idempotency_key=f"order-{number}")
+                made = time.monotonic()
+                key, at = (await asyncio.to_thread(listener.stdout.readline)).split()
+                assert key == f"order-{number}"
+                delays.append(float(at) - made)
+        finally:
+            listener.kill()
+            listener.wait()
+            listener.stdout.close()
+    return delays
+
+
+def listen(url: str) -> None:
+    """Print the time at which each acknowledgement is handed out."""
+
+    async def read() -> None:
+        async with make_client(SQLStore(url)) as client:
+            await client.payments.consumers()
+            print("ready", flush=True)
+            async for change in client.payments.changes(consumer="benchmark", start="now"):
+                if change.state is PaymentState.ACKNOWLEDGED:
+                    print(change.key, time.monotonic(), flush=True)
+                await change.done()
+
+    asyncio.run(read())
+
+
+def _reading(name: str, url: str) -> list[Row]:
+    rates = asyncio.run(_measure_reading(url))
+    first, again = (f"{each:,.0f}/s" for each in rates)
+    size = f"{_CHANGES:,} changes of {_CHANGES // 2:,} payments"
+    return [
+        Row(f"changes read, {name}", size, "at least 20,000/s", again, rates[1] >= 20_000),
+        Row("the same by their first reader, who numbers them", size, "", first),
+    ]
+
+
+async def _measure_reading(url: str) -> tuple[float, float]:
+    """Return how many changes a second the first reader gets, and the next one."""
+    rates = []
+    async with make_client(SQLStore(url)) as client:
+        await client.payments.list(limit=1)
+        assert client._store is not None
+        await client._store.write(_fill)
+        for _ in range(2):
+            started, found = time.perf_counter(), 0
+            async for _ in client.payments.changes(forever=False):
+                found += 1
+            rates.append(found / (time.perf_counter() - started))
+            assert found == _CHANGES
+    return rates[0], rates[1]
+
+
+def _fill(journal: Journal) -> None:
+    """Make payments with two changes each, as thousands that were queued and refused."""
+    now = datetime.now(UTC)
+    rows = {
+        "mobilemoney_payment_records": (
+            "account, key, type, phone_number, amount, extra_digest, state, attempt, created_at, changed_at, is_adopted, "
+            "walks, priority",
+            "'default', 'order-' || n, 'collection', '+255680000001', '1000', '', 'CANCELLED', 1, :at, :at, false, 0, 0",
+        ),
+        "mobilemoney_changes": ("account, name, entry, state, at", "'default', 'order-' || n, entry, 'CANCELLED', :at"),
+    }
+    series = f"WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {_CHANGES // 2})"
+    at = sa.bindparam("at", now, type_=changes.c.at.type)
+    for table, (columns, values) in rows.items():
+        entries = ", (SELECT 1 AS entry UNION ALL SELECT 2) AS e" if "entry" in columns else ""
+        statement = sa.text(f"INSERT INTO {table} ({columns}) {series} SELECT {values} FROM s{entries}")
+        journal.connection.execute(statement.bindparams(at))
+
+
+def _creates(name: str, url: str, other: str) -> Row:
+    figures = asyncio.run(_measure_creates(url, other))
+    case = f"CPU of a recorded create, {name}: {figures.cost('with') * _MILLI:.2f} ms"
+    without = f"one that records no change, {figures.cost('without') * _MILLI:.2f} ms"
+    return Row(case, without, "", f"{figures.ratio('with', 'without'):.2f}x")
+
+
+async def _measure_creates(url: str, other: str) -> Figures:
+    numbers = count()
+    async with make_client(SQLStore(url)) as one, make_client(SQLStore(other)) as two:
+
+        async def with_changes() -> None:
+            await one.collections.create(**_ORDER, idempotency_key=f"order-{next(numbers)}")
+
+        async def without() -> None:
+            with _no_changes():
+                await two.collections.create(**_ORDER, idempotency_key=f"order-{next(numbers)}")
+
+        works: dict[str, Work] = {"with": with_changes, "without": without}
+        return await take_turns(works, _CREATES, clock=time.process_time)
+
+
+@contextmanager
+def _no_changes() -> Iterator[None]:
+    with mock.patch.object(Journal, "publish"):
+        yield
