@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import uuid
 from collections.abc import Callable, Mapping
@@ -342,8 +343,8 @@ class AsyncClient:
         the creates of your program. A refused or unknown payment does not stop the others.
 
         Args:
-            per_minute: Payments a minute at most, more than 0 and at most 60. What is left of the rate limit serves
-                your program's own calls and the poller.
+            per_minute: Payments a minute at most, more than 0 and no more than the rate limit. What is left of that
+                serves your program's own calls and the poller.
 
         Raises:
             InvalidRequest: An argument is invalid, or the client has no store.
@@ -351,11 +352,14 @@ class AsyncClient:
         from mobilemoney_async.payments.dispatcher import Dispatcher
 
         pace = require_seconds("per_minute", per_minute)
-        if pace > 60:  # the contract's limit
-            raise refuse("per_minute", "at most 60", per_minute)
-        if self._store is None or self._idempotent_creates is None:
+        limit = getattr(self._pipeline.limiter, "per_minute", math.inf)  # of a caller's own limiter, perhaps not known
+        if pace > limit:
+            raise refuse("per_minute", f"at most {limit:g}, the rate limit", per_minute)
+        # Without the deadline of a call: it may wait for long behind others.
+        creates = self.with_options(deadline=None)._idempotent_creates
+        if self._store is None or creates is None:
             raise refuse("store", "given to AsyncClient: only a store has queued payments")
-        return Dispatcher(self._store, self._pipeline, self._idempotent_creates, pace)
+        return Dispatcher(self._store, self._pipeline, creates, pace)
 
     async def aclose(self) -> None:
         """Close the client and its own connections; calls made afterwards raise `InvalidRequest`.

@@ -209,7 +209,9 @@ class PaymentGivenUp:
 
 @attrs.frozen(kw_only=True)
 class DispatcherPaused:
-    """Dispatcher that has paused by itself. It goes on after ``resume()``.
+    """Dispatcher that has paused by itself.
+
+    After many equal refusals it goes on after ``resume()``; where nothing can be sent, it tries again after a while.
 
     Attributes:
         reason: The reason.

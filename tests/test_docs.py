@@ -132,7 +132,7 @@ def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
     # queued again.
     in_text = {
         *((refused, found) for refused in ("REFUSED", "QUEUED") for found in ("UNKNOWN", "ACKNOWLEDGED")),
-        *((before, "QUEUED") for before in ("NOT_SENT", "REFUSED")),
+        *((before, "QUEUED") for before in ("NOT_SENT", "REFUSED", "SENDING", "UNKNOWN", "ABSENT")),
         ("RELEASED", "UNKNOWN"),
         *((late, early) for late in ("UNKNOWN", "ABSENT") for early in ("REFUSED", "NOT_SENT")),
         ("RELEASED", "ACKNOWLEDGED"),

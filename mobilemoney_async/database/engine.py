@@ -22,6 +22,7 @@ from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database import migrations, schema
 from mobilemoney_async.database.clock import WallClock
+from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import THREADS, file_of, is_conflict, is_locked, make_engine, obstacle, read_url
 from mobilemoney_async.errors import StoreError
@@ -108,8 +109,10 @@ class Database:
 
         Raises:
             StoreError: The database failed, or cannot be reached; nothing was changed, or after a broken commit
-                everything was.
+                everything was. On SQLite also if this task's own transaction is open, since it would wait for itself.
         """
+        if self.dialect == "sqlite":
+            require_no_guest()
 
         def transact(until: float) -> T:
             done = self._transact(work, writes=True, durable=durable, until=until)

@@ -1,33 +1,50 @@
 """Statements of ours in a transaction of the merchant's own, on the connection that the merchant has.
 
 A connection of SQLAlchemy runs them itself. For one of a driver, or of Django, they are compiled here, and their values
-converted as SQLAlchemy does. Nothing is committed, rolled back or set on the merchant's connection.
+converted as SQLAlchemy does. Nothing is committed, rolled back or set on the merchant's connection, and its errors pass
+as they are.
 """
 
 from __future__ import annotations
 
 import functools
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 from sqlalchemy.dialects.sqlite import pysqlite
 
-from mobilemoney_async.database.schema import changes, history, payments
+from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import refuse
 
 _ACCEPTS = (
     "a connection in a transaction of your own, to the store's database: a Connection or Session of SQLAlchemy (of an "
-    "AsyncSession through run_sync), a connection of psycopg or sqlite3, or Django's"
+    "AsyncConnection or AsyncSession through run_sync), a connection of psycopg or sqlite3, or Django's"
 )
-_DIALECTS: Mapping[str, sa.Dialect] = {
-    "sqlite": pysqlite.dialect(paramstyle="named"),
-    "postgresql": psycopg_dialect.dialect(),  # type: ignore[no-untyped-call]
-}
-_TYPES = {each.name: each.type for table in (changes, history, payments) for each in table.columns}
+_SNAPSHOT = (
+    "your transaction has read before another one wrote, and SQLite cannot let it write now: roll it back and run it "
+    "again, and begin it with BEGIN IMMEDIATE (Django: transaction_mode)"
+)
+_OWN = (
+    "your own transaction is open since enqueue(), and SQLite has one writer: commit it before you await a call that "
+    "writes to the store, which would wait for it"
+)
+_SQLITE_BUSY_SNAPSHOT = 517
+_POSTGRESQL: sa.Dialect = psycopg_dialect.dialect()  # type: ignore[no-untyped-call]
+_DJANGO: Mapping[str, sa.Dialect] = {"sqlite": pysqlite.dialect(paramstyle="pyformat"), "postgresql": _POSTGRESQL}
+_SQLITE: sa.Dialect = pysqlite.dialect(paramstyle="named")
+
+# The last transaction in which a task has enqueued on SQLite: the task, and whether the transaction is still open.
+_guest: ContextVar[tuple[int, Callable[[], bool]] | None] = ContextVar("mobilemoney_async_guest", default=None)
 
 
 def guest_connection(connection: Any, dialect: str) -> Any:
@@ -36,110 +53,186 @@ def guest_connection(connection: Any, dialect: str) -> Any:
     Raises:
         InvalidRequest: It is none of those that are accepted, of another kind of database, or in no transaction.
     """
-    session = getattr(connection, "connection", None)
+    orm = sys.modules.get("sqlalchemy.orm")
+    if orm is not None and isinstance(connection, (orm.Session, orm.scoped_session)):
+        connection = connection.connection()
+    guest, is_open = _admit(connection, dialect)
+    if dialect == "sqlite" and (task := _current_task()) is not None:
+        _guest.set((task, is_open))
+    return guest
+
+
+def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
+    """Return the object that executes, and a function that returns whether the transaction of now is open."""
+    psycopg = sys.modules.get("psycopg")
     if isinstance(connection, sa.Connection):
-        return _checked(connection, connection.dialect.name, connection.connection.dbapi_connection, dialect)
-    if callable(session) and isinstance(found := session(), sa.Connection):
-        return guest_connection(found, dialect)
-    if hasattr(connection, "ensure_connection"):  # Django's, whose driver's connection is made when it is first used
-        connection.ensure_connection()
-        connection = connection.connection
-    kind = "sqlite" if isinstance(connection, sqlite3.Connection) else "postgresql"
-    if kind == "postgresql" and not _is_psycopg(connection):
-        raise refuse("connection", _ACCEPTS, connection)
-    return _checked(GuestConnection(connection, _DIALECTS[kind]), kind, connection, dialect)
+        _require_kind(connection.dialect.name, dialect)
+        _require_transaction(_is_in_transaction(connection))
+        return connection, _weakly(connection)
+    if hasattr(connection, "ensure_connection"):  # Django's
+        _require_kind(connection.vendor, dialect)
+        _require_transaction(connection.in_atomic_block or not connection.get_autocommit())
+        # Its own cursor, so that errors are Django's.
+        return GuestConnection(connection.cursor, _DJANGO[dialect]), lambda: bool(connection.in_atomic_block)
+    if isinstance(connection, sqlite3.Connection):
+        _require_kind("sqlite", dialect)
+        _require_transaction(_begins_by_itself(connection))
+        return GuestConnection(lambda: _open_plain(connection), _SQLITE), lambda: _is_open(connection)
+    if psycopg is not None and isinstance(connection, psycopg.Connection):
+        _require_kind("postgresql", dialect)
+        _require_transaction(not connection.autocommit or connection.info.transaction_status.name != "IDLE")
+        # A cursor of the plain class, whatever the connection's own cursors and rows are.
+        rows = psycopg.rows.tuple_row
+        return GuestConnection(lambda: psycopg.Cursor(connection, row_factory=rows), _POSTGRESQL), bool
+    raise refuse("connection", _ACCEPTS, connection)
 
 
-def _is_psycopg(connection: Any) -> bool:
-    try:
-        import psycopg
-    except ImportError:
-        return False
-    return isinstance(connection, psycopg.Connection)
-
-
-def _checked(guest: Any, kind: str, driver: Any, dialect: str) -> Any:
+def _require_kind(kind: str, dialect: str) -> None:
     if kind != dialect:
         raise refuse("connection", f"one to the store's database, which is {dialect}, not {kind}")
-    if kind == "sqlite":
-        level, mode = driver.isolation_level, getattr(driver, "autocommit", sqlite3)
-        commits_each = not driver.in_transaction and (mode is True or (level is None and mode is not False))
-    else:
-        commits_each = driver.autocommit and driver.info.transaction_status.name == "IDLE"
-    if commits_each:
+
+
+def _require_transaction(is_in_one: bool) -> None:
+    if not is_in_one:
         raise refuse("connection", "in a transaction: this one commits each statement by itself")
-    return guest
+
+
+def _is_in_transaction(connection: sa.Connection) -> bool:
+    """Return whether SQLAlchemy's connection is in a transaction, after it has begun one as its next statement does."""
+    begun = None if connection.in_transaction() else connection.begin()
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        is_in_one = _begins_by_itself(driver)
+    else:
+        is_in_one = not getattr(connection.connection.dbapi_connection, "autocommit", False)
+    if begun is not None and not is_in_one:
+        begun.rollback()
+    return is_in_one
+
+
+def _begins_by_itself(driver: Any) -> bool:
+    """Return whether SQLite's connection is in a transaction, or begins one by its next statement that writes."""
+    mode = getattr(driver, "autocommit", None)  # True, False or, as before Python 3.12, by the level of isolation
+    return bool(driver.in_transaction) or mode is False or (mode is not True and driver.isolation_level is not None)
+
+
+def _open_plain(connection: sqlite3.Connection) -> Any:
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    return cursor
+
+
+def _weakly(connection: sa.Connection) -> Callable[[], bool]:
+    known = weakref.ref(connection)
+    return lambda: (found := known()) is not None and not found.closed and found.in_transaction()
+
+
+def _is_open(connection: sqlite3.Connection) -> bool:
+    try:
+        return connection.in_transaction
+    except sqlite3.ProgrammingError:  # closed
+        return False
+
+
+def _current_task() -> int | None:
+    try:
+        return anyio.get_current_task().id
+    except RuntimeError:
+        return None
+
+
+def require_no_guest() -> None:
+    """Raise `StoreError` if the current task has enqueued on SQLite, and its own transaction is still open.
+
+    A write of this library would wait for the end of that transaction, which this task alone can bring about.
+    """
+    found = _guest.get()
+    if found is not None and found[0] == _current_task() and found[1]():
+        raise StoreError(_OWN, outcome="not_sent")
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Add a note to an error of SQLite's that says too little; it passes unchanged."""
+    try:
+        yield
+    except Exception as exc:
+        causes = (exc, getattr(exc, "orig", None), exc.__cause__)
+        if any(getattr(each, "sqlite_errorcode", None) == _SQLITE_BUSY_SNAPSHOT for each in causes):
+            exc.add_note(_SNAPSHOT)
+        raise
 
 
 class GuestConnection:
     """Connection of a driver, with the part of SQLAlchemy's interface that `Journal` needs."""
 
-    def __init__(self, driver: Any, dialect: sa.Dialect) -> None:
+    def __init__(self, open_cursor: Callable[[], Any], dialect: sa.Dialect) -> None:
         self.dialect = dialect
-        self._driver = driver
+        self._open_cursor = open_cursor
 
     def execute(self, statement: Any, parameters: Mapping[str, Any] | None = None) -> GuestResult:
         """Execute a statement with its parameters."""
-        given = dict(parameters or {})
-        text, defaults, processors = _compiled(statement, self.dialect, frozenset(given))
-        values = {**defaults, **{name: value for name, value in given.items() if name in defaults}}
-        converted = {name: _convert(processors.get(name), value) for name, value in values.items()}
-        if self.dialect.name == "sqlite":
-            cursor = self._driver.cursor()
-            cursor.row_factory = None
-        else:
-            from psycopg.rows import tuple_row
-
-            cursor = self._driver.cursor(row_factory=tuple_row)
-        try:
+        given = parameters or {}
+        text, defaults, writers, readers = _compiled(statement, self.dialect, frozenset(given))
+        values = {name: given.get(name, default) for name, default in defaults.items()}
+        converted = {name: _convert(writers.get(name), value) for name, value in values.items()}
+        with closing(self._open_cursor()) as cursor:
             cursor.execute(text, converted)
-            names = [each[0] for each in cursor.description or ()]
-            rows = cursor.fetchall() if names else []
-            return GuestResult(names, [self._read(names, row) for row in rows])
-        finally:
-            cursor.close()
-
-    def _read(self, names: Sequence[str], row: Sequence[Any]) -> Sequence[Any]:
-        return [
-            value if (process := self._reader(name)) is None else process(value)
-            for name, value in zip(names, row, strict=True)
-        ]
-
-    def _reader(self, name: str) -> Callable[[Any], Any] | None:
-        kind = _TYPES.get(name)
-        return None if kind is None else kind.dialect_impl(self.dialect).result_processor(self.dialect, None)
+            rows = cursor.fetchall() if readers else ()
+        return GuestResult([_read_row(readers, row) for row in rows])
 
 
 class GuestResult:
     """Rows of a statement."""
 
-    def __init__(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        self._names, self._rows = names, rows
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self._rows = rows
 
     def one_or_none(self) -> Any:
         """Return the only row, or None."""
-        return SimpleNamespace(**dict(zip(self._names, self._rows[0], strict=True))) if self._rows else None
+        return self._rows[0] if self._rows else None
 
     def one(self) -> Any:
         """Return the only row."""
         (row,) = self._rows
-        return SimpleNamespace(**dict(zip(self._names, row, strict=True)))
+        return row
+
+
+_Convert = Callable[[Any], Any]
 
 
 @functools.lru_cache(maxsize=64)
 def _compiled(
     statement: Any, dialect: sa.Dialect, names: frozenset[str]
-) -> tuple[str, Mapping[str, Any], Mapping[str, Callable[[Any], Any]]]:
-    """Return the text of a statement, the defaults of its parameters, and their conversions."""
+) -> tuple[str, Mapping[str, Any], Mapping[str, _Convert], Mapping[str, _Convert]]:
+    """Return the text of a statement, the defaults of its parameters, and how to convert these and its columns."""
     compiled: Any = statement.compile(dialect=dialect, column_keys=sorted(names))
-    processors = {
+    writers = {
         name: process
         for name, bind in compiled.binds.items()
         if (process := bind.type.dialect_impl(dialect).bind_processor(dialect)) is not None
     }
-    return compiled.string, compiled.params, processors
+    readers = {
+        name: column.type.dialect_impl(dialect).result_processor(dialect, None) or _same
+        for name, column in statement.exported_columns.items()
+    }
+    return compiled.string, compiled.params, writers, readers
 
 
-def _convert(process: Callable[[Any], Any] | None, value: Any) -> Any:
+def _same(value: Any) -> Any:
+    return value
+
+
+def _convert(process: _Convert | None, value: Any) -> Any:
     converted = value if process is None else process(value)
     return str(converted) if isinstance(converted, str) else converted  # enumerations too
+
+
+def _read_row(readers: Mapping[str, _Convert], row: Sequence[Any]) -> Any:
+    pairs = zip(readers.items(), row, strict=True)
+    return SimpleNamespace(**{name: _read(process, value) for (name, process), value in pairs})
+
+
+def _read(process: _Convert, value: Any) -> Any:
+    # The converters that Django registers for all of sqlite3 may be faster than ours.
+    return process(value.isoformat(" ")) if isinstance(value, datetime) and value.tzinfo is None else process(value)

@@ -17,7 +17,15 @@ from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
-from mobilemoney_async.errors import APIError, CallOutcome, MobileMoneyError, StoreError
+from mobilemoney_async.errors import (
+    APIError,
+    AuthenticationError,
+    CallOutcome,
+    MobileMoneyError,
+    PermissionDenied,
+    RateLimitExceeded,
+    StoreError,
+)
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, Source
@@ -33,6 +41,9 @@ _EVENTS: Mapping[CallOutcome, PaymentEvent] = {
     "refused": PaymentEvent.REFUSE,
     "unknown": PaymentEvent.LOSE,
 }
+
+REFUSED_FOR_ALL = (AuthenticationError, PermissionDenied, RateLimitExceeded)
+"""Refusals that have nothing to do with the payment: another one would be refused, too."""
 
 
 class KeyTakenError(Exception):
@@ -50,7 +61,11 @@ class NotEchoedError(Exception):
 
 @attrs.define(eq=False)
 class RecordedAttempts:
-    """Record of one create's attempts; the pipeline calls it around each of them."""
+    """Record of one create's attempts; the pipeline calls it around each of them.
+
+    A payment that was queued goes back into the queue, in the transaction that records the end of the attempt, if it
+    was provably not sent, or refused for a reason that is not its own: so no crash leaves it out.
+    """
 
     store: AccountStore
     request: PaymentRequest
@@ -60,6 +75,7 @@ class RecordedAttempts:
     sent_at: datetime | None = None
     outcome: CallOutcome = "not_sent"
     on_sending: Callable[[], object] | None = None
+    is_queued: bool = False
 
     async def sending(self, lives: float) -> float:
         """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
@@ -121,8 +137,10 @@ class RecordedAttempts:
         self.outcome = outcome
         detail = "cancelled" if error is None else str(error)
         is_certain = isinstance(error, APIError) and error.is_certain
+        is_unmade = outcome == "not_sent" or (is_certain and isinstance(error, REFUSED_FOR_ALL))
+        event = PaymentEvent.PUT_BACK if self.is_queued and is_unmade else _EVENTS[outcome]
         try:
-            await self._save(_EVENTS[outcome], detail=detail, is_certain=is_certain)
+            await self._save(event, detail=detail, is_certain=is_certain)
         except StoreError as exc:
             logger.error("the result of payment %r is not recorded yet: %s", self.request.key, exc)  # noqa: TRY400
 

@@ -156,7 +156,12 @@ class IdempotentCreates:
                 if acknowledgement is not None:
                     return acknowledgement
                 progress.attempts = attempts = RecordedAttempts(
-                    self._store, request, expected, self._pipeline.utcnow, on_sending=progress.on_sending
+                    self._store,
+                    request,
+                    expected,
+                    self._pipeline.utcnow,
+                    on_sending=progress.on_sending,
+                    is_queued=progress.earlier is not None and progress.earlier.state is PaymentState.QUEUED,
                 )
                 try:
                     return await self._pipeline.call(

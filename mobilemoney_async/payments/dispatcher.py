@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -25,28 +26,46 @@ from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBU
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.leases import change_lease
 from mobilemoney_async.errors import (
+    APIError,
     DuplicateSuspected,
+    IdempotencyConflict,
+    InvalidRequest,
     MobileMoneyError,
     StoreError,
 )
 from mobilemoney_async.events import DispatcherPaused, emit
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.attempts import REFUSED_FOR_ALL
 from mobilemoney_async.payments.creates import IdempotentCreates
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.outbox import count_queued, next_queued, postpone, queue_again
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState
+from mobilemoney_async.payments.outbox import count_queued, next_queued, postpone
+from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.values import require_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# Seconds: the lease, two looks at the queue, and the drain at the end.
-_LEASE, _LOOK, _DRAIN = 10.0, 0.5, 10.0
+# Seconds: the lease, between two looks at the queue, and between two attempts to get the lease.
+_LEASE, _LOOK, _WAIT = 10.0, 0.5, 2.0
+# Seconds that a payment may keep the next one waiting, as during a listing, and for the answers at the end.
+_PATIENCE, _DRAIN = 10.0, 10.0
 # Payments that are being sent at once at most: answers may take long.
 _IN_FLIGHT = 20
 # Equal refusals in a row after which the dispatcher pauses, since the next one will be refused, too.
 _REFUSALS = 20
-# Seconds after which a payment is tried again that waits for another of its kind, or could not be sent.
-_DUPLICATE_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE = 30.0, 5.0, 300.0
+# Seconds after which a payment is tried again that cannot be sent now, for a reason of its own.
+_OWN_PAUSE = 30.0
+# Seconds for which no payment of a type is tried after one that could not be sent.
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
+_DIGITS = re.compile("[0-9]+")
+
+
+@attrs.frozen
+class _Obstacle:
+    """Reason why no payment of a type can be sent, until a time of the loop's clock, and the length of the pause."""
+
+    reason: str
+    until: float
+    pause: float
 
 
 @attrs.frozen(kw_only=True)
@@ -58,7 +77,8 @@ class DispatcherStats:
         sent: The payments that this dispatcher has sent, whatever their results.
         finishes_at: When the last queued payment will have been sent at this pace, or None while it is paused, or
             another process dispatches.
-        paused: Why it is paused, or None.
+        paused: Why it is paused, or None. It goes on by itself after what could not be sent, not after `pause` or many
+            equal refusals.
     """
 
     queued: int = 0
@@ -82,12 +102,13 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._me = uuid.uuid4().hex
         self._leased_until = -math.inf
         self._next_at = -math.inf
-        self._sending: set[str] = set()
+        self._sending: dict[str, tuple[PaymentRecord, anyio.CancelScope]] = {}
         self._changed = anyio.Event()
         self._queued = self._sent = 0
+        self._latest: datetime | None = None
         self._paused: str | None = None
+        self._obstacles: dict[TransactionType, _Obstacle] = {}
         self._last_refusal, self._refusals = "", 0
-        self._pause = _FIRST_PAUSE
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -107,6 +128,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                     while self._sending:
                         changed = self._changed
                         await changed.wait()
+                for _, scope in self._sending.values():
+                    scope.cancel()
                 tasks.cancel_scope.cancel()
                 with anyio.move_on_after(_LEASE, shield=True), suppress(StoreError):
                     await self._hold(None)
@@ -116,10 +139,12 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     @property
     def stats(self) -> DispatcherStats:
         """State of the dispatcher now."""
-        finishes_at = None
-        if self._paused is None and self._leased_until > anyio.current_time():
-            finishes_at = self._utcnow() + timedelta(seconds=self._queued * self._interval)
-        return DispatcherStats(queued=self._queued, sent=self._sent, finishes_at=finishes_at, paused=self._paused)
+        obstacles = [each.reason for each in self._obstacles.values()]
+        paused, finishes_at = self._paused or next(iter(obstacles), None), None
+        if paused is None and self._leased_until > anyio.current_time():
+            now = self._utcnow()
+            finishes_at = max(now + timedelta(seconds=self._queued * self._interval), self._latest or now)
+        return DispatcherStats(queued=self._queued, sent=self._sent, finishes_at=finishes_at, paused=paused)
 
     def pause(self, reason: str = "the program has paused it") -> None:
         """Send nothing from now on; what is being sent goes on. Another process may still dispatch."""
@@ -128,6 +153,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     def resume(self) -> None:
         """Go on after `pause`, or after the dispatcher has paused by itself."""
         self._paused, self._refusals, self._next_at = None, 0, -math.inf
+        self._obstacles.clear()
         self._stir()
 
     def __repr__(self) -> str:
@@ -149,24 +175,32 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     async def _step(self, tasks: anyio.abc.TaskGroup) -> float:
         """Send the next payment if it is time, and return the seconds until the next step."""
-        if self._paused is not None or not await self._is_holder():
-            return _LOOK
+        # After many refusals it keeps the lease, since another process would let as many be refused.
+        is_refused = self._refusals >= _REFUSALS
+        if (self._paused is not None and not is_refused) or not await self._is_holder():
+            self._queued, self._latest = await self._store.read(count_queued)
+            return _WAIT
         now = anyio.current_time()
-        if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
-            return max(0.0, self._next_at - now) or _LOOK
+        if is_refused or now < self._next_at or len(self._sending) >= _IN_FLIGHT:
+            return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
 
-        at = self._utcnow()
+        at, free = self._utcnow(), [each for each in TransactionType if not self._is_blocked(each, now)]
 
-        def look(journal: Journal) -> tuple[int, list[tuple[PaymentRecord, str | None]]]:
-            return count_queued(journal), next_queued(journal, at, limit=_IN_FLIGHT + 1)
+        def look(journal: Journal) -> tuple[int, datetime | None, list[tuple[PaymentRecord, str | None]]]:
+            return *count_queued(journal), next_queued(journal, at, types=free, limit=_IN_FLIGHT + 1)
 
-        self._queued, found = await self._store.read(look)
+        self._queued, self._latest, found = await self._store.read(look)
         for record, extra in found:
-            if record.key not in self._sending:
+            # One of a kind that is being sent would only wait for it.
+            is_busy = any(_kind(record) == _kind(each) for each, _ in self._sending.values())
+            if not is_busy and self._paused is None:
                 await self._begin(tasks, record, extra)
                 self._next_at = max(self._next_at, now + self._interval)
                 return 0.0
         return _LOOK
+
+    def _is_blocked(self, kind: TransactionType, now: float) -> bool:
+        return kind in self._obstacles and now < self._obstacles[kind].until
 
     async def _is_holder(self) -> bool:
         """Return whether this process dispatches; renew the lease halfway."""
@@ -184,24 +218,37 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     async def _begin(self, tasks: anyio.abc.TaskGroup, record: PaymentRecord, extra: str | None) -> None:
         """Begin to send a payment, and return once the rate limit has granted it: one of ours waits at a time."""
-        granted = anyio.Event()
-        self._sending.add(record.key)
-        tasks.start_soon(self._send, record, extra, granted)
-        await granted.wait()
+        granted, scope = anyio.Event(), anyio.CancelScope()
+        self._sending[record.key] = record, scope
+        tasks.start_soon(self._send, record, extra, granted, scope)
+        # One that was refused, perhaps not for certain, may need a listing first.
+        with anyio.move_on_after(None if record.is_certain else _PATIENCE):
+            await granted.wait()
 
-    async def _send(self, record: PaymentRecord, extra: str | None, granted: anyio.Event) -> None:
+    async def _send(
+        self, record: PaymentRecord, extra: str | None, granted: anyio.Event, scope: anyio.CancelScope
+    ) -> None:
+        def sending() -> None:
+            # From here on a cancellation of the program would leave an unknown result: the answer is waited for.
+            scope.shield = True
+            granted.set()
+
         try:
             is_collection = record.type == TransactionType.COLLECTION
             body = {"phone_number": record.phone_number, "amount": f"{record.amount:f}"}
             body |= {} if extra is None else json.loads(extra)
             endpoint = CREATE_COLLECTION if is_collection else CREATE_DISBURSEMENT
-            await self._creates.create(endpoint, body, idempotency_key=record.key, on_sending=granted.set)
+            with scope:
+                await self._creates.create(endpoint, body, idempotency_key=record.key, on_sending=sending)
+            if scope.cancelled_caught:
+                return
             self._sent += 1
-            self._refusals, self._pause = 0, _FIRST_PAUSE
+            self._refusals = 0
+            self._obstacles.pop(record.type, None)
         except MobileMoneyError as exc:
             await self._failed(record, exc)
         finally:
-            self._sending.discard(record.key)
+            del self._sending[record.key]
             granted.set()
             self._stir()
 
@@ -209,34 +256,42 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if error.outcome == "unknown":
             self._sent += 1
             logger.warning("queued payment %r has an unknown result: %s", record.key, error)
-            return
-        if error.outcome == "refused":
+        elif isinstance(error, APIError) and not (error.is_certain and isinstance(error, REFUSED_FOR_ALL)):
             self._sent += 1
             logger.warning("queued payment %r was refused: %s", record.key, error)
+            self._obstacles.pop(record.type, None)
             self._count_refusal(error)
+        else:
+            await self._put_off(record, error)
+
+    async def _put_off(self, record: PaymentRecord, error: MobileMoneyError) -> None:
+        """Let a payment wait that was not sent; and others of its type, unless the reason is its own."""
+        is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest) or not record.is_certain
+        known = self._obstacles.get(record.type)
+        pause = _FIRST_PAUSE if known is None else min(2 * known.pause, _LONGEST_PAUSE)
+        # Later than the others of its type: if the reason is its own after all, it is not in their way.
+        until = self._utcnow() + timedelta(seconds=_OWN_PAUSE if is_own else pause + _OWN_PAUSE)
+        try:
+            if await self._store.write(lambda journal: postpone(journal, record.key, reason=str(error), until=until)):
+                logger.info("queued payment %r waits: %s", record.key, error)
+            else:
+                return  # it was cancelled, or sent by someone else
+        except StoreError:
+            is_own = False
+        if is_own:
             return
-        pause, is_duplicate = _DUPLICATE_PAUSE, isinstance(error, DuplicateSuspected)
-        if not is_duplicate:
-            pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
-            self._next_at = anyio.current_time() + pause
-            logger.warning("nothing can be sent, the dispatcher pauses for %.0f s: %s", pause, error)
-
-        at = self._utcnow()
-
-        def put_back(journal: Journal) -> None:
-            current = journal.find(record.key, lock=True)
-            if current is not None and current.state is PaymentState.NOT_SENT:
-                queue_again(journal, current, at=at, reason=str(error), pause=pause)
-            elif current is not None and current.state is PaymentState.QUEUED:
-                postpone(journal, record.key, at=at, reason=str(error), pause=pause)
-
-        with suppress(StoreError):  # it stays as it is, and is looked at again
-            await self._store.write(put_back)
+        self._obstacles[record.type] = _Obstacle(str(error), anyio.current_time() + pause, pause)
+        logger.warning("no %s can be sent, the dispatcher pauses for %.0f s: %s", record.type, pause, error)
+        if known is None:
+            emit(self._on_event, DispatcherPaused(reason=str(error)))
 
     def _count_refusal(self, error: MobileMoneyError) -> None:
         """Pause after many equal refusals, such as those for an empty float: the next one would be refused, too."""
-        self._refusals = self._refusals + 1 if str(error) == self._last_refusal else 1
-        self._last_refusal = str(error)
+        # Their texts may name the payment.
+        code = error.code if isinstance(error, APIError) else None
+        refusal = code or _DIGITS.sub("", str(error))
+        self._refusals = self._refusals + 1 if refusal == self._last_refusal else 1
+        self._last_refusal = refusal
         if self._refusals >= _REFUSALS and self._paused is None:
             self._paused = f"{_REFUSALS} payments in a row were refused: {error}"
             emit(self._on_event, DispatcherPaused(reason=self._paused))
@@ -245,3 +300,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     def _stir(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def _kind(record: PaymentRecord) -> tuple[object, ...]:
+    return record.type, record.phone_number, record.amount

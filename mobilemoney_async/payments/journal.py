@@ -108,6 +108,7 @@ _at = sa.bindparam("of_at", type_=changes.c.at.type)
 _PUBLISH = changes.insert().values(
     entry=_last_number.scalar_subquery(), at=sa.case((_before > _at, _before), else_=_at)
 )
+_FIRST_CHANGE = changes.insert().inline()
 _CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)
 
 
@@ -338,8 +339,9 @@ class Journal:
 
     def publish_new(self, keys: Iterable[str], state: PaymentState, *, at: datetime) -> None:
         """Add the first changes of new payments to the feed."""
-        values = {"account": self.account, "entry": 1, "state": str(state), "at": at}
-        self.connection.execute(changes.insert(), [{**values, "name": key} for key in keys])
+        common = {"account": self.account, "entry": 1, "state": str(state), "at": at}
+        values: Any = [{**common, "name": key} for key in keys]
+        self.connection.execute(_FIRST_CHANGE, values if len(values) > 1 else values[0])
         self.has_changes = True
 
     def publish_unclaimed(self, transaction_id: str, status: str, *, at: datetime) -> None:
@@ -451,7 +453,7 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
             "reason": None,
             "is_adopted": entry.event is PaymentEvent.ADOPT,
         }
-    if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.LOSE}:
+    if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}:
         values["error"] = entry.detail and shorten(entry.detail)
     if entry.event is not PaymentEvent.ENQUEUE:  # a queued payment keeps what is known of its last attempt
         values["is_certain"] = bool(entry.is_certain) if target is PaymentState.REFUSED else None

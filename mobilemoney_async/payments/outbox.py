@@ -1,13 +1,15 @@
 """Outbox: payments that are recorded in the merchant's own transaction, and sent later by a dispatcher.
 
-Critical section: `enqueue` inserts into three tables and locks nothing but the payment's own row, which is new unless
-the key was used. So on PostgreSQL the merchant's transaction may stay open for minutes, while all other payments go on.
+Critical section: `enqueue` inserts one row into each of three tables, reads nothing else, and locks nothing but the
+payment's own row, which is new unless the key was used. So on PostgreSQL the merchant's transaction may stay open for
+minutes, while all other payments go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -16,10 +18,10 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.codec import encode
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import history, insert_missing, payments
+from mobilemoney_async.database.schema import FOUND_VERSION, history, insert_missing, payments, require_known
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.creates import payment_request
-from mobilemoney_async.payments.journal import Journal, JournalEntry, to_record
+from mobilemoney_async.payments.journal import Journal, JournalEntry, shorten, to_record
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import (
     PaymentEvent,
@@ -35,6 +37,7 @@ from mobilemoney_async.values import refuse, require_integer, require_name
 _MOST_PRIORITY = 1_000_000
 
 _columns = payments.c
+_IS_QUEUED = sa.text("state = 'QUEUED'")
 
 
 @attrs.frozen(kw_only=True)
@@ -92,23 +95,33 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
 
     Raises:
         IdempotencyConflict: The key was used for another payment.
+        StoreError: A newer release has migrated the tables since this process began.
     """
-    values = _row(journal.account, request, options, at)
-    made = journal.connection.execute(insert_missing(payments, journal.connection.dialect.name), values)
-    if made.one_or_none() is not None:
-        journal.note(request.key, at=at, what=PaymentEvent.ENQUEUE.value, source=Source.CALLER, detail=None)
-        journal.publish(request.key, PaymentState.QUEUED, None, at=at)
-        row = journal.row(request.key)
-        assert row is not None
-        return to_record(row)
+    made = journal.connection.execute(
+        _insertion(journal.connection.dialect.name), _row(journal.account, request, options, at)
+    ).one_or_none()
+    if made is not None:
+        require_known(made.version)
+        what, source = PaymentEvent.ENQUEUE.value, Source.CALLER
+        journal.note(request.key, at=at, what=what, source=source, detail=None, is_first=True)
+        journal.publish_new([request.key], PaymentState.QUEUED, at=at)
+        return to_record(made)
     record, _ = journal.look_up(request)
+    if record is not None and move(record.state, PaymentEvent.ENQUEUE) is not None:
+        record = journal.find(record.key, lock=True)
     assert record is not None  # rows are never deleted
     if move(record.state, PaymentEvent.ENQUEUE) is None:
         return record
-    queued = queue_again(journal, record, at=at)
-    if isinstance(queued, StoreError):
-        return record  # it was changed at the same moment
-    return to_record(journal.update(record.key, attrs.asdict(options)))
+    journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.ENQUEUE, source=Source.CALLER, at=at))
+    # At once, and the error of its last attempt is no reason to wait any more.
+    return to_record(journal.update(record.key, {**attrs.asdict(options), "reason": None, "next_look_at": None}))
+
+
+@functools.cache
+def _insertion(dialect: str) -> Any:
+    """Return the statement that makes a row, and gives it and the version of the tables, unless its key was used."""
+    others = (column for column in _columns if not column.primary_key)
+    return insert_missing(payments, dialect).returning(*others, FOUND_VERSION.label("version"))
 
 
 def enqueue_all(journal: Journal, orders: Sequence[tuple[PaymentRequest, QueueOptions]], at: datetime) -> None:
@@ -148,22 +161,12 @@ def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datet
     }
 
 
-def queue_again(
-    journal: Journal, record: PaymentRecord, *, at: datetime, reason: str | None = None, pause: float = 0.0
-) -> PaymentRecord | StoreError:
-    """Queue a payment again that was not sent or was refused; a dispatcher takes it after so many seconds."""
-    source = Source.CALLER if reason is None else Source.ANSWER
-    entry = JournalEntry(record.key, record.attempt, PaymentEvent.ENQUEUE, source=source, at=at, detail=reason)
-    queued = journal.apply(entry)
-    return (
-        queued if isinstance(queued, StoreError) else postpone(journal, record.key, at=at, reason=reason, pause=pause)
-    )
-
-
-def postpone(journal: Journal, key: str, *, at: datetime, reason: str | None, pause: float) -> PaymentRecord:
-    """Let a queued payment wait for so many seconds, for a reason that its record shows."""
-    values = {"reason": reason, "next_look_at": at + timedelta(seconds=pause) if pause else None}
-    return to_record(journal.update(key, values))
+def postpone(journal: Journal, key: str, *, reason: str, until: datetime | None) -> PaymentRecord | None:
+    """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None."""
+    record = journal.find(key, lock=True)
+    if record is None or record.state is not PaymentState.QUEUED:
+        return None
+    return to_record(journal.update(key, {"reason": shorten(reason), "next_look_at": until}))
 
 
 def cancel(journal: Journal, key: str, *, note: str, at: datetime) -> PaymentRecord | StoreError:
@@ -173,27 +176,30 @@ def cancel(journal: Journal, key: str, *, note: str, at: datetime) -> PaymentRec
         return StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if record.state is not PaymentState.QUEUED:
         return StoreError(f"payment {key!r} is {record.state}, not queued: nothing was changed", outcome="not_sent")
-    if record.attempt:
-        # Refused before, perhaps not for certain: its key is no proof that nothing was made.
-        said = "was sent before: it can be left, but not cancelled"
+    if not record.is_certain:
+        said = "was refused without a code of the contract, and may exist: it can be left, but not cancelled"
         return StoreError(f"payment {key!r} {said}", outcome="not_sent")
-    return journal.apply(JournalEntry(key, 0, PaymentEvent.CANCEL, source=Source.PERSON, at=at, detail=note))
+    entry = JournalEntry(key, record.attempt, PaymentEvent.CANCEL, source=Source.PERSON, at=at, detail=note)
+    return journal.apply(entry)
 
 
-def next_queued(journal: Journal, now: datetime, *, limit: int) -> list[tuple[PaymentRecord, str | None]]:
-    """Return the payments to send next, with their extra fields: by priority, then age."""
+def next_queued(
+    journal: Journal, now: datetime, *, types: Collection[TransactionType], limit: int
+) -> list[tuple[PaymentRecord, str | None]]:
+    """Return the payments of some types to send next, with their extra fields: by priority, then age."""
     is_due = (sa.or_(column.is_(None), column <= now) for column in (_columns.not_before, _columns.next_look_at))
+    here = (_columns.account == journal.account, _IS_QUEUED, _columns.type.in_([*map(str, types)]))
     statement = (
         sa.select(payments)
-        .where(_columns.account == journal.account, sa.text("state = 'QUEUED'"), *is_due)
+        .where(*here, *is_due)
         .order_by(_columns.priority.desc(), _columns.created_at, _columns.key)
         .limit(limit)
     )
     return [(to_record(row), row.extra) for row in journal.connection.execute(statement)]
 
 
-def count_queued(journal: Journal) -> int:
-    """Return the number of queued payments."""
-    statement = sa.select(sa.func.count()).where(_columns.account == journal.account, sa.text("state = 'QUEUED'"))
-    count: Any = journal.connection.execute(statement.select_from(payments)).scalar_one()
-    return int(count)
+def count_queued(journal: Journal) -> tuple[int, datetime | None]:
+    """Return the number of queued payments, and the latest time before which one of them is not sent."""
+    figures = sa.select(sa.func.count(), sa.func.max(_columns.not_before)).select_from(payments)
+    count, latest = journal.connection.execute(figures.where(_columns.account == journal.account, _IS_QUEUED)).one()
+    return count, latest

@@ -43,7 +43,14 @@ _DAY = timedelta(days=1)
 
 # After one of these the result of an attempt is known, more or less: a late loss takes an absence back.
 _SETTLING = frozenset(
-    each.value for each in (PaymentEvent.ACKNOWLEDGE, PaymentEvent.ADOPT, PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT)
+    each.value
+    for each in (
+        PaymentEvent.ACKNOWLEDGE,
+        PaymentEvent.ADOPT,
+        PaymentEvent.REFUSE,
+        PaymentEvent.FAIL_UNSENT,
+        PaymentEvent.PUT_BACK,
+    )
 )
 
 

@@ -6,7 +6,7 @@
                        │  └──no usable answer──▶ UNKNOWN ──found in the list──▶ ACKNOWLEDGED
                        │                            └──two listings without it──▶ ABSENT
                        ├──refused──▶ REFUSED ──send──▶ SENDING
-                       └──provably not sent──▶ NOT_SENT ──send──▶ SENDING
+                       └──provably not sent──▶ NOT_SENT ──send──▶ SENDING; of a queued payment: QUEUED
     UNKNOWN, ABSENT ──confirmed absent──▶ RELEASED ──send──▶ SENDING
     REFUSED, RELEASED ──a match in the list──▶ UNKNOWN
 
@@ -71,6 +71,7 @@ class PaymentEvent(enum.Enum):
     ACKNOWLEDGE = "acknowledged"
     REFUSE = "refused"
     FAIL_UNSENT = "not_sent"
+    PUT_BACK = "put_back"
     LOSE = "unknown"
     ADOPT = "adopted"
     MISS = "absent"
@@ -117,14 +118,17 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     (_S.SENDING, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.SENDING, _E.REFUSE): _S.REFUSED,
     (_S.SENDING, _E.FAIL_UNSENT): _S.NOT_SENT,
+    (_S.SENDING, _E.PUT_BACK): _S.QUEUED,
     (_S.SENDING, _E.LOSE): _S.UNKNOWN,
     # Recorded again, since the answer of the database was lost.
     (_S.REFUSED, _E.REFUSE): _S.REFUSED,
     (_S.NOT_SENT, _E.FAIL_UNSENT): _S.NOT_SENT,
+    (_S.QUEUED, _E.PUT_BACK): _S.QUEUED,
     # Counted as dead, the process that sent it may still get the result.
     (_S.UNKNOWN, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.UNKNOWN, _E.REFUSE): _S.REFUSED,
     (_S.UNKNOWN, _E.FAIL_UNSENT): _S.NOT_SENT,
+    (_S.UNKNOWN, _E.PUT_BACK): _S.QUEUED,
     (_S.UNKNOWN, _E.LOSE): _S.UNKNOWN,
     (_S.UNKNOWN, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.UNKNOWN, _E.MISS): _S.ABSENT,
@@ -135,6 +139,7 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     (_S.ABSENT, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.ABSENT, _E.REFUSE): _S.REFUSED,
     (_S.ABSENT, _E.FAIL_UNSENT): _S.NOT_SENT,
+    (_S.ABSENT, _E.PUT_BACK): _S.QUEUED,
     (_S.ABSENT, _E.ADOPT): _S.ACKNOWLEDGED,
     (_S.ABSENT, _E.CONFIRM_ABSENT): _S.RELEASED,
     (_S.ABSENT, _E.SEND): _S.SENDING,  # of collections, if the merchant has allowed it in general: `clearance`
@@ -176,7 +181,8 @@ class HistoryEntry:
 
     Attributes:
         at: Its time.
-        what: ``queued``, ``cancelled``, ``sent``, ``acknowledged``, ``refused``, ``not_sent``, ``unknown``,
+        what: ``queued``, ``cancelled``, ``sent``, ``acknowledged``, ``refused``, ``not_sent``,
+            ``put_back`` (into the queue: not sent, or refused for a reason that is not the payment's), ``unknown``,
             ``adopted``, ``absent``, ``confirmed``, ``doubted``, ``final``, ``ambiguous``, ``spelling`` (the list spells
             it otherwise than the contract, as payments of ours show), or ``contradiction``.
         source: ``caller``, ``answer``, ``poll``, ``reconcile`` or ``person``.

@@ -119,7 +119,7 @@ class SQLStore:
             IdempotencyConflict: The key was used for another payment.
             Exception: Errors of the driver pass unchanged, such as serialization failures that your own code repeats.
         """
-        from mobilemoney_async.database.guest import guest_connection
+        from mobilemoney_async.database.guest import explained, guest_connection
         from mobilemoney_async.payments.journal import Journal
         from mobilemoney_async.payments.outbox import enqueue, read_order
 
@@ -134,7 +134,8 @@ class SQLStore:
         )
         database = self._parts.database
         journal = Journal(guest_connection(connection, database.dialect), self.account)
-        return enqueue(journal, *order, database.wall_clock.utcnow())
+        with explained():
+            return enqueue(journal, *order, database.wall_clock.utcnow())
 
     def close(self) -> None:
         """Close the idle connections to the database, as the last client that is closed does too.

@@ -122,6 +122,7 @@ class SharedLimiter:
         # A slot is a time fixed in advance, while a bucket counts the request when it is really sent. The permitted
         # delay comes on top of the jitter, which covers the way to the service.
         self._slack = min(0.1, 0.05 * limiter.burst * 60 / limiter.per_minute)
+        self.per_minute: float = limiter.per_minute
         self._limit = Limit(
             per_minute=limiter.per_minute,
             burst=limiter.burst,

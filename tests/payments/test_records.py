@@ -29,6 +29,7 @@ from tests.support.fakes import NOON, PHONE_NUMBER
 # A row for each state; an event that is not in a row contradicts it.
 TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
     PaymentState.QUEUED: {
+        PaymentEvent.PUT_BACK: PaymentState.QUEUED,
         PaymentEvent.SEND: PaymentState.SENDING,
         PaymentEvent.CANCEL: PaymentState.CANCELLED,
         PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
@@ -36,12 +37,14 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
     },
     PaymentState.CANCELLED: {},
     PaymentState.SENDING: {
+        PaymentEvent.PUT_BACK: PaymentState.QUEUED,
         PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
         PaymentEvent.REFUSE: PaymentState.REFUSED,
         PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
         PaymentEvent.LOSE: PaymentState.UNKNOWN,
     },
     PaymentState.UNKNOWN: {
+        PaymentEvent.PUT_BACK: PaymentState.QUEUED,
         PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
         PaymentEvent.REFUSE: PaymentState.REFUSED,
         PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
@@ -51,6 +54,7 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
         PaymentEvent.CONFIRM_ABSENT: PaymentState.RELEASED,
     },
     PaymentState.ABSENT: {
+        PaymentEvent.PUT_BACK: PaymentState.QUEUED,
         PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
         PaymentEvent.REFUSE: PaymentState.REFUSED,
         PaymentEvent.FAIL_UNSENT: PaymentState.NOT_SENT,
