@@ -15,11 +15,15 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from mobilemoney_async import (
+    APIError,
     AsyncClient,
+    ConnectionFailed,
     IdempotencyConflict,
     InvalidRequest,
     OutcomeUnknown,
     PaymentState,
+    RateLimiter,
+    RetryPolicy,
     StoreError,
 )
 from mobilemoney_async.events import DispatcherPaused, Event
@@ -29,6 +33,7 @@ from tests.payments.service import PHONE_NUMBER, make_world
 
 pytestmark = pytest.mark.anyio
 
+NO_RETRIES = RetryPolicy(max_attempts=1)
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000}
 
 
@@ -213,6 +218,110 @@ async def test_what_cannot_be_sent_goes_back_to_the_queue(store_url: str) -> Non
     assert world.sent == 1 and record is not None and "put_back" in [entry.what for entry in record.history]
 
 
+async def test_while_nothing_can_be_sent_the_dispatcher_says_so_and_tries_again(sqlite_file_url: str) -> None:
+    """By an event and its state; the payments stay queued, each with the reason, and may be cancelled."""
+    world, events = make_world(sqlite_file_url), list[Event]()
+    async with world.client(on_event=events.append, retry=NO_RETRIES) as client:
+        for number in range(5):
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        world.line.refuse = 10**6
+        async with client.dispatcher() as dispatcher:
+            await anyio.sleep(60)
+            assert len([each for each in events if isinstance(each, DispatcherPaused)]) == 1
+            assert "ConnectError" in (dispatcher.stats.paused or "") and dispatcher.stats.finishes_at is None
+            assert {await state(client, f"k{number}") for number in range(5)} == {PaymentState.QUEUED}
+            record = await client.payments.get("k0")
+            assert record is not None and "ConnectError" in (record.reason or "")
+            assert (await client.payments.cancel("k0", note="no more")).state is PaymentState.CANCELLED
+            world.line.refuse = 0
+            await anyio.sleep(120)
+            assert dispatcher.stats.paused is None and dispatcher.stats.sent == 4
+    assert world.sent == 4
+
+
+async def test_a_rejected_token_costs_no_payment(store_url: str) -> None:
+    """The refusal says nothing about the payment, which goes back into the queue."""
+    world = make_world(store_url)
+    async with world.client(auth="expired") as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        await dispatch(client)
+        assert await state(client, "a") is PaymentState.QUEUED
+    async with world.client() as client:
+        await dispatch(client)
+        assert await state(client, "a") is PaymentState.ACKNOWLEDGED
+    assert len(world.made) == 1
+
+
+async def test_a_create_that_is_not_sent_leaves_its_payment_in_the_queue(store_url: str) -> None:
+    """Also one that is cancelled in the last moment."""
+    world = make_world(store_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        world.line.refuse = 1
+        with pytest.raises(ConnectionFailed):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
+        assert await state(client, "a") is PaymentState.QUEUED
+        await dispatch(client)
+    assert len(world.made) == 1
+
+
+async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url: str) -> None:
+    """One that was refused without a code of the contract is compared with the list before it is sent again."""
+    world = make_world(sqlite_file_url)
+    async with world.client(world.store(grace=600)) as client:
+        world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=3)
+        for number in range(3):
+            order: dict[str, Any] = {"phone_number": PHONE_NUMBER, "amount": 10 + number}
+            with pytest.raises(APIError):
+                await client.collections.create(**order, idempotency_key=f"soft-{number}")
+            queued = await client.payments.enqueue(type="collection", **order, idempotency_key=f"soft-{number}")
+            assert queued.state is PaymentState.QUEUED
+            with pytest.raises(StoreError, match="may exist"):
+                await client.payments.cancel(f"soft-{number}", note="no")
+        for number in range(5):
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        began = world.utcnow()
+        async with client.dispatcher():
+            await anyio.sleep(60)
+            assert [await state(client, f"k{number}") for number in range(5)] == [PaymentState.ACKNOWLEDGED] * 5
+            waiting = await client.payments.get("soft-0")
+            assert waiting is not None and waiting.state is PaymentState.QUEUED and waiting.reason is not None
+            await anyio.sleep(900)
+        sent = [await client.payments.get(f"soft-{number}") for number in range(3)]
+    assert world.sent == 11
+    for each in sent:
+        assert each is not None and each.sent_at is not None and each.sent_at >= began + timedelta(seconds=500)
+
+
+async def test_an_end_of_the_program_leaves_nothing_half_done(store_url: str) -> None:
+    """What is on its way gets its answer, as long as that takes no more than ten seconds; the rest stays queued."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        for number in range(8):
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        world.sandbox.script(faults.latency(3), on="c2b", times=8)
+        with anyio.move_on_after(4):
+            await dispatch(client, per_minute=60)
+        states = {await state(client, f"k{number}") for number in range(8)}
+        assert states == {PaymentState.ACKNOWLEDGED, PaymentState.QUEUED}
+        assert 3 <= world.sent <= 5
+        await dispatch(client)
+    assert world.sent == 8 == len(world.made)
+
+
+async def test_an_interactive_create_is_at_most_one_payment_behind(sqlite_file_url: str) -> None:
+    """Under a rate limit that the queue has used up."""
+    world = make_world(sqlite_file_url)
+    async with world.client(rate_limiter=RateLimiter()) as client:
+        for number in range(100):
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        async with client.dispatcher(per_minute=60):
+            await anyio.sleep(70)
+            before = world.sent
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=5, idempotency_key="now")
+            assert world.sent <= before + 2
+
+
 async def test_one_of_a_kind_waits_for_the_other(sqlite_file_url: str) -> None:
     """While a payment of the same type, number and amount is unknown, its record has the reason."""
     world = make_world(sqlite_file_url)
@@ -270,6 +379,10 @@ async def test_equal_refusals_in_a_row_pause_the_dispatcher_loudly(sqlite_file_u
             assert world.sent == 20
             assert dispatcher.stats.paused is not None and dispatcher.stats.finishes_at is None
             assert [type(each) for each in events if isinstance(each, DispatcherPaused)] == [DispatcherPaused]
+            # Nor does another process go on, to have as many refused.
+            async with world.client() as other:
+                assert (await dispatch(other)).stats.queued == 5
+            assert world.sent == 20
             dispatcher.resume()
             await anyio.sleep(20)
             assert world.sent == 25

@@ -1,0 +1,352 @@
+"""The connections that merchants have: each takes a payment into its own transaction, or says why not."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import anyio
+import django
+import django.conf
+import django.db
+import psycopg
+import pytest
+import sqlalchemy as sa
+from django.db import transaction
+from django.db.utils import ConnectionHandler
+from psycopg.rows import dict_row, scalar_row
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from mobilemoney_async import IdempotencyConflict, InvalidRequest, PaymentState, SQLStore, StoreError
+from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
+
+ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000, "extra": {"note": "100 %"}}
+
+
+@pytest.fixture
+def store(store_url: str) -> SQLStore:
+    return SQLStore(store_url)
+
+
+def enqueue(store: SQLStore, connection: Any, key: str) -> None:
+    """Queue a payment, and again, which gives the same one; other parameters are a conflict, and undo nothing."""
+    queued = store.enqueue(connection, **ORDER, idempotency_key=key)
+    assert (queued.key, queued.state, queued.attempt) == (key, PaymentState.QUEUED, 0)
+    assert store.enqueue(connection, **ORDER, idempotency_key=key) == queued
+    with pytest.raises(IdempotencyConflict):
+        store.enqueue(connection, **{**ORDER, "amount": 1}, idempotency_key=key)
+
+
+def keys(url: str) -> list[str]:
+    """The queued payments, and the changes of the feed, which are the same."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.connect() as connection:
+        found = connection.scalars(sa.text("SELECT key FROM mobilemoney_payment_records ORDER BY key")).all()
+        assert connection.scalars(sa.text("SELECT name FROM mobilemoney_changes ORDER BY name")).all() == found
+        assert connection.scalars(sa.text("SELECT key FROM mobilemoney_payment_history ORDER BY key")).all() == found
+    return [*found]
+
+
+def file_of(url: str) -> str:
+    return sa.make_url(url).database or ""
+
+
+def dsn(url: str) -> str:
+    return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+# SQLAlchemy
+
+
+@pytest.mark.parametrize("kind", ["connection", "session", "scoped session"])
+def test_sqlalchemy(store: SQLStore, store_url: str, kind: str) -> None:
+    """A Connection, and sessions of the ORM: the rollback of a savepoint takes back what was queued in it."""
+    engine = sa.create_engine(store_url, poolclass=sa.pool.NullPool)
+    maker: Any = {
+        "connection": engine.connect,
+        "session": sessionmaker(engine),
+        "scoped session": scoped_session(sessionmaker(engine)),
+    }[kind]
+    with maker() as connection:
+        enqueue(store, connection, "a")
+        if kind != "scoped session":
+            nested = connection.begin_nested()
+            enqueue(store, connection, "undone")
+            nested.rollback()
+        enqueue(store, connection, "b")
+        connection.commit()
+        enqueue(store, connection, "c")
+        connection.rollback()
+    engine.dispose()
+    assert keys(store_url) == ["a", "b"]
+
+
+def test_sqlalchemy_with_begin_immediate(sqlite_file_url: str) -> None:
+    """The recipe of SQLAlchemy's documentation: no transactions of the driver, and a BEGIN of one's own."""
+    engine, store = sa.create_engine(sqlite_file_url), SQLStore(sqlite_file_url)
+
+    @sa.event.listens_for(engine, "connect")
+    def connect(driver: Any, record: Any) -> None:
+        driver.isolation_level = None
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    with engine.begin() as connection:
+        enqueue(store, connection, "a")
+    with Session(engine) as session:
+        enqueue(store, session, "b")
+        session.rollback()
+    engine.dispose()
+    assert keys(sqlite_file_url) == ["a"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "aiosqlite"])
+@on_asyncio
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_an_async_session_takes_it_through_run_sync(
+    driver: str, request: pytest.FixtureRequest, anyio_backend: object
+) -> None:
+    """Of SQLAlchemy's drivers for asyncio; the session itself is refused by a sentence that says so."""
+    name = "sqlite_file_url" if driver == "aiosqlite" else "postgres_url"
+    url: str = request.getfixturevalue(name)
+    store, made = SQLStore(url), sa.make_url(url)
+    if driver == "asyncpg":  # it knows no host in the query
+        made = sa.URL.create("postgresql", made.username, made.password, database=made.database, query=made.query)
+    engine = create_async_engine(made.set(drivername=f"{made.get_backend_name()}+{driver}"))
+    async with AsyncSession(engine) as session:
+        for wrong in (session, engine, await session.connection()):
+            with pytest.raises(InvalidRequest, match="run_sync"):
+                store.enqueue(wrong, **ORDER, idempotency_key="a")
+        await session.run_sync(lambda sync: enqueue(store, sync, "a"))
+        await session.commit()
+        await session.run_sync(lambda sync: enqueue(store, sync, "b"))
+        await session.rollback()
+    await engine.dispose()
+    assert keys(url) == ["a"]
+
+
+def test_what_commits_each_statement_by_itself_is_refused(store: SQLStore, store_url: str) -> None:
+    """SQLAlchemy's AUTOCOMMIT; the connection may be used as before."""
+    engine = sa.create_engine(store_url, poolclass=sa.pool.NullPool)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with pytest.raises(InvalidRequest, match="commits each statement"):
+            store.enqueue(connection, **ORDER, idempotency_key="a")
+        with connection.begin():
+            connection.execute(sa.text("SELECT 1"))
+    assert keys(store_url) == []
+
+
+# Drivers
+
+
+@pytest.mark.parametrize("factory", [dict_row, scalar_row, None])
+def test_psycopg(postgres_url: str, factory: Any) -> None:
+    """Whatever its rows and cursors are, also in autocommit mode inside a transaction, and in a pipeline."""
+    store = SQLStore(postgres_url)
+    with psycopg.connect(dsn(postgres_url)) as connection:
+        if factory is None:
+            connection.cursor_factory = psycopg.RawCursor
+        else:
+            connection.row_factory = factory
+        enqueue(store, connection, "a")
+        with pytest.raises(ZeroDivisionError), connection.transaction():
+            enqueue(store, connection, "undone")
+            raise ZeroDivisionError
+        connection.commit()
+        with connection.pipeline():
+            enqueue(store, connection, "b")
+        connection.commit()
+        connection.autocommit = True
+        with pytest.raises(InvalidRequest, match="commits each statement"):
+            store.enqueue(connection, **ORDER, idempotency_key="c")
+        with connection.transaction():
+            enqueue(store, connection, "d")
+    assert keys(postgres_url) == ["a", "b", "d"]
+
+
+def test_errors_of_the_driver_pass_unchanged(postgres_url: str) -> None:
+    """Such as a serialization failure, so that the merchant's own code repeats the transaction."""
+    store = SQLStore(postgres_url)
+    with psycopg.connect(dsn(postgres_url)) as one, psycopg.connect(dsn(postgres_url)) as other:
+        one.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        one.execute("SELECT 1")
+        store.enqueue(other, **ORDER, idempotency_key="a")
+        other.commit()
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            store.enqueue(one, **ORDER, idempotency_key="a")
+        one.rollback()
+        enqueue(store, one, "a")
+        one.execute("DROP TABLE mobilemoney_changes")
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            store.enqueue(one, **ORDER, idempotency_key="b")
+        one.rollback()
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_an_open_transaction_holds_up_no_other_payment_on_postgresql(postgres_url: str) -> None:
+    """Nor the feed, nor a key that is used again; and serializable transactions that enqueue do not disturb another."""
+    world = make_world(postgres_url)
+    store = world.store()
+    async with world.client(store) as client:
+        refused = {**ORDER, "amount": 7}
+        await client.payments.enqueue(**refused, idempotency_key="old")
+        with psycopg.connect(dsn(postgres_url)) as one, psycopg.connect(dsn(postgres_url)) as other:
+            for number, each in enumerate((one, other)):
+                each.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+                store.enqueue(each, **{**ORDER, "amount": 50 + number}, idempotency_key=f"open-{number}")
+                locks = each.execute("SELECT count(*) FROM pg_locks WHERE mode LIKE '%Exclusive%' AND NOT granted")
+                assert locks.fetchone() == (0,)
+            with anyio.fail_after(30):
+                answer = await client.collections.create(phone_number=PHONE_NUMBER, amount=2, idempotency_key="now")
+                async with client.dispatcher():
+                    seen = set[str | None]()
+                    async for change in client.payments.changes():
+                        seen.add(change.key)
+                        if change.key == "old" and change.state is PaymentState.ACKNOWLEDGED:
+                            break
+                await client.payments.reconcile()
+            assert answer.transaction_id and seen == {"old", "now"}
+            one.commit()
+            other.commit()
+
+
+LEVELS: list[dict[str, Any]] = [{}, {"isolation_level": "IMMEDIATE"}]
+if sys.version_info >= (3, 12):
+    LEVELS.append({"autocommit": False})
+
+
+@pytest.mark.parametrize("options", LEVELS)
+def test_sqlite3(sqlite_file_url: str, options: dict[str, Any]) -> None:
+    """In its usual transactions, with rows of any kind, and in a savepoint."""
+    store = SQLStore(sqlite_file_url)
+    with closing(sqlite3.connect(file_of(sqlite_file_url), **options)) as connection:
+        connection.row_factory = sqlite3.Row
+        enqueue(store, connection, "a")
+        connection.execute("SAVEPOINT one")
+        enqueue(store, connection, "undone")
+        connection.execute("ROLLBACK TO one")
+        connection.commit()
+        enqueue(store, connection, "b")
+        connection.rollback()
+    assert keys(sqlite_file_url) == ["a"]
+
+
+@pytest.mark.parametrize("options", [{"isolation_level": None}, *([{"autocommit": True}] if len(LEVELS) > 2 else [])])
+def test_sqlite3_without_transactions_needs_a_begin(sqlite_file_url: str, options: dict[str, Any]) -> None:
+    store = SQLStore(sqlite_file_url)
+    with closing(sqlite3.connect(file_of(sqlite_file_url), **options)) as connection:
+        with pytest.raises(InvalidRequest, match="commits each statement"):
+            store.enqueue(connection, **ORDER, idempotency_key="a")
+        connection.execute("BEGIN IMMEDIATE")
+        enqueue(store, connection, "a")
+        connection.execute("COMMIT")
+    assert keys(sqlite_file_url) == ["a"]
+
+
+def test_a_connection_to_another_kind_of_database_is_refused(store: SQLStore, store_url: str) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        if store_url.startswith("postgresql"):
+            with pytest.raises(InvalidRequest, match="which is postgresql, not sqlite"):
+                store.enqueue(connection, **ORDER, idempotency_key="a")
+        else:
+            with pytest.raises(sqlite3.OperationalError, match="no such table"):
+                store.enqueue(connection, **ORDER, idempotency_key="a")
+
+
+# Sentences for SQLite, which has one writer
+
+
+def test_a_transaction_that_read_too_early_says_so(sqlite_file_url: str) -> None:
+    """SQLITE_BUSY_SNAPSHOT reaches the merchant as it is, with a note on what to do."""
+    store, file = SQLStore(sqlite_file_url), file_of(sqlite_file_url)
+    with closing(sqlite3.connect(file)) as one, closing(sqlite3.connect(file)) as other:
+        one.execute("BEGIN")
+        one.execute("SELECT count(*) FROM mobilemoney_payment_records").fetchall()
+        store.enqueue(other, **ORDER, idempotency_key="a")
+        other.commit()
+        with pytest.raises(sqlite3.OperationalError) as caught:
+            store.enqueue(one, **ORDER, idempotency_key="b")
+        assert "BEGIN IMMEDIATE" in caught.value.__notes__[0]
+        one.rollback()
+        enqueue(store, one, "b")
+        one.rollback()
+
+
+@pytest.mark.anyio
+async def test_awaiting_the_store_inside_the_transaction_is_an_error_at_once(sqlite_file_url: str) -> None:
+    """Not a wait for oneself; other tasks wait for the commit, and reads do not wait at all."""
+    world = make_world(sqlite_file_url)
+    store = world.store()
+    engine = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool)
+    async with world.client(store) as client:
+        for connect in (lambda: sqlite3.connect(file_of(sqlite_file_url)), engine.connect):
+            with closing(connect()) as connection:
+                for _ in range(2):
+                    store.enqueue(connection, **ORDER, idempotency_key="a")
+                    with pytest.raises(StoreError, match="your own transaction is open") as caught:
+                        await client.collections.create(phone_number=PHONE_NUMBER, amount=5, idempotency_key="b")
+                    assert caught.value.outcome == "not_sent"
+                    assert await client.payments.get("a") is None
+                    connection.rollback()
+                store.enqueue(connection, **ORDER, idempotency_key="a")
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(lambda: client.payments.enqueue(**ORDER, idempotency_key="c"))
+                    await anyio.lowlevel.checkpoint()
+                    connection.rollback()
+            await client.payments.enqueue(**ORDER, idempotency_key="d")
+    assert world.sent == 0 and keys(sqlite_file_url) == ["c", "d"]
+
+
+# Django
+
+
+@contextmanager
+def in_django(url: str, alias: str = "default", **options: Any) -> Iterator[Any]:
+    """The connection of a Django project to a database."""
+    if not django.conf.settings.configured:
+        django.conf.settings.configure(DATABASES={}, LOGGING_CONFIG=None)
+        django.setup()
+    made = sa.make_url(url)
+    if made.get_backend_name() == "sqlite":
+        settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": made.database, "OPTIONS": options}
+    else:
+        options |= {"host": str(made.query["host"])}
+        settings = {"ENGINE": "django.db.backends.postgresql", "NAME": made.database, "USER": made.username}
+        settings["OPTIONS"] = options
+    django.db.connections.databases[alias] = ConnectionHandler({"default": settings}).databases["default"]
+    try:
+        yield django.db.connections[alias]
+    finally:
+        django.db.connections[alias].close()
+        del django.db.connections[alias]
+
+
+@pytest.mark.parametrize("options", [{}, {"transaction_mode": "IMMEDIATE"}, {"server_side_binding": True}])
+def test_django(store: SQLStore, store_url: str, options: dict[str, Any]) -> None:
+    """Inside `atomic`, nested too; outside, it is refused. The errors are Django's."""
+    is_sqlite = store_url.startswith("sqlite")
+    given = {name: value for name, value in options.items() if is_sqlite == (name == "transaction_mode")}
+    with in_django(store_url, **given) as connection:
+        with pytest.raises(InvalidRequest, match="commits each statement"):
+            store.enqueue(connection, **ORDER, idempotency_key="a")
+        with transaction.atomic():
+            enqueue(store, connection, "a")
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                enqueue(store, connection, "undone")
+                raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            enqueue(store, django.db.connection, "b")
+            raise ZeroDivisionError
+        with pytest.raises(django.db.Error), transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("DROP TABLE mobilemoney_payment_records")
+            store.enqueue(connection, **ORDER, idempotency_key="c")
+    assert keys(store_url) == ["a"]
