@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
 
 import anyio
@@ -121,13 +121,14 @@ async def _work_off(job: Job, seed: int) -> None:
             await anyio.sleep(0.1)
 
 
-def _start(job: Job, seed: int) -> int:
+def fork(work: Callable[..., Awaitable[object]], *arguments: object) -> int:
+    """Run an async function in a process of its own, and return its pid."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        anyio.run(_work_off, job, seed)
+        anyio.run(work, *arguments)
         code = 0
     except BaseException:  # noqa: BLE001 (whatever it is, the child must not go on as its parent)
         traceback.print_exc()
@@ -146,16 +147,14 @@ def _reap(alive: set[int]) -> list[tuple[int, int]]:
     return ended
 
 
-def main() -> None:
-    """Run the nursery until standard input ends; no worker outlives it."""
-    told = json.loads(sys.stdin.readline())
-    job = Job(**{**told, "orders": [Order(**order) for order in told["orders"]]})
+def run_nursery(start: Callable[[int], int]) -> None:
+    """Run the nursery until standard input ends; no worker outlives it. `start` forks one, and returns its pid."""
     alive: set[int] = set()
     try:
         for line in sys.stdin:
             command, *arguments = line.split()
             if command == "start":
-                pid = _start(job, int(arguments[0]))
+                pid = start(int(arguments[0]))
                 alive.add(pid)
                 print(pid, flush=True)
             else:
@@ -163,6 +162,13 @@ def main() -> None:
     finally:
         for pid in alive:
             os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """Run the nursery of `_work_off`."""
+    told = json.loads(sys.stdin.readline())
+    job = Job(**{**told, "orders": [Order(**order) for order in told["orders"]]})
+    run_nursery(lambda seed: fork(_work_off, job, seed))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -16,7 +17,6 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 import mobilemoney_async
 from tests.payments import crash_worker
-from tests.payments.crash_worker import Job
 
 
 @attrs.define
@@ -59,9 +59,9 @@ class Nursery:
 
 
 @asynccontextmanager
-async def nursery(job: Job) -> AsyncIterator[Nursery]:
-    """Run the program that forks workers; none outlives the context."""
-    command = [sys.executable, "-W", "error", crash_worker.__file__]
+async def nursery(job: Any, command: Sequence[str] | None = None) -> AsyncIterator[Nursery]:
+    """Run the program that forks workers, `crash_worker` by default; none outlives the context."""
+    command = command or [sys.executable, "-W", "error", crash_worker.__file__]
     # The package that is under test, installed or not.
     environment = {**os.environ, "PYTHONPATH": str(Path(mobilemoney_async.__file__).parents[1])}
     async with await anyio.open_process(command, stdin=subprocess.PIPE, stderr=None, env=environment) as process:

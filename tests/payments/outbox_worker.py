@@ -1,0 +1,407 @@
+"""Merchants' programs around the outbox, which may be killed at any moment: processes that a nursery forks.
+
+Each kind places orders, with the payment in the same transaction, and keeps books: the endings of payments, in the same
+transaction as its place among the changes. Beside that, each runs a dispatcher, a poller and `reconcile`.
+
+| kind | orders | database |
+|---|---|---|
+| `dispatcher` | none: the test has queued them | SQLite, PostgreSQL |
+| `psycopg` | a worker's loop over a list | PostgreSQL, one connection of psycopg for each task |
+| `fastapi` | ``POST /orders/{id}`` | PostgreSQL, SQLAlchemy's ORM with an AsyncSession |
+| `django` | ``POST /orders/{id}``, an async view | SQLite, Django's ORM in `atomic` |
+
+The nursery listens on a port for the last two, which its workers inherit: customers wait in line while one is dead.
+"""
+
+import importlib
+import json
+import random
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from types import ModuleType
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import attrs
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentChange, SQLStore
+from tests.payments.crash_worker import ONCE_MORE, fork, run_nursery, wide_open
+
+TABLES = (
+    "CREATE TABLE shop_orders (id VARCHAR(40) PRIMARY KEY, amount INTEGER NOT NULL)",
+    "CREATE TABLE shop_books (id VARCHAR(40), amount INTEGER NOT NULL, status VARCHAR(40))",
+    "CREATE TABLE shop_place (id INTEGER PRIMARY KEY, place VARCHAR(100))",
+    "INSERT INTO shop_place VALUES (1, '')",
+)
+BOOK = "INSERT INTO shop_books (id, amount, status) VALUES ({0}, {0}, {0})"
+MOVE = "UPDATE shop_place SET place = {0} WHERE id = 1 AND place = {0}"
+
+
+@attrs.frozen
+class Job:
+    """Job of all workers; the amount of each order follows from its number."""
+
+    kind: str
+    base_url: str
+    token: str
+    store_url: str
+    orders: int = 0
+
+
+def order_of(number: int) -> dict[str, Any]:
+    """Return the arguments of an order's payment."""
+    phone_number, key = f"+2556812{number % 100_000:05}", f"order-{number}"
+    order = {"type": "collection", "phone_number": phone_number, "amount": 1_000 + number}
+    return {**order, "idempotency_key": key, "extra": {"external_id": key}}
+
+
+def open_store(job: Job) -> SQLStore:
+    """Return the store; an absent collection may be sent again."""
+    return SQLStore(job.store_url, grace=1.0, resend_absent_collections=True)
+
+
+def open_client(job: Job, store: SQLStore) -> AsyncClient:
+    """Return a client that nothing slows down."""
+    return AsyncClient(
+        job.base_url, auth=job.token, store=store, timeout=1.0, retry=ONCE_MORE, rate_limiter=wide_open()
+    )
+
+
+def plain(url: str, driver: str = "") -> str:
+    """Return a store's URL for another driver of SQLAlchemy, or for libpq."""
+    made = sa.make_url(url)
+    name = made.get_backend_name()
+    return made.set(drivername=f"{name}+{driver}" if driver else name).render_as_string(hide_password=False)
+
+
+class Rolled(Exception):
+    """Reason to roll an order back."""
+
+
+class Shop:
+    """Merchant's own tables, in the database that has the store's: an order and its payment are one transaction."""
+
+    def __init__(self, job: Job, store: SQLStore) -> None:
+        self.url = job.store_url
+        self.store = store
+
+    async def place_order(self, number: int, *, is_rolled_back: bool = False) -> None:
+        """Record an order and its payment, or raise `Rolled` at the end of the transaction."""
+        raise NotImplementedError
+
+    async def place(self) -> str:
+        """Return the cursor of the last change in the books."""
+        raise NotImplementedError
+
+    async def write(self, cursor: str, change: PaymentChange) -> bool:
+        """Write a change and its cursor; return False if another process has done so."""
+        raise NotImplementedError
+
+
+class PsycopgShop(Shop):
+    """Plain psycopg, in threads."""
+
+    async def place_order(self, number: int, *, is_rolled_back: bool = False) -> None:
+        def place_order() -> None:
+            order = order_of(number)
+            with psycopg.connect(plain(self.url)) as connection:
+                insert = "INSERT INTO shop_orders VALUES (%s, %s) ON CONFLICT DO NOTHING"
+                connection.execute(insert, (order["idempotency_key"], order["amount"]))
+                self.store.enqueue(connection, **order)
+                if is_rolled_back:
+                    raise Rolled
+
+        await anyio.to_thread.run_sync(place_order)
+
+    async def place(self) -> str:
+        def place() -> str:
+            with psycopg.connect(plain(self.url)) as connection:
+                row = connection.execute("SELECT place FROM shop_place").fetchone()
+            assert row is not None
+            return str(row[0])
+
+        return await anyio.to_thread.run_sync(place)
+
+    async def write(self, cursor: str, change: PaymentChange) -> bool:
+        def write() -> bool:
+            with psycopg.connect(plain(self.url)) as connection:
+                is_ours = connection.execute(MOVE.format("%s"), (change.cursor, cursor)).rowcount == 1
+                if is_ours and (booked := ending(change)) is not None:
+                    connection.execute(BOOK.format("%s"), booked)
+            return is_ours
+
+        return await anyio.to_thread.run_sync(write)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "shop_orders"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    amount: Mapped[int]
+
+
+class OrmShop(Shop):
+    """SQLAlchemy's ORM, as FastAPI's users have it."""
+
+    def __init__(self, job: Job, store: SQLStore) -> None:
+        super().__init__(job, store)
+        self._sessions = async_sessionmaker(create_async_engine(plain(job.store_url, "psycopg")))
+
+    async def place_order(self, number: int, *, is_rolled_back: bool = False) -> None:
+        order = order_of(number)
+        async with self._sessions.begin() as session:
+            await session.merge(Order(id=order["idempotency_key"], amount=order["amount"]))
+            await session.run_sync(lambda sync: self.store.enqueue(sync, **order))
+            if is_rolled_back:
+                raise Rolled
+
+    async def place(self) -> str:
+        async with self._sessions() as session:
+            return str(await session.scalar(sa.text("SELECT place FROM shop_place")))
+
+    async def write(self, cursor: str, change: PaymentChange) -> bool:
+        async with self._sessions.begin() as session:
+            move = sa.text("UPDATE shop_place SET place = :new WHERE id = 1 AND place = :old RETURNING id")
+            is_ours = await session.scalar(move, {"new": change.cursor, "old": cursor}) is not None
+            if is_ours and (booked := ending(change)) is not None:
+                book = sa.text("INSERT INTO shop_books VALUES (:id, :amount, :status)")
+                await session.execute(book, dict(zip(("id", "amount", "status"), booked, strict=True)))
+        return is_ours
+
+
+class DjangoShop(Shop):
+    """Django's ORM on SQLite."""
+
+    def __init__(self, job: Job, store: SQLStore) -> None:
+        import django
+        from django.conf import settings
+
+        super().__init__(job, store)
+        database = {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": sa.make_url(job.store_url).database,
+            "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+        }
+        settings.configure(
+            DATABASES={"default": database}, ALLOWED_HOSTS=["*"], ROOT_URLCONF="shop_urls", SECRET_KEY="x", USE_TZ=True
+        )
+        django.setup()
+        from django.db import models
+
+        class Order(models.Model):  # type: ignore[misc]
+            id = models.CharField(max_length=40, primary_key=True)
+            amount = models.IntegerField()
+
+            class Meta:
+                app_label = "shop"
+                db_table = "shop_orders"
+
+        self._order = Order
+
+    async def place_order(self, number: int, *, is_rolled_back: bool = False) -> None:
+        from asgiref.sync import sync_to_async
+        from django.db import connection, transaction
+
+        def place_order() -> None:
+            order = order_of(number)
+            with transaction.atomic():
+                self._order.objects.get_or_create(id=order["idempotency_key"], defaults={"amount": order["amount"]})
+                self.store.enqueue(connection, **order)
+                if is_rolled_back:
+                    raise Rolled
+
+        await sync_to_async(place_order)()
+
+    async def place(self) -> str:
+        from asgiref.sync import sync_to_async
+        from django.db import connection
+
+        def place() -> str:
+            with connection.cursor() as sql:
+                sql.execute("SELECT place FROM shop_place")
+                return str(sql.fetchone()[0])
+
+        return await sync_to_async(place)()
+
+    async def write(self, cursor: str, change: PaymentChange) -> bool:
+        from asgiref.sync import sync_to_async
+        from django.db import connection, transaction
+
+        def write() -> bool:
+            with transaction.atomic(), connection.cursor() as sql:
+                sql.execute(MOVE.format("%s"), (change.cursor, cursor))
+                is_ours = bool(sql.rowcount == 1)
+                if is_ours and (booked := ending(change)) is not None:
+                    sql.execute(BOOK.format("%s"), booked)
+            return is_ours
+
+        return bool(await sync_to_async(write)())
+
+
+def ending(change: PaymentChange) -> tuple[str, int, str] | None:
+    """Return what the books have of a payment that has ended, or None of another change."""
+    if change.record is None or change.key is None or change.state != "FINAL":
+        return None
+    return change.key, int(change.record.amount), str(change.status)
+
+
+async def keep_books(client: AsyncClient, poller: Any, shop: Shop) -> None:
+    """Follow the changes of all payments, in any number of processes: each is written once."""
+    while True:
+        cursor = await shop.place()
+        async for change in client.payments.changes(after=cursor or None):
+            record = change.record
+            if record is not None and record.transaction_id is not None and not record.is_final:
+                poller.track(record.transaction_id)
+            if not await shop.write(cursor, change):
+                break  # another process has
+            cursor = change.cursor
+
+
+async def reconcile(client: AsyncClient) -> None:
+    """Look for unknown payments, and send the collections again that certainly do not exist."""
+    while True:
+        for record in await client.payments.reconcile():
+            if record.state == "ABSENT":
+                order = order_of(int(record.key.removeprefix("order-")))
+                del order["type"]
+                try:
+                    await client.collections.create(**order)
+                except MobileMoneyError as exc:
+                    print(f"{record.key}: {exc}", file=sys.stderr)
+        await anyio.sleep(0.5)
+
+
+@asynccontextmanager
+async def backend(job: Job, shop: Shop | None, store: SQLStore) -> AsyncIterator[AsyncClient]:
+    """Run everything that a merchant's process runs beside its requests."""
+    async with (
+        open_client(job, store) as client,
+        client.poller(resume=True, min_interval=0.05) as poller,
+        client.dispatcher(per_minute=600_000),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(reconcile, client)
+        if shop is not None:
+            tasks.start_soon(keep_books, client, poller, shop)
+        yield client
+        tasks.cancel_scope.cancel()
+
+
+async def dispatch(job: Job, seed: int) -> None:
+    async with open_client(job, open_store(job)) as client, client.dispatcher(per_minute=600_000):
+        await anyio.sleep_forever()
+
+
+async def work_off(job: Job, seed: int) -> None:
+    """Place all orders, in any order; each is there once, however often it is placed."""
+    store = open_store(job)
+    shop, numbers = PsycopgShop(job, store), list(range(job.orders))
+    random.Random(seed).shuffle(numbers)
+    async with backend(job, shop, store):
+        for number in numbers:
+            if number % 5 == seed % 5:
+                with suppress(Rolled):
+                    await shop.place_order(number + 50_000, is_rolled_back=True)
+            await shop.place_order(number)
+        await anyio.sleep_forever()
+
+
+async def serve(job: Job, app: Any, listener: socket.socket) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(app, log_level="warning", http="h11", ws="none")
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+async def serve_fastapi(job: Job, seed: int, listener: socket.socket) -> None:
+    from fastapi import FastAPI
+
+    store = open_store(job)
+    shop = OrmShop(job, store)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with backend(job, shop, store):
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/orders/{number}")
+    async def place_order(number: int, is_rolled_back: bool = False) -> str:
+        try:
+            await shop.place_order(number, is_rolled_back=is_rolled_back)
+        except Rolled:
+            return "rolled back"
+        return "placed"
+
+    await serve(job, app, listener)
+
+
+async def serve_django(job: Job, seed: int, listener: socket.socket) -> None:
+    """Serve Django, whose own application knows no lifespan: Starlette's has it."""
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    store = open_store(job)
+    shop = DjangoShop(job, store)
+    from django.core.asgi import get_asgi_application
+    from django.http import HttpRequest, HttpResponse
+    from django.urls import path
+    from django.views.decorators.csrf import csrf_exempt
+
+    @csrf_exempt  # type: ignore[untyped-decorator]
+    async def place_order(request: HttpRequest, number: int) -> HttpResponse:
+        try:
+            await shop.place_order(number, is_rolled_back="is_rolled_back" in request.GET)
+        except Rolled:
+            return HttpResponse("rolled back")
+        return HttpResponse("placed")
+
+    urls = ModuleType("shop_urls")
+    urls.__dict__["urlpatterns"] = [path("orders/<int:number>", place_order)]
+    sys.modules["shop_urls"] = urls
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with backend(job, shop, store):
+            yield
+
+    app = Starlette(lifespan=lifespan, routes=[Mount("/", app=get_asgi_application())])
+    await serve(job, app, listener)
+
+
+def preload(*names: str) -> None:
+    """Import modules once, before the forks."""
+    for name in names:
+        importlib.import_module(name)
+
+
+def main() -> None:
+    """Run the nursery of a kind of merchant. Its first answer is the port."""
+    job = Job(**json.loads(sys.stdin.readline()))
+    works: dict[str, Callable[..., Awaitable[object]]] = {"dispatcher": dispatch, "psycopg": work_off}
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        print(listener.getsockname()[1], flush=True)
+        if job.kind in works:
+            run_nursery(lambda seed: fork(works[job.kind], job, seed))
+        elif job.kind == "fastapi":
+            preload("fastapi", "uvicorn")
+            run_nursery(lambda seed: fork(serve_fastapi, job, seed, listener))
+        else:
+            preload("asgiref.sync", "django.core.asgi", "django.db.backends.sqlite3.base", "django.urls", "uvicorn")
+            run_nursery(lambda seed: fork(serve_django, job, seed, listener))
+
+
+if __name__ == "__main__":
+    main()

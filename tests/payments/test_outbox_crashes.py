@@ -1,0 +1,209 @@
+"""Merchants' programs around the outbox, killed again and again: orders, payments and books agree to the shilling."""
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import attrs
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentState
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.outbox import enqueue_all, read_order
+from mobilemoney_async.payments.store import account_store
+from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from tests.payments.merchant import is_missing
+from tests.payments.nursery import Nursery, nursery
+from tests.payments.outbox_worker import TABLES, Job, open_client, open_store, order_of
+from tests.support.processes import module_command
+from tests.support.scale import soak
+
+IS_FULL = soak(4) >= 4
+ORDERS = 1_500 if IS_FULL else 60
+QUEUED, KILLS = (5_000, 20) if IS_FULL else (250, 5)
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.real_time,
+    pytest.mark.untraced,
+    pytest.mark.soak,
+    pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True),  # the sandbox serves sockets there only
+]
+
+
+def make_sandbox() -> Sandbox:
+    choices = Choices(rate_limit=None, latency=0.01, list_lag=0.1, median_delay=0.3, longest_delay=1.0)
+    sandbox = Sandbox(seed=1, choices=choices)
+    # Beside the kills, some answers are lost.
+    sandbox.script(faults.drop(processed=True), on="c2b", probability=0.02)
+    sandbox.script(faults.drop(processed=False), on="c2b", probability=0.02)
+    return sandbox
+
+
+@asynccontextmanager
+async def workers(job: Job) -> AsyncIterator[tuple[Nursery, int]]:
+    """The nursery of a merchant's processes, and the port on which they serve."""
+    async with nursery(job, module_command("tests.payments.outbox_worker")) as found:
+        port = int(await found.lines.receive_until(b"\n", 100))
+        yield found, port
+
+
+async def decide(client: AsyncClient) -> None:
+    """Look for unknown payments as an operator would, and let those be sent again that do not exist."""
+    await client.payments.reconcile(stale_after=2)
+    for record in await client.payments.list(["UNKNOWN", "ABSENT", "RELEASED"]):
+        order = order_of(int(record.key.removeprefix("order-")))
+        del order["type"]
+        with suppress(MobileMoneyError):  # a worker has just sent it again
+            if is_missing(record):
+                await client.payments.confirm_absent(record.key, note="not in the dashboard")
+            if is_missing(record) or record.state is PaymentState.RELEASED:
+                await client.collections.create(**order)
+
+
+async def query(url: str, statement: str) -> list[Any]:
+    def run() -> list[Any]:
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+        with engine.begin() as connection:
+            result = connection.execute(sa.text(statement))
+            return [*result] if result.returns_rows else []
+
+    return await anyio.to_thread.run_sync(run)
+
+
+async def begin_again(processes: Nursery, url: str, number: int) -> None:
+    """Kill all processes and start others; end the leases of the dead, for which those would wait for half a minute."""
+    for pid in sorted(processes.alive):
+        processes.kill(pid)
+    await processes.reap()
+    await query(url, "UPDATE mobilemoney_leases SET until = 0")
+    for _ in range(number):
+        await processes.start()
+
+
+# Dispatchers
+
+
+def queue(store: AccountStore, number: int) -> Any:
+    orders = [read_order(**{"not_before": None, "priority": 0, **order_of(each)}) for each in range(number)]
+    return lambda journal: enqueue_all(journal, orders, datetime.now(UTC))
+
+
+async def test_kill_9_of_dispatchers_loses_no_queued_payment_and_sends_none_twice(store_url: str) -> None:
+    """Four processes, of which one sends: whenever they are killed, each payment is sent once in the end."""
+    sandbox, dice = make_sandbox(), random.Random(1)
+    async with sandbox.serve() as base_url:
+        job = Job("dispatcher", base_url, sandbox.token, store_url)
+        store = open_store(job)
+        async with workers(job) as (processes, _), open_client(job, store) as client:
+            await client.payments.unresolved()
+            parts = account_store(store)
+            await parts.write(queue(parts, QUEUED))
+            for _ in range(4):
+                await processes.start()
+            for kill in range(KILLS):
+                enough = QUEUED * (kill + 1) // (KILLS + 2)
+                with anyio.fail_after(60):
+                    while len(sandbox.transactions) < enough:
+                        await anyio.sleep(0.002)
+                await anyio.sleep(dice.uniform(0, 0.02))
+                holder = await query(store_url, "SELECT holder FROM mobilemoney_leases WHERE name = 'dispatcher'")
+                assert holder
+                # Any of them may be the one that sends, and the others wait for its lease: none is left of it.
+                await begin_again(processes, store_url, 4)
+            with anyio.fail_after(60 + QUEUED / 10):
+                while await client.payments.list(["QUEUED", "SENDING", "UNKNOWN", "ABSENT", "RELEASED"], limit=1):
+                    await decide(client)
+                    await anyio.sleep(0.5)
+            states = Counter(record.state for record in await client.payments.list())
+            await processes.kill_everybody()
+    assert states[PaymentState.ACKNOWLEDGED] + states[PaymentState.FINAL] == QUEUED
+    sent = Counter(each.external_id for each in sandbox.transactions.values())
+    assert sent == Counter(f"order-{number}" for number in range(QUEUED))
+
+
+# Shops
+
+
+@attrs.define
+class Customers:
+    """Customers who order until they are told that their order is placed, and some who think better of it."""
+
+    port: int
+
+    async def order(self, numbers: Any) -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=10) as http:
+            for number in numbers:
+                for path in [f"/orders/{number + 50_000}?is_rolled_back=true"] * (number % 5 == 0) + [
+                    f"/orders/{number}"
+                ]:
+                    while not await self._is_answered(http, path):
+                        await anyio.sleep(0.05)
+
+    async def _is_answered(self, http: httpx.AsyncClient, path: str) -> bool:
+        try:
+            return (await http.post(path)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@pytest.mark.parametrize(
+    ("kind", "store_url"),
+    [("fastapi", "postgresql"), ("django", "sqlite"), ("psycopg", "postgresql")],
+    indirect=["store_url"],
+)
+async def test_a_shop_that_is_killed_keeps_orders_payments_and_books_together(kind: str, store_url: str) -> None:
+    """Three processes of it: each order is paid once, each payment is in the books once, and no more than that."""
+    sandbox, dice = make_sandbox(), random.Random(2)
+    numbers = iter(range(ORDERS))
+    async with sandbox.serve() as base_url:
+        job = Job(kind, base_url, sandbox.token, store_url, ORDERS)
+        async with workers(job) as (processes, port), open_client(job, open_store(job)) as client:
+            await client.payments.unresolved()
+            for statement in TABLES:
+                await query(store_url, statement)
+            customers = Customers(port)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(0 if kind == "psycopg" else 4):
+                    tasks.start_soon(customers.order, numbers)
+                for _ in range(3):
+                    await processes.start()
+                enough = 0
+                while (enough := enough + dice.randrange(5, 15)) < ORDERS:
+                    with anyio.fail_after(60):
+                        while (await query(store_url, "SELECT count(*) FROM shop_orders"))[0][0] < enough:
+                            await anyio.sleep(0.01)
+                    await anyio.sleep(dice.uniform(0, 0.1))
+                    await processes.reap()
+                    processes.kill(dice.choice(sorted(processes.alive)))
+                    await processes.start()
+            await begin_again(processes, store_url, 2)
+            await settle(client, store_url)
+            orders = await query(store_url, "SELECT id, amount FROM shop_orders")
+            books = await query(store_url, "SELECT id, amount, status FROM shop_books")
+            await processes.kill_everybody()
+            await query(store_url, "DROP TABLE shop_orders")
+            await query(store_url, "DROP TABLE shop_books")
+            await query(store_url, "DROP TABLE shop_place")
+    assert {order.id for order in orders} == {f"order-{number}" for number in range(ORDERS)}
+    made = sandbox.transactions.values()
+    assert Counter(each.external_id for each in made) == Counter(order.id for order in orders)
+    assert Counter((each.external_id, int(each.amount)) for each in made) == Counter(
+        (row.id, row.amount) for row in books
+    )
+    paid = sum(row.amount for row in books if row.status == "SUCCESS")
+    assert paid == sandbox.ledger.collected > 0
+
+
+async def settle(client: AsyncClient, url: str) -> None:
+    """Wait until every order has its place in the books."""
+    with anyio.fail_after(60 + ORDERS / 10):
+        while (await query(url, "SELECT count(*) FROM shop_books"))[0][0] < ORDERS:
+            await decide(client)
+            await anyio.sleep(0.3)
