@@ -1,4 +1,4 @@
-"""Cost of the store: a create with an SQLite store, and queries of a million records."""
+"""Cost of the store: a create with an SQLite store, the outbox, and queries of a million records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sqlite3
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -36,7 +37,7 @@ def run() -> list[Row]:
     """Compare a create with a store, one without, and a bare commit; then query a large store."""
     # Here, not in /tmp, which may be memory.
     with TemporaryDirectory(dir=Path.cwd(), prefix=".benchmark-") as folder:
-        return [*_creates(Path(folder)), *_questions(Path(folder) / "million.db")]
+        return [*_creates(Path(folder)), *_outbox(Path(folder)), *_questions(Path(folder) / "million.db")]
 
 
 def _creates(folder: Path) -> list[Row]:
@@ -57,6 +58,57 @@ def _creates(folder: Path) -> list[Row]:
         ),
         Row("cost of the record: two commits", bare, "", f"{ratio:.2f}x"),
     ]
+
+
+def _outbox(folder: Path) -> list[Row]:
+    with asyncio.Runner() as runner:
+        each, together, sent, made = runner.run(_measure_outbox(folder))
+    return [
+        Row(f"`enqueue` in an open transaction, SQLite: {1 / together:,.0f}/s", "", "", f"{together * 1e6:.0f} µs"),
+        Row(f"a transaction with one `enqueue`: {1 / each:,.0f}/s", "", "", f"{each * _MILLI:.1f} ms"),
+        Row(
+            f"a queued payment, dispatched: {sent * _MILLI:.1f} ms",
+            f"a recorded create, {made * _MILLI:.1f} ms",
+            "",
+            f"{(sent - made) * _MILLI:.1f} ms more",
+        ),
+    ]
+
+
+async def _measure_outbox(folder: Path) -> tuple[float, float, float, float]:
+    """Return the seconds of an enqueue with its own commit, of one without, of a dispatch and of a create."""
+    path, numbers = folder / "outbox.db", count(1)
+    store = SQLStore(f"sqlite:///{path}")
+
+    def enqueue(connection: sqlite3.Connection) -> None:
+        number = next(numbers)
+        order: dict[str, Any] = {"type": "collection", "phone_number": _PHONE_NUMBER, "amount": number}
+        store.enqueue(connection, **order, idempotency_key=f"order-{number}")
+
+    async with _client(store) as client:
+        await client.payments.list(limit=1)  # makes the tables
+        with closing(sqlite3.connect(path)) as connection:
+            enqueue(connection)
+            started = time.perf_counter()
+            for _ in range(_CREATES):
+                enqueue(connection)
+            together = (time.perf_counter() - started) / _CREATES
+            connection.commit()
+            started = time.perf_counter()
+            for _ in range(_CREATES):
+                enqueue(connection)
+                connection.commit()
+            each = (time.perf_counter() - started) / _CREATES
+        queued = next(numbers) - 1
+        started = time.perf_counter()
+        async with client.dispatcher(per_minute=1e7) as dispatcher:
+            while dispatcher.stats.sent < queued:
+                await asyncio.sleep(0.01)
+        sent = (time.perf_counter() - started) / queued
+        started = time.perf_counter()
+        for _ in range(_CREATES):
+            await client.collections.create(phone_number=_PHONE_NUMBER, amount=1_000)
+        return each, together, sent, (time.perf_counter() - started) / _CREATES
 
 
 def _questions(path: Path) -> list[Row]:

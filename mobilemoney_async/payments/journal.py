@@ -68,6 +68,7 @@ _columns = payments.c
 _OF_ACCOUNT = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
 _BY_KEY = _OF_ACCOUNT.where(_columns.key == sa.bindparam("of_key"))
 _BY_KEY_LOCKED = _BY_KEY.with_for_update()
+_BY_KEY_IF_FREE = _BY_KEY.with_for_update(skip_locked=True)
 _BY_TRANSACTION_LOCKED = _OF_ACCOUNT.where(_columns.transaction_id == sa.bindparam("of_transaction")).with_for_update()
 _DUPLICATE = _OF_ACCOUNT.where(
     _columns.type == sa.bindparam("of_type"),
@@ -152,6 +153,10 @@ class Journal:
         """Return the row of a key; locked until the commit, if asked for."""
         statement = _BY_KEY_LOCKED if lock else _BY_KEY
         return self.connection.execute(statement, {"of_account": self.account, "of_key": key}).one_or_none()
+
+    def row_if_free(self, key: str) -> sa.Row[Any] | None:
+        """Return the row of a key, locked until the commit, or None if another transaction holds its lock."""
+        return self.connection.execute(_BY_KEY_IF_FREE, {"of_account": self.account, "of_key": key}).one_or_none()
 
     def find(self, key: str, *, lock: bool = False) -> PaymentRecord | None:
         """Return the record of a key, without its history."""

@@ -145,7 +145,13 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
     A payment that is no longer as it was before the listing, `record`, is left as it is.
     """
     # Locked until the commit: another process may have found the payment during the listing, but not from here on.
-    row = journal.row(record.key, lock=True)
+    if record.state in REUSABLE:
+        # A merchant's own transaction, which queues it again, may hold the lock for minutes: it is looked at next time.
+        row = journal.row_if_free(record.key)
+        if row is None:
+            return record
+    else:
+        row = journal.row(record.key, lock=True)
     assert row is not None  # rows are never deleted
     current = to_record(row)
     if (current.attempt, current.state) != (record.attempt, record.state):

@@ -21,7 +21,8 @@ from psycopg.rows import dict_row, scalar_row
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from mobilemoney_async import IdempotencyConflict, InvalidRequest, PaymentState, SQLStore, StoreError
+from mobilemoney_async import APIError, IdempotencyConflict, InvalidRequest, PaymentState, SQLStore, StoreError
+from mobilemoney_async.sandbox import faults
 from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
 
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000, "extra": {"note": "100 %"}}
@@ -196,24 +197,30 @@ async def test_an_open_transaction_holds_up_no_other_payment_on_postgresql(postg
     world = make_world(postgres_url)
     store = world.store()
     async with world.client(store) as client:
-        refused = {**ORDER, "amount": 7}
-        await client.payments.enqueue(**refused, idempotency_key="old")
+        world.sandbox.script(faults.server_error(422, processed=False), on="c2b")
+        with pytest.raises(APIError):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=7, idempotency_key="refused")
+        await client.payments.enqueue(**{**ORDER, "amount": 8}, idempotency_key="old")
         with psycopg.connect(dsn(postgres_url)) as one, psycopg.connect(dsn(postgres_url)) as other:
             for number, each in enumerate((one, other)):
                 each.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
                 store.enqueue(each, **{**ORDER, "amount": 50 + number}, idempotency_key=f"open-{number}")
                 locks = each.execute("SELECT count(*) FROM pg_locks WHERE mode LIKE '%Exclusive%' AND NOT granted")
                 assert locks.fetchone() == (0,)
+            other.rollback()
+            store.enqueue(other, type="collection", phone_number=PHONE_NUMBER, amount=7, idempotency_key="refused")
             with anyio.fail_after(30):
+                await client.payments.reconcile()
                 answer = await client.collections.create(phone_number=PHONE_NUMBER, amount=2, idempotency_key="now")
                 async with client.dispatcher():
                     seen = set[str | None]()
                     async for change in client.payments.changes():
+                        assert change.key is not None and not change.key.startswith("open")
                         seen.add(change.key)
                         if change.key == "old" and change.state is PaymentState.ACKNOWLEDGED:
                             break
                 await client.payments.reconcile()
-            assert answer.transaction_id and seen == {"old", "now"}
+            assert answer.transaction_id and seen == {"old", "now", "refused"}
             one.commit()
             other.commit()
 

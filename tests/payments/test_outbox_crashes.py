@@ -26,7 +26,7 @@ from tests.support.scale import soak
 
 IS_FULL = soak(4) >= 4
 ORDERS = 1_500 if IS_FULL else 60
-QUEUED, KILLS = (5_000, 20) if IS_FULL else (250, 5)
+QUEUED, KILLS = (5_000, 20) if IS_FULL else (150, 3)
 
 pytestmark = [
     pytest.mark.anyio,
