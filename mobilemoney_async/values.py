@@ -15,10 +15,14 @@ from typing import Any, Final, NoReturn, SupportsIndex
 
 from mobilemoney_async.errors import InvalidRequest
 
-_TANZANIAN = re.compile(r"(?:\+?255|0)?([1-9][0-9]{8})", re.ASCII)
+# Of the national numbering plan: nine digits, of which those of mobile phones begin with 6 or 7.
+_TANZANIAN = re.compile(r"(?:\+?255|0)?([67][0-9]{8})", re.ASCII)
 _AMOUNT = re.compile(r"[0-9]+(?:\.0+)?", re.ASCII)
 _AMOUNT_DIGITS = 28
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
+# The first character of a spreadsheet's formula, in Latin and in full width; phone numbers and amounts are none.
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
+_SIGNED = re.compile(r"[+-][0-9.…]+", re.ASCII)
 _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 # Patterns that clean error texts. Uncompiled: `re` compiles them at the first error, and keeps them.
@@ -153,15 +157,19 @@ def _compact(phone_number: str) -> str:
 
 
 def tanzanian(phone_number: str) -> str:
-    """Return a Tanzanian number in international format, which may be given without its country code.
+    """Return the number of a Tanzanian mobile phone in international format; it may lack its country code.
+
+    Nothing calls this unless you do: without a country code, a number might be of any country. The operator is not
+    guessed.
 
     Args:
-        phone_number: ``0788 500 000``, ``788500000``, ``255788500000`` or ``+255788500000``, with spaces and hyphens.
+        phone_number: ``0788 500 000``, ``788500000``, ``255788500000`` or ``+255788500000``; blanks, hyphens and
+            parentheses are dropped.
 
     Raises:
-        InvalidRequest: It is something else, such as a number of another country.
+        InvalidRequest: It is something else, such as a landline, or a number of another country.
     """
-    accepts = 'a Tanzanian number such as "0788 500 000" or "+255788500000"'
+    accepts = 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"'
     if not isinstance(phone_number, str):
         raise refuse("phone_number", accepts, phone_number)
     found = _TANZANIAN.fullmatch(re.sub(r"[\s()-]", "", phone_number))
@@ -275,6 +283,17 @@ def require_bearer(argument: str, value: object) -> Secret:
     if secret is None or not _HEADER_TOKEN.fullmatch(secret.reveal()):
         raise refuse(argument, "a token of visible ASCII characters, as a str")
     return secret
+
+
+def csv_cell(text: str) -> str:
+    """Return a text for a cell of a CSV file: on one line, and no formula that a spreadsheet would run.
+
+    Unprintable characters, such as tabs and line ends, are escaped. A text that begins with ``=``, ``+``, ``-`` or
+    ``@`` and is no number gets an apostrophe in front.
+    """
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) and not _SIGNED.fullmatch(text) else text
 
 
 def can_encode(text: str) -> bool:

@@ -18,6 +18,7 @@ from mobilemoney_async import InvalidRequest, Secret
 from mobilemoney_async.values import (
     HiddenText,
     can_encode,
+    csv_cell,
     mask_phone_number,
     normalise_amount,
     normalise_phone_number,
@@ -28,6 +29,7 @@ from mobilemoney_async.values import (
     require_integer,
     require_seconds,
     require_text,
+    tanzanian,
 )
 
 MOST = 10**28 - 1
@@ -180,6 +182,62 @@ class TestPhoneNumbers:
         assert mask_phone_number("+255680000001") == "+25568…001"
         assert mask_phone_number("+12345678") == "+12…78"
         assert mask_phone_number("123456") == "…"
+
+    @pytest.mark.parametrize(
+        "written",
+        [
+            "0788 500 000",
+            "0788-500-000",
+            "(0)788500000",
+            "788500000",
+            "255 788 500 000",
+            "+255788500000",
+            "0788\xa0500000",
+        ],
+    )
+    def test_a_tanzanian_number_may_lack_its_country_code(self, written: str) -> None:
+        """Only where you ask for it: `normalise_phone_number` refuses all others."""
+        assert tanzanian(written) == "+255788500000"
+        if not written.startswith("+"):
+            with pytest.raises(InvalidRequest):
+                normalise_phone_number(written)
+
+    @pytest.mark.parametrize("first", range(10))
+    def test_only_mobile_numbers_of_the_numbering_plan_are_read(self, first: int) -> None:
+        """Those with nine digits that begin with 6 or 7, of any operator."""
+        written = f"0{first}88500000"
+        if first in {6, 7}:
+            assert tanzanian(written) == f"+255{first}88500000"
+        else:
+            with pytest.raises(InvalidRequest, match="a Tanzanian mobile number"):
+                tanzanian(written)
+
+    @pytest.mark.parametrize(
+        "written",
+        ["", "0788", "07885000000", "0255788500", "255788500", "+2550788500000", "+254788500000", "00255788500000",
+         "+255 255 788 500", "078850000O", "\u0660788500000", "2.55788E+11", "0788.500.000", 788500000, None],
+    )  # fmt: skip
+    def test_what_is_cut_or_foreign_is_not_completed(self, written: Any) -> None:
+        with pytest.raises(InvalidRequest, match=r"^phone_number must be "):
+            tanzanian(written)
+
+    @pytest.mark.parametrize(
+        ("text", "cell"),
+        [
+            ("plain", "plain"),
+            ("+255788500000", "+255788500000"),
+            ("-12.50", "-12.50"),
+            ("=1+1", "'=1+1"),
+            ("  @SUM", "'  @SUM"),
+            ("-2+3", "'-2+3"),
+            ("\uff1d1", "'\uff1d1"),
+            ("\t=1", "\\t=1"),
+            ("\r=1", "\\r=1"),
+            ("a\nb", "a\\nb"),
+        ],
+    )
+    def test_a_cell_of_a_csv_is_no_formula(self, text: str, cell: str) -> None:
+        assert csv_cell(text) == cell
 
     @given(phone_numbers)
     @settings(deadline=None)

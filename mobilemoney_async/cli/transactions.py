@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from mobilemoney_async.cli.output import Column, moment, money, phone, plain, vi
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.values import csv_cell
 
 # The default of --limit.
 _LIMIT = 100
@@ -29,11 +29,6 @@ CSV_HEADER = (
     "failed_at,merchant_fee,customer_fee,total_fee,net_amount,settled_at,settlement_batch"
 )
 """The first line of the CSV: the contract's fields, with a column for each field of fees and settlement."""
-
-# The first character of a spreadsheet's formula, in Latin and in full width.
-_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
-# A phone number, whole or masked, is no formula, and neither is an amount.
-_NUMBER = re.compile(r"[+-][0-9.…]+", re.ASCII)
 
 _CREATED: Column[Transaction] = Column("created, UTC", lambda each: moment(each.created_at), min_width=8)
 
@@ -143,7 +138,7 @@ def _say_rest(printed: int, total: int) -> None:
 
 
 def _read_filters(status: str | None, kind: str | None, from_day: str | None, to_day: str | None) -> dict[str, Any]:
-    first, last = _read_day("--from", from_day), _read_day("--to", to_day)
+    first, last = read_day("--from", from_day), read_day("--to", to_day)
     if first is not None and last is not None and first > last:
         raise WrongUsage("--from must be no later than --to")
     known_type = None if kind is None else TransactionType(kind.strip().lower())
@@ -176,7 +171,8 @@ def _read_status(text: str | None) -> TransactionStatus | None:
     return status
 
 
-def _read_day(option: str, text: str | None) -> date | None:
+def read_day(option: str, text: str | None) -> date | None:
+    """Return the day that an option names, or raise `WrongUsage`."""
     if text is None:
         return None
     today = datetime.now(UTC).date()
@@ -239,10 +235,4 @@ def _csv_cells(transaction: Transaction, *, unmasked: bool) -> list[str]:
     """Return the cells of one line: the values of the JSON, unknown fields empty, no cell a formula."""
     values = plain(transaction, unmasked=unmasked)
     values |= values.get("fees", {}) | values.get("settlement", {})
-    return [_cell(str(values.get(name, ""))) for name in CSV_HEADER.split(",")]
-
-
-def _cell(value: str) -> str:
-    # Line breaks and other unprintable characters are escaped: a transaction stays on its line.
-    text = visible(value)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
+    return [csv_cell(str(values.get(name, ""))) for name in CSV_HEADER.split(",")]
