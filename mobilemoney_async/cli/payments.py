@@ -6,7 +6,7 @@ Only `reconcile` and `identify` talk to the service, which the user must have na
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -31,6 +31,7 @@ from mobilemoney_async.values import Secret
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
+    from mobilemoney_async.payments.account_store import AccountStore
     from mobilemoney_async.payments.payments import PaymentBook
     from mobilemoney_async.payments.store import SQLStore
 
@@ -233,22 +234,41 @@ def open_store_of(settings: Settings, **options: Any) -> SQLStore:
 
 
 def run_with_store(work: Callable[[PaymentBook], Awaitable[T]], settings: Settings) -> T:
-    """Run work that needs the store alone."""
+    """Run work that needs the payments of the store alone."""
+
+    async def with_book(store: AccountStore) -> T:
+        from mobilemoney_async.payments.payments import PaymentBook
+
+        return await work(PaymentBook(store))
+
+    return run_with_account("payments", with_book, settings)
+
+
+def run_with_account(
+    command: str, work: Callable[[AccountStore], Awaitable[T]], settings: Settings, *, makes_file: bool = False
+) -> T:
+    """Run work of a command that needs the store alone; `makes_file` says whether a new one may be made for it."""
 
     async def with_store() -> T:
-        store = open_store_of(settings)
-        from mobilemoney_async.payments.payments import PaymentBook  # needs the extra, which opening a store checks
-        from mobilemoney_async.payments.store import account_store
+        store = open_store(settings) if makes_file else open_store_of(settings)
+        from mobilemoney_async.payments.store import account_store  # needs the extra, which opening a store checks
 
         try:
-            return await work(PaymentBook(account_store(store)))
+            return await work(account_store(store))
         finally:
             store.close()
 
-    return run("payments", with_store)
+    return run(command, with_store)
 
 
-def run_with_service(work: Callable[[AsyncClient], Awaitable[T]], service: Service, **options: Any) -> T:
+def run_with_service(
+    work: Callable[[AsyncClient], Awaitable[T]],
+    service: Service,
+    *,
+    command: str = "payments",
+    open_work: Callable[[], Iterable[str]] | None = None,
+    **options: Any,
+) -> T:
     """Run work that needs the service too, which the user must have named; with options of `SQLStore`."""
     settings = require_service(service.settings())
 
@@ -256,7 +276,7 @@ def run_with_service(work: Callable[[AsyncClient], Awaitable[T]], service: Servi
         async with open_client(settings, store=open_store_of(_require_store(settings), **options)) as client:
             return await work(client)
 
-    return run("payments", with_client, settings=settings)
+    return run(command, with_client, open_work=open_work, settings=settings)
 
 
 def _find_record(key: str, settings: Settings) -> PaymentRecord:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from decimal import Decimal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -12,52 +14,82 @@ import typer
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
-from mobilemoney_async.cli.failures import ExitCode, Refused, run, say
-from mobilemoney_async.cli.options import AsJSON, Service, require_yes, with_service
+from mobilemoney_async.cli.clients import missing_file
+from mobilemoney_async.cli.failures import ExitCode, Refused, say
+from mobilemoney_async.cli.following import printing_warnings
+from mobilemoney_async.cli.options import (
+    AsJSON,
+    Service,
+    command_line,
+    confirm_money,
+    require_service,
+    require_yes,
+    with_service,
+)
 from mobilemoney_async.cli.output import Column
-from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, open_store_of, run_with_service
-from mobilemoney_async.payments.payout_batch import digest, read_rows
+from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, run_with_account, run_with_service
+from mobilemoney_async.payments.payout_batch import PayoutBatch, digest, read_rows, total_of
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
-    from mobilemoney_async.payments.payout_batch import PayoutBatch
+    from mobilemoney_async.payments.account_store import AccountStore
+    from mobilemoney_async.payments.dispatcher import DispatcherStats
     from mobilemoney_async.payments.payouts import Payouts
 
 T = TypeVar("T")
 
 payouts_app: typer.Typer = command_group(
-    help="Batches of payouts: one person proposes, another approves.",
-    epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage, 3 a payout is unknown, 4 some are not final, 5 some failed.",
+    help="Batches of payouts, such as salaries: one person proposes, another approves.",
+    epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage or a wrong file; with --send also 3 the result of a payout "
+    "is unknown, 4 some are not sent or not final, 5 some have failed or were refused.",
     no_args_is_help=True,
 )
 
-_FILE = "CSV with the header phone_number,amount[,key][,…]; other columns come back in the report."
+_FILE = "CSV in UTF-8 with the header phone_number,amount[,key][,…]; other columns come back in the report."
 File = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help=_FILE)]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The batch: propose prints its id.")]
-By = Annotated[str, typer.Option(metavar="NAME", help="Your name; kept with the batch.")]
-_LOCAL = "Numbers may be written without their country code, 0788 500 000, as Tanzanian."
-LocalNumbers = Annotated[bool, typer.Option("--local-numbers", help=_LOCAL)]
 OptionalId = Annotated[
     str | None, typer.Argument(metavar="[ID]", help="The batch; without one, the latest are listed.")
 ]
-Digest = Annotated[str | None, typer.Option("--digest", metavar="DIGEST", help="The digest that you have seen.")]
-_SEND = "Send the payouts now and follow them, instead of leaving that to a dispatcher of your program."
+By = Annotated[str, typer.Option(metavar="NAME", help="Your name; kept with the batch.")]
+_LOCAL = "Numbers may be written without their country code, 0788 500 000, as Tanzanian."
+LocalNumbers = Annotated[bool, typer.Option("--local-numbers", help=_LOCAL)]
+_SEND = "Send what is queued in this account now, and follow the payouts, unless a program of yours does."
 Send = Annotated[bool, typer.Option("--send", help=_SEND)]
-# Seconds between two looks at the progress.
-_LOOK = 1.0
-_PAID, _OPEN = "SUCCESS", ("QUEUED", "SENDING", "ACKNOWLEDGED", "UNKNOWN", "ABSENT")
+# Seconds between two looks at the progress, and between two lines of it where there is no terminal.
+_LOOK, _LINES = 1.0, 60.0
+# Seconds without a change after which to stop, with payouts that are open, and with unknown ones alone.
+_PATIENCE, _PATIENCE_UNKNOWN = 1_800.0, 300.0
+# States of a line in words, in the order of the progress; any other final state has failed.
+_WORDS = {
+    "proposed": "proposed",
+    "QUEUED": "queued",
+    "SENDING": "being sent",
+    "ACKNOWLEDGED": "accepted",
+    "SUCCESS": "paid",
+    "UNKNOWN": "unknown",
+    "ABSENT": "unknown",
+    "REFUSED": "refused",
+    "NOT_SENT": "not sent",
+    "RELEASED": "not sent",
+    "CANCELLED": "cancelled",
+    "cancelled": "cancelled",
+}
+_FAILED = "failed"
 
 
 @add_command(payouts_app, "check")
-def check(file: File, *, local_numbers: LocalNumbers = False) -> None:
-    """Check a file, and show its totals. Records and sends nothing."""
+def check(file: File, *, local_numbers: LocalNumbers = False, as_json: AsJSON = False) -> None:
+    """Check a file, and show its totals. Records and sends nothing.
 
-    async def work() -> None:
-        rows = read_rows(_read(file), local_numbers=local_numbers)
-        total = sum((Decimal(row.amount) for row in rows), Decimal(0))
-        output.show(f"{len(rows)} payouts, {output.money(total)}, digest {digest(rows)}")
-
-    run("payouts", work)
+    Duplicates of earlier payments are shown by propose, which has the store.
+    """
+    rows = read_rows(_read(file), local_numbers=local_numbers)
+    total, content = total_of(rows), digest(rows)
+    if as_json:
+        output.print_json(output.plain({"lines": len(rows), "total": total, "digest": content}, unmasked=False))
+    else:
+        output.show_facts({"payouts": f"{len(rows):,}", "total": output.money(total), "digest": content})
 
 
 @add_command(payouts_app, "propose")
@@ -75,13 +107,19 @@ def propose(
 
     Shows its totals, its digest, and lines that look as if they were paid twice.
     """
-    text = _read(file)
-    batch = _run(
-        lambda payouts: payouts.propose(text, name=name or file.stem, by=by, local_numbers=local_numbers), service
-    )
+    content, settings = _read(file), find_store(service)
+    new = missing_file(settings)
+
+    async def work(payouts: Payouts) -> PayoutBatch:
+        return await payouts.propose(content, name=name or file.stem, by=by, local_numbers=local_numbers)
+
+    batch = _run(work, service, makes_file=True)
+    if new is not None:
+        say("payouts propose", f"{new} is a new store: it knows of no earlier payments, and so of no duplicates")
     _print(batch, as_json=as_json)
     if not as_json:
-        say("payouts", f"another person approves it: mobilemoney payouts approve {batch.id} --by NAME")
+        next_step = command_line("payouts", "approve", batch.id, "--by", "NAME", *service.store_flags)
+        say("payouts propose", f"nothing is sent; another person approves it: {next_step}")
 
 
 @add_command(payouts_app, "approve")
@@ -95,26 +133,34 @@ def approve(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the question; needs --digest.")] = False,
     send: Send = False,
+    as_json: AsJSON = False,
     service: Service,
 ) -> None:
     """Queue all payouts of a batch. You must not be its proposer.
 
-    Shows the batch and asks, unless you give its digest and --yes.
+    Shows the batch and asks, unless you give its digest and --yes. A dispatcher sends them: with --send this command,
+    or payouts status --send, or a program of yours.
     """
     if yes and shown is None:
         raise typer.BadParameter("--yes needs --digest", param_hint="--yes")
+    settings = require_service(service.settings()) if send else None
     batch = _run(lambda payouts: payouts.get(id), service)
     if not yes:
-        _print(batch, as_json=False)
+        output.show_facts(_facts(batch))
         require_yes(
-            f"Do you approve {batch.lines} payouts of {output.money(batch.total)}?", otherwise="nothing is queued"
+            f"Do you approve {batch.lines:,} payouts of {output.money(batch.total)}?", otherwise="nothing was queued"
         )
+    if settings is not None:
+        confirm_money(settings, f"{batch.lines:,} payouts of {output.money(batch.total)}", yes=yes)
     expected = shown or batch.digest
     approved = _run(lambda payouts: payouts.approve(id, by=by, digest=expected), service)
     if send:
-        _send(approved.id, service)
-    else:
-        _print(approved, as_json=False)
+        _send(approved.id, service, as_json=as_json)
+        return
+    _print(approved, as_json=as_json)
+    if not as_json:
+        next_step = command_line("payouts", "status", approved.id, "--send", *service.flags)
+        say("payouts approve", f"a dispatcher of your program sends them, or: {next_step}")
 
 
 @add_command(payouts_app, "cancel")
@@ -126,24 +172,26 @@ def cancel(*, id: Id, by: By, as_json: AsJSON = False, service: Service) -> None
 
 @add_command(payouts_app, "status")
 @with_service()
-def status(
-    *,
-    id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="The batch; without one, the latest are listed.")
-    ] = None,
-    send: Send = False,
-    as_json: AsJSON = False,
-    service: Service,
-) -> None:
-    """Show the latest batches, or one with the states of its payouts."""
+def status(*, id: OptionalId = None, send: Send = False, as_json: AsJSON = False, service: Service) -> None:
+    """Show the latest batches, or one with the states of its payouts.
+
+    With --send it sends those that are queued, and follows all until none is open. It may be killed, and run again.
+    """
+    if id is None and send:
+        raise typer.BadParameter("--send needs the ID of a batch", param_hint="--send")
     if id is None:
         found = _run(lambda payouts: payouts.list(), service)
         if as_json:
             output.print_json(output.plain(found, unmasked=False))
-        else:
+        elif found:
             output.show(output.new_table(_columns(), found))
+        else:
+            say("payouts status", "there are no batches")
     elif send:
-        _send(id, service)
+        settings = require_service(service.settings())
+        batch = _run(lambda payouts: payouts.get(id), service)
+        confirm_money(settings, f"{batch.states.get('QUEUED', 0):,} queued payouts")
+        _send(id, service, as_json=as_json)
     else:
         _print(_run(lambda payouts: payouts.get(id), service), as_json=as_json)
 
@@ -151,94 +199,149 @@ def status(
 @add_command(payouts_app, "report")
 @with_service(*OF_THE_STORE)
 def report(*, id: Id, as_json: AsJSON = False, service: Service) -> None:
-    """Print the lines of a batch with their payments, as CSV or JSON, with whole phone numbers."""
+    """Print the lines of a batch with their payments, as CSV or JSON, with whole phone numbers.
+
+    In a CSV, a text that a spreadsheet would run as a formula (=, +, -, @) gets an apostrophe in front.
+    """
     text = _run(lambda payouts: payouts.report(id, "json" if as_json else "csv"), service)
-    print(text.rstrip("\n"))
+    print("\n".join(text.splitlines()))
 
 
-def _read(file: Path) -> str:
+def _read(file: Path) -> bytes:
     try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise Refused(f"{file} cannot be read as UTF-8 text: {exc}") from exc
+        return file.read_bytes()
+    except OSError as exc:
+        raise Refused(f"{file} cannot be read: {exc.strerror}", ExitCode.USAGE) from exc
 
 
-def _run(work: Callable[[Payouts], Awaitable[T]], service: Service) -> T:
+def _run(work: Callable[[Payouts], Awaitable[T]], service: Service, *, makes_file: bool = False) -> T:
     """Run work that needs the store alone."""
-    settings = find_store(service)
 
-    async def with_store() -> T:
-        store = open_store_of(settings)
-        from mobilemoney_async.payments.payouts import Payouts  # needs the extra, which opening a store checks
-        from mobilemoney_async.payments.store import account_store
+    async def with_store(store: AccountStore) -> T:
+        from mobilemoney_async.payments.payouts import Payouts
 
-        try:
-            parts = account_store(store)
-            return await work(Payouts(parts, parts.database.wall_clock.utcnow))
-        finally:
-            store.close()
+        return await work(Payouts(store, store.database.wall_clock.utcnow))
 
-    return run("payouts", with_store)
+    return run_with_account("payouts", with_store, find_store(service), makes_file=makes_file)
 
 
-def _send(id: str, service: Service) -> None:
+def _send(id: str, service: Service, *, as_json: bool) -> None:
     """Send and follow the payouts of a batch, with their progress, until none is open."""
 
-    async def work(client: AsyncClient) -> PayoutBatch:
-        with output.waiting("sending") as show:
-            async with client.poller(resume=True) as poller, client.dispatcher() as dispatcher:
+    async def work(client: AsyncClient) -> tuple[PayoutBatch, str | None]:
+        from mobilemoney_async.contrib.backend import Backend
+
+        with _progress() as show, printing_warnings("payouts"):
+            async with Backend(client) as backend:
+                last, changed_at = (dict[str, int](), -1), anyio.current_time()
                 while True:
-                    batch, stats = await client.payouts.get(id), dispatcher.stats
-                    for record in await client.payments.list("ACKNOWLEDGED"):
-                        poller.track(record.transaction_id or "")
-                    left = sum(batch.states.get(each, 0) for each in _OPEN)
-                    until = "" if stats.finishes_at is None else f", sent by {output.moment(stats.finishes_at)} UTC"
-                    show(f"{_states(batch)}{until}" + (f"; paused: {stats.paused}" if stats.paused else ""))
-                    if not left - sum(batch.states.get(each, 0) for each in ("UNKNOWN", "ABSENT")):
-                        return batch
+                    batch, stats = await client.payouts.get(id), backend.dispatcher.stats
+                    show(_describe(batch, stats))
+                    now = anyio.current_time()
+                    if last != (dict(batch.states), stats.sent):
+                        last, changed_at = (dict(batch.states), stats.sent), now
+                    if stats.paused is not None or now > changed_at + _patience(batch):
+                        return batch, stats.paused
                     await anyio.sleep(_LOOK)
 
-    batch = run_with_service(work, service)
-    _print(batch, as_json=False)
-    states = batch.states
-    if states.get("UNKNOWN") or states.get("ABSENT"):
-        say("payouts", "some results are unknown: mobilemoney payments reconcile finds them out")
+    def left() -> Iterable[str]:
+        yield f"nothing is lost; to go on: {command_line('payouts', 'status', id, '--send', *service.flags)}"
+
+    batch, paused = run_with_service(work, service, command="payouts", open_work=left)
+    _print(batch, as_json=as_json)
+    words = _count(batch)
+    if paused is not None and _open(batch):
+        say("payouts", f"stopped: {paused}; {next(iter(left()))}")
+        raise typer.Exit(ExitCode.NOT_FINAL)
+    if words.get("unknown"):
+        say("payouts", "some results are unknown: do not pay them in another way; see mobilemoney payments list")
         raise typer.Exit(ExitCode.UNRESOLVED)
-    if states.get(_PAID, 0) < batch.lines:
+    if _open(batch) or words.get("not sent"):
+        raise typer.Exit(ExitCode.NOT_FINAL)
+    if words.get("paid", 0) < batch.lines:
         raise typer.Exit(ExitCode.NOT_SUCCESSFUL)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], object]]:
+    """Show a line that changes on a terminal; otherwise print a changed line every minute on standard error."""
+    if sys.stderr.isatty():
+        with output.waiting("sending") as show:
+            yield show
+        return
+    shown, shown_at = "", -_LINES
+
+    def print_line(text: str) -> None:
+        nonlocal shown, shown_at
+        if text != shown and time.monotonic() >= shown_at + _LINES:
+            shown, shown_at = text, time.monotonic()
+            say("payouts", text)
+
+    yield print_line
+
+
+def _open(batch: PayoutBatch) -> bool:
+    """Return whether results are still to come, without someone's help."""
+    return any(batch.states.get(each) for each in ("QUEUED", "SENDING", "ACKNOWLEDGED"))
+
+
+def _patience(batch: PayoutBatch) -> float:
+    """Return the seconds for which to wait for a change."""
+    return _PATIENCE if _open(batch) else _PATIENCE_UNKNOWN if batch.states.get("UNKNOWN") else -1.0
+
+
+def _count(batch: PayoutBatch) -> dict[str, int]:
+    """Return the number of lines in each state, in words."""
+    found = dict.fromkeys([*_WORDS.values(), _FAILED], 0)
+    for state, number in batch.states.items():
+        found[_WORDS.get(state, _FAILED)] += number
+    return {word: number for word, number in found.items() if number}
+
+
+def _describe(batch: PayoutBatch, stats: DispatcherStats) -> str:
+    words = _count(batch)
+    sent = batch.lines - words.get("queued", 0) - words.get("not sent", 0) - words.get("cancelled", 0)
+    counts = [f"{words[each]:,} {each}" for each in ("paid", "failed", "refused", "unknown") if words.get(each)]
+    if stats.paused is not None:
+        counts.append(f"paused: {stats.paused}")
+    elif words.get("queued") and stats.finishes_at is not None:
+        counts.append(f"all sent by {stats.finishes_at:%Y-%m-%d %H:%M} UTC")
+    return ", ".join([f"{sent:,} of {batch.lines:,} sent", *counts])
 
 
 def _print(batch: PayoutBatch, *, as_json: bool) -> None:
     if as_json:
         output.print_json(output.plain(batch, unmasked=False))
-        return
-    decided = f"{batch.decided_by}, {output.moment(batch.decided_at)} UTC" if batch.decided_by else None
-    facts = {
+    else:
+        output.show_facts(_facts(batch))
+
+
+def _facts(batch: PayoutBatch) -> dict[str, str | None]:
+    at = {"proposed": batch.proposed_at, "approved": batch.approved_at, "cancelled": batch.cancelled_at}
+    by = {"proposed": batch.proposed_by, "approved": batch.approved_by, "cancelled": batch.cancelled_by}
+    return {
         "batch": batch.id,
         "name": batch.name,
         "state": batch.state,
         "payouts": f"{batch.lines:,}",
         "total": output.money(batch.total),
         "digest": batch.digest,
-        "proposed by": f"{batch.proposed_by}, {output.moment(batch.proposed_at)} UTC",
-        "decided by": decided,
-        "states": _states(batch),
+        **{what: by[what] and f"{output.moment(at[what])} UTC by {by[what]}" for what in at},
+        "payments": _states(batch),
         **{f"line {line}": f"paid twice? {reason}" for line, reason in batch.duplicates.items()},
     }
-    output.show_facts(facts)
 
 
 def _states(batch: PayoutBatch) -> str:
-    return ", ".join(f"{count} {state}" for state, count in sorted(batch.states.items()))
+    return ", ".join(f"{number:,} {word}" for word, number in _count(batch).items())
 
 
 def _columns() -> tuple[Column[PayoutBatch], ...]:
     return (
-        Column("batch", lambda each: each.id, min_width=6),
+        Column("batch", lambda each: each.id, min_width=12),
         Column("name", lambda each: each.name, min_width=5),
         Column("payouts", lambda each: f"{each.lines:,}", is_number=True),
         Column("TZS", lambda each: f"{each.total:,f}", is_number=True),
-        Column("state", lambda each: each.state),
-        Column("proposed, UTC", lambda each: output.moment(each.proposed_at), min_width=5),
-        Column("states", _states, min_width=8),
+        Column("proposed, UTC", lambda each: output.moment(each.proposed_at), min_width=10),
+        Column("state", lambda each: each.state if not each.states else f"{each.state}: {_states(each)}", min_width=9),
     )

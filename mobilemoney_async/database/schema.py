@@ -171,10 +171,11 @@ batches: sa.Table = sa.Table(
     "mobilemoney_batches",
     METADATA,
     *_columns(sa.Text, "account", "id", primary_key=True),
-    *_columns(sa.Text, "name", "digest", "state", "proposed_by", nullable=False),
+    *_columns(sa.Text, "name", "digest", "state", "total", "proposed_by", nullable=False),
+    sa.Column("lines", sa.Integer, nullable=False),
     sa.Column("proposed_at", UTCDateTime, nullable=False),
-    sa.Column("decided_by", sa.Text),
-    sa.Column("decided_at", UTCDateTime),
+    *_columns(sa.Text, "approved_by", "cancelled_by"),
+    *_columns(UTCDateTime, "approved_at", "cancelled_at"),
     sa.Index("mobilemoney_batches_proposed", "account", "proposed_at"),
 )
 

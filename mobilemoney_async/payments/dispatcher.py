@@ -38,7 +38,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import REFUSED_FOR_ALL
 from mobilemoney_async.payments.creates import IdempotentCreates
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.outbox import count_queued, next_queued, postpone
+from mobilemoney_async.payments.outbox import cancel, count_queued, is_cancelled, next_queued, postpone
 from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.values import require_text
 
@@ -271,8 +271,15 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         pause = _FIRST_PAUSE if known is None else min(2 * known.pause, _LONGEST_PAUSE)
         # Later than the others of its type: if the reason is its own after all, it is not in their way.
         until = self._utcnow() + timedelta(seconds=_OWN_PAUSE if is_own else pause + _OWN_PAUSE)
+        at = self._utcnow()
+
+        def put_off(journal: Journal) -> PaymentRecord | None:
+            if is_cancelled(journal, record.key):
+                cancel(journal, record.key, note="its batch was cancelled meanwhile", at=at)
+            return postpone(journal, record.key, reason=str(error), until=until)
+
         try:
-            if await self._store.write(lambda journal: postpone(journal, record.key, reason=str(error), until=until)):
+            if await self._store.write(put_off):
                 logger.info("queued payment %r waits: %s", record.key, error)
             else:
                 return  # it was cancelled, or sent by someone else

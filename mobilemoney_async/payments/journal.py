@@ -342,6 +342,24 @@ class Journal:
         self.connection.execute(_PUBLISH, {**of_payment, "state": str(state), "status": status, "of_at": at})
         self.has_changes = True
 
+    def record_all(
+        self,
+        keys: Iterable[str],
+        event: PaymentEvent,
+        state: PaymentState,
+        *,
+        at: datetime,
+        source: Source,
+        detail: str,
+    ) -> None:
+        """Note and publish an event of many payments whose rows the caller has changed."""
+        here = [{"account": self.account, "of_account": self.account, "of_key": key} for key in keys]
+        said = {"at": at, "what": event.value, "source": str(source), "detail": shorten(detail)}
+        self.connection.execute(_NOTE, [{**each, **said, "key": each["of_key"]} for each in here])
+        change = {"state": str(state), "status": None, "of_at": at}
+        self.connection.execute(_PUBLISH, [{**each, **change, "name": each["of_key"]} for each in here])
+        self.has_changes = True
+
     def publish_new(self, keys: Iterable[str], state: PaymentState, *, at: datetime) -> None:
         """Add the first changes of new payments to the feed."""
         common = {"account": self.account, "entry": 1, "state": str(state), "at": at}

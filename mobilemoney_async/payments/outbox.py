@@ -18,7 +18,14 @@ import sqlalchemy as sa
 
 from mobilemoney_async.contract.codec import encode
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.schema import FOUND_VERSION, history, insert_missing, payments, require_known
+from mobilemoney_async.database.schema import (
+    FOUND_VERSION,
+    batches,
+    history,
+    insert_missing,
+    payments,
+    require_known,
+)
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.creates import payment_request
 from mobilemoney_async.payments.journal import Journal, JournalEntry, shorten, to_record
@@ -38,6 +45,10 @@ _MOST_PRIORITY = 1_000_000
 
 _columns = payments.c
 _IS_QUEUED = sa.text("state = 'QUEUED'")
+# Of a batch that was cancelled while the payment was being sent.
+_IS_CANCELLED = sa.exists().where(
+    batches.c.account == payments.c.account, batches.c.id == payments.c.batch, batches.c.state == "cancelled"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -183,6 +194,27 @@ def cancel(journal: Journal, key: str, *, note: str, at: datetime) -> PaymentRec
     return journal.apply(entry)
 
 
+def cancel_batch(journal: Journal, batch: str, *, note: str, at: datetime) -> None:
+    """Take the payments of a batch out of the queue, in a few statements.
+
+    One that was refused before without a code of the contract may exist: it is refused, as far as is known, again.
+    """
+    queued = (_columns.account == journal.account, _columns.batch == batch, sa.text("state = 'QUEUED'"))
+    for state, is_doubtful in ((PaymentState.REFUSED, True), (PaymentState.CANCELLED, False)):
+        doubt = (_columns.is_certain.is_(False),) if is_doubtful else ()
+        values = {"state": str(state), "changed_at": at, "next_look_at": None, "reason": None}
+        stopped = payments.update().where(*queued, *doubt).values(values).returning(_columns.key)
+        keys = list(journal.connection.execute(stopped).scalars())
+        for some in chunks(keys):
+            journal.record_all(some, PaymentEvent.CANCEL, state, source=Source.PERSON, detail=note, at=at)
+
+
+def is_cancelled(journal: Journal, key: str) -> bool:
+    """Return whether the batch of a payment was cancelled: it is not sent, then."""
+    here = (_columns.account == journal.account, _columns.key == key, _IS_CANCELLED)
+    return journal.connection.execute(sa.select(_columns.key).where(*here)).one_or_none() is not None
+
+
 def next_queued(
     journal: Journal, now: datetime, *, types: Collection[TransactionType], limit: int
 ) -> list[tuple[PaymentRecord, str | None]]:
@@ -191,7 +223,7 @@ def next_queued(
     here = (_columns.account == journal.account, _IS_QUEUED, _columns.type.in_([*map(str, types)]))
     statement = (
         sa.select(payments)
-        .where(*here, *is_due)
+        .where(*here, *is_due, ~_IS_CANCELLED)
         .order_by(_columns.priority.desc(), _columns.created_at, _columns.key)
         .limit(limit)
     )

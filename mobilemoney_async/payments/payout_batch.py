@@ -6,15 +6,20 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, TextIO, TypeAlias
+from typing import Any, BinaryIO, TextIO, TypeAlias
 
 import attrs
 
+from mobilemoney_async.contract.comparison import CURRENCY
+from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import (
+    can_encode,
+    csv_cell,
     mask_phone_number,
     normalise_amount,
     normalise_phone_number,
@@ -23,12 +28,18 @@ from mobilemoney_async.values import (
     tanzanian,
 )
 
-Rows: TypeAlias = str | TextIO | Iterable[Mapping[str, Any]]
+Rows: TypeAlias = str | bytes | TextIO | BinaryIO | Iterable[Mapping[str, Any]]
 """Text or open file of a CSV with the header phone_number,amount[,key][,…], or mappings with these keys."""
 
-# Problems that an error names.
-_MOST_NAMED = 20
+MOST_ROWS = 50_000
+"""Rows of one batch at most: nineteen hours of the rate limit."""
+
+# Characters of a file, and problems that an error names.
+_MOST_TEXT, _MOST_NAMED = 20_000_000, 20
 _NEEDED = ("phone_number", "amount")
+_OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason")
+# Columns that may only say what is so anyway: a list of collections, or of another currency, is no batch of payouts.
+_FIXED = {"type": str(TransactionType.DISBURSEMENT), "currency": CURRENCY}
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +47,7 @@ class PayoutRow:
     """Row of a batch.
 
     Attributes:
-        line: Its line, from 1 for the first row; in a file, where the header is line 1, from 2.
+        line: The line on which it begins, from 2 in a file, where the header is line 1; of mappings, its number from 1.
         key: The idempotency key that the row names, or None.
         phone_number: The recipient's number.
         amount: Whole TZS, as digits.
@@ -47,7 +58,7 @@ class PayoutRow:
     key: str | None
     phone_number: str = attrs.field(repr=False)
     amount: str
-    info: Mapping[str, str]
+    info: Mapping[str, str] = attrs.field(repr=False)
 
 
 def read_rows(rows: Rows, *, local_numbers: bool = False) -> list[PayoutRow]:
@@ -58,14 +69,16 @@ def read_rows(rows: Rows, *, local_numbers: bool = False) -> list[PayoutRow]:
         local_numbers: Whether numbers may be written without their country code, by `values.tanzanian`.
 
     Raises:
-        InvalidRequest: There are none, or a row is wrong. It names the lines.
+        InvalidRequest: There are none, or too many, or a row is wrong. It names the lines.
     """
     found: list[PayoutRow] = []
     problems: list[str] = []
     lines_of_keys: dict[str, int] = {}
-    for line, row in _numbered(rows):
+    for number, (line, row) in enumerate(_numbered(rows), 1):
+        if number > MOST_ROWS:
+            raise _wrong(f"there are more than {MOST_ROWS:,} rows: divide them")
         try:
-            read = _read_row(line, row, tanzanian if local_numbers else normalise_phone_number)
+            read = _read_row(line, row, local_numbers=local_numbers)
             earlier = line if read.key is None else lines_of_keys.setdefault(read.key, line)
             if earlier != line:
                 problems.append(f"line {line}: key {read.key!r} is in line {earlier}, too")
@@ -76,61 +89,151 @@ def read_rows(rows: Rows, *, local_numbers: bool = False) -> list[PayoutRow]:
         problems.append("there are no rows")
     if problems:
         more = len(problems) - _MOST_NAMED
-        listed = "; ".join([*problems[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
-        raise InvalidRequest(f"rows: nothing was recorded: {listed}", argument="rows")
+        raise _wrong("; ".join([*problems[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]))
     return found
 
 
 def digest(rows: Iterable[PayoutRow]) -> str:
-    """Return the digest of the content of a batch, in hexadecimal digits."""
+    """Return the digest of the content of a batch, in hexadecimal digits. Blank lines and quotes are no content."""
     content = [[row.key, row.phone_number, row.amount, sorted(row.info.items())] for row in rows]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def default_key(content: str, row: PayoutRow) -> str:
-    """Return the key of a row that names none: the same file, proposed twice, pays once."""
-    return row.key if row.key is not None else f"payout-{content[:24]}-{row.line}"
+def keys_of(content: str, rows: Iterable[PayoutRow]) -> list[str]:
+    """Return the keys of a batch's rows, by its digest: the same content, proposed twice, pays once.
+
+    The default key has the number of the row, not its line: a blank line more must not make other payments.
+    """
+    return [row.key or f"payout-{content[:24]}-{number}" for number, row in enumerate(rows, 1)]
 
 
-def _numbered(rows: Rows) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    if isinstance(rows, str) or hasattr(rows, "read"):
-        text: Any = io.StringIO(rows, newline="") if isinstance(rows, str) else rows
-        reader = csv.DictReader(text, strict=True)
-        try:
-            names = [name.strip().lstrip("\ufeff") for name in reader.fieldnames or ()]
-            missing = [name for name in _NEEDED if name not in names]
-            if missing or len(set(names)) < len(names):
-                said = f"a CSV with the header phone_number,amount[,key][,…], each column once, not {','.join(names)!r}"
-                raise refuse("rows", said)
-            reader.fieldnames = names
-            for row in reader:
-                yield reader.line_num, row
-        except csv.Error as exc:
-            raise InvalidRequest(f"rows: line {reader.line_num}: {exc}", argument="rows") from None
+def total_of(rows: Iterable[PayoutRow]) -> Decimal:
+    """Return the sum of the amounts, exactly."""
+    return Decimal(sum(int(row.amount) for row in rows))
+
+
+def read_person(by: object) -> str:
+    """Return a person's name without blanks around it, or raise `InvalidRequest`."""
+    name = " ".join(require_name("by", by).split())
+    if not _letters(name):
+        raise refuse("by", "a name with letters")
+    return name
+
+
+def is_same_person(one: str, other: str) -> bool:
+    """Return whether two names differ in case, blanks and invisible characters at most."""
+    return _letters(one) == _letters(other)
+
+
+def _letters(name: str) -> str:
+    text = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(each for each in text if unicodedata.category(each)[0] not in "CZ")
+
+
+def _wrong(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"rows: nothing was recorded: {problem}", argument="rows")
+
+
+def _numbered(rows: Rows) -> Iterator[tuple[int, Mapping[Any, Any]]]:
+    """Yield rows with their lines. One of a file with another number of cells than the header has a value of None."""
+    text = _read_text(rows)
+    if text is not None:
+        yield from _read_csv(text)
         return
-    if not isinstance(rows, Iterable):
+    if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
         raise refuse("rows", "the text or an open file of a CSV, or an iterable of mappings", rows)
-    yield from enumerate(rows, 1)
+    checked: Iterable[Any] = rows
+    yield from enumerate(checked, 1)
 
 
-def _read_row(line: int, row: Mapping[Any, Any], read_number: Callable[[str], str]) -> PayoutRow:
+def _read_text(rows: Any) -> str | None:
+    """Return the text of a CSV, or None if the rows are no text."""
+    try:
+        text = rows.read(_MOST_TEXT + 1) if hasattr(rows, "read") else rows
+        text = bytes(text).decode("utf-8") if isinstance(text, bytes | bytearray) else text
+    except UnicodeDecodeError:
+        raise _wrong("the file is not UTF-8 text: save it as CSV in UTF-8") from None
+    if isinstance(text, str) and len(text) > _MOST_TEXT:
+        raise _wrong(f"the file has more than {_MOST_TEXT:,} characters: divide it")
+    return text if isinstance(text, str) else None
+
+
+def _read_csv(text: str) -> Iterator[tuple[int, Mapping[Any, Any]]]:
+    """Yield the rows of a CSV that are not blank. Spreadsheets may separate by semicolons or tabs."""
+    text = text.removeprefix("\ufeff")
+    head = text.lstrip().partition("\n")[0]
+    delimiter = max(",;\t", key=head.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    names: list[str] = []
+    line = 1
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if not names and any(cells):
+                names = _read_header(cells)
+            elif any(cells):
+                is_whole = len(cells) >= len(names) and not any(cells[len(names) :])
+                yield line, dict(zip(names, cells, strict=False)) | ({} if is_whole else {None: None})
+            line = reader.line_num + 1
+    except csv.Error as exc:
+        raise _wrong(f"line {line}: {exc}") from None
+    if not names:
+        _read_header(names)
+
+
+def _read_header(names: list[str]) -> list[str]:
+    # The names are not quoted: in a file without a header they are a person's number.
+    named = [name for name in names if name]
+    missing = [name for name in _NEEDED if name not in named]
+    if missing or len(set(named)) < len(named):
+        problem = f"{' and '.join(missing)} is missing" if missing else "a column is there twice"
+        raise _wrong(f"line 1 must be the header phone_number,amount[,key][,…]: {problem}")
+    return names
+
+
+def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> PayoutRow:
     if not isinstance(row, Mapping):
         raise refuse("row", "a mapping with phone_number and amount", row)
-    if None in row or any(value is None for value in row.values()):
+    if None in row or row.get(""):
         raise InvalidRequest("has another number of values than the header", argument="rows")
     for name in _NEEDED:
         if name not in row:
             raise InvalidRequest(f"has no {name}", argument="rows")
-    key, amount, number = row.get("key"), row["amount"], row["phone_number"]
-    amount = amount.strip() if isinstance(amount, str) else amount
-    info = {str(name): str(value) for name, value in row.items() if name not in {"key", *_NEEDED}}
+    info = {
+        str(name): "" if value is None else str(value)
+        for name, value in row.items()
+        if name and name not in {"key", *_NEEDED}
+    }
+    taken = [name for name in _OF_REPORT if name in info]
+    if taken:
+        raise InvalidRequest(f"column {taken[0]!r} is one of the report's own: rename yours", argument="rows")
+    for name, only in _FIXED.items():
+        if info.get(name, "").strip().casefold() not in {"", only.casefold()}:
+            raise InvalidRequest(f"{name} must be {only}, or left out", argument="rows")
+    if not can_encode("".join([*info, *info.values()])):
+        raise InvalidRequest("has lone surrogates: UTF-8 has none", argument="rows")
+    key, amount = row.get("key"), row["amount"]
     return PayoutRow(
         line=line,
         key=None if key is None or key == "" else require_name("key", key),
-        phone_number=read_number(number),
-        amount=normalise_amount(amount),
+        phone_number=_read_number(row["phone_number"], local_numbers=local_numbers),
+        amount=normalise_amount(amount.strip() if isinstance(amount, str) else amount),
         info=info,
     )
+
+
+def _read_number(text: str, *, local_numbers: bool) -> str:
+    if local_numbers:
+        return tanzanian(text)
+    try:
+        return normalise_phone_number(text)
+    except InvalidRequest as exc:
+        try:
+            tanzanian(text)
+        except InvalidRequest:
+            raise exc from None
+        said = "phone_number lacks its country code: local_numbers (--local-numbers) reads it as Tanzanian"
+        raise InvalidRequest(said, argument="phone_number") from None
 
 
 @attrs.frozen(kw_only=True)
@@ -158,7 +261,7 @@ class PayoutLine:
     transaction_id: str | None = None
     fee: Decimal | None = None
     reason: str | None = None
-    info: Mapping[str, str] = attrs.field(factory=dict)
+    info: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -170,16 +273,18 @@ class PayoutBatch:
         name: Its name.
         digest: The digest of its content: `approve` takes what the approver was shown.
         state: ``proposed``, ``approved`` or ``cancelled``.
-        proposed_by: The person who proposed it.
+        proposed_by: The name of its proposer, as it was given: nothing here checks who you are.
         proposed_at: When.
-        decided_by: The person who approved or cancelled it, or None.
-        decided_at: When, or None.
+        approved_by: The name of its approver, or None.
+        approved_at: When, or None.
+        cancelled_by: The name of the person who has cancelled it, before or after its approval, or None.
+        cancelled_at: When, or None.
         lines: The number of its lines.
         total: The sum of their amounts, TZS.
-        duplicates: For a proposed batch, why some lines look as if they were paid twice, by line: the same recipient
-            and amount in an earlier line, or in a payment of the last thirty days. Someone has to look; nothing is
-            stopped.
-        states: For an approved one, the number of lines in each state, as of `PayoutLine.state`.
+        duplicates: Of a proposed batch: why some lines look as if they were paid twice, by line. The same recipient and
+            amount are in an earlier line, or in a payment of the last thirty days, or the key is in use. Someone has to
+            look; nothing is stopped. Empty in a list of batches.
+        states: Of an approved one: the number of lines in each state, as of `PayoutLine.state`.
     """
 
     id: str
@@ -188,8 +293,10 @@ class PayoutBatch:
     state: str
     proposed_by: str
     proposed_at: datetime
-    decided_by: str | None = None
-    decided_at: datetime | None = None
+    approved_by: str | None = None
+    approved_at: datetime | None = None
+    cancelled_by: str | None = None
+    cancelled_at: datetime | None = None
     lines: int
     total: Decimal
     duplicates: Mapping[int, str] = attrs.field(factory=dict)
@@ -197,7 +304,7 @@ class PayoutBatch:
 
 
 def write_report(lines: Sequence[PayoutLine], format: str) -> str:
-    """Return the text of a file with the lines of a batch."""
+    """Return the text of a file with the lines of a batch. No cell of a CSV is a formula: see `values.csv_cell`."""
     rows = [
         {
             "line": each.line,
@@ -214,8 +321,9 @@ def write_report(lines: Sequence[PayoutLine], format: str) -> str:
     ]
     if format == "json":
         return json.dumps(rows, indent=2, ensure_ascii=False)
+    names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), restval="")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text)
+    writer.writerow(map(csv_cell, names))
+    writer.writerows([csv_cell(str("" if row.get(name) is None else row[name])) for name in names] for row in rows)
     return text.getvalue()

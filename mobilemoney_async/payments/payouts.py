@@ -12,34 +12,39 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import batch_lines, batches, payments
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.creates import payment_request
 from mobilemoney_async.payments.journal import Journal, to_record
-from mobilemoney_async.payments.outbox import QueueOptions, cancel, enqueue_all
+from mobilemoney_async.payments.outbox import QueueOptions, cancel_batch, enqueue_all
 from mobilemoney_async.payments.payout_batch import (
     PayoutBatch,
     PayoutLine,
     PayoutRow,
     Rows,
-    default_key,
     digest,
+    is_same_person,
+    keys_of,
+    read_person,
     read_rows,
+    total_of,
     write_report,
 )
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest, PaymentState
-from mobilemoney_async.values import require_name, require_text
+from mobilemoney_async.values import refuse, require_integer, require_name, require_text
 
 PROPOSED, APPROVED, CANCELLED = "proposed", "approved", "cancelled"
 
 _RECENT = timedelta(days=30)
+# States of payments that may still be stopped: one that is on its way may come back.
+_STOPPABLE = frozenset(map(str, (PaymentState.QUEUED, PaymentState.SENDING, PaymentState.NOT_SENT)))
 
 
 class Payouts:
@@ -52,28 +57,30 @@ class Payouts:
     async def propose(self, rows: Rows, *, name: str, by: str, local_numbers: bool = False) -> PayoutBatch:
         """Check a batch as a whole, and record it for someone else to approve. Nothing is sent.
 
-        A line that names no key gets one from the content of the whole batch and its line: the same file, proposed
+        A row that names no key gets one from the content of the whole batch and its number: the same content, proposed
         twice, is paid once. To pay the same people the same amounts again next month, give it a column for the month.
 
         Args:
-            rows: Text or open file of a CSV with the header ``phone_number,amount[,key][,…]``, or mappings with these
-                keys. Other columns come back in the report.
+            rows: Text or open file of a CSV in UTF-8 with the header ``phone_number,amount[,key][,…]``, separated by
+                commas, semicolons or tabs, or mappings with these keys; 50,000 at most. Other columns come back in the
+                report; ``type`` and ``currency`` must be ``disbursement`` and ``TZS`` where they are given.
             name: Of the batch, such as ``salaries 2026-11``, at most 200 characters.
-            by: Your name.
+            by: Your name, at most 200 characters. Your program checks who you are.
             local_numbers: Whether numbers may be written without their country code (``0788 500 000``), as Tanzanian.
 
         Raises:
             InvalidRequest: An argument is invalid, or rows are: it names their lines.
         """
-        title, proposer = require_name("name", name), require_name("by", by)
+        title, proposer = require_name("name", name), read_person(by)
         read = read_rows(rows, local_numbers=local_numbers)
         content, now = digest(read), self._utcnow()
         batch: dict[str, Any] = {"account": self._store.account, "id": uuid.uuid4().hex[:12], "name": title}
         batch |= {"digest": content, "state": PROPOSED, "proposed_by": proposer, "proposed_at": now}
+        batch |= {"lines": len(read), "total": f"{total_of(read):f}"}
+        lines = [_line(batch, row, key) for row, key in zip(read, keys_of(content, read), strict=True)]
 
         def record(journal: Journal) -> PayoutBatch:
             journal.connection.execute(batches.insert(), batch)
-            lines = [_line(batch, each, default_key(content, each)) for each in read]
             for some in chunks(lines, 1_000):
                 journal.connection.execute(batch_lines.insert(), some)
             return _find(journal, batch["id"], now)
@@ -88,7 +95,7 @@ class Payouts:
 
         Args:
             id: The batch.
-            by: Your name: another one than the proposer's.
+            by: Your name: another one than the proposer's, also without regard to case and blanks.
             digest: The one that you were shown with the batch.
 
         Raises:
@@ -96,42 +103,47 @@ class Payouts:
             StoreError: There is no such batch, it is cancelled, the digest is another one, or you have proposed it.
             IdempotencyConflict: A key was used for another payment; nothing was queued.
         """
-        approver, shown = require_name("by", by), require_text("digest", digest)
+        approver, shown = read_person(by), require_text("digest", digest).strip()
         now = self._utcnow()
 
         def approve(journal: Journal) -> PayoutBatch:
             batch = _lock(journal, id)
-            if batch.state == APPROVED:
-                return _find(journal, batch.id, now)
-            if batch.state != PROPOSED:
-                raise _refused(f"batch {id!r} is {batch.state}")
-            if approver.casefold() == batch.proposed_by.casefold():
+            if is_same_person(approver, batch.proposed_by):
                 raise _refused(f"batch {id!r} was proposed by {batch.proposed_by}: someone else has to approve it")
             if shown != batch.digest:
                 raise _refused(f"the digest is not that of batch {id!r}: look at it again")
-            enqueue_all(journal, [_order(batch.id, line) for line in _lines(journal, batch.id)], now)
-            _decide(journal, batch.id, APPROVED, approver, now)
+            if batch.state == CANCELLED:
+                raise _refused(f"batch {id!r} was cancelled by {batch.cancelled_by}")
+            if batch.state == PROPOSED:
+                enqueue_all(journal, [_order(batch.id, line) for line in _lines(journal, batch.id)], now)
+                _change(journal, batch.id, state=APPROVED, approved_by=approver, approved_at=now)
             return _find(journal, batch.id, now)
 
         await self._store.database.open()
         return await self._store.write(approve)
 
     async def cancel(self, id: str, *, by: str) -> PayoutBatch:
-        """Stop the lines of a batch that are not sent yet.
+        """Stop the lines of a batch that are not sent yet. Payments of other batches under the same keys go on.
+
+        Cancelling it again changes nothing.
+
+        Args:
+            id: The batch.
+            by: Your name; the proposer's and the approver's will do.
 
         Raises:
             InvalidRequest: An argument is blank.
-            StoreError: There is no such batch.
+            StoreError: There is no such batch, or all of it was sent.
         """
-        person, now = require_name("by", by), self._utcnow()
+        person, now = read_person(by), self._utcnow()
 
         def stop(journal: Journal) -> PayoutBatch:
             batch = _lock(journal, id)
-            for record in _records(journal, batch.id).values():
-                if record.state is PaymentState.QUEUED:
-                    cancel(journal, record.key, note=f"{person}: batch {id} was cancelled", at=now)
+            if batch.state == APPROVED and not _states(journal, batch.id).keys() & _STOPPABLE:
+                raise _refused(f"all payments of batch {id!r} were sent")
+            cancel_batch(journal, batch.id, note=f"{person}: batch {batch.id} was cancelled", at=now)
             if batch.state != CANCELLED:
-                _decide(journal, batch.id, CANCELLED, person, now)
+                _change(journal, batch.id, state=CANCELLED, cancelled_by=person, cancelled_at=now)
             return _find(journal, batch.id, now)
 
         await self._store.database.open()
@@ -148,31 +160,46 @@ class Payouts:
         return await self._store.read(lambda journal: _find(journal, name, now))
 
     async def list(self, *, limit: int = 100) -> list[PayoutBatch]:
-        """Return the batches that were proposed last, newest first."""
-        now = self._utcnow()
+        """Return the batches that were proposed last, newest first, without their duplicates.
+
+        Raises:
+            InvalidRequest: The limit is not at least 1.
+        """
+        most = require_integer("limit", limit, 1)
 
         def latest(journal: Journal) -> list[PayoutBatch]:
-            statement = sa.select(batches.c.id).where(batches.c.account == journal.account)
-            ids = journal.connection.execute(statement.order_by(batches.c.proposed_at.desc()).limit(limit)).scalars()
-            return [_find(journal, each, now) for each in list(ids)]
+            statement = sa.select(batches).where(batches.c.account == journal.account)
+            newest = statement.order_by(batches.c.proposed_at.desc(), batches.c.id).limit(most)
+            return [_batch(journal, each, {}) for each in journal.connection.execute(newest).all()]
 
         return await self._store.read(latest)
 
-    async def report(self, id: str, format: Literal["csv", "json"] | None = None) -> Any:
+    @overload
+    async def report(self, id: str) -> Sequence[PayoutLine]: ...
+
+    @overload
+    async def report(self, id: str, format: Literal["csv", "json"]) -> str: ...
+
+    async def report(self, id: str, format: str | None = None) -> Sequence[PayoutLine] | str:
         """Return the lines of a batch with their payments, as `PayoutLine` or as the text of a file.
 
         Args:
             id: The batch.
-            format: ``csv`` or ``json`` for the text of a file, with whole numbers; None for a list of `PayoutLine`.
+            format: ``csv`` or ``json`` for the text of a file, with whole phone numbers; None for `PayoutLine`. In a
+                CSV, a text that a spreadsheet would run as a formula gets an apostrophe in front.
 
         Raises:
             InvalidRequest: An argument is invalid.
             StoreError: There is no such batch.
         """
         name = require_name("id", id)
+        if format not in {None, "csv", "json"}:
+            raise refuse("format", "csv, json or None")
 
-        def report(journal: Journal) -> list[PayoutLine]:
-            return _report(journal, _row(journal, name))
+        def report(journal: Journal) -> Sequence[PayoutLine]:
+            batch = _row(journal, name)
+            found = {} if batch.approved_at is None else _payments(journal, batch.id)
+            return [_with_payment(each, found.get(each.key), batch) for each in _lines(journal, batch.id)]
 
         lines = await self._store.read(report)
         return lines if format is None else write_report(lines, format)
@@ -213,9 +240,8 @@ def _lock(journal: Journal, id: str) -> sa.Row[Any]:
     return _row(journal, require_name("id", id), lock=True)
 
 
-def _decide(journal: Journal, id: str, state: str, by: str, at: datetime) -> None:
+def _change(journal: Journal, id: str, **values: Any) -> None:
     here = (batches.c.account == journal.account, batches.c.id == id)
-    values = {"state": state, "decided_by": by, "decided_at": at}
     journal.connection.execute(batches.update().where(*here).values(values))
 
 
@@ -224,25 +250,24 @@ def _lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:
     return journal.connection.execute(statement.order_by(batch_lines.c.line)).all()
 
 
-def _records(journal: Journal, id: str) -> dict[str, PaymentRecord]:
-    """Return the payments of a batch's lines, by key. One may have been queued by an earlier batch."""
-    here = (batch_lines.c.account == payments.c.account) & (batch_lines.c.key == payments.c.key)
-    statement = sa.select(payments).join(batch_lines, here)
-    rows = journal.connection.execute(
-        statement.where(batch_lines.c.account == journal.account, batch_lines.c.batch == id)
-    )
-    return {row.key: to_record(row) for row in rows}
+def _of_lines(statement: sa.Select[Any], account: str, id: str) -> sa.Select[Any]:
+    """Restrict a selection of payments to the keys of a batch's lines; an earlier batch may have queued some."""
+    of_line = (batch_lines.c.account == payments.c.account) & (batch_lines.c.key == payments.c.key)
+    return statement.join(batch_lines, of_line).where(batch_lines.c.account == account, batch_lines.c.batch == id)
+
+
+def _payments(journal: Journal, id: str) -> dict[str, sa.Row[Any]]:
+    """Return the payments under the keys of a batch's lines, by key."""
+    found = journal.connection.execute(_of_lines(sa.select(payments), journal.account, id))
+    return {row.key: row for row in found}
 
 
 def _find(journal: Journal, id: str, now: datetime) -> PayoutBatch:
     row = _row(journal, id)
-    lines = _lines(journal, id)
-    states: Mapping[str, int] = {}
-    duplicates: Mapping[int, str] = {}
-    if row.state == PROPOSED:
-        duplicates = _duplicates(journal, lines, now)
-    else:
-        states = _states(journal, row, len(lines))
+    return _batch(journal, row, _duplicates(journal, id, now) if row.state == PROPOSED else {})
+
+
+def _batch(journal: Journal, row: sa.Row[Any], duplicates: Mapping[int, str]) -> PayoutBatch:
     return PayoutBatch(
         id=row.id,
         name=row.name,
@@ -250,87 +275,95 @@ def _find(journal: Journal, id: str, now: datetime) -> PayoutBatch:
         state=row.state,
         proposed_by=row.proposed_by,
         proposed_at=row.proposed_at,
-        decided_by=row.decided_by,
-        decided_at=row.decided_at,
-        lines=len(lines),
-        total=sum((Decimal(each.amount) for each in lines), Decimal(0)),
+        approved_by=row.approved_by,
+        approved_at=row.approved_at,
+        cancelled_by=row.cancelled_by,
+        cancelled_at=row.cancelled_at,
+        lines=row.lines,
+        total=Decimal(row.total),
         duplicates=duplicates,
-        states=states,
+        states={} if row.approved_at is None else _states(journal, row.id),
     )
 
 
-def _states(journal: Journal, batch: sa.Row[Any], lines: int) -> Mapping[str, int]:
+def _states(journal: Journal, id: str) -> Mapping[str, int]:
     """Return the number of lines in each state, as of `PayoutLine.state`."""
-    of_line = (batch_lines.c.account == payments.c.account) & (batch_lines.c.key == payments.c.key)
-    here = (batch_lines.c.account == journal.account, batch_lines.c.batch == batch.id)
-    kinds = sa.select(payments.c.state, payments.c.status, sa.func.count().label("number")).join(batch_lines, of_line)
+    columns = payments.c
+    kinds = _of_lines(sa.select(columns.state, columns.status, sa.func.count().label("number")), journal.account, id)
     found: Counter[str] = Counter()
-    for row in journal.connection.execute(kinds.where(*here).group_by(payments.c.state, payments.c.status)):
-        found[row.status if row.state == PaymentState.FINAL else row.state] += row.number
-    if found.total() < lines:
-        found[batch.state] += lines - found.total()
+    for row in journal.connection.execute(kinds.group_by(columns.state, columns.status)):
+        found[_state(row)] += row.number
     return found
 
 
-def _duplicates(journal: Journal, lines: Sequence[sa.Row[Any]], now: datetime) -> Mapping[int, str]:
+def _state(row: sa.Row[Any]) -> str:
+    return str(row.status if row.state == PaymentState.FINAL else row.state)
+
+
+def _duplicates(journal: Journal, id: str, now: datetime) -> Mapping[int, str]:
     """Return why lines look as if they were paid twice: by an earlier line, or a payment of the last thirty days."""
+    lines, used = _lines(journal, id), _payments(journal, id)
     found: dict[int, str] = {}
     first: dict[tuple[str, str], int] = {}
     recent = _recent(journal, {each.phone_number for each in lines}, now)
     for each in lines:
-        kind = (each.phone_number, each.amount)
-        earlier = first.setdefault(kind, each.line)
-        if earlier != each.line:
+        kind, own = (each.phone_number, each.amount), used.get(each.key)
+        earlier, other = first.setdefault(kind, each.line), recent.get(kind)
+        if own is not None and (own.type, own.phone_number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
+            found[each.line] = f"key {each.key!r} is that of another payment: the batch cannot be approved"
+        elif own is not None:
+            found[each.line] = f"this very payment is {_state(own)} since {own.changed_at:%Y-%m-%d}: it is made once"
+        elif earlier != each.line:
             found[each.line] = f"line {earlier} pays the same amount to the same number"
-        elif kind in recent:
-            key, state, at = recent[kind]
-            same = "this very payment" if key == each.key else f"payment {key!r} of the same amount to the same number"
-            found[each.line] = f"{same} is {state} since {at:%Y-%m-%d}"
+        elif other is not None:
+            said = f"payment {other.key!r} of the same amount to the same number"
+            found[each.line] = f"{said} is {_state(other)} since {other.changed_at:%Y-%m-%d}"
     return found
 
 
-def _recent(
-    journal: Journal, numbers: set[str], now: datetime
-) -> Mapping[tuple[str, str], tuple[str, PaymentState, datetime]]:
-    """Return the disbursements of the last thirty days to some numbers that were or may be made, by their kinds."""
+def _recent(journal: Journal, numbers: set[str], now: datetime) -> Mapping[tuple[str, str], sa.Row[Any]]:
+    """Return the latest disbursement of the last thirty days of each kind to some numbers that was or may be made."""
     columns = payments.c
+    names = (columns.key, columns.phone_number, columns.amount, columns.state, columns.status, columns.changed_at)
     unmade = [str(each) for each in (PaymentState.NOT_SENT, PaymentState.CANCELLED, PaymentState.RELEASED)]
-    recent: dict[tuple[str, str], tuple[str, PaymentState, datetime]] = {}
+    has_failed = (columns.state == str(PaymentState.FINAL)) & (columns.status != str(TransactionStatus.SUCCESS))
+    was_refused = (columns.state == str(PaymentState.REFUSED)) & columns.is_certain
+    recent: dict[tuple[str, str], sa.Row[Any]] = {}
     for some in chunks(sorted(numbers)):
         rows = journal.connection.execute(
-            sa.select(columns.key, columns.phone_number, columns.amount, columns.state, columns.created_at).where(
+            sa.select(*names)
+            .where(
                 columns.account == journal.account,
                 columns.phone_number.in_(some),
                 columns.type == str(TransactionType.DISBURSEMENT),
                 columns.created_at >= now - _RECENT,
                 columns.state.not_in(unmade),
+                ~has_failed | columns.status.is_(None),
+                ~was_refused | columns.is_certain.is_(None),
             )
+            .order_by(columns.created_at)
         )
-        recent |= {(row.phone_number, row.amount): (row.key, PaymentState(row.state), row.created_at) for row in rows}
+        recent |= {(row.phone_number, row.amount): row for row in rows}
     return recent
 
 
-def _report(journal: Journal, batch: sa.Row[Any]) -> list[PayoutLine]:
-    records = {} if batch.state == PROPOSED else _records(journal, batch.id)
-    return [_with_payment(each, records.get(each.key), batch.state) for each in _lines(journal, batch.id)]
-
-
-def _with_payment(line: sa.Row[Any], record: PaymentRecord | None, state: str) -> PayoutLine:
+def _with_payment(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any]) -> PayoutLine:
+    record = None if row is None else to_record(row)
     transaction = None if record is None else record.transaction
     return PayoutLine(
         line=line.line,
         key=line.key,
         phone_number=line.phone_number,
         amount=Decimal(line.amount),
-        state=state if record is None else str(record.state if transaction is None else transaction.status),
+        state=batch.state if row is None else _state(row),
         transaction_id=None if record is None else record.transaction_id,
         fee=None if transaction is None or transaction.fees is None else transaction.fees.total_fee,
-        reason=_reason(record),
+        reason=None if row is None or record is None else _reason(row, record, batch.id),
         info={} if line.info is None else json.loads(line.info),
     )
 
 
-def _reason(record: PaymentRecord | None) -> str | None:
-    if record is None or record.transaction is not None:
-        return None if record is None or record.transaction is None else record.transaction.failure_reason
-    return record.reason or record.error
+def _reason(row: sa.Row[Any], record: PaymentRecord, batch: str) -> str | None:
+    other = None if row.batch == batch else f"of batch {row.batch}" if row.batch else "made before this batch"
+    why = record.reason or record.error if record.transaction is None else record.transaction.failure_reason
+    return "; ".join(filter(None, (other, why))) or None

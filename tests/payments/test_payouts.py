@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import itertools
 import json
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
-from mobilemoney_async import IdempotencyConflict, InvalidRequest, PaymentState, StoreError
+from mobilemoney_async import (
+    IdempotencyConflict,
+    InvalidRequest,
+    OutcomeUnknown,
+    PaymentState,
+    RetryPolicy,
+    StoreError,
+)
 from mobilemoney_async.payments.payout_batch import PayoutLine, digest, read_rows
-from tests.payments.service import PHONE_NUMBER, make_world
+from mobilemoney_async.sandbox import faults
+from tests.payments.service import ORDER, PHONE_NUMBER, make_world
 
 pytestmark = pytest.mark.anyio
 
@@ -26,13 +38,14 @@ async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_s
         batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
         assert (batch.lines, batch.total, batch.state) == (2, Decimal(110_000), "proposed")
         assert not batch.duplicates
-        for by, shown in (("Asha", batch.digest), ("ASHA", batch.digest), ("Juma", "0" * 64)):
+        selves = ("Asha", "ASHA", " A sha", "As\u200bha", "\uff21sha")
+        for by, shown in (*((each, batch.digest) for each in selves), ("Juma", "0" * 64)):
             with pytest.raises(StoreError, match="nothing was changed"):
                 await client.payouts.approve(batch.id, by=by, digest=shown)
         assert await client.payments.list() == []
         await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
         approved = await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
-        assert (approved.state, approved.decided_by, dict(approved.states)) == ("approved", "Juma", {"QUEUED": 2})
+        assert (approved.state, approved.approved_by, dict(approved.states)) == ("approved", "Juma", {"QUEUED": 2})
         async with client.dispatcher(), client.poller() as poller:
             await anyio.sleep(10)
             for record in await client.payments.list(PaymentState.ACKNOWLEDGED):
@@ -70,8 +83,22 @@ async def test_a_file_that_is_proposed_twice_pays_once(store_url: str) -> None:
     assert world.sent == 2
 
 
+async def test_one_line_pays_once_whatever_blank_lines_and_separators_its_file_has(store_url: str) -> None:
+    """Nor if it is proposed as rows instead: the key has the digest, and the number of the row."""
+    world = make_world(store_url)
+    one = "phone_number,amount\n+255681234501,50000\n"
+    rows = [{"phone_number": "+255681234501", "amount": 50_000}]
+    async with world.client() as client:
+        for content in (one, one.replace("\n+", "\r\n\r\n,\r\n+"), one.replace(",", ";"), one.encode(), rows):
+            batch = await client.payouts.propose(content, name="x", by="Asha")
+            await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+            (line,) = await client.payouts.report(batch.id)
+            assert line.reason is None or line.reason.startswith("of batch ")
+        assert len(await client.payments.list()) == 1
+
+
 async def test_cancelling_stops_what_is_not_sent_yet(store_url: str) -> None:
-    """Before the approval all of it, afterwards the rest."""
+    """Before the approval all of it, afterwards the rest; the names of all three persons stay."""
     world = make_world(store_url)
     async with world.client() as client:
         first = await client.payouts.propose(FILE, name="salaries", by="Asha")
@@ -82,11 +109,136 @@ async def test_cancelling_stops_what_is_not_sent_yet(store_url: str) -> None:
         await client.payouts.approve(second.id, by="Juma", digest=second.digest)
         async with client.dispatcher(per_minute=1):
             await anyio.sleep(5)
-        cancelled = await client.payouts.cancel(second.id, by="Juma")
+        cancelled = await client.payouts.cancel(second.id, by="Neema")
+        assert await client.payouts.cancel(second.id, by="Asha") == cancelled
         assert dict(cancelled.states) == {"ACKNOWLEDGED": 1, "CANCELLED": 1}
+        assert (cancelled.state, cancelled.approved_by, cancelled.cancelled_by) == ("cancelled", "Juma", "Neema")
+        line = (await client.payouts.report(second.id))[1]
+        record = await client.payments.get(line.key)
+        assert record is not None and [each.what for each in record.history] == ["queued", "cancelled"]
+        assert [each.state async for each in client.payments.changes(forever=False)][-1] is PaymentState.CANCELLED
         with pytest.raises(StoreError, match="no batch"):
             await client.payouts.get("nothing")
-    assert world.sent == 1
+        third = await client.payouts.propose([{**ORDER, "key": line.key + "-"}], name="third", by="Asha")
+        await client.payouts.approve(third.id, by="Juma", digest=third.digest)
+        async with client.dispatcher():
+            await anyio.sleep(10)
+        with pytest.raises(StoreError, match="were sent: nothing was changed"):
+            await client.payouts.cancel(third.id, by="Asha")
+    assert world.sent == 2
+
+
+async def test_cancelling_a_second_batch_leaves_the_payments_of_the_first_alone(store_url: str) -> None:
+    """A clerk who tidies up a file that was proposed twice stops no salary; the second report does not claim them."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        first, second = [await client.payouts.propose(FILE, name="salaries", by="Asha") for _ in range(2)]
+        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+        await client.payouts.cancel(second.id, by="Asha")
+        assert dict((await client.payouts.get(first.id)).states) == {"QUEUED": 2}
+        assert {line.state for line in await client.payouts.report(second.id)} == {"cancelled"}
+
+
+async def test_a_line_that_could_not_be_sent_is_stopped_too(store_url: str) -> None:
+    """Whether it waits for the next attempt, or is on its way in vain at that very moment."""
+    world = make_world(store_url)
+    async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
+        batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        world.line.refuse = 1
+        async with client.dispatcher():
+            await anyio.sleep(2)
+            waiting = await client.payouts.get(batch.id)
+            assert dict(waiting.states) == {"QUEUED": 2} and not world.sent
+            await client.payouts.cancel(batch.id, by="Asha")
+            await anyio.sleep(30)
+        assert dict((await client.payouts.get(batch.id)).states) == {"CANCELLED": 2}
+        batch = await client.payouts.propose(FILE.replace("E1", "E8"), name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+
+        async def cancel_meanwhile(request: Any) -> None:
+            await client.payouts.cancel(batch.id, by="Asha")
+            raise httpx.ConnectError("All connection attempts failed")
+
+        world.line.before = cancel_meanwhile
+        async with client.dispatcher():
+            await anyio.sleep(30)
+        assert dict((await client.payouts.get(batch.id)).states) == {"NOT_SENT": 1, "CANCELLED": 1}
+    assert not world.made
+
+
+async def test_two_people_who_approve_at_once_queue_it_once(store_url: str) -> None:
+    """From two processes; one who cancels at the same time either stops all of it, or is too late for none."""
+    world = make_world(store_url)
+    async with world.client() as client, world.client() as other:
+        batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
+        async with anyio.create_task_group() as tasks:
+            for number, each in enumerate((client, other) * 3):
+                tasks.start_soon(partial(each.payouts.approve, batch.id, by=f"Juma {number}", digest=batch.digest))
+        approved = await other.payouts.get(batch.id)
+        assert dict(approved.states) == {"QUEUED": 2}
+        again = await client.payouts.approve(batch.id, by="Neema", digest=batch.digest)
+        assert again == approved
+        with pytest.raises(StoreError, match="digest"):
+            await client.payouts.approve(batch.id, by="Neema", digest="0" * 64)
+
+
+async def test_duplicates_are_those_that_may_have_been_paid(store_url: str) -> None:
+    """A payment that has failed for certain is none, nor one that never was sent; an unknown one is."""
+    world = make_world(store_url)
+    dead = "+255780000089"  # fails
+    rows = [{"phone_number": number, "amount": 700} for number in (PHONE_NUMBER, dead, "+255681234502")]
+    async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
+        async with client.poller() as poller:
+            for number in (PHONE_NUMBER, dead):
+                poller.track(await client.disbursements.create(phone_number=number, amount=700))
+            async for _ in poller.outcomes():
+                pass
+        world.sandbox.script(faults.drop(processed=True), on="b2c")
+        with pytest.raises(OutcomeUnknown):
+            await client.disbursements.create(phone_number="+255681234502", amount=700, idempotency_key="lost")
+        await client.payments.enqueue(
+            type="collection", phone_number=PHONE_NUMBER, amount=5, idempotency_key="someone's"
+        )
+        batch = await client.payouts.propose(rows, name="again", by="Asha")
+        assert set(batch.duplicates) == {1, 3}
+        assert "SUCCESS" in batch.duplicates[1] and "'lost'" in batch.duplicates[3]
+        named = [{"phone_number": PHONE_NUMBER, "amount": 5, "key": "someone's"}]
+        assert "cannot be approved" in (await client.payouts.propose(named, name="x", by="Asha")).duplicates[1]
+        await anyio.sleep(31 * 86_400)
+        assert set((await client.payouts.get(batch.id)).duplicates) == set()
+
+
+async def test_a_spreadsheet_runs_nothing_of_a_report(store_url: str) -> None:
+    """Cells that begin like a formula get an apostrophe, lines stay lines, and numbers stay numbers."""
+    world = make_world(store_url)
+    rows = [
+        {"phone_number": PHONE_NUMBER, "amount": 1, "=HYPERLINK()": "+SUM(A1)", "note": "\t=1+1", "more": "a\r\n@b"},
+        {"phone_number": PHONE_NUMBER, "amount": 2, "name": "-2+3"},
+    ]
+    async with world.client() as client:
+        batch = await client.payouts.propose(rows, name="x", by="Asha")
+        text = await client.payouts.report(batch.id, "csv")
+        header, first, second = csv.reader(io.StringIO(text, newline=""))
+        assert header[-4:] == ["'=HYPERLINK()", "note", "more", "name"]
+        assert first[2] == PHONE_NUMBER and first[-4:] == ["'+SUM(A1)", "\\t=1+1", "a\\r\\n@b", ""]
+        assert second[-1] == "'-2+3"
+        assert json.loads(await client.payouts.report(batch.id, "json"))[1]["name"] == "-2+3"
+        with pytest.raises(InvalidRequest, match="format"):
+            await client.payouts.report(batch.id, "xml")  # type: ignore[call-overload]
+
+
+async def test_a_thousand_lines_are_proposed_and_listed(store_url: str) -> None:
+    """And approved, and cancelled: each is one transaction, and the total is exact."""
+    world = make_world(store_url)
+    text = "phone_number,amount\n" + "".join(f"+2556{each:08d},{10**27 + each}\n" for each in range(1_000))
+    async with world.client() as client:
+        batch = await client.payouts.propose(text, name="salaries", by="Asha")
+        assert int(batch.total) == 10**30 + 999 * 500
+        assert [each.lines for each in await client.payouts.list(limit=1)] == [1_000]
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        cancelled = await client.payouts.cancel(batch.id, by="Asha")
+    assert dict(cancelled.states) == {"CANCELLED": 1_000}
 
 
 async def test_a_key_of_another_payment_stops_the_whole_batch(store_url: str) -> None:
@@ -104,18 +256,33 @@ async def test_a_key_of_another_payment_stops_the_whole_batch(store_url: str) ->
         assert (await client.payouts.get(batch.id)).state == "proposed"
 
 
+HEAD = "phone_number,amount"
 WRONG: list[tuple[Any, str]] = [
-    ("", "header"),
-    ("phone_number,amount\n", "no rows"),
-    ("phone,amount\n+255681234501,1\n", "header"),
-    ("phone_number,amount,amount\n+255681234501,1,1\n", "header"),
-    ("phone_number,amount\n+255681234501,1\n0788,5\n+255681234501,1.5\n", "line 3: phone_number.*line 4: amount"),
-    ("phone_number,amount\n+255681234501\n", "line 2"),
-    ("phone_number,amount\n+255681234501,1,2\n", "line 2"),
-    ("phone_number,amount,key\n+255681234501,1,a\n+255681234502,1,a\n", "line 3: key 'a' is in line 2"),
-    ('phone_number,amount\n"+255681234501,1\n', "line"),
+    ("", "phone_number and amount is missing"),
+    (f"{HEAD}\n\n , \n", "no rows"),
+    ("phone,amount\n+255681234501,1\n", "header .*: phone_number is missing"),
+    ("+255681234501,50000\n", "header"),
+    (f"{HEAD},amount\n+255681234501,1,1\n", "twice"),
+    (f"{HEAD}\n+255681234501,1\n\n0788,5\n+255681234501,1.5\n", "line 4: phone_number.*line 5: amount"),
+    (f'{HEAD},x\n+255681234501,1,"a\nb"\n0788,5,\n', "line 4: phone_number"),
+    (f"{HEAD}\n+255681234501\n", "line 2"),
+    (f"{HEAD}\n+255681234501,1,2\n", "line 2"),
+    (f"{HEAD},\n+255681234501,1,2\n", "line 2"),
+    (f"{HEAD},key\n+255681234501,1,a\n+255681234502,1,a\n", "line 3: key 'a' is in line 2"),
+    (f"{HEAD},state\n+255681234501,1,SUCCESS\n", "'state' is one of the report's own"),
+    (f"{HEAD},type\n+255681234501,1,collection\n", "line 2: type must be disbursement"),
+    (f"{HEAD},currency\n+255681234501,1,USD\n", "line 2: currency must be TZS"),
+    (f'{HEAD}\n"+255681234501,1\n', "line 2: unexpected end"),
+    (f'{HEAD}\n+255681234501,"50,000"\n', "line 2: amount"),
+    (f"{HEAD}\n2.55682E+11,1\n", "line 2: phone_number"),
+    (f"{HEAD},x\n+255681234501,1,\ud800\n", "line 2: has lone surrogates"),
+    (f"{HEAD},n\n+255681234501,1,Zo\xeb\n".encode("latin-1"), "not UTF-8"),
+    (io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"), "not UTF-8"),
+    (io.StringIO(f"{HEAD}\n" + "x" * 20_000_000), "more than 20,000,000 characters"),
+    (itertools.repeat({"phone_number": PHONE_NUMBER, "amount": 1}), "more than 50,000 rows"),
     ([{"amount": 1}], "line 1: has no phone_number"),
     ([{"phone_number": "+255681234501", "amount": 1.5}], "line 1: amount"),
+    ({"phone_number": "+255681234501", "amount": 1}, "rows must be"),
     (["x"], "line 1"),
     (7, "rows"),
 ]
@@ -123,8 +290,10 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("rows", "said"), WRONG)
 def test_wrong_rows_are_refused_with_their_lines(rows: Any, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"(?s){said}"):
+    """All at once, and without their numbers."""
+    with pytest.raises(InvalidRequest, match=f"(?s){said}") as raised:
         read_rows(rows)
+    assert "681234" not in str(raised.value)
 
 
 def test_local_numbers_are_read_only_if_asked_for() -> None:
@@ -137,8 +306,11 @@ def test_local_numbers_are_read_only_if_asked_for() -> None:
 
 
 def test_the_digest_is_of_the_content_alone() -> None:
-    """A byte-order mark, blanks in the header and the way of quoting change nothing; any other column does."""
+    """A byte-order mark, blanks, separators, empty columns and quotes change nothing; any other column does."""
     plain = digest(read_rows(FILE))
+    assert digest(read_rows(FILE.replace("\n", ",,\n"))) == plain
+    assert digest(read_rows(FILE.replace(",", "\t"))) == plain
+    assert digest(read_rows(io.BytesIO(FILE.encode("utf-8-sig")))) == plain
     assert digest(read_rows("\ufeff" + FILE.replace(",employee", ", employee"))) == plain
     assert digest(read_rows(FILE.replace("E1", '"E1"').replace("\n", "\r\n"))) == plain
     assert digest(read_rows(FILE.replace("E1", "E9"))) != plain
