@@ -36,10 +36,8 @@ Status = Annotated[
     str | None, typer.Option("--status", metavar="STATE", help=f"Only this state: {', '.join(TransactionStatus)}.")
 ]
 Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only this type: collection or disbursement.")]
-FromDay = Annotated[
-    str | None,
-    typer.Option("--from", metavar="DAY", help="From this day on: YYYY-MM-DD, today or yesterday of UTC."),
-]
+DAYS = "YYYY-MM-DD, today or yesterday of UTC"
+FromDay = Annotated[str | None, typer.Option("--from", metavar="DAY", help=f"From this day on: {DAYS}.")]
 ToDay = Annotated[str | None, typer.Option("--to", metavar="DAY", help="To the end of this day, in the same form.")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
-from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,15 +17,19 @@ from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_servic
 from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.payments import (
     OF_THE_STORE,
+    OthersPay,
     find_store,
     print_payments,
     run_with_service,
     run_with_store,
 )
+from mobilemoney_async.cli.transactions import DAYS, read_day
 from mobilemoney_async.payments.records import CLAIMED, OPEN, UnclaimedTransaction
+from mobilemoney_async.values import csv_cell
 
 if TYPE_CHECKING:
-    from mobilemoney_async.payments.audit_report import AuditReport, AuditTotal, Difference
+    from mobilemoney_async.client import AsyncClient
+    from mobilemoney_async.payments.audit_report import AuditReport, AuditTotal
 
 _PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
 _CSV = "Payments to import: a CSV file with the header key,transaction_id or key,transaction_id,phone_number."
@@ -137,22 +141,33 @@ def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str]
 @with_service()
 def audit(
     *,
-    from_date: Annotated[datetime, typer.Option("--from", metavar="DATE", formats=["%Y-%m-%d"], help="The first day.")],
-    to_date: Annotated[datetime, typer.Option("--to", metavar="DATE", formats=["%Y-%m-%d"], help="The last day.")],
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the differences as CSV.")] = False,
+    from_day: Annotated[str, typer.Option("--from", metavar="DAY", help=f"The first day: {DAYS}.")],
+    to_day: Annotated[str, typer.Option("--to", metavar="DAY", help="The last day, in the same form.")],
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print totals and differences as CSV.")] = False,
     as_json: AsJSON = False,
+    others_pay: OthersPay = False,
     service: Service,
 ) -> None:
     """Compare the store with the service's transaction list, for some days. Changes nothing.
 
     Takes the service and the credentials as reconcile does. Exit code 1 if something differs, for cron to report.
     """
-    days = {"from_date": from_date.date(), "to_date": to_date.date()}
-    found = run_with_service(lambda client: client.payments.audit(**days), service)
+    if as_csv and as_json:
+        raise WrongUsage("give either --csv or --json")
+    first, last = read_day("--from", from_day), read_day("--to", to_day)
+    assert first is not None and last is not None
+    if first > last:
+        raise WrongUsage("--from must be no later than --to")
+
+    async def work(client: AsyncClient) -> AuditReport:
+        with output.waiting("reading the list"):
+            return await client.payments.audit(from_date=first, to_date=last)
+
+    found = run_with_service(work, service, sole_writer=False if others_pay else None)
     if as_json:
         output.print_json(output.plain(found, unmasked=False))
     elif as_csv:
-        print_differences_as_csv(found)
+        print_audit_as_csv(found)
     else:
         print_audit(found)
     if not found.is_clean:
@@ -190,29 +205,34 @@ def print_audit(report: AuditReport) -> None:
     """Print the totals and the differences of an audit."""
     totals: tuple[Column[AuditTotal], ...] = (
         Column("type", lambda each: each.type),
-        Column("status", lambda each: each.status),
+        Column("status", lambda each: each.status, min_width=7),
         Column("settlement", lambda each: each.settlement_batch or "", min_width=5),
         Column("count", lambda each: f"{each.count:,}", is_number=True),
         Column("gross", lambda each: f"{each.gross:,f}", is_number=True),
-        Column("fees", lambda each: f"{each.fees:,f}", is_number=True),
-        Column("net", lambda each: f"{each.net:,f}", is_number=True),
+        Column("fees", lambda each: _shown(each.fees), is_number=True),
+        Column("net", lambda each: _shown(each.net), is_number=True),
     )
-    differences: tuple[Column[Difference], ...] = (
-        Column("difference", lambda each: str(each.kind)),
-        Column("TZS", lambda each: "" if each.amount is None else f"{each.amount:,f}", is_number=True),
-        Column("reason", lambda each: each.reason, min_width=20),
-        Column("next step", lambda each: each.advice, min_width=20),
-    )
-    output.show(output.new_table(totals, report.totals))
-    if report.differences:
-        output.show("", output.new_table(differences, report.differences))
-    said = "nothing differs" if report.is_clean else f"{len(report.differences)} differences"
-    print(f"{report.transactions:,} transactions at the service, {report.payments:,} payments here: {said}.")
+    if report.totals:
+        output.show(output.new_table(totals, report.totals))
+    for each in report.differences:
+        amount = "" if each.amount is None else f", {output.money(each.amount)}"
+        output.show("", output.literal(f"{each.kind}{amount}: {each.reason}"), output.literal(f"  → {each.advice}"))
+    said = "nothing differs" if report.is_clean else f"differences: {len(report.differences):,}"
+    print(f"{report.transactions:,} transactions at the service, {report.payments:,} payments here; {said}.")
 
 
-def print_differences_as_csv(report: AuditReport) -> None:
-    """Print the differences of an audit as CSV."""
-    names = ("kind", "key", "transaction_id", "amount", "reason", "advice")
-    writer = csv.writer(sys.stdout)
+def _shown(amount: Decimal | None) -> str:
+    return "not shown" if amount is None else f"{amount:,f}"
+
+
+def print_audit_as_csv(report: AuditReport) -> None:
+    """Print an audit as CSV: a row for each total, then for each difference."""
+    names = ("kind", "type", "status", "settlement_batch", "count", "amount", "fees", "net")
+    names += ("key", "transaction_id", "reason", "advice")
+    rows = [
+        {**output.plain(each, unmasked=False), "kind": "total", "amount": f"{each.gross:f}"} for each in report.totals
+    ]
+    rows += [output.plain(each, unmasked=False) for each in report.differences]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([getattr(each, name) for name in names] for each in report.differences)
+    writer.writerows([csv_cell(str(row.get(name, ""))) for name in names] for row in rows)

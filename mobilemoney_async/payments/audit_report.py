@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date
-from decimal import Decimal
+from datetime import date, datetime, timedelta
+from decimal import Decimal, localcontext
 
 import attrs
 
-from mobilemoney_async.contract.comparison import contradiction
+from mobilemoney_async.contract.comparison import CURRENCY, may_be_number
 from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
 from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.matching import Match, Spellings, learn, match, query_for
-from mobilemoney_async.payments.records import PaymentRecord
+from mobilemoney_async.payments.matching import KindIndex, Match, Spellings, learn, match, query_for
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState, is_stale
+
+# How far from a payment a transaction may be that is the same one, made twice.
+_NEAR = timedelta(days=1)
+# Digits of a sum: more than any list of amounts needs.
+_DIGITS = 200
 
 
 class DifferenceKind(str, enum.Enum):
@@ -24,13 +30,13 @@ class DifferenceKind(str, enum.Enum):
     UNCLAIMED = "unclaimed"
     """No payment of the store claims a transaction of the service."""
     PAID_TWICE = "paid_twice"
-    """The same, and it is of the type, number and amount of a payment that is another transaction."""
+    """The same, and within a day it is of the type, number and amount of a payment that is another transaction."""
     CONTENT = "content"
     """Amount, number or type differ."""
     STATE = "state"
     """One is final, and the other is open or has another final state."""
     UNRESOLVED = "unresolved"
-    """A payment with an unknown result."""
+    """A payment with an unknown result, or a transaction that may be that payment."""
     INCOMPLETE = "incomplete"
     """The list could not be compared as a whole."""
 
@@ -80,8 +86,8 @@ class AuditTotal:
         settlement_batch: The batch in which they were settled, or None.
         count: Their number.
         gross: The sum of their amounts, TZS.
-        fees: The sum of the fees that the merchant bears, TZS.
-        net: The sum that was settled, or that is due: gross without fees, TZS.
+        fees: The sum of the fees that the merchant bears, TZS; None if the list does not show it for each of them.
+        net: The sum that was settled, TZS; None if the list does not show it for each of them.
     """
 
     type: str
@@ -89,8 +95,8 @@ class AuditTotal:
     settlement_batch: str | None
     count: int
     gross: Decimal
-    fees: Decimal
-    net: Decimal
+    fees: Decimal | None
+    net: Decimal | None
 
 
 @attrs.frozen(kw_only=True)
@@ -119,12 +125,6 @@ class AuditReport:
         return not self.differences
 
 
-def unresolved(record: PaymentRecord) -> Difference:
-    """Return the difference that a payment with an unknown result is."""
-    reason = f"payment {record.key!r} is {record.state}" + (f": {record.reason}" if record.reason else "")
-    return difference(DifferenceKind.UNRESOLVED, reason, record)
-
-
 def incomplete(walk: Walk) -> Iterable[Difference]:
     """Return the reasons why a listing cannot be compared as a whole."""
     if not walk.is_complete:
@@ -134,47 +134,113 @@ def incomplete(walk: Walk) -> Iterable[Difference]:
         yield difference(DifferenceKind.INCOMPLETE, said)
 
 
-def compare(
-    rows: Sequence[Transaction], owned: Mapping[str, PaymentRecord], merchant_id: str | None
-) -> Iterable[Difference]:
-    """Return the differences of the rows of a listing from the payments that own them."""
-    spellings, by_amount = learn(rows, owned, merchant_id), dict[Decimal, list[PaymentRecord]]()
-    for record in owned.values():
-        by_amount.setdefault(record.amount, []).append(record)
-    for row in rows:
-        owner = owned.get(row.id)
-        if owner is not None:
-            yield from compare_one(row, owner, spellings)
-        elif not (row.merchant_id and merchant_id and row.merchant_id != merchant_id):
-            yield _unclaimed(row, by_amount.get(row.amount, ()), spellings)
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """Comparison of a listing with the store as it was afterwards.
+
+    Attributes:
+        rows: The rows that the listing shows.
+        owned: The payments that own them, by transaction id.
+        sent: The payments that were sent in its days before it began, and may exist.
+        merchant_id: The account's merchant, if known: rows of another one are not compared.
+        explained: As of `queries.explained_ids`.
+        is_sole_writer: Whether a transaction that fits no payment is a difference, or may be of another system.
+        began_at: When the listing began.
+        now: When it ended.
+        own_rows: The rows of this merchant.
+    """
+
+    rows: Sequence[Transaction] = attrs.field(repr=False)
+    owned: Mapping[str, PaymentRecord] = attrs.field(repr=False)
+    sent: Sequence[PaymentRecord] = attrs.field(repr=False)
+    merchant_id: str | None
+    explained: Mapping[str, str | None]
+    is_sole_writer: bool
+    began_at: datetime
+    now: datetime
+    own_rows: Sequence[Transaction] = attrs.field(init=False, repr=False)
+    _spellings: Spellings = attrs.field(init=False, repr=False)
+
+    @own_rows.default
+    def _find_own_rows(self) -> Sequence[Transaction]:
+        own = self.merchant_id
+        return [row for row in self.rows if not row.merchant_id or not own or row.merchant_id == own]
+
+    @_spellings.default
+    def _learn(self) -> Spellings:
+        return learn(self.rows, self.owned, self.merchant_id)
+
+    def differences(self) -> Iterable[Difference]:
+        """Return the differences of the rows that are shown, and the payments with an unknown result."""
+        index: KindIndex[PaymentRecord] = KindIndex()
+        for record in (*self.owned.values(), *(each for each in self.sent if each.transaction_id is None)):
+            if record.sent_at is not None:
+                index.add_query(query_for(record), record)
+        for row in self.rows:
+            if row.id in self.owned:
+                yield from self.compare(row, self.owned[row.id])
+        for row in self.own_rows:
+            if row.id not in self.owned and self.explained.get(row.id, "") is not None:
+                yield from self._unclaimed(row, index.like_row(row))
+        for record in self.sent:
+            if record.is_unresolved and not self._is_on_its_way(record):
+                said = f"payment {record.key!r} is {record.state}" + (f": {record.reason}" if record.reason else "")
+                yield difference(DifferenceKind.UNRESOLVED, said, record)
+
+    def compare(self, row: Transaction, record: PaymentRecord) -> Iterable[Difference]:
+        """Return the differences of a transaction from the payment that owns it."""
+        problem = ", ".join(self._contradictions(row, record))
+        if problem:
+            yield difference(DifferenceKind.CONTENT, f"payment {record.key!r}: {problem}", record, row)
+        is_final_there = is_final(record.type, row.status)  # its own word for the type proves nothing
+        status = "not final" if record.status is None else record.status
+        said = f"payment {record.key!r} is {status} here, and {row.status} at the service"
+        if record.is_final and not is_final_there and record.changed_at >= self.began_at:
+            return  # it became final while the list was read
+        if record.is_final != is_final_there or (record.is_final and record.status != row.status):
+            yield difference(DifferenceKind.STATE, said, record, row)
+
+    def _contradictions(self, row: Transaction, record: PaymentRecord) -> Iterable[str]:
+        """Return what differs. A number that is masked, cut or missing in the list is no difference."""
+        if row.amount != record.amount:
+            yield f"the amount is {record.amount:f} here, and {row.amount:f} at the service"
+        if row.currency.strip().upper() != CURRENCY:
+            yield f"the currency is {CURRENCY} here, and another one at the service"
+        if not may_be_number(row.phone_number, record.phone_number):
+            yield "the phone number is another one at the service"
+        is_other = any(each == row.type.strip().casefold() for each in TransactionType if each is not record.type)
+        if is_other and record.type not in self._spellings.types.get(str(row.type), ()):
+            yield f"it is a {record.type} here, and a {row.type} at the service"
+        if row.merchant_id and self.merchant_id and row.merchant_id != self.merchant_id:
+            yield "it belongs to another merchant at the service"
+
+    def _unclaimed(self, row: Transaction, alike: Iterable[PaymentRecord]) -> Iterable[Difference]:
+        said = f"no payment claims transaction {row.id} ({row.status})"
+        near = self._near(row, alike)
+        unidentified = next((each for each in near if each.transaction_id is None), None)
+        if unidentified is not None:
+            if not self._is_on_its_way(unidentified):
+                said += f", which may be payment {unidentified.key!r}: that is {unidentified.state}"
+                yield difference(DifferenceKind.UNRESOLVED, said, unidentified, row)
+        elif near and _has_moved(near[0].type, row.status) and _has_moved(near[0].type, near[0].status):
+            said += f", which fits payment {near[0].key!r} as well as its own transaction {near[0].transaction_id}"
+            yield difference(DifferenceKind.PAID_TWICE, said, near[0], row)
+        elif self.is_sole_writer:
+            yield difference(DifferenceKind.UNCLAIMED, said, row=row)
+
+    def _near(self, row: Transaction, alike: Iterable[PaymentRecord]) -> Sequence[PaymentRecord]:
+        """Return the payments of a row's kind that were sent within a day of it, nearest first."""
+        fits = (each for each in alike if match(query_for(each), row, self._spellings) is not Match.NONE)
+        far = [(abs(query_for(each).sent_at - row.created_at), each) for each in fits]
+        return [each for distance, each in sorted(far, key=lambda pair: (pair[0], pair[1].key)) if distance <= _NEAR]
+
+    def _is_on_its_way(self, record: PaymentRecord) -> bool:
+        return record.state is PaymentState.SENDING and not is_stale(record, self.now)
 
 
-def compare_one(row: Transaction, record: PaymentRecord, spellings: Spellings) -> Iterable[Difference]:
-    """Return the differences of a transaction from the payment that owns it."""
-    amount = f"{record.amount:f}"
-    problem = contradiction(row, phone_number=record.phone_number, amount=amount)
-    if problem is None and record.sent_at is not None and match(query_for(record), row, spellings) is Match.NONE:
-        problem = f"the transaction names another type: {row.type}"
-    if problem is not None:
-        yield difference(DifferenceKind.CONTENT, f"payment {record.key!r}: {problem}", record, row)
-    row = attrs.evolve(row, type=record.type)  # in the contract's word, by which its final states are known
-    if record.is_final != row.is_final:
-        here, there = ("final", "open") if record.is_final else ("open", "final")
-        said = f"payment {record.key!r} is {here} here ({record.status}), and {there} at the service ({row.status})"
-        yield difference(DifferenceKind.STATE, said, record, row)
-    elif record.is_final and record.status != row.status:
-        said = f"payment {record.key!r} was {record.status} here, and is {row.status} at the service"
-        yield difference(DifferenceKind.STATE, said, record, row)
-
-
-def _unclaimed(row: Transaction, alike: Iterable[PaymentRecord], spellings: Spellings) -> Difference:
-    fits = (each for each in alike if each.sent_at and match(query_for(each), row, spellings) is not Match.NONE)
-    other = next(fits, None)
-    said = f"no payment claims transaction {row.id} ({row.status})"
-    if other is None:
-        return difference(DifferenceKind.UNCLAIMED, said, row=row)
-    said += f", which fits payment {other.key!r} as well as its own transaction {other.transaction_id}"
-    return difference(DifferenceKind.PAID_TWICE, said, other, row)
+def _has_moved(type: str, status: str | None) -> bool:
+    """Return whether money was moved, or may still be."""
+    return status == TransactionStatus.SUCCESS or status is None or not is_final(type, status)
 
 
 def totals_of(rows: Iterable[Transaction]) -> list[AuditTotal]:
@@ -189,20 +255,23 @@ def totals_of(rows: Iterable[Transaction]) -> list[AuditTotal]:
             status=status,
             settlement_batch=batch,
             count=len(some),
-            gross=sum((each.amount for each in some), Decimal(0)),
-            fees=sum((_fee(each) for each in some), Decimal(0)),
-            net=sum((_net(each) for each in some), Decimal(0)),
+            gross=_sum(each.amount for each in some) or Decimal(0),
+            fees=_sum(None if each.fees is None else each.fees.merchant_fee for each in some),
+            net=_sum(None if each.settlement is None else each.settlement.net_amount for each in some),
         )
         for (kind, status, batch), some in sorted(kinds.items(), key=lambda item: (*item[0][:2], item[0][2] or ""))
     ]
 
 
-def _fee(row: Transaction) -> Decimal:
-    return Decimal(0) if row.fees is None else row.fees.merchant_fee
-
-
-def _net(row: Transaction) -> Decimal:
-    return row.amount - _fee(row) if row.settlement is None else row.settlement.net_amount
+def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
+    """Return the exact sum, or None if an amount is not shown."""
+    total = Decimal(0)
+    with localcontext(prec=_DIGITS):
+        for each in amounts:
+            if each is None:
+                return None
+            total += each
+    return total
 
 
 def difference(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from mobilemoney_async import AsyncClient, AuditReport, InvalidRequest, OutcomeUnknown
@@ -52,7 +56,10 @@ async def test_books_that_agree_are_clean_and_come_with_their_totals(store_url: 
     assert report.is_clean and (report.transactions, report.payments) == (3, 3)
     collected = next(each for each in report.totals if each.type == "collection")
     assert (collected.count, collected.gross, collected.status) == (2, Decimal(3000), "SUCCESS")
-    assert collected.net == collected.gross - collected.fees < 3000 and collected.settlement_batch is not None
+    assert collected.fees is not None and collected.settlement_batch is not None
+    assert collected.net == collected.gross - collected.fees < 3000
+    disbursed = next(each for each in report.totals if each.type == "disbursement")
+    assert (disbursed.gross, disbursed.fees, disbursed.net) == (Decimal(1000), None, None)  # not shown, so not 0
 
 
 async def test_each_kind_of_difference_has_a_reason_and_a_next_step(store_url: str) -> None:
@@ -106,3 +113,163 @@ async def test_other_days_are_not_compared(store_url: str) -> None:
         for first, last in wrong:
             with pytest.raises(InvalidRequest):
                 await client.payments.audit(from_date=first, to_date=last)
+
+
+class Service(httpx.AsyncBaseTransport):
+    """Service that shows its list in another way: each row of a page may be changed, or the day it is asked for."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self.inner = inner
+        self.requests: list[httpx.URL] = []
+        self.change: Callable[[dict[str, Any]], None] = lambda row: None
+        self.zone = timedelta(0)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request.url)
+        is_list = request.url.path.endswith("/transactions")
+        days = {name: date.fromisoformat(request.url.params.get(name, "9999-01-01")) for name in ("from", "to")}
+        if is_list and self.zone:
+            request = httpx.Request("GET", f"{str(request.url).partition('?')[0]}?limit=100", headers=request.headers)
+        response = await self.inner.handle_async_request(request)
+        if not is_list:
+            return response
+        body = json.loads(await response.aread())
+        if self.zone:  # all rows are on one page
+            moments = ((row, datetime.fromisoformat(row["created_at"]) + self.zone) for row in body["transactions"])
+            body["transactions"] = [row for row, at in moments if days["from"] <= at.date() <= days["to"]]
+            body["pagination"]["total_count"] = len(body["transactions"])
+        for row in body["transactions"]:
+            self.change(row)
+        return httpx.Response(response.status_code, json=body)
+
+
+async def test_the_days_of_the_service_may_begin_at_another_hour(store_url: str) -> None:
+    """Payments of the hours between are compared in the list of the next day, and none is called missing."""
+    world = make_world(store_url)
+    service = Service(world.line)
+    service.zone = timedelta(hours=3)  # Dar es Salaam's
+    async with world.client(transport=service) as client:
+        await anyio.sleep(8 * 3600)  # it is 20:00
+        await pay(client, *range(1, 15))
+        await finish(client)
+        await anyio.sleep(2 * 3600)
+        await pay(client, *range(101, 115))
+        await finish(client)
+        await anyio.sleep(12 * 3600)
+        await pay(client, 200)
+        yesterday = world.utcnow().date() - timedelta(days=1)
+        await change(client, "k103", amount="99")
+        await change(client, "k104", transaction_id="txn_gone")
+        report = await client.payments.audit(from_date=yesterday, to_date=yesterday)
+    assert report.transactions == 14
+    assert {(str(each.kind), each.key) for each in report.differences} == {("content", "k103"), ("missing", "k104")}
+
+
+async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_difference(store_url: str) -> None:
+    """Only what contradicts is: another amount, number, type, currency or merchant, each in words."""
+    world = make_world(store_url)
+    service = Service(world.line)
+    async with world.client(transport=service) as client:
+        await pay(client, 1000, 2000)
+
+        def mask(row: dict[str, Any]) -> None:
+            row |= {"phone_number": "+255…", "type": "C2B"}
+
+        def contradict(row: dict[str, Any]) -> None:
+            row |= {"phone_number": "+255700000000", "type": "disbursement", "currency": "KES", "amount": "999.50"}
+
+        service.change = mask
+        assert (await audit(world, client)).is_clean
+        service.change = contradict
+        found = (await audit(world, client)).differences
+        (first,) = (each for each in found if each.key == "k1000")
+    for said in ("1000 here, and 999.50", "currency", "phone number", "a collection here, and a disbursement"):
+        assert said in first.reason
+
+
+async def test_explained_transactions_and_those_of_other_systems_are_no_differences(store_url: str) -> None:
+    """With `sole_writer=False`, only what fits a payment of yours within a day is one."""
+    world = make_world(store_url)
+    sole, shared = world.store(grace=1), world.store(grace=1, sole_writer=False)
+    async with world.client(store=sole) as client, world.client(store=world.store(account="till")) as other:
+        await pay(client, 1000)
+        await finish(client)
+        await pay(other, 77)
+        await audit(world, client)
+        await anyio.sleep(30)
+        (found,) = (await audit(world, client)).differences
+        assert found.kind == "unclaimed" and found.transaction_id is not None
+        async with world.client(store=shared) as modest:
+            assert (await audit(world, modest)).is_clean
+        await client.payments.explain(found.transaction_id, note="Asha: the old till")
+        assert (await audit(world, client)).is_clean
+
+
+async def test_paid_twice_is_only_what_may_have_moved_money_twice_within_a_day(store_url: str) -> None:
+    """A customer who pays again after a failure, or again next week, has not paid twice."""
+    world = make_world(store_url)
+    failing: dict[str, Any] = {"phone_number": "+255780000039", "amount": 1000}
+    async with world.client() as client, world.client(store=world.store(account="till")) as other:
+        await client.collections.create(**failing, idempotency_key="fails")
+        await pay(client, 2000)
+        await finish(client)
+        first = world.utcnow().date()
+        await other.collections.create(**failing)
+        await other.collections.create(**{**ORDER, "amount": 2000})
+        await anyio.sleep(3 * 86_400)
+        await other.collections.create(**{**ORDER, "amount": 2000}, idempotency_key="next week")
+        report = await client.payments.audit(from_date=first, to_date=world.utcnow().date())
+    kinds = Counter(str(each.kind) for each in report.differences)
+    assert kinds == {"unclaimed": 2, "paid_twice": 1}
+
+
+async def test_what_is_on_its_way_or_ends_while_the_list_is_read_is_as_it_should_be(store_url: str) -> None:
+    """And a payment that the list may show before its answer has come is no stranger."""
+    world = make_world(store_url, latency=20.0)
+    async with world.client(timeout=60.0) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(pay, client, 1000)
+        await anyio.sleep(25)
+        tasks.start_soon(pay, client, 2000)
+        await anyio.sleep(5)
+        tasks.start_soon(finish, client)
+        report = await audit(world, client)
+        tasks.cancel_scope.cancel()
+    assert [(str(each.kind), each.reason) for each in report.differences] == []
+
+
+async def test_rows_that_cannot_be_read_are_said_and_their_payments_are_not_missing(store_url: str) -> None:
+    """Nor does a transaction that cannot be looked up end the audit."""
+    world = make_world(store_url)
+    service = Service(world.line)
+    async with world.client(transport=service) as client:
+        await pay(client, 1000, 2000, 3000)
+        service.change = lambda row: row.update({"amount": "many"} if row["amount"].startswith("2000") else {})
+        (found,) = (await audit(world, client)).differences
+        assert found.kind == "incomplete" and "cannot be read: 1" in found.reason
+        world.sandbox.script(faults.server_error(processed=False), on="GET transaction", times=100)
+        kinds = {str(each.kind) for each in (await audit(world, client)).differences}
+        assert kinds == {"incomplete"}
+
+
+async def test_totals_are_exact_and_of_this_merchant_alone(store_url: str) -> None:
+    """Sums of any length; rows of another merchant are not counted."""
+    world = make_world(store_url)
+    service = Service(world.line)
+    async with world.client(transport=service) as client:
+        await pay(client, 1, 2, 3)
+        shown = iter(["mer_0001", "mer_0001", "mer_other"])
+        service.change = lambda row: row.update(merchant_id=next(shown), amount=f"{10**27 + 1}.01")
+        report = await audit(world, client)
+    assert [(each.count, each.gross) for each in report.totals] == [(2, Decimal(f"{2 * 10**27 + 2}.02"))]
+    assert report.transactions == 2
+
+
+async def test_a_day_costs_its_pages(store_url: str) -> None:
+    """A request for a hundred transactions, and a few more, in the lane that gives way to all others."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await pay(client, *range(1, 451))
+        world.line.paths.clear()
+        report = await audit(world, client)
+    assert (report.transactions, report.is_clean) == (450, True)
+    assert len(world.line.paths) <= 5 + 3
