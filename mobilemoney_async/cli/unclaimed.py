@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from mobilemoney_async.payments.audit_report import AuditReport, AuditTotal
 
 _PAIRS = "Payments to import: an idempotency key of yours, and the id of its transaction."
+_CSV_HEADER = (
+    *("kind", "type", "status", "settlement_batch", "count", "amount", "fees", "net"),
+    *("key", "transaction_id", "reason", "advice"),
+)
 _CSV = "Payments to import: a CSV file with the header key,transaction_id or key,transaction_id,phone_number."
 
 
@@ -227,12 +231,10 @@ def _shown(amount: Decimal | None) -> str:
 
 def print_audit_as_csv(report: AuditReport) -> None:
     """Print an audit as CSV: a row for each total, then for each difference."""
-    names = ("kind", "type", "status", "settlement_batch", "count", "amount", "fees", "net")
-    names += ("key", "transaction_id", "reason", "advice")
     rows = [
-        {**output.plain(each, unmasked=False), "kind": "total", "amount": f"{each.gross:f}"} for each in report.totals
+        {"kind": "total", "amount": f"{each.gross:f}", **output.plain(each, unmasked=False)} for each in report.totals
     ]
     rows += [output.plain(each, unmasked=False) for each in report.differences]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([csv_cell(str(row.get(name, ""))) for name in names] for row in rows)
+    writer.writerow(_CSV_HEADER)
+    writer.writerows([csv_cell(str(row.get(name, ""))) for name in _CSV_HEADER] for row in rows)

@@ -1,0 +1,161 @@
+"""`mobilemoney payouts` and `payments audit`: two people, a file, and an accountant."""
+
+import csv
+import io
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+
+import pytest
+
+from mobilemoney_async.cli import payouts
+from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from tests.support.commands import Command, leave_home, run, served, started
+
+FILE = "phone_number,amount,employee\n+255780000789,850000,E1\n0681 234 502,620000,E2\n+255780000089,700000,E3\n"
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(speed=20, balance=10**9, choices=Choices(rate_limit=None))
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> Iterator[Path]:
+    """A folder with a file of salaries, and an environment with the service and a store that does not exist yet."""
+    leave_home(monkeypatch, tmp_path)
+    with served(sandbox) as base_url:
+        monkeypatch.setenv("MOBILEMONEY_BASE_URL", base_url)
+        monkeypatch.setenv("MOBILEMONEY_TOKEN", sandbox.token)
+        monkeypatch.setenv("MOBILEMONEY_STORE", f"sqlite:///{tmp_path}/payroll.db")
+        monkeypatch.setattr(payouts, "_LOOK", 0.1)
+        (tmp_path / "salaries.csv").write_text(FILE, "utf-8")
+        yield tmp_path
+
+
+def propose(*arguments: str) -> str:
+    """Propose the file as Asha, and return the id of the batch."""
+    ran = run("payouts", "propose", "salaries.csv", "--local-numbers", "--by", "Asha", "--json", *arguments)
+    assert ran.exit_code == 0, ran.stderr
+    return str(json.loads(ran.stdout)["id"])
+
+
+def test_one_proposes_another_approves_and_all_are_paid_or_explained(shop: Path, sandbox: Sandbox) -> None:
+    """From the file to the report; the exit code says that one has failed."""
+    checked = run("payouts", "check", "salaries.csv", "--local-numbers")
+    assert "2,170,000 TZS" in checked.stdout and checked.exit_code == 0
+    proposed = run("payouts", "propose", "salaries.csv", "--local-numbers", "--by", "Asha")
+    assert "is a new store" in proposed.stderr and "payouts approve" in proposed.stderr
+    batch = re.findall(r"^batch +(\w+)$", proposed.stdout, re.MULTILINE)[0]
+    own = run("payouts", "approve", batch, "--by", "ASHA", answer="y\n")
+    assert (own.exit_code, own.stderr.count("\n")) == (1, 1) and "someone else has to approve it" in own.stderr
+    declined = run("payouts", "approve", batch, "--by", "Juma", answer="n\n")
+    assert declined.exit_code == 1 and "nothing was queued" in declined.stderr
+    assert not sandbox.transactions
+    sent = run("payouts", "approve", batch, "--by", "Juma", "--send", answer="y\n")
+    assert sent.exit_code == 5, sent.stderr
+    assert re.search(r"payments +2 paid, 1 failed", sent.stdout)
+    assert "mobilemoney payouts: " in sent.stderr and "mobilemoney payments" not in sent.stderr
+    rows = list(csv.DictReader(io.StringIO(run("payouts", "report", batch).stdout)))
+    assert [(row["employee"], row["state"], row["reason"]) for row in rows] == [
+        ("E1", "SUCCESS", ""),
+        ("E2", "SUCCESS", ""),
+        ("E3", "FAILED", "RECIPIENT_NOT_FOUND"),
+    ]
+    assert "approved: 2 paid, 1 failed" in run("payouts", "status").stdout
+    again = run("payouts", "status", batch, "--send")
+    assert (again.exit_code, len(sandbox.transactions)) == (5, 3)
+    assert run("payouts", "cancel", batch, "--by", "Asha").exit_code == 1
+    clean = run("payments", "audit", "--from", "yesterday", "--to", "today")
+    assert clean.exit_code == 0 and "nothing differs" in clean.stdout
+
+
+def test_a_batch_is_cancelled_before_or_after_its_approval(shop: Path, sandbox: Sandbox) -> None:
+    """--yes takes the digest that was seen; a script gets JSON."""
+    batch = propose()
+    digest = json.loads(run("payouts", "status", batch, "--json").stdout)["digest"]
+    assert run("payouts", "approve", batch, "--by", "Juma", "--yes").exit_code == 2
+    assert run("payouts", "approve", batch, "--by", "Juma", "--yes", "--digest", "0" * 64).exit_code == 1
+    approved = run("payouts", "approve", batch, "--by", "Juma", "--yes", "--digest", digest, "--json")
+    assert json.loads(approved.stdout)["states"] == {"QUEUED": 3}
+    cancelled = run("payouts", "cancel", batch, "--by", "Neema")
+    assert "3 cancelled" in cancelled.stdout and "by Juma" in cancelled.stdout and "by Neema" in cancelled.stdout
+    assert not sandbox.transactions
+
+
+def test_a_wrong_file_or_batch_is_one_line_and_makes_no_store(shop: Path) -> None:
+    """With the lines of the file, and without its numbers."""
+    wrong = run("payouts", "propose", "salaries.csv", "--by", "Asha")
+    assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)
+    assert "line 3: phone_number lacks its country code" in wrong.stderr and "--local-numbers" in wrong.stderr
+    assert run("payouts", "check", "none.csv").exit_code == 2
+    (shop / "latin.csv").write_bytes(b"phone_number,amount,n\n+255780000789,1,Zo\xeb\n")
+    assert "not UTF-8" in run("payouts", "check", "latin.csv").stderr
+    status = run("payouts", "status")
+    assert status.exit_code == 1 and "there is no file" in status.stderr
+    assert not list(shop.glob("*.db"))
+    propose()
+    missing = run("payouts", "report", "nothing")
+    assert (missing.exit_code, missing.stderr) == (
+        1,
+        "mobilemoney payouts: there is no batch 'nothing': nothing was changed\n",
+    )
+
+
+def test_an_unknown_payout_ends_with_3_and_the_next_step(
+    shop: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are paid."""
+    monkeypatch.setattr(payouts, "_PATIENCE_UNKNOWN", 0.0)
+    sandbox.script(faults.drop(processed=False), on="b2c")
+    ran = run("payouts", "approve", propose(), "--by", "Juma", "--send", answer="y\n")
+    assert ran.exit_code == 3, ran.stderr
+    assert "1 unknown" in ran.stdout and "do not pay them in another way" in ran.stderr
+
+
+def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sandbox) -> None:
+    """Ctrl-C says how; nothing is sent twice."""
+    batch = propose()
+    run("payouts", "approve", batch, "--by", "Juma", answer="y\n")
+    with _sending(batch) as first:
+        assert "0 of 3 sent" in first.read_error()
+        first.interrupt()
+        code, _, said = first.end()
+    assert code == 130 and f"payouts status {batch} --send" in said
+    with _sending(batch) as second:
+        second.read_error()
+        second.kill()
+        second.end()
+    with closing(sqlite3.connect(next(shop.glob("*.db")))) as store, store:
+        store.execute("UPDATE mobilemoney_leases SET until = 0")  # as after its time
+    ran = run("payouts", "status", batch, "--send")
+    assert "2 paid, 1 failed" in ran.stdout, ran.stderr
+    assert len(sandbox.transactions) == 3
+
+
+def test_an_audit_is_a_mail_for_an_accountant(shop: Path, sandbox: Sandbox) -> None:
+    """Exit code 1 and a reason where something differs; CSV and JSON have the totals, too."""
+    run("payouts", "approve", propose(), "--by", "Juma", "--send", answer="y\n")
+    run("collect", "+255780000789", "15000", "--store", "sqlite:///other.db")
+    days = ("payments", "audit", "--from", "today", "--to", "today")
+    shown = run(*days)
+    assert shown.exit_code == 1, shown.stderr
+    assert re.search(r"^unclaimed, 15,000 TZS: no payment claims", shown.stdout, re.MULTILINE)
+    assert re.search(r"^disbursement +SUCCESS +2 +1,470,000 +not shown +not shown$", shown.stdout, re.MULTILINE)
+    rows = list(csv.DictReader(io.StringIO(run(*days, "--csv").stdout)))
+    assert [row["kind"] for row in rows] == ["total"] * 3 + ["unclaimed"]
+    assert (rows[0]["amount"], rows[0]["settlement_batch"][:6]) == ("15000", "BATCH-")
+    report = json.loads(run(*days, "--json").stdout)
+    assert (len(report["totals"]), report["differences"][0]["kind"]) == (3, "unclaimed")
+    assert run(*days, "--others-pay").exit_code == 0
+    for wrong in ((*days, "--csv", "--json"), (*days[:3], "today", "--to", "yesterday"), (*days[:5], "May")):
+        assert run(*wrong).exit_code == 2
+
+
+def _sending(batch: str) -> AbstractContextManager[Command]:
+    env = {name: value for name, value in os.environ.items() if name.startswith("MOBILEMONEY_")}
+    return started("payouts", "status", batch, "--send", env=env)
