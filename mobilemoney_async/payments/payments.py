@@ -215,7 +215,7 @@ class PaymentBook:
         return await self._store.write(lambda journal: enqueue(journal, *order, now))
 
     async def cancel(self, key: str, *, note: str) -> PaymentRecord:
-        """Take a payment out of the queue that was never sent. Its key is used up.
+        """Take a payment out of the queue that was not sent, or certainly refused. Its key is used up.
 
         Args:
             key: The payment's idempotency key.
@@ -226,7 +226,7 @@ class PaymentBook:
 
         Raises:
             InvalidRequest: An argument is blank.
-            StoreError: There is no such payment, or it is not queued, or was sent before.
+            StoreError: There is no such payment, or it is not queued, or was refused without a code of the contract.
         """
         name, text = require_name("key", key), require_text("note", note)
         await self._store.database.open()

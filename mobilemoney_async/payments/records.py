@@ -35,7 +35,7 @@ class PaymentState(str, enum.Enum):
     QUEUED = "QUEUED"
     """Recorded, and to be sent by a dispatcher."""
     CANCELLED = "CANCELLED"
-    """Taken out of the queue before it was sent. Its key is used up."""
+    """Taken out of the queue. Its key is used up."""
     SENDING = "SENDING"
     """The request may be on its way. If its process dies, the result is unknown."""
     UNKNOWN = "UNKNOWN"

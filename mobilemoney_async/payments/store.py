@@ -96,12 +96,12 @@ class SQLStore:
 
         ``async with client.dispatcher()`` sends it, in any process of yours. This is a plain function, which waits for
         the database only, and neither commits nor rolls back. On SQLite, call it last: while your transaction is open
-        nothing else can be written, and a call of this library inside it that waits for the store waits for itself.
+        nothing else can be written. A call of this library that you await inside it, and that writes, raises `StoreError`.
 
         Args:
             connection: A connection in a transaction, to the database that holds the store's tables, which a client
-                must have opened before: a `Connection` or `Session` of SQLAlchemy (of an `AsyncSession` through
-                ``run_sync``), a connection of psycopg or sqlite3, or Django's.
+                must have opened before: a `Connection` or `Session` of SQLAlchemy, with any of its drivers (of an
+                `AsyncSession` through ``run_sync``), a connection of psycopg or sqlite3, or Django's.
             type: ``collection`` or ``disbursement``.
             phone_number: As for ``client.collections.create``.
             amount: As for ``client.collections.create``.
@@ -117,6 +117,7 @@ class SQLStore:
         Raises:
             InvalidRequest: An argument is invalid.
             IdempotencyConflict: The key was used for another payment.
+            StoreError: A newer release has migrated the tables: update this program.
             Exception: Errors of the driver pass unchanged, such as serialization failures that your own code repeats.
         """
         from mobilemoney_async.database.guest import explained, guest_connection
