@@ -96,7 +96,7 @@ class SQLStore:
 
         ``async with client.dispatcher()`` sends it, in any process of yours. This is a plain function, which waits for
         the database only, and neither commits nor rolls back. On SQLite, call it last: while your transaction is open
-        nothing else can be written. A call of this library that you await inside it, and that writes, raises `StoreError`.
+        nothing else can be written. A call of this library that you await in it, and that writes, raises `StoreError`.
 
         Args:
             connection: A connection in a transaction, to the database that holds the store's tables, which a client
