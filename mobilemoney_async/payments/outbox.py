@@ -124,8 +124,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
     if move(record.state, PaymentEvent.ENQUEUE) is None:
         return record
     journal.apply(JournalEntry(record.key, record.attempt, PaymentEvent.ENQUEUE, source=Source.CALLER, at=at))
-    # At once, and the error of its last attempt is no reason to wait any more.
-    return to_record(journal.update(record.key, {**attrs.asdict(options), "reason": None, "next_look_at": None}))
+    return to_record(journal.update(record.key, attrs.asdict(options)))
 
 
 @functools.cache
@@ -172,12 +171,14 @@ def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datet
     }
 
 
-def postpone(journal: Journal, key: str, *, reason: str, until: datetime | None) -> PaymentRecord | None:
+def postpone(journal: Journal, key: str, *, reason: str, until: datetime) -> PaymentRecord | None:
     """Let a payment that is still queued wait until a time, for a reason that its record shows; else return None."""
     record = journal.find(key, lock=True)
     if record is None or record.state is not PaymentState.QUEUED:
         return None
-    return to_record(journal.update(key, {"reason": shorten(reason), "next_look_at": until}))
+    # After a look in the list its reason counts: it says what a payment waits for that becomes unknown.
+    known = None if record.looked_at is None else record.reason
+    return to_record(journal.update(key, {"not_before": until, "reason": known or shorten(reason)}))
 
 
 def cancel(journal: Journal, key: str, *, note: str, at: datetime) -> PaymentRecord | StoreError:
@@ -219,11 +220,11 @@ def next_queued(
     journal: Journal, now: datetime, *, types: Collection[TransactionType], limit: int
 ) -> list[tuple[PaymentRecord, str | None]]:
     """Return the payments of some types to send next, with their extra fields: by priority, then age."""
-    is_due = (sa.or_(column.is_(None), column <= now) for column in (_columns.not_before, _columns.next_look_at))
+    is_due = sa.or_(_columns.not_before.is_(None), _columns.not_before <= now)
     here = (_columns.account == journal.account, _IS_QUEUED, _columns.type.in_([*map(str, types)]))
     statement = (
         sa.select(payments)
-        .where(*here, *is_due, ~_IS_CANCELLED)
+        .where(*here, is_due, ~_IS_CANCELLED)
         .order_by(_columns.priority.desc(), _columns.created_at, _columns.key)
         .limit(limit)
     )

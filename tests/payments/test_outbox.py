@@ -28,6 +28,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.events import DispatcherPaused, Event
 from mobilemoney_async.payments.dispatcher import Dispatcher
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import PHONE_NUMBER, make_world
 
@@ -291,6 +292,28 @@ async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url:
     assert world.sent == 11
     for each in sent:
         assert each is not None and each.sent_at is not None and each.sent_at >= began + timedelta(seconds=500)
+
+
+async def test_a_look_delays_no_queued_payment_and_a_pause_of_the_queue_no_look(sqlite_file_url: str) -> None:
+    """Each has a time of its own: of the next look in the list, and before which the dispatcher does not try again."""
+    world = make_world(sqlite_file_url)
+    store = world.store(grace=60)
+    async with world.client(store, retry=NO_RETRIES) as client:
+        world.sandbox.script(faults.server_error(422, processed=False), on="c2b")
+        with pytest.raises(APIError):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        later = world.utcnow() + timedelta(hours=2)
+        await account_store(store).write(lambda journal: journal.update("a", {"next_look_at": later}))
+        await dispatch(client, 10)
+        waiting = await client.payments.get("a")
+        assert waiting is not None and waiting.reason is not None
+        assert waiting.not_before is not None and waiting.next_look_at != waiting.not_before
+        await anyio.sleep(120)
+        await account_store(store).write(lambda journal: journal.update("a", {"next_look_at": later}))
+        await dispatch(client, 60)
+        assert await state(client, "a") is PaymentState.ACKNOWLEDGED
+    assert world.sent == 2
 
 
 async def test_an_end_of_the_program_leaves_nothing_half_done(store_url: str) -> None:
