@@ -85,7 +85,7 @@ async def _measure_outbox(folder: Path) -> tuple[float, float, float, float]:
         order: dict[str, Any] = {"type": "collection", "phone_number": _PHONE_NUMBER, "amount": number}
         store.enqueue(connection, **order, idempotency_key=f"order-{number}")
 
-    async with _client(store) as client:
+    async with make_client(store) as client:
         await client.payments.list(limit=1)  # makes the tables
         with closing(sqlite3.connect(path)) as connection:
             enqueue(connection)
