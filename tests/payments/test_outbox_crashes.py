@@ -57,14 +57,16 @@ async def workers(job: Job) -> AsyncIterator[tuple[Nursery, int]]:
 async def decide(client: AsyncClient) -> None:
     """Look for unknown payments as an operator would, and let those be sent again that do not exist."""
     await client.payments.reconcile(stale_after=2)
-    for record in await client.payments.list(["UNKNOWN", "ABSENT", "RELEASED"]):
+    for record in await client.payments.unresolved():
+        if is_missing(record):
+            with suppress(MobileMoneyError):  # a worker has just sent it again
+                await client.payments.confirm_absent(record.key, note="not in the dashboard")
+    # All together: one look in the list serves them all.
+    for record in await client.payments.list(PaymentState.RELEASED):
         order = order_of(int(record.key.removeprefix("order-")))
         del order["type"]
-        with suppress(MobileMoneyError):  # a worker has just sent it again
-            if is_missing(record):
-                await client.payments.confirm_absent(record.key, note="not in the dashboard")
-            if is_missing(record) or record.state is PaymentState.RELEASED:
-                await client.collections.create(**order)
+        with suppress(MobileMoneyError):
+            await client.collections.create(**order)
 
 
 async def query(url: str, statement: str) -> list[Any]:
