@@ -88,9 +88,7 @@ async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Compariso
     Some are looked up. Of the others, one is missing only between rows that are shown, in a list that was read as a
     whole.
     """
-    shown = {row.id for row in walk.rows}
-    missing = [each for each in comparison.sent if each.transaction_id is not None and each.transaction_id not in shown]
-    inside, *edges = _divide(walk, missing)
+    inside, *edges = _divide(walk, comparison.sent)
     rows = await _read_edges(Lister(pipeline), edges)
     found: list[Difference] = []
     left, skipped, keys = _MOST_LOOKUPS, 0, {each.key for each in inside}
@@ -120,8 +118,10 @@ async def _compare_missing(pipeline: Pipeline, walk: Walk, comparison: Compariso
     return found
 
 
-def _divide(walk: Walk, missing: Sequence[PaymentRecord]) -> tuple[list[PaymentRecord], ...]:
-    """Return the payments that were sent between the rows that a listing shows, before, and after them."""
+def _divide(walk: Walk, sent: Sequence[PaymentRecord]) -> tuple[list[PaymentRecord], ...]:
+    """Return the payments that a listing does not show: those between its rows, those before, and those after them."""
+    shown = {row.id for row in walk.rows}
+    missing = [each for each in sent if each.transaction_id is not None and each.transaction_id not in shown]
     times = sorted(row.created_at for row in walk.rows)
     first, last = (shift(times[0], _MARGIN), shift(times[-1], -_MARGIN)) if times else (walk.began_at, walk.began_at)
     is_whole = walk.is_complete and not walk.unreadable

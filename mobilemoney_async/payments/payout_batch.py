@@ -196,9 +196,21 @@ def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> Payo
         raise refuse("row", "a mapping with phone_number and amount", row)
     if None in row or row.get(""):
         raise InvalidRequest("has another number of values than the header", argument="rows")
-    for name in _NEEDED:
-        if name not in row:
-            raise InvalidRequest(f"has no {name}", argument="rows")
+    missing = [name for name in _NEEDED if name not in row]
+    if missing:
+        raise InvalidRequest(f"has no {missing[0]}", argument="rows")
+    key, amount = row.get("key"), row["amount"]
+    return PayoutRow(
+        line=line,
+        key=None if key is None or key == "" else require_name("key", key),
+        phone_number=_read_number(row["phone_number"], local_numbers=local_numbers),
+        amount=normalise_amount(amount.strip() if isinstance(amount, str) else amount),
+        info=_read_info(row),
+    )
+
+
+def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
+    """Return the other columns of a row."""
     info = {
         str(name): "" if value is None else str(value)
         for name, value in row.items()
@@ -212,14 +224,7 @@ def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> Payo
             raise InvalidRequest(f"{name} must be {only}, or left out", argument="rows")
     if not can_encode("".join([*info, *info.values()])):
         raise InvalidRequest("has lone surrogates: UTF-8 has none", argument="rows")
-    key, amount = row.get("key"), row["amount"]
-    return PayoutRow(
-        line=line,
-        key=None if key is None or key == "" else require_name("key", key),
-        phone_number=_read_number(row["phone_number"], local_numbers=local_numbers),
-        amount=normalise_amount(amount.strip() if isinstance(amount, str) else amount),
-        info=info,
-    )
+    return info
 
 
 def _read_number(text: str, *, local_numbers: bool) -> str:

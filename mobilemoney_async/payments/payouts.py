@@ -104,10 +104,14 @@ class Payouts:
             IdempotencyConflict: A key was used for another payment; nothing was queued.
         """
         approver, shown = read_person(by), require_text("digest", digest).strip()
-        now = self._utcnow()
+        name, now = require_name("id", id), self._utcnow()
 
         def approve(journal: Journal) -> PayoutBatch:
-            batch = _lock(journal, id)
+            # All batches of this content wait for each other, since they have the same keys; in one order, against
+            # deadlocks.
+            alike = sa.select(batches).where(batches.c.account == journal.account, batches.c.digest == shown)
+            locked = journal.connection.execute(alike.order_by(batches.c.id).with_for_update()).all()
+            batch = next((each for each in locked if each.id == name), None) or _row(journal, name)
             if is_same_person(approver, batch.proposed_by):
                 raise _refused(f"batch {id!r} was proposed by {batch.proposed_by}: someone else has to approve it")
             if shown != batch.digest:
@@ -135,10 +139,10 @@ class Payouts:
             InvalidRequest: An argument is blank.
             StoreError: There is no such batch, or all of it was sent.
         """
-        person, now = read_person(by), self._utcnow()
+        person, name, now = read_person(by), require_name("id", id), self._utcnow()
 
         def stop(journal: Journal) -> PayoutBatch:
-            batch = _lock(journal, id)
+            batch = _row(journal, name, lock=True)  # two people may decide at once
             if batch.state == APPROVED and not _states(journal, batch.id).keys() & _STOPPABLE:
                 raise _refused(f"all payments of batch {id!r} were sent")
             cancel_batch(journal, batch.id, note=f"{person}: batch {batch.id} was cancelled", at=now)
@@ -233,11 +237,6 @@ def _row(journal: Journal, id: str, *, lock: bool = False) -> sa.Row[Any]:
     if row is None:
         raise _refused(f"there is no batch {id!r}")
     return row
-
-
-def _lock(journal: Journal, id: str) -> sa.Row[Any]:
-    """Return a batch, locked until the commit: two people may decide at once."""
-    return _row(journal, require_name("id", id), lock=True)
 
 
 def _change(journal: Journal, id: str, **values: Any) -> None:

@@ -181,6 +181,11 @@ async def test_two_people_who_approve_at_once_queue_it_once(store_url: str) -> N
         assert again == approved
         with pytest.raises(StoreError, match="digest"):
             await client.payouts.approve(batch.id, by="Neema", digest="0" * 64)
+        again, third = [await client.payouts.propose(FILE.replace("E1", "E5"), name="x", by="Asha") for _ in range(2)]
+        async with anyio.create_task_group() as tasks:
+            for each, same in ((client, again), (other, third)) * 3:
+                tasks.start_soon(partial(each.payouts.approve, same.id, by="Juma", digest=same.digest))
+        assert len(await client.payments.list()) == 4
 
 
 async def test_duplicates_are_those_that_may_have_been_paid(store_url: str) -> None:
