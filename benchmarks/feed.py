@@ -27,7 +27,7 @@ from mobilemoney_async.payments.records import PaymentState
 
 _ROOT = Path(__file__).parents[1]
 _CHANGES = 100_000
-_LATENCIES = 100
+_LATENCIES = 50
 _CREATES = 300
 _ORDER: dict[str, Any] = {"phone_number": "+255680000001", "amount": 1_000}
 _MILLI = 1e3
@@ -64,7 +64,9 @@ async def _measure_latency(url: str) -> list[float]:
     async with make_client(SQLStore(url)) as client:
         await client.payments.list(limit=1)  # makes the tables
         program = f"import sys; sys.path.append({str(_ROOT)!r}); import benchmarks.feed as feed; feed.listen({url!r})"
-        listener = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        listener = subprocess.Popen(  # noqa: ASYNC220 (it begins once)
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+        )
         assert listener.stdout is not None
         try:
             await asyncio.to_thread(listener.stdout.readline)  # it has begun
@@ -100,46 +102,45 @@ def listen(url: str) -> None:
 
 def _reading(name: str, url: str) -> list[Row]:
     rates = asyncio.run(_measure_reading(url))
-    first, again = (f"{each:,.0f}/s" for each in rates)
     size = f"{_CHANGES:,} changes of {_CHANGES // 2:,} payments"
+    cases = (f"changes read by their first reader, who numbers them, {name}", f"changes read, {name}")
     return [
-        Row(f"changes read, {name}", size, "at least 20,000/s", again, rates[1] >= 20_000),
-        Row("the same by their first reader, who numbers them", size, "", first),
+        Row(f"{case}: {cpu:,.0f}/s of CPU", size, "at least 20,000/s", f"{rate:,.0f}/s", rate >= 20_000)
+        for case, (rate, cpu) in zip(cases, rates, strict=True)
     ]
 
 
-async def _measure_reading(url: str) -> tuple[float, float]:
-    """Return how many changes a second the first reader gets, and the next one."""
+async def _measure_reading(url: str) -> list[tuple[float, float]]:
+    """Return how many changes a second the first reader gets, and the next one, by the clock and of its CPU time."""
     rates = []
     async with make_client(SQLStore(url)) as client:
         await client.payments.list(limit=1)
         assert client._store is not None
         await client._store.write(_fill)
         for _ in range(2):
-            started, found = time.perf_counter(), 0
+            started, cpu, found = time.perf_counter(), time.process_time(), 0
             async for _ in client.payments.changes(forever=False):
                 found += 1
-            rates.append(found / (time.perf_counter() - started))
+            rates.append((found / (time.perf_counter() - started), found / (time.process_time() - cpu)))
             assert found == _CHANGES
-    return rates[0], rates[1]
+    return rates
 
 
 def _fill(journal: Journal) -> None:
     """Make payments with two changes each, as thousands that were queued and refused."""
     now = datetime.now(UTC)
+    record = "account, key, type, phone_number, amount, extra_digest, state, attempt, created_at, changed_at, priority"
     rows = {
-        "mobilemoney_payment_records": (
-            "account, key, type, phone_number, amount, extra_digest, state, attempt, created_at, changed_at, is_adopted, "
-            "walks, priority",
-            "'default', 'order-' || n, 'collection', '+255680000001', '1000', '', 'CANCELLED', 1, :at, :at, false, 0, 0",
+        f"mobilemoney_payment_records ({record}, is_adopted, walks)": (
+            "'default', 'order-' || n, 'collection', '+255680000001', '1000', '', 'CANCELLED', 1, :at, :at, 0, false, 0"
         ),
-        "mobilemoney_changes": ("account, name, entry, state, at", "'default', 'order-' || n, entry, 'CANCELLED', :at"),
+        "mobilemoney_changes (account, name, entry, state, at)": ("'default', 'order-' || n, entry, 'CANCELLED', :at"),
     }
     series = f"WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {_CHANGES // 2})"
     at = sa.bindparam("at", now, type_=changes.c.at.type)
-    for table, (columns, values) in rows.items():
-        entries = ", (SELECT 1 AS entry UNION ALL SELECT 2) AS e" if "entry" in columns else ""
-        statement = sa.text(f"INSERT INTO {table} ({columns}) {series} SELECT {values} FROM s{entries}")
+    for table, values in rows.items():
+        entries = ", (SELECT 1 AS entry UNION ALL SELECT 2) AS e" if "entry" in table else ""
+        statement = sa.text(f"INSERT INTO {table} {series} SELECT {values} FROM s{entries}")
         journal.connection.execute(statement.bindparams(at))
 
 

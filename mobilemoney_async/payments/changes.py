@@ -173,22 +173,23 @@ def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeRe
     records: dict[str, PaymentRecord] = {}  # the changes of a payment often come together
     entries: list[FeedEntry] = []
     for row in found:
-        record, other = records.get(row.name), None
-        if not row.entry:
-            record, other = None, others.get(row.name)
+        number, name, entry, state, status, at = row[:6]  # attributes of rows are slow
+        record, other = records.get(name), None
+        if not entry:
+            record, other = None, others.get(name)
         elif record is None:
-            record = records[row.name] = to_record(row)
+            record = records[name] = to_record(row)
         change = PaymentChange(
-            cursor=f"{feed.epoch}-{row.number}-{feed.pruned}-{_check(row.name, row.entry, row.changed_on)}",
-            key=row.name if row.entry else None,
-            state=PaymentState(row.changed_to) if row.entry else None,
-            status=None if row.status_then is None else TransactionStatus(row.status_then),
-            at=row.changed_on,
+            cursor=f"{feed.epoch}-{number}-{feed.pruned}-{_check(name, entry, at)}",
+            key=name if entry else None,
+            state=PaymentState(state) if entry else None,
+            status=None if status is None else TransactionStatus(status),
+            at=at,
             record=record,
             transaction=other,
             reader=reader,
         )
-        entries.append(FeedEntry(row.number, row.name, change))
+        entries.append(FeedEntry(number, name, change))
     return entries
 
 
