@@ -7,7 +7,7 @@ times in vain is parked, and its payment goes on.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -130,20 +130,11 @@ class ConsumerTable:
         lagging = {each.name: each for each in self._run(self._retries(retries.c.next_at.is_not(None)))}
         page = read_changes(self.journal, feed, after=after, limit=limit, reader=reader)
         upto = page[-1].number if page else after
-        due = sorted((each for each in lagging.values() if each.next_at <= now), key=lambda each: each.number)
-        again, parked = list[int](), list[int]()
-        for each in due:
-            if each.tries < MOST_TRIES:
-                again.append(each.number)
-                self._change(each.number, tries=each.tries + 1, next_at=now + pause(each.tries + 1))
-            else:
-                parked.append(each.number)
-                self._park(each, now, upto=upto)
+        due = [each for each in lagging.values() if each.next_at <= now]
+        again, parked = self._try_again(due, now, upto=upto)
         fresh = [each for each in page if each.name not in lagging]
         if after == row.number:
-            if fresh and fresh[0].number == tried:
-                self._hold(fresh[0].number, now, "the process that handled it ended before it was done")
-                fresh = [each for each in fresh if each.name != fresh[0].name]
+            fresh = self._without_tried(fresh, tried, now)
             # Those before the first new one are held back, each with its payment.
             self._pass(fresh[0].number - 1 if fresh else upto)
         first = fresh[0].number if fresh else row.tried
@@ -158,6 +149,25 @@ class ConsumerTable:
             next_at=next_at,
             is_end=len(page) < limit and not feed.has_more,
         )
+
+    def _without_tried(self, fresh: list[FeedEntry], tried: int | None, now: datetime) -> list[FeedEntry]:
+        """Hold back the first change, and its payment, if another reader has tried it in vain; return the others."""
+        if not fresh or fresh[0].number != tried:
+            return fresh
+        self._hold(fresh[0].number, now, "the process that handled it ended before it was done")
+        return [each for each in fresh if each.name != fresh[0].name]
+
+    def _try_again(self, due: Iterable[Any], now: datetime, *, upto: int) -> tuple[list[int], list[int]]:
+        """Return the numbers of the changes that are handed out again, and of those that are parked."""
+        again, parked = list[int](), list[int]()
+        for each in due:
+            if each.tries < MOST_TRIES:
+                again.append(each.number)
+                self._change(each.number, tries=each.tries + 1, next_at=now + pause(each.tries + 1))
+            else:
+                parked.append(each.number)
+                self._park(each, now, upto=upto)
+        return again, parked
 
     def done(self, number: int, again: Collection[int], now: datetime, *, upto: int) -> None:
         """Note that all fresh changes up to a number are handled, or held back, and some that came again."""
