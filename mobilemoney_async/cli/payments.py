@@ -42,6 +42,8 @@ _LIMIT = 100
 OF_THE_STORE = ("store", "account", "profile", "config")
 
 payments_app: typer.Typer = command_group(
+    LazyCommand("changes", "feed:list_changes", "List changes of payments in the order of the feed.", "Commands"),
+    LazyCommand("consumers", "feed:list_consumers", "List the named consumers of the feed.", "Commands"),
     *(
         LazyCommand(name, f"unclaimed:{function}", summary, "Commands")
         for name, function, summary in (
