@@ -65,16 +65,16 @@ _IS_NEW = sa.text("number IS NULL")
 _AT_NUMBER = sa.select(_columns.name, _columns.entry, _columns.at).where(
     _here, _columns.number == sa.bindparam("of_number")
 )
-_NEW = (
-    sa.select(_columns.name, _columns.entry)
-    .where(_here, _IS_NEW)
-    .order_by(_columns.at, _columns.name, _columns.entry)
-    .limit(_AT_ONCE)
+_NEW = sa.select(_columns.name).where(_here, _IS_NEW).limit(1)
+_order = (_columns.at, _columns.name, _columns.entry)
+_place = (sa.func.row_number().over(order_by=_order) + sa.bindparam("of_last", type_=sa.BigInteger)).label("place")
+_placed = (
+    sa.select(_columns.name, _columns.entry, _place).where(_here, _IS_NEW).order_by(*_order).limit(_AT_ONCE).subquery()
 )
 _NUMBER = (
     changes.update()
-    .where(_here, _columns.name == sa.bindparam("of_name"), _columns.entry == sa.bindparam("of_entry"))
-    .values(number=sa.bindparam("of_number"))
+    .where(_here, _columns.name == _placed.c.name, _columns.entry == _placed.c.entry)
+    .values(number=_placed.c.place)
 )
 _OWN_ROW = accounts.update().where(accounts.c.account == sa.bindparam("of_account"))
 _FEED = sa.select(accounts.c.feed_epoch, accounts.c.feed_last, accounts.c.feed_pruned).where(
@@ -119,18 +119,14 @@ def number_changes(journal: Journal) -> Feed:
     """Give numbers to the changes that are committed by now, 5,000 at most, and return the feed's state."""
     run, here = journal.connection.execute, {"of_account": journal.account}
     feed = find_feed(journal)
-    if feed is not None and run(_NEW.limit(1), here).first() is None:
+    if feed is not None and run(_NEW, here).first() is None:
         return feed
     row = lock_row(journal.connection, accounts, {"account": journal.account})
     # Those that another process has numbered, while this one waited for the lock, are no longer new.
-    new = run(_NEW, here).all()
-    numbered = enumerate(new, row.feed_last + 1)
-    values = [{**here, "of_name": each.name, "of_entry": each.entry, "of_number": number} for number, each in numbered]
-    if values:
-        run(_NUMBER, values)
-    epoch, last = row.feed_epoch or new_epoch(), row.feed_last + len(new)
+    count = run(_NUMBER, {**here, "of_last": row.feed_last}).rowcount
+    epoch, last = row.feed_epoch or new_epoch(), row.feed_last + count
     run(_OWN_ROW, {**here, "feed_epoch": epoch, "feed_last": last})
-    return Feed(epoch, last, row.feed_pruned, has_more=len(new) == _AT_ONCE)
+    return Feed(epoch, last, row.feed_pruned, has_more=count == _AT_ONCE)
 
 
 def find_feed(journal: Journal) -> Feed | None:
