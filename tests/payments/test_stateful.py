@@ -353,6 +353,52 @@ class Shop(RuleBasedStateMachine):
 
         self.run(work)
 
+    async def dispatch(self, process: Process, seconds: float) -> None:
+        """Send what is queued for so many seconds."""
+        try:
+            async with process.client.dispatcher(per_minute=600):
+                await anyio.sleep(seconds)
+        except StoreError:
+            return
+        except Exception as exc:  # noqa: BLE001 (of a task that is not awaited)
+            self.service.wrong.append(f"the dispatcher ended: {exc!r}")
+
+    @rule(
+        orders=st.dictionaries(keys, st.sampled_from(PLANS), min_size=1, max_size=6),
+        who=processes,
+        seconds=st.sampled_from([0.0, 0.3, 3.0, 50.0]),
+        patience=st.sampled_from([0.3, 70.0]),
+    )
+    def enqueue(self, orders: dict[str, str], who: int, seconds: float, patience: float) -> None:
+        """Queue payments, some of which are known already, and let them be sent for a while, or not."""
+        process = self.workers[who]
+        self.service.plans |= orders
+
+        async def work() -> None:
+            for key in orders:
+                kind, phone_number, amount = KINDS[key]
+                order: dict[str, Any] = {"type": kind, "phone_number": phone_number, "amount": amount}
+                with suppress(StoreError):
+                    await process.client.payments.enqueue(**order, idempotency_key=key, extra={"key": key})
+            if seconds:
+                task = asyncio.create_task(self.dispatch(process, seconds))
+                process.tasks.add(task)
+                task.add_done_callback(process.tasks.discard)
+                await asyncio.wait([task], timeout=patience)
+                await anyio.sleep(0.01)
+
+        self.run(work)
+
+    @rule(key=keys, who=processes)
+    def cancel(self, key: str, who: int) -> None:
+        """Take a payment out of the queue, if it is in it and was never sent, as far as is known."""
+
+        async def work() -> None:
+            with suppress(StoreError):
+                await self.workers[who].client.payments.cancel(key, note="not wanted")
+
+        self.run(work)
+
     @rule(seconds=st.sampled_from([0.5, 6.0, 30.0, 130.0]))
     def time_passes(self, seconds: float) -> None:
         """Let time pass for all processes."""
@@ -480,7 +526,8 @@ class Shop(RuleBasedStateMachine):
         """A payment that exists or may come to exist is never absent, and never free to be sent again."""
         for key, (state, _) in self.rows().items():
             if self.is_possible(key):
-                assert state not in {"ABSENT", "RELEASED", "NOT_SENT", "REFUSED"}, f"{key} is {state}"
+                denied = {"ABSENT", "RELEASED", "NOT_SENT", "REFUSED", "QUEUED", "CANCELLED"}
+                assert state not in denied, f"{key} is {state}"
 
     @invariant()
     def one_unidentified_of_a_kind(self) -> None:
