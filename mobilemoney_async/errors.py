@@ -23,7 +23,8 @@
         ├─ IdempotencyConflict
         └─ DuplicateSuspected
 
-Invariants: all of them pickle and copy; none carries a token, a password, an OTP or a whole phone number.
+Invariants: all of them pickle and copy; none carries a token, a password, an OTP or a whole phone number. The text of
+each is one line of at most 500 printable characters.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ CallOutcome: TypeAlias = Literal["not_sent", "refused", "unknown"]
 """Result of the request behind an error: it never left this machine, was refused by the service, or is unknown."""
 
 _E = TypeVar("_E", bound="MobileMoneyError")
+
+
+def printable(text: str, limit: int = 500) -> str:
+    """Return the beginning of a text as one line, without characters that are not printed, such as bidi controls."""
+    if not text.isprintable():
+        text = " ".join("".join(each for each in text if each.isprintable() or each.isspace()).split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _revive(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:
@@ -60,7 +68,7 @@ class MobileMoneyError(Exception):
     idempotency_key: str | None = None
 
     def __init__(self, message: str, *, outcome: CallOutcome | None = None, idempotency_key: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         if outcome is not None:
             self.outcome = outcome
         if idempotency_key is not None:

@@ -13,26 +13,29 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final, NoReturn, SupportsIndex
 
-from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.errors import InvalidRequest, printable
 
 # Of the national numbering plan: nine digits, of which those of mobile phones begin with 6 or 7.
 _TANZANIAN = re.compile(r"(?:\+?255|0)?([67][0-9]{8})", re.ASCII)
 _AMOUNT = re.compile(r"[0-9]+(?:\.0+)?", re.ASCII)
-_AMOUNT_DIGITS = 28
+_AMOUNT_DIGITS = 20
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
 # The first character of a spreadsheet's formula, in Latin and in full width; phone numbers and amounts are none.
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _SIGNED = re.compile(r"[+-][0-9.…]+", re.ASCII)
 _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
-# Patterns that clean error texts. Uncompiled: `re` compiles them at the first error, and keeps them.
-_PHONE_LIKE = r"(?a)\+?[0-9][0-9 \-]{5,}[0-9]"
+# Patterns that clean error texts, linear in any text: quantifiers are possessive, and words are read from their start.
+# Uncompiled: `re` compiles them at the first error, and keeps them.
 _FIELD_TO_HIDE = (
-    r"""(?i)(["']?[\w-]*(?:password|token|secret|otp|pin|authorization|bearer)[\w-]*["']?(?:\s*[:=]\s*|\s+(?=[0-9])))"""
-    r"""("[^"]*"?|'[^']*'?|[^\s,;&}<]+)"""
+    r"""(?i)(?<![\w-])((?=[\w-]*?(?:password|token|secret|otp|pin|authorization|bearer))[\w-]++[\\"']*+"""
+    r"""(?:\s*+[:=]\s*+|\s++(?=\d)))"""
+    r"""(\\++"(?:[^\\]|\\++(?!"))*+(?:\\++")?|"(?:[^"\\]|\\.)*+"?|'[^']*+'?|[^\s,;&}<]++)"""
 )
-_LONG_WORD = r"(?a)[\w\-.~+/=]{24,}"
-_LONG_NUMBER = r"(?a)(?<![0-9+])[0-9]{6,}(?![0-9…])"
+_LONG_WORD = r"(?a)[\w\-.~+/=]{24,}+"
+# Nine digits with any separators, or six with spaces and hyphens. What is masked already stays as it is.
+_NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){5,}+)(?!…)"
+_ESCAPE = r"\\u([0-9a-fA-F]{4})|&#[xX]([0-9a-fA-F]{1,5});?|%([0-9a-fA-F]{2})|&#([0-9]{1,6});?"
 
 
 class Secret:
@@ -114,7 +117,7 @@ def normalise_amount(amount: int | Decimal | str) -> str:
 
     Args:
         amount: A positive ``int``, an integral ``Decimal``, or a ``str`` of digits, optionally with a zero fraction
-            (``"1000.00"``). Never ``float`` or ``bool``. At most 28 digits; the service's own range is not documented.
+            (``"1000.00"``). Never ``float`` or ``bool``. At most 20 digits; the service's own range is not documented.
 
     Raises:
         InvalidRequest: It is something else.
@@ -190,15 +193,24 @@ def redact(text: str, limit: int = 200) -> str:
     """Return the beginning of a text of unknown origin without tokens, codes, phone numbers and the like.
 
     Args:
-        text: Anything that a service or a proxy may answer.
+        text: Anything that a service or a proxy may answer. Escapes of JSON, HTML and URLs are decoded.
         limit: The greatest length of the result, characters.
     """
-    text = " ".join(text[: 8 * limit].split())
-    text = re.sub(_FIELD_TO_HIDE, r"\1[redacted]", text)
-    text = re.sub(_PHONE_LIKE, lambda match: mask_phone_number(_compact(match[0])), text)
+    text = printable(text[: 8 * limit], 8 * limit)
+    # Fields before decoding too: a decoded quotation mark may end a text too early.
+    text = re.sub(_ESCAPE, _unescape, re.sub(_FIELD_TO_HIDE, r"\1[redacted]", text))
+    text = re.sub(_FIELD_TO_HIDE, r"\1[redacted]", printable(text, 8 * limit))
     text = re.sub(_LONG_WORD, "[redacted]", text)
-    text = re.sub(_LONG_NUMBER, "…", text)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return printable(re.sub(_NUMBER, _mask_match, text), limit)
+
+
+def _mask_match(match: re.Match[str]) -> str:
+    return mask_phone_number(re.sub(r"[^\d+]", "", match[0]))
+
+
+def _unescape(match: re.Match[str]) -> str:
+    hexadecimal = match[1] or match[2] or match[3]
+    return chr(int(hexadecimal, 16) if hexadecimal else int(match[4]))
 
 
 def require_text(argument: str, value: object) -> str:

@@ -13,7 +13,6 @@ import enum
 import hashlib
 import inspect
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -39,7 +38,6 @@ _SECRET_LENGTH = 16
 # `find` may ask a database: so many times at once, and once more a second.
 _FINDS = 5.0
 
-_LONG_RUN = re.compile(r"[\w\-]{24,}")
 _HIDDEN_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 Headers: TypeAlias = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
@@ -281,16 +279,11 @@ class CallbackReceiver:
             kept = attrs.evolve(old, times=old.times + 1)
         else:
             hidden = {**headers, **dict.fromkeys(_HIDDEN_HEADERS & headers.keys(), "[redacted]")}
-            shown = {_shown(name, 100): _shown(value, 100) for name, value in islice(hidden.items(), _KEPT_HEADERS)}
+            shown = {redact(name, 100): redact(value, 100) for name, value in islice(hidden.items(), _KEPT_HEADERS)}
             text = body[: 2 * _KEPT_TEXT].decode(errors="replace")
-            kept = KeptCallback(body=_shown(text, _KEPT_TEXT), headers=shown, size=len(body))
+            kept = KeptCallback(body=redact(text, _KEPT_TEXT), headers=shown, size=len(body))
         _remember(self._kept, digest, kept, self._keep)
         return old is not None
-
-
-def _shown(text: str, limit: int) -> str:
-    # Long runs first: the patterns of `redact` take the square of their length, and would hide them anyway.
-    return redact(_LONG_RUN.sub("[redacted]", text), limit)
 
 
 def _plain_headers(headers: Headers) -> dict[str, str]:

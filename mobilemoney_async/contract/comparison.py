@@ -21,6 +21,8 @@ _LONGEST_DIGITS = 12
 _COUNTRY = "255"
 # Digits that a masked number must show.
 _SHOWN_DIGITS = 4
+# Characters of the longest text that is read as a number: patterns are made of it.
+_LONGEST_TEXT = 64
 _SEPARATORS = re.compile(r"[\s()/+\-\u2010-\u2015]+")
 _MASK = re.compile(r"[*xX\u2022\u25cf#_.\u2026]+")
 
@@ -81,7 +83,9 @@ def same_number(shown: str, own: str) -> NumberForm | None:
         return form
     parts = _MASK.split(text)
     digits = "".join(parts)
-    if len(parts) == 1 or len(digits) < _SHOWN_DIGITS or not digits.isascii() or not digits.isdigit():
+    if len(text) > _LONGEST_TEXT or len(parts) == 1 or len(digits) < _SHOWN_DIGITS:
+        return None
+    if not digits.isascii() or not digits.isdigit():
         return None
     pattern = "[0-9]+".join(parts)
     return NumberForm.MASKED if any(re.fullmatch(pattern, each) for each in forms) else None
@@ -116,7 +120,7 @@ def own_local_digits(own: str) -> str | None:
 
 def may_be_number(shown: str, own: str) -> bool:
     """Return whether a text may be our number cut, masked or misspelt, or shows no number at all."""
-    if any(character.isalpha() and character not in "xX" for character in shown):
+    if len(shown) > _LONGEST_TEXT or any(character.isalpha() and character not in "xX" for character in shown):
         return True
     text, whole = shown.lstrip("+ "), own.lstrip("+")
     digits = re.sub("[^0-9]", "", text)

@@ -50,7 +50,7 @@ _LOOKUP_CODES = frozenset({"TRANSACTION_NOT_FOUND", "INVALID_TRANSACTION_ID"})  
 # HTTP statuses of requests that were not accepted. Under any other one, such as 409, they may have been processed.
 _REFUSALS = frozenset({400, 401, 403, 404, 405, 410, 413, 414, 415, 422, 429})
 
-_CODE = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z]+(?:[_./+-][A-Za-z]+)*(?:; ?charset=[A-Za-z]+(?:-[0-9]{1,2})?)?", re.ASCII)
 
 
 @attrs.frozen(kw_only=True)
@@ -135,10 +135,16 @@ def _is_refusal(body: Mapping[str, Any], code: str | None, status: int) -> bool:
 
 
 def _names_transaction(value: Any) -> bool:
-    if isinstance(value, dict):
-        is_named = any(value.get(name) for name in ("transaction_id", "transaction"))
-        return is_named or any(map(_names_transaction, value.values()))
-    return isinstance(value, list) and any(map(_names_transaction, value))
+    left = [value]  # not by recursion: a body may be nested as deep as JSON is read
+    while left:
+        match left.pop():
+            case dict() as fields:
+                if any(fields.get(name) for name in ("transaction_id", "transaction")):
+                    return True
+                left.extend(fields.values())
+            case list() as items:
+                left.extend(items)
+    return False
 
 
 def _by_status(endpoint: Endpoint[Any], status: int, code: str | None) -> type[APIError]:
@@ -159,26 +165,26 @@ def _unreadable(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | N
     if answer.status_code == 401 and endpoint.bearer and endpoint.effect is not Effect.SESSION:
         # The status alone is evidence enough to renew the token for a read, not to send money a second time.
         return _by_status(endpoint, 401, None)("no answer of the contract", status_code=401, is_certain=False)
-    excerpt = _excerpt(answer.body)
+    excerpt, content_type = _excerpt(answer.body), _shown(answer.content_type)
     problem = "an empty body" if not answer.body.strip() else f"{broken}" if broken else "no answer of the contract"
     return UnexpectedResponse(
-        f"HTTP {answer.status_code}, {answer.content_type or 'no content type'}: {problem}"
+        f"HTTP {answer.status_code}, {content_type or 'no content type'}: {problem}"
         + (f": {excerpt}" if excerpt else ""),
         status_code=answer.status_code,
-        content_type=answer.content_type,
+        content_type=content_type,
         path=broken.path if broken else None,
         excerpt=excerpt,
     )
 
 
 def _server_error(answer: Answer, code: str | None, message: str | None) -> ServerError:
-    excerpt = _excerpt(answer.body)
+    excerpt, content_type = _excerpt(answer.body), _shown(answer.content_type)
     return ServerError(
-        redact(message) if message else f"{answer.content_type or 'no content type'}: {excerpt or 'an empty body'}",
+        redact(message) if message else f"{content_type or 'no content type'}: {excerpt or 'an empty body'}",
         status_code=answer.status_code,
         code=_shown(code),
         retry_after=_seconds(answer.retry_after),
-        content_type=answer.content_type,
+        content_type=content_type,
         excerpt=excerpt,
     )
 
@@ -187,9 +193,9 @@ def _excerpt(body: bytes) -> str:
     return redact(body[:2000].decode("utf-8", "replace"), 120)
 
 
-def _shown(code: str | None) -> str | None:
-    """Return an error code as it is, or redacted where it does not look like a code."""
-    return code if code is None or _CODE.fullmatch(code) else redact(code, 64)
+def _shown(text: str | None) -> str | None:
+    """Return an error code or a content type: as it is, or redacted where it does not look like one."""
+    return text if text is None or (len(text) <= 64 and _PLAIN.fullmatch(text)) else redact(text, 64)
 
 
 def _text(body: Mapping[str, Any], key: str) -> str | None:
