@@ -164,4 +164,4 @@ class LoginAuth:
     async def log_in(self, login: Login) -> tuple[Secret, float]:
         """Log in regardless of earlier logins, keep nothing, and return the token and its lifetime, seconds."""
         result = await login(*self.credentials)
-        return require_bearer("access_token", result.access_token), result.expires_in
+        return result.access_token, result.expires_in

@@ -120,7 +120,7 @@ def read_rows(body: bytes) -> PageAnswer:
         from mobilemoney_async.contract import fallback_decoder
 
         try:
-            return fallback_decoder.structure_rows(parse_json(body))
+            return fallback_decoder.structure_page(parse_json(body))
         except fallback_decoder.Mismatch as exc:
             raise DecodeError(exc.expected, exc.path) from None
 

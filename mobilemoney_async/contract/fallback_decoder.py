@@ -6,22 +6,28 @@ fit. As strict as msgspec: no scalar is coerced, no number passes through a floa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
-from types import GenericAlias
+from decimal import Decimal
 from typing import Any, TypeVar, get_args, get_origin
 
 import attrs
 import cattrs
+from cattrs.errors import IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn
 
+from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, UnreadableRow
 from mobilemoney_async.values import Secret
 
 T = TypeVar("T")
 
 _EXACT_AS_FLOAT = 2**53
+_MONEY = re.compile(r"(?=[0-9.]{1,21}\Z)[0-9]{1,20}(?:\.[0-9]{1,19})?", re.ASCII)
+# A page has 100; some lists show more, such as rows that they pin.
+_MOST_ROWS = 2 * PAGE_SIZE_MAX
+_TOO_MANY = f"expected at most {_MOST_ROWS} rows"
 
 
 class Mismatch(ValueError):
@@ -44,10 +50,12 @@ def structure(plain: Any, cl: type[T]) -> T:
     except Exception as exc:  # noqa: BLE001 (any body must give a value or this error)
         # cattrs raises groups of errors; the first names the first place that broke.
         expected, _, path = cattrs.transform_error(exc, format_exception=_describe)[0].rpartition(" @ ")
-        raise Mismatch(expected, path) from None  # the group quotes the body
+    # Outside, and without `plain`: the group and this frame would keep the body for as long as the error lives.
+    del plain
+    raise Mismatch(expected, path)
 
 
-def structure_rows(plain: Any) -> RowsAnswer:
+def structure_page(plain: Any) -> RowsAnswer:
     """Return plain JSON values as a page whose rows are read one by one, each as strictly as ever.
 
     Raises:
@@ -55,15 +63,26 @@ def structure_rows(plain: Any) -> RowsAnswer:
     """
     rows = plain.get("transactions") if isinstance(plain, dict) else None
     page = structure({**plain, "transactions": []} if isinstance(rows, list) else plain, PageAnswer)
+    readable, unreadable = structure_rows(rows or [])
+    return RowsAnswer(transactions=readable, unreadable=unreadable, pagination=page.pagination, status=page.status)
+
+
+def structure_rows(rows: list[Any]) -> tuple[tuple[Transaction, ...], tuple[UnreadableRow, ...]]:
+    """Return the rows of a page that can be read, and the others.
+
+    Raises:
+        Mismatch: There are more than on any page.
+    """
+    if len(rows) > _MOST_ROWS:
+        raise Mismatch(_TOO_MANY, "$.transactions")
     readable, unreadable = list[Transaction](), list[UnreadableRow]()
-    for row in rows or ():
+    for row in rows:
         try:
             readable.append(structure(row, Transaction))
-        except Mismatch:
-            unreadable.append(UnreadableRow(id=_shown(row, "id"), created_at=_shown(row, "created_at")))
-    return RowsAnswer(
-        transactions=tuple(readable), unreadable=tuple(unreadable), pagination=page.pagination, status=page.status
-    )
+        except Mismatch as exc:
+            row_id, created_at = _shown(row, "id"), _shown(row, "created_at")
+            unreadable.append(UnreadableRow(id=row_id, created_at=created_at, reason=f"{exc}"))
+    return tuple(readable), tuple(unreadable)
 
 
 def _shown(row: Any, name: str) -> Any:
@@ -110,15 +129,11 @@ def _read_int(value: Any, _: Any) -> int:
 
 
 def _read_decimal(value: Any, _: Any) -> Decimal:
-    if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
+    # A number that is no text reads as the text that it would be.
+    text = str(value) if isinstance(value, int | Decimal) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _MONEY.fullmatch(text):
         raise _WrongValue("expected a decimal string")
-    try:
-        money = Decimal(value)
-    except InvalidOperation:
-        raise _WrongValue("expected a decimal string") from None
-    if not money.is_finite():
-        raise _WrongValue("expected a finite decimal")
-    return money
+    return Decimal(text)
 
 
 def _read_datetime(value: str, _: Any) -> datetime:
@@ -135,9 +150,23 @@ def _make_converter() -> cattrs.Converter:
         return _only(dict, "expected an object", make_dict_structure_fn(cl, converter))
 
     def read_rows(cl: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
-        rows = GenericAlias(list, get_args(cl)[:1])
-        read = converter.get_structure_hook(rows)
-        return _only(list, "expected an array", lambda value, _: tuple(read(value, rows)))
+        row = get_args(cl)[0]
+        read = converter.get_structure_hook(row)
+
+        def read_until_error(value: list[Any], _: Any) -> tuple[Any, ...]:
+            # Not cattrs' own: it goes on after an error, and keeps all of them.
+            if len(value) > _MOST_ROWS:
+                raise _WrongValue(_TOO_MANY)
+            rows = []
+            for index, each in enumerate(value):
+                try:
+                    rows.append(read(each, row))
+                except Exception as exc:  # noqa: BLE001 (with its place for `structure`)
+                    exc.add_note(IterableValidationNote("", index, row))
+                    raise IterableValidationError("", [exc], cl) from None
+            return tuple(rows)
+
+        return _only(list, "expected an array", read_until_error)
 
     # cattrs itself takes anything that can be indexed for an object, and "" and {} for an empty array.
     converter.register_structure_hook_factory(attrs.has, read_object)

@@ -137,17 +137,15 @@ def _readable(body: bytes, broken: DecodeError) -> PageAnswer:
     page = parse_json(body)
     if not isinstance(page, dict) or not isinstance(page.get("transactions"), list):
         raise broken
-    rows: list[Transaction] = []
-    for row in page["transactions"]:
-        try:
-            rows.append(fallback_decoder.structure(row, Transaction))
-        except fallback_decoder.Mismatch:
-            continue  # the log has the first
-    if page["transactions"] and not rows:
+    try:
+        rows, unreadable = fallback_decoder.structure_rows(page["transactions"])
+    except fallback_decoder.Mismatch:
+        raise broken from None
+    if unreadable and not rows:
         raise broken
     status = page.get("status")
     return PageAnswer(
-        transactions=tuple(rows),
+        transactions=rows,
         pagination=_pagination(page.get("pagination")),
         status=status if isinstance(status, str) else "",
     )

@@ -492,8 +492,8 @@ async def test_a_rate_limited_login_waits_and_goes_again() -> None:
 @pytest.mark.parametrize("token", ["two\nlines", "nul\x00", "spa ce", "", "naïve"])
 async def test_a_token_that_would_break_the_header_is_refused(token: str) -> None:
     """A login that answers with a token unfit for a header sends nothing on, and does not show the token."""
-    transport = LoginService(logged_in(token))
-    with pytest.raises(MobileMoneyError) as caught:
+    transport = LoginService(*4 * [logged_in(token)])
+    with pytest.raises(UnexpectedResponse) as caught:
         await pay(log_in(transport))
     assert transport.calls == []
     assert caught.value.outcome == "not_sent"

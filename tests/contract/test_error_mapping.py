@@ -1,6 +1,8 @@
 """Any answer gives a value or one of our errors; which one, follows from the body first and the status second."""
 
+import json
 import re
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -414,6 +416,8 @@ def check_total(endpoint: Endpoint[Any], given: Answer) -> None:
         text = f"{error} {vars(error)}"
         if not isinstance(error, APIError | UnexpectedResponse):
             raise
+        shown = [str(error), *(each for each in vars(error).values() if isinstance(each, str))]
+        assert all(each.isprintable() and len(each) <= 500 for each in shown)
         if len(text) > 2000 or re.search(r"\+[0-9]{8,15}", text):
             raise
     else:
@@ -468,6 +472,48 @@ def test_any_damage_to_a_good_answer_gives_a_value_or_one_of_our_errors(data: st
         body[at : at + data.draw(st.integers(min_value=0, max_value=3))] = data.draw(st.binary(max_size=3))
     for endpoint in ENDPOINTS:
         check_total(endpoint, answer(bytes(body), status))
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 404, 429, 503])
+@pytest.mark.parametrize(
+    "hostile", ["\x1b]0;pwned\x07", "\u202e\u2066", "x" * 90_000, "+255.681.234.567 ", "a\r\nb", "\ud800"]
+)
+def test_texts_of_foreign_origin_are_short_and_printable(hostile: str, status: int) -> None:
+    """No escape sequence, no bidi control, no endless content type or code reaches a log or a terminal."""
+    body = json.dumps({"status": "error", "error_code": hostile, "message": hostile}).encode()
+    for content in (body, hostile.encode("utf-8", "replace"), hostile.encode("utf-16", "replace")):
+        for endpoint in ENDPOINTS:
+            check_total(endpoint, Answer(status_code=status, content_type=hostile, retry_after=hostile, body=content))
+
+
+@pytest.mark.parametrize("kind", ["[]", "{}", "dict", "codes"])
+def test_a_body_may_be_nested_as_deep_as_it_likes(kind: str) -> None:
+    """Depth ends in one of our errors, not in a RecursionError."""
+    for depth in (100, 400, 700, 900, 2_000, 100_000):
+        body = {
+            "[]": "[" * depth + "]" * depth,
+            "{}": '{"a":' * depth + "1" + "}" * depth,
+            "dict": '{"status":"error","a":' * depth + "1" + "}" * depth,
+            "codes": '{"error_code":"X","a":' + "[" * depth + "]" * depth + "}",
+        }[kind].encode()
+        for endpoint in ENDPOINTS:
+            for status in (200, 400, 502):
+                check_total(endpoint, answer(body, status))
+
+
+@pytest.mark.parametrize("row", ["{}", "[]", "1", '{"id":1}', '{"":{}}'])
+def test_a_list_of_broken_rows_is_left_at_the_first(row: str) -> None:
+    """Neither time nor memory grows with the number of rows that cannot be read; nor does the error keep the body."""
+    body = b'{"status":"success","transactions":[%s]}' % ",".join([row] * 5_000).encode()
+    tracemalloc.start()
+    try:
+        error = refused(LIST_TRANSACTIONS, answer(body))
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(error, UnexpectedResponse)
+    assert peak < 40 * len(body) + 1_000_000
+    assert kept < 2 * len(body) + 500_000
 
 
 def test_a_good_answer_is_its_value() -> None:

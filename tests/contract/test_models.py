@@ -278,28 +278,36 @@ class TestTime:
 
 
 class TestMoney:
-    @given(st.decimals(allow_nan=False, allow_infinity=False))
+    @given(st.decimals(min_value=0, max_value=10**15, allow_nan=False, allow_infinity=False, places=4))
     @settings(deadline=None)
     def test_amounts_are_exact(self, amount: Decimal) -> None:
         """You get the service's number as a Decimal, digit for digit, from text or from a number."""
-        for body in (f'"{amount}"', f"{amount:f}"):
+        for body in (f'"{amount:f}"', f"{amount:f}"):
             text = to_bytes(samples.found(amount="@")).replace(b'"@"', body.encode())
             assert read_found(text).transaction.amount == amount
+
+    @pytest.mark.parametrize("amount", ["0", "7", "00.50", "9" * 20, "9" * 17 + ".999", "1." + "0" * 19])
+    def test_twenty_digits_are_read(self, amount: str) -> None:
+        assert read_found(to_bytes(samples.found(amount=amount))).transaction.amount == Decimal(amount)
 
     def test_a_fraction_does_not_pass_through_a_float(self) -> None:
         """10.1 is 10.1, not 10.0999…"""
         text = to_bytes(samples.found(amount="@")).replace(b'"@"', b"10.1")
         assert str(read_found(text).transaction.amount) == "10.1"
-        text = text.replace(b"10.1", b"123456789012345678901234567890.01")
-        assert str(read_found(text).transaction.amount) == "123456789012345678901234567890.01"
+        text = text.replace(b"10.1", b"123456789012345678.01")
+        assert str(read_found(text).transaction.amount) == "123456789012345678.01"
 
     @pytest.mark.parametrize(
         "amount",
-        ["NaN", "sNaN", "Infinity", "-Infinity", "", "ten", "1,000", "1E+99999999999999999999", True, None, []],
+        [
+            *("NaN", "sNaN", "Infinity", "-Infinity", "", "ten", "1,000", "1E+99999999999999999999", True, None, []),
+            *("1e999999999", "1e3", "1e-2", "+1000", "-5", "1_000", " 1000", "1000 ", "1000\n", ".5", "5.", "5.0.0"),
+            *("\u0661\u0660\u0660", "\uff11", "9" * 21, "9" * 18 + ".999", "1." + "0" * 20, -5, 10**20),
+        ],
     )
     @pytest.mark.parametrize("field", ["amount", "merchant_fee", "customer_fee", "total_fee", "net_amount"])
     def test_what_is_no_amount_is_refused(self, amount: Any, field: str) -> None:
-        """NaN and Infinity are no money, and null is not zero."""
+        """Only digits with an optional fraction are money, at most twenty of them, and null is not zero."""
         body = samples.settled()
         part = {"amount": body, "net_amount": body["settlement"]}.get(field, body["fees"])
         part[field] = amount
@@ -307,6 +315,9 @@ class TestMoney:
             read_transaction(body)
         where = {"amount": "", "net_amount": ".settlement"}.get(field, ".fees")
         assert caught.value.path == f"$.transaction{where}.{field}"
+        escaped = to_bytes(body).replace(field.encode(), b"\\u%04x" % ord(field[0]) + field[1:].encode())
+        with pytest.raises(DecodeError):
+            read_found(escaped)
 
 
 class TestValues:
@@ -383,6 +394,7 @@ class TestRowsOneByOne:
         assert isinstance(answer, RowsAnswer)
         assert [each.id for each in answer.transactions] == ["t-2", "t-3"]
         assert answer.unreadable == (kept,)
+        assert answer.unreadable[0].reason.rpartition(" at ")[2].startswith("$")
         assert answer.pagination == Pagination(**samples.pagination())
 
     @pytest.mark.parametrize(
