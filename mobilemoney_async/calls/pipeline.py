@@ -20,8 +20,8 @@ from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
 from mobilemoney_async.calls.tokens import TokenSource
 from mobilemoney_async.calls.transport import Flight, Wire
 from mobilemoney_async.contract.codec import Content, encode
-from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority
-from mobilemoney_async.contract.error_mapping import read_answer
+from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
+from mobilemoney_async.contract.error_mapping import Answer, read_answer
 from mobilemoney_async.contract.models import LoginResult, PageAnswer, Transaction
 from mobilemoney_async.errors import (
     CallOutcome,
@@ -31,6 +31,7 @@ from mobilemoney_async.errors import (
     RequestTimeout,
     StoreError,
     TokenExpired,
+    UnexpectedResponse,
 )
 from mobilemoney_async.values import HiddenText, Secret, require_bearer
 
@@ -95,6 +96,7 @@ class _Call:
     target: str
     content: Content | None
     lane: Priority
+    asked: Mapping[str, object]
     idempotency_key: str | None = None
     recorder: AttemptRecorder | None = None
     facts: AnswerFacts | None = None
@@ -166,6 +168,7 @@ class Pipeline:
             target=endpoint.target(identifiers or {}, query or {}),
             content=None if body is None else encode("json", body),
             lane=endpoint.lane if lane is None else lane,
+            asked={**(identifiers or {}), **(query or {}), **(body or {})},
             idempotency_key=idempotency_key,
             recorder=recorder,
             facts=facts,
@@ -290,20 +293,23 @@ class Pipeline:
         call.flight = flight = Flight()
         started = anyio.current_time()
         status, error = None, None
+
+        def read(answer: Answer) -> Any:
+            nonlocal status
+            status = answer.status_code
+            return _read(call, flight, answer)
+
         try:
             with anyio.move_on_after(timeout):
-                answer = await self.wire.send(
+                return await self.wire.send(
                     endpoint.method,
                     call.target,
                     headers=self._headers(call),
                     content=call.content,
                     timeout=timeout,
                     flight=flight,
+                    read=read,
                 )
-                status = answer.status_code
-                if call.facts is not None:
-                    call.facts.date = answer.date
-                return read_answer(endpoint, answer)
             raise RequestTimeout(
                 f"no answer within {timeout:g} s", outcome="unknown" if flight.may_have_arrived else "not_sent"
             )
@@ -379,7 +385,7 @@ class Pipeline:
         content = encode("password", {"email": email, "password": password})
         # Ahead of the payments in its lane: they need the token too. One attempt: the calls that wait for it try again,
         # each by its own policy, and the two must not multiply.
-        call = _Call(LOGIN, LOGIN.path, content, LOGIN.lane, ahead=True, retry=_ONCE)
+        call = _Call(LOGIN, LOGIN.path, content, LOGIN.lane, {"email": email}, ahead=True, retry=_ONCE)
         asked_at, error = anyio.current_time(), None
         try:
             result: LoginResult = await self._run(call)
@@ -390,3 +396,20 @@ class Pipeline:
             if self._instrumentation is not None:
                 self._instrumentation.token_renewed(error, anyio.current_time() - asked_at)
         return result
+
+
+def _read(call: _Call, flight: Flight, answer: Answer) -> Any:
+    """Return the value of an answer, and note in `flight` whether it may be that to another request."""
+    if call.facts is not None:
+        call.facts.date = answer.date
+    try:
+        value = read_answer(call.endpoint, answer)
+    except UnexpectedResponse:
+        flight.is_suspect = True
+        raise
+    problem = other_than_asked(value, call.asked)
+    if problem is not None:
+        flight.is_suspect = True
+        if call.endpoint.effect is not Effect.MONEY:  # the caller finds out whether a payment is made after all
+            raise UnexpectedResponse(problem, status_code=answer.status_code)
+    return value

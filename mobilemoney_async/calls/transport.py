@@ -4,16 +4,19 @@ Whether a request was *provably not sent* is decided here, by one table of excep
 other than httpx's own pool has begun to read the body, the service may have it. On transports of our own making the
 converse holds too: a body that was never read was not sent.
 
-Invariant: nothing but a `TransportError` leaves `Wire.send`, cancellation aside.
+Invariant: nothing but a `MobileMoneyError` leaves `Wire.send`, cancellation aside. Whatever is answered, no more than
+1 MiB of it is read, and no more is made of it by decompression.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+import socket
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import anyio
 import attrs
@@ -22,10 +25,16 @@ import httpx
 from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.error_mapping import Answer
-from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, RequestTimeout, TransportError
+from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError, RequestTimeout, TransportError
 from mobilemoney_async.values import refuse
 
-_BODY_LIMIT = 16 * 1024 * 1024
+T = TypeVar("T")
+
+# Bytes of a body, compressed and decompressed: a page of 100 transactions has 50 kB.
+_BODY_LIMIT = 1024 * 1024
+# `wbits` of zlib. By "deflate" some servers mean zlib's format and some the bare one.
+_CODINGS: dict[str, tuple[int, ...]] = {"": (), "identity": (), "gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
+_TOO_LARGE = "the answer is larger than any answer of the contract"
 _CLOSE_TIMEOUT = 5.0
 
 # By name, so that one table serves httpx, httpcore, httpx2 and aiohttp without importing them. After any other error
@@ -70,11 +79,13 @@ class Flight:
         is_direct: Whether httpx's own pool sends it, so that its connection errors decide alone. A caller's transport
             may have sent the request before, and retried; a mock of the pool in a test reads the body of a request
             that it then does not send.
+        is_suspect: Whether the answer may be that to another request: then its connection is closed.
     """
 
     begun: bool = False
     proves_unsent: bool = False
     is_direct: bool = False
+    is_suspect: bool = False
 
     @property
     def may_have_arrived(self) -> bool:
@@ -108,9 +119,17 @@ class _Sender(Protocol):
     """Way of a request to the service: a transport, or a caller's client."""
 
     async def send(
-        self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
-    ) -> Answer:
-        """Send one request; any exception may leave."""
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: dict[str, str],
+        content: bytes | None,
+        timeout: float,
+        flight: Flight,
+        read: Callable[[Answer], T],
+    ) -> T:
+        """Send one request, and have its answer read while its connection is still ours; any exception may leave."""
 
     def prepare(self) -> None:
         """Open connections ahead of the first request, where they are ours."""
@@ -135,14 +154,23 @@ class _TransportSender:
         self._host = httpx.URL(base_url).netloc.decode("ascii")
         self._aiohttp = aiohttp
         self._loop: object = None
+        self._flights: dict[httpx.AsyncBaseTransport, int] = {}
 
     def prepare(self) -> None:
         if self._owned and self._transport is None:
             self._open()
 
     async def send(
-        self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
-    ) -> Answer:
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: dict[str, str],
+        content: bytes | None,
+        timeout: float,
+        flight: Flight,
+        read: Callable[[Answer], T],
+    ) -> T:
         flight.proves_unsent = self._owned and content is not None
         flight.is_direct = self._owned and not self._aiohttp
         transport = self._open() if self._owned else self._transport
@@ -160,8 +188,20 @@ class _TransportSender:
             # A transport of a caller's may read `content` or `stream`; give it both.
             request = httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
             request.stream = _Body(content, flight)
-        response = await transport.handle_async_request(request)
-        return _answer(response, await _read_body(response))
+        if not self._owned:
+            return await _read(await transport.handle_async_request(request), flight, read)
+        self._flights[transport] = self._flights.get(transport, 0) + 1
+        try:
+            return await _read(await transport.handle_async_request(request), flight, read)
+        finally:
+            if flight.is_suspect and self._aiohttp and self._transport is transport:
+                self._transport = None  # aiohttp does not show the connection: later requests go over a new pool
+            self._flights[transport] -= 1
+            if not self._flights[transport]:
+                del self._flights[transport]
+                if self._transport is not transport:
+                    with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
+                        await transport.aclose()
 
     def _open(self) -> httpx.AsyncBaseTransport:
         """Return our pool, a new one in another event loop: connections belong to their loop."""
@@ -187,18 +227,26 @@ class _ClientSender:
         logging.getLogger(_library(type(client))).addFilter(_drop_our_calls)
 
     async def send(
-        self, method: str, url: str, *, headers: dict[str, str], content: bytes | None, timeout: float, flight: Flight
-    ) -> Answer:
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: dict[str, str],
+        content: bytes | None,
+        timeout: float,
+        flight: Flight,
+        read: Callable[[Answer], T],
+    ) -> T:
         phase = 0.95 * timeout
         request = self._client.build_request(
             method, url, headers=headers, content=content, timeout=(phase, timeout, timeout, phase)
         )
         token = _in_our_call.set(True)
         try:
-            response = await self._client.send(request, auth=None, follow_redirects=False)
+            response = await self._client.send(request, auth=None, follow_redirects=False, stream=True)
         finally:
             _in_our_call.reset(token)
-        return _answer(response, response.content)
+        return await _read(response, flight, read)
 
     def prepare(self) -> None:
         """Do nothing."""
@@ -266,18 +314,29 @@ class Wire:
         content: bytes | None,
         timeout: float,
         flight: Flight,
-    ) -> Answer:
+        read: Callable[[Answer], T],
+    ) -> T:
         """Send one request to a quoted target below the base URL, and note its progress in `flight`.
 
+        Args:
+            method: The HTTP method.
+            target: Path and query, quoted.
+            headers: All headers but those that frame the request.
+            content: The body, or None.
+            timeout: The longest time for each phase of the request, seconds.
+            flight: Its progress.
+            read: From the answer to the value; where it makes the flight a suspect, the connection is closed.
+
         Raises:
-            TransportError: No whole answer came back. Each phase of the request may take `timeout` seconds.
+            TransportError: No whole answer came back.
+            MobileMoneyError: By `read`.
         """
         try:
             url = self.base_url + target
             return await self._sender.send(
-                method, url, headers=dict(headers), content=content, timeout=timeout, flight=flight
+                method, url, headers=dict(headers), content=content, timeout=timeout, flight=flight, read=read
             )
-        except TransportError:
+        except MobileMoneyError:
             raise
         except Exception as exc:
             raise _map_error(exc, flight) from exc
@@ -323,35 +382,74 @@ def _library(cls: type) -> str:
     return cls.__module__.partition(".")[0]
 
 
-def _answer(response: httpx.Response, body: bytes) -> Answer:
-    headers = response.headers
-    return Answer(
-        status_code=response.status_code,
-        content_type=headers.get("content-type"),
-        retry_after=headers.get("retry-after"),
-        date=headers.get("date"),
-        body=Content(body),
-    )
-
-
-async def _read_body(response: httpx.Response) -> bytes:
-    chunks, size, chunk = [], 0, b""
+async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer], T]) -> T:
+    """Return the value of an answer, and give its connection back to the pool, which closes that of a suspect."""
     try:
-        async for chunk in response.aiter_bytes():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > _BODY_LIMIT:
-                raise ConnectionFailed("the answer is larger than any answer of the contract")
+        body = await _read_body(response)
+        headers = response.headers
+        answer = Answer(
+            status_code=response.status_code,
+            content_type=headers.get("content-type"),
+            retry_after=headers.get("retry-after"),
+            date=headers.get("date"),
+            body=body,
+        )
+        try:
+            value = read(answer)
+        finally:
+            if flight.is_suspect:
+                _end_connection(response)
+        await response.aclose()
     except BaseException:
-        # The part that arrived may hold a token, which a traceback with locals would show.
-        chunks.clear()
-        chunk = b""
         # Cancelled or broken: give the connection back to the pool, shielded from the cancellation. Errors of that are
         # dropped: the first error is the one to report.
         with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
             await response.aclose()
         raise
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return value
+
+
+def _end_connection(response: httpx.Response) -> None:
+    """End a connection whose next answer may be another's, before the pool has it back: it then reads as ended."""
+    # One of HTTP/2 is shared, and does not mistake one answer for another.
+    if response.extensions.get("http_version") != b"HTTP/2":
+        stream: Any = response.extensions.get("network_stream")
+        with suppress(Exception):  # not httpx's own, or it has ended
+            stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
+async def _read_body(response: httpx.Response) -> Content:
+    if response.is_stream_consumed:  # a mock's, or read by a hook of the caller's client
+        return Content(response.content)
+    coding = response.headers.get("content-encoding", "").strip().lower()
+    raw, piece = bytearray(), b""
+    try:
+        # Not `aiter_bytes`: it decompresses whatever it can, as much as comes of it.
+        async for piece in response.stream:  # type: ignore[union-attr]
+            raw += piece
+            if piece and coding not in _CODINGS:
+                raise ConnectionFailed("the answer is compressed in a way that was not asked for")
+            if len(raw) > _BODY_LIMIT:
+                raise ConnectionFailed(_TOO_LARGE)
+        return Content(_decompress(raw, _CODINGS.get(coding, ())) if raw else b"")
+    finally:
+        # The part that arrived may hold a token, which a traceback with locals would show.
+        raw.clear()
+        piece = b""
+
+
+def _decompress(raw: bytearray, formats: tuple[int, ...]) -> bytes:
+    if not formats:
+        return bytes(raw)
+    for bits in formats:
+        decompressor = zlib.decompressobj(bits)
+        with suppress(zlib.error):
+            body = decompressor.decompress(raw, _BODY_LIMIT + 1)
+            if len(body) > _BODY_LIMIT:
+                raise ConnectionFailed(_TOO_LARGE)
+            if decompressor.eof and not decompressor.unused_data:
+                return body
+    raise ConnectionFailed("the answer cannot be decompressed")
 
 
 def _drop_our_calls(record: logging.LogRecord) -> bool:

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import attrs
 
 from mobilemoney_async.contract.codec import DecodeError, JSONObject, parse_json, reader
-from mobilemoney_async.contract.models import Acknowledgement, LoginResult, PageAnswer, TransactionAnswer
+from mobilemoney_async.contract.models import Acknowledgement, LoginResult, PageAnswer, TransactionAnswer, User
 from mobilemoney_async.values import require_identifier
 
 T_co = TypeVar("T_co", covariant=True)
@@ -123,6 +123,35 @@ def read_rows(body: bytes) -> PageAnswer:
             return fallback_decoder.structure_page(parse_json(body))
         except fallback_decoder.Mismatch as exc:
             raise DecodeError(exc.expected, exc.path) from None
+
+
+def other_than_asked(answer: object, asked: Mapping[str, object]) -> str | None:
+    """Return the reason why an answer is the one to another request, or None if it shows nothing else.
+
+    A connection that is kept alive may bring an answer too many, which shifts all that come after it.
+
+    Args:
+        answer: A lookup's, a page, a login's or an acknowledgement.
+        asked: Identifiers, query and body of the request, by their names in the contract.
+    """
+    shown: dict[str, object]
+    match answer:
+        case TransactionAnswer(transaction=row):
+            shown = {"transaction_id": row.id, "reference": row.reference, "external_id": row.external_id}
+        case PageAnswer():
+            shown = {"page": answer.pagination.current_page or asked.get("page")}  # 0 where it is not shown
+        case LoginResult(user=User(email=email)):
+            asked = {"email": str(asked["email"]).strip().casefold()}
+            shown = {"email": email.strip().casefold()}
+        case Acknowledgement():
+            # Here: only creates need it.
+            from mobilemoney_async.contract.comparison import contradiction
+
+            return contradiction(answer, phone_number=str(asked["phone_number"]), amount=str(asked["amount"]))
+        case _:
+            return None
+    different = [name for name, value in shown.items() if name in asked and value != asked[name]]
+    return f"the answer is that to another request: its {different[0]} is not the one asked for" if different else None
 
 
 PROFILE = Endpoint(method="GET", path="/user-service/profile", effect=Effect.READ, read=_read_object)

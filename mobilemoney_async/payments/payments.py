@@ -484,8 +484,6 @@ class Payments(PaymentBook):
         identifiers = {"transaction_id": require_identifier("transaction_id", transaction_id)}
         await self._recovery.binding.require_bound()
         transaction = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers)).transaction
-        if transaction.id != transaction_id:
-            raise StoreError(f"the service shows another transaction for {transaction_id}", outcome="not_sent")
         now = self._utcnow()
 
         def identify(journal: Journal) -> PaymentRecord | StoreError:

@@ -318,10 +318,7 @@ class Transactions:
         with anyio.move_on_after(patience):
             while True:
                 try:
-                    found = await self._get(transaction_id, Priority.POLL)
-                    if found.id != transaction_id:
-                        raise UnexpectedResponse("the answer shows another transaction", status_code=200)
-                    seen = found
+                    seen = await self._get(transaction_id, Priority.POLL)
                     if seen.is_final:
                         return seen
                     trouble = None

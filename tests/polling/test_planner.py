@@ -234,16 +234,6 @@ def test_a_malformed_id_ends_at_once() -> None:
     assert len(planner) == 0
 
 
-def test_a_row_with_another_id_is_not_believed() -> None:
-    """A lookup that shows another payment ends nothing."""
-    planner = Planner(ADVISED)
-    for number in (1, 2):
-        planner.track(f"txn-{number}", 0.0, is_new=True, deadline=math.inf)
-    other = Paper(id="txn-2", created_at=0.0, ends_at=1.0).row(2.0)
-    assert planner.take_transaction(planner.send(Lookup("txn-1"), 2.0), other, 2.0) == []
-    assert len(planner) == 2
-
-
 def test_an_unknown_status_is_never_final() -> None:
     """A state that the contract does not list keeps the payment pending."""
     planner = Planner(ADVISED)

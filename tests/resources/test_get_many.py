@@ -17,8 +17,7 @@ from mobilemoney_async import (
     ServerError,
     TransactionNotFound,
 )
-from tests.contract import samples
-from tests.resources.service import always, connect, error, found
+from tests.resources.service import connect, error, found
 
 pytestmark = pytest.mark.anyio
 
@@ -215,7 +214,7 @@ async def test_a_generator_of_ids_will_do() -> None:
 
 async def test_a_client_closed_meanwhile_gives_errors_as_values() -> None:
     """If the client is closed under a running loop, the loop ends; it does not hang."""
-    async with connect(always(samples.found())) as (client, service):
+    async with connect(found) as (client, service):
         outcomes: list[Lookup] = []
         async for lookup in client.transactions.get_many(ids(30)):
             outcomes.append(lookup)

@@ -40,18 +40,34 @@ async def sent(service: respx.MockRouter, act: Act, answer: Any) -> tuple[httpx.
     return route.calls.last.request, value
 
 
-FOUND = samples.found()
+FOUND = samples.found(reference="r-1")
 PAGE = samples.page(samples.transaction())
 
 # name: (call, method, raw target below /v1, answer)
 READS: dict[str, tuple[Act, str, Any]] = {
     "get": (lambda c: c.transactions.get("t-1"), "/payment-service/transaction/t-1", FOUND),
-    "get, slash": (lambda c: c.transactions.get("a/b"), "/payment-service/transaction/a%2Fb", FOUND),
-    "get, plus": (lambda c: c.transactions.get("a+b"), "/payment-service/transaction/a%2Bb", FOUND),
-    "get, percent": (lambda c: c.transactions.get("%2e%2e"), "/payment-service/transaction/%252e%252e", FOUND),
-    "get, query": (lambda c: c.transactions.get("a?b#c&d=e"), "/payment-service/transaction/a%3Fb%23c%26d%3De", FOUND),
-    "get, unicode": (lambda c: c.transactions.get("ñ 😀"), "/payment-service/transaction/%C3%B1%20%F0%9F%98%80", FOUND),
-    "get, dots": (lambda c: c.transactions.get("../x"), "/payment-service/transaction/..%2Fx", FOUND),
+    "get, slash": (lambda c: c.transactions.get("a/b"), "/payment-service/transaction/a%2Fb", samples.found(id="a/b")),
+    "get, plus": (lambda c: c.transactions.get("a+b"), "/payment-service/transaction/a%2Bb", samples.found(id="a+b")),
+    "get, percent": (
+        lambda c: c.transactions.get("%2e%2e"),
+        "/payment-service/transaction/%252e%252e",
+        samples.found(id="%2e%2e"),
+    ),
+    "get, query": (
+        lambda c: c.transactions.get("a?b#c&d=e"),
+        "/payment-service/transaction/a%3Fb%23c%26d%3De",
+        samples.found(id="a?b#c&d=e"),
+    ),
+    "get, unicode": (
+        lambda c: c.transactions.get("ñ 😀"),
+        "/payment-service/transaction/%C3%B1%20%F0%9F%98%80",
+        samples.found(id="ñ 😀"),
+    ),
+    "get, dots": (
+        lambda c: c.transactions.get("../x"),
+        "/payment-service/transaction/..%2Fx",
+        samples.found(id="../x"),
+    ),
     "reference": (
         lambda c: c.transactions.get_by_reference("r-1"),
         "/payment-service/transaction?reference=r-1",
@@ -60,17 +76,17 @@ READS: dict[str, tuple[Act, str, Any]] = {
     "reference, quoted": (
         lambda c: c.transactions.get_by_reference("a+b/c&d é"),
         "/payment-service/transaction?reference=a%2Bb%2Fc%26d%20%C3%A9",
-        FOUND,
+        samples.found(reference="a+b/c&d é"),
     ),
     "reference, dots": (
         lambda c: c.transactions.get_by_reference(".."),
         "/payment-service/transaction?reference=..",
-        FOUND,
+        samples.found(reference=".."),
     ),
     "external id": (
         lambda c: c.transactions.get_by_external_id("order 7%"),
         "/payment-service/transaction?external_id=order%207%25",
-        FOUND,
+        samples.found(external_id="order 7%"),
     ),
     "page": (lambda c: c.transactions.page(), "/payment-service/transactions?page=1&limit=100", PAGE),
     "page, all filters": (
@@ -83,7 +99,7 @@ READS: dict[str, tuple[Act, str, Any]] = {
             limit=20,
         ),
         "/payment-service/transactions?page=3&limit=20&status=FAILED&type=disbursement&from=2025-01-31&to=2025-02-01",
-        PAGE,
+        PAGE | {"pagination": samples.pagination(current_page=3)},
     ),
     "page, new words": (
         lambda c: c.transactions.page(status="ON HOLD", type="re+fund"),
@@ -254,8 +270,9 @@ class TestAnswers:
 
     @pytest.mark.parametrize("name", ["get", "reference", "external id", "wait"])
     async def test_a_lookup_returns_the_transaction(self, service: respx.MockRouter, name: str) -> None:
-        _, value = await sent(service, READS[name][0], samples.found(id="a/b", status="SUCCESS"))
-        assert (value.id, value.amount, value.succeeded) == ("a/b", Decimal(1000), True)
+        asked = {"id": "t-1" if name == "get" else "a/b", "reference": "r-1", "external_id": "order 7%"}
+        _, value = await sent(service, READS[name][0], samples.found(**asked, status="SUCCESS"))
+        assert (value.id, value.amount, value.succeeded) == (asked["id"], Decimal(1000), True)
 
     async def test_a_page_returns_rows_and_pagination(self, service: respx.MockRouter) -> None:
         _, value = await sent(service, READS["page"][0], PAGE)
