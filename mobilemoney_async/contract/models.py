@@ -188,10 +188,17 @@ class Pagination:
 
 @attrs.frozen(kw_only=True)
 class TransactionPage:
-    """Page of the transaction list (contract, section 4.4). Iterates over its transactions."""
+    """Page of the transaction list (contract, section 4.4). Iterates over its transactions.
+
+    Attributes:
+        transactions: The rows.
+        pagination: The position of the page in the list.
+        skipped: For each row that breaks the contract, its id and the reason; only in full listings.
+    """
 
     transactions: tuple[Transaction, ...]
     pagination: Pagination
+    skipped: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Transaction]:
         return iter(self.transactions)

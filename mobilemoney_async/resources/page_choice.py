@@ -48,7 +48,7 @@ class FullListing:
 
     def take(self, answer: TransactionPage) -> list[Transaction]:
         """Return the rows of the page asked for that were not shown before, and choose the next page."""
-        fresh = []
+        fresh, length = [], len(answer.transactions) + len(answer.skipped)
         for row in answer.transactions:
             if row.id not in self._seen:
                 self._seen.add(row.id)
@@ -58,7 +58,7 @@ class FullListing:
         total = answer.pagination.total_count
         if self._total is None:
             # Where there is a second page the first is full: its length is the page size, whatever limit we asked for.
-            self._size = max(1, len(answer.transactions))
+            self._size = max(1, length)
         else:
             self._arrived += max(0, total - self._total)
             left = max(0, self._total - total)
@@ -66,13 +66,13 @@ class FullListing:
             self._covered = max(0, self._covered - left)
         self._total = total
         assert self.page is not None
-        self.page = self._next(self.page, answer)
+        self.page = self._next(self.page, length, answer.pagination.total_pages)
         return fresh
 
-    def _next(self, page: int, answer: TransactionPage) -> int | None:
+    def _next(self, page: int, length: int, pages: int) -> int | None:
         start, end = (page - 1) * self._size, page * self._size
         if start > self._covered:
-            self._beyond = (start, start + len(answer.transactions))
+            self._beyond = (start, start + length)
             following = self._covered // self._size + 1
             self._read_again += (page - following + 1) * self._size
             return following if self._barren <= _MOST_BARREN_PAGES else None
@@ -80,7 +80,7 @@ class FullListing:
         if self._beyond[0] <= end:
             self._covered = max(end, self._beyond[1])
         following = self._covered // self._size + 1
-        if not answer.transactions or following > answer.pagination.total_pages:
+        if not length or following > pages:
             return None
         # Rows repeat because others arrived before them. More repeats than that: the service repeats a page.
         explained = self._arrived + self._read_again

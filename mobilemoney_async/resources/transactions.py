@@ -9,11 +9,18 @@ from functools import partial
 from typing import Self
 
 import anyio
+import attrs
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.contract.endpoints import FIND_TRANSACTION, GET_TRANSACTION, LIST_TRANSACTIONS, Priority
+from mobilemoney_async.contract.endpoints import (
+    FIND_TRANSACTION,
+    GET_TRANSACTION,
+    LIST_TRANSACTIONS,
+    Priority,
+    read_rows,
+)
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX, UNSEEN_GRACE, Schedule
-from mobilemoney_async.contract.models import Transaction, TransactionPage
+from mobilemoney_async.contract.models import RowsAnswer, Transaction, TransactionPage
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.errors import (
     MobileMoneyError,
@@ -23,6 +30,7 @@ from mobilemoney_async.errors import (
     TransportError,
     UnexpectedResponse,
     WaitTimeout,
+    printable,
 )
 from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup, Prefetch
 from mobilemoney_async.resources.page_choice import FullListing
@@ -36,6 +44,9 @@ from mobilemoney_async.values import (
 )
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Of a full listing: one row that cannot be read must not end it.
+_LIST_BY_ROWS = attrs.evolve(LIST_TRANSACTIONS, read=read_rows)
 
 Fetch = Callable[[int], Awaitable[TransactionPage]]
 
@@ -70,7 +81,7 @@ class _Pages:
             if rows:
                 if self._ahead:
                     self.prefetch()
-                return TransactionPage(transactions=tuple(rows), pagination=answer.pagination)
+                return attrs.evolve(answer, transactions=tuple(rows))
         raise StopAsyncIteration
 
     async def _get(self, page: int) -> TransactionPage:
@@ -132,6 +143,8 @@ class TransactionPager:
 
     The next page is fetched while the caller works on this one, if the limiter has a free place. A page that failed or
     was cancelled is asked for again by asking the same iterator again. Each ``async for`` is a new listing.
+
+    A row that breaks the contract is skipped, with its id and the reason in the log and in `TransactionPage.skipped`.
 
     Iterating raises the errors of `transactions.page`.
     """
@@ -244,6 +257,7 @@ class Transactions:
 
         Raises:
             InvalidRequest: An argument is invalid; nothing was sent.
+            UnexpectedResponse: The page breaks the contract, be it in one row; `list` skips such rows.
             MobileMoneyError: The call failed; see `mobilemoney_async.errors`.
         """
         filters = _check_filters(status=status, type=type, from_date=from_date, to_date=to_date, limit=limit)
@@ -341,8 +355,13 @@ class Transactions:
         return (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers, lane=lane)).transaction
 
     async def _page(self, page: int, filters: dict[str, str | int], lane: Priority) -> TransactionPage:
-        answer = await self._pipeline.call(LIST_TRANSACTIONS, query={"page": page, **filters}, lane=lane)
-        return TransactionPage(transactions=answer.transactions, pagination=answer.pagination)
+        endpoint = _LIST_BY_ROWS if lane is Priority.BULK else LIST_TRANSACTIONS
+        answer = await self._pipeline.call(endpoint, query={"page": page, **filters}, lane=lane)
+        unreadable = answer.unreadable if isinstance(answer, RowsAnswer) else ()
+        skipped = tuple(printable(f"{row.id or 'a row without an id'}: {row.reason}", 200) for row in unreadable)
+        for each in skipped:
+            logger.warning("a transaction in the list is skipped: %s", each)
+        return TransactionPage(transactions=answer.transactions, pagination=answer.pagination, skipped=skipped)
 
 
 def _check_filters(

@@ -16,6 +16,7 @@ from mobilemoney_async import (
     ServerError,
     Transaction,
     TransactionPage,
+    UnexpectedResponse,
 )
 from tests.contract import samples
 from tests.resources.service import Handler, connect
@@ -310,3 +311,24 @@ class TestFilters:
         assert asked == [
             {"page": str(page), "limit": "10", "status": "PENDING", "from": "2025-01-01"} for page in (1, 2, 3)
         ]
+
+
+async def test_a_row_that_cannot_be_read_is_skipped_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """A full listing, and so a CSV of it, goes on after a broken row, and after a page of nothing but broken rows."""
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        page = int(request.url.params["page"])
+        rows = [samples.transaction(id=f"t-{page}-{number}") for number in range(3)]
+        for row in rows if page == 2 else rows[:1]:
+            row["amount"] = "1e999999999"
+        rows[0]["id"] = "t\x1b[2J" if page == 1 else 5
+        return httpx.Response(200, json=samples.page(*rows, current_page=page, total_pages=3, total_count=9))
+
+    async with connect(handler) as (client, service):
+        assert ids(await client.transactions.list().collect()) == ["t-1-1", "t-1-2", "t-3-1", "t-3-2"]
+        assert service.pages == [1, 2, 3]
+        skipped = [page.skipped async for page in client.transactions.list().pages()]
+        assert skipped[0] == ("t[2J: expected a decimal string at $.amount",)
+        with pytest.raises(UnexpectedResponse, match="decimal"):
+            await client.transactions.page()
+    assert "skipped: a row without an id: expected str at $.id" in caplog.text
