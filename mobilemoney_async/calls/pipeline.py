@@ -107,6 +107,7 @@ class _Call:
     attempts: int = 0
     last_error: MobileMoneyError | None = None
     token: Secret | None = None
+    other_page: int | None = None  # the number that the last page showed in place of the one asked for
     refused: Secret | None = None
     refusal: MobileMoneyError | None = None
 
@@ -408,6 +409,10 @@ def _read(call: _Call, flight: Flight, answer: Answer) -> Any:
         flight.is_suspect = True
         raise
     problem = other_than_asked(value, call.asked)
+    if problem is not None and isinstance(value, PageAnswer):
+        # Some lists show their last page in place of one beyond it. An answer too many does not come a second time.
+        shown, call.other_page = call.other_page, value.pagination.current_page
+        problem = None if shown == call.other_page else problem
     if problem is not None:
         flight.is_suspect = True
         if call.endpoint.effect is not Effect.MONEY:  # the caller finds out whether a payment is made after all
