@@ -23,6 +23,7 @@ import attrs
 from mobilemoney_async.calls.bucket import Bucket, Places, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
+from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import refuse, require_integer, require_seconds
 
 if TYPE_CHECKING:
@@ -92,6 +93,63 @@ async def _sleep(now: float, ready_at: float) -> None:
     await anyio.sleep(ready_at - now)
 
 
+class OneLoop:
+    """Guard of things for which only one event loop may wait at a time.
+
+    What a task in one thread sets, a task in another thread does not see: it would wait for ever.
+    """
+
+    __slots__ = ("_inside", "_loop")
+
+    def __init__(self) -> None:
+        self._loop: dict[None, object] = {}  # `setdefault` is atomic among threads
+        self._inside = 0
+
+    def enter(self, loop: object) -> None:
+        """Begin to wait in an event loop.
+
+        Raises:
+            InvalidRequest: Another event loop waits.
+        """
+        if self._loop.setdefault(None, loop) is not loop:
+            raise InvalidRequest(
+                "client must be used in one event loop at a time, and it waits in another one: make a client in each "
+                "thread, with a rate limiter and a login of its own; one store serves all of them",
+                argument="client",
+            )
+        self._inside += 1
+
+    def leave(self) -> None:
+        """End a wait that `enter` began."""
+        self._inside -= 1
+        if not self._inside:
+            self._loop.clear()
+
+
+class LoopLock:
+    """Lock that is held, and waited for, in one event loop at a time; entering it elsewhere raises `InvalidRequest`."""
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock()
+        self._loop = OneLoop()
+
+    def locked(self) -> bool:
+        """Return whether a task holds it."""
+        return self._lock.locked()
+
+    async def __aenter__(self) -> None:
+        self._loop.enter(anyio.lowlevel.current_token().native_token)
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._loop.leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+        self._loop.leave()
+
+
 class LaneQueue:
     """Queue of the requests that wait for the rate limit, by lane, on one timer.
 
@@ -105,7 +163,7 @@ class LaneQueue:
             before it.
     """
 
-    __slots__ = ("_alarm", "_backend", "_lanes", "_number", "_pause", "_places", "_timekeeper", "length")
+    __slots__ = ("_alarm", "_backend", "_lanes", "_loop", "_number", "_pause", "_places", "_timekeeper", "length")
 
     def __init__(
         self, places: Places, per_minute: float, *, pause: Callable[[float, float], Awaitable[None]] = _sleep
@@ -114,6 +172,7 @@ class LaneQueue:
         self._places = places
         self._pause = pause
         self._lanes = {priority: _Lane(seconds) for priority, seconds in patience(per_minute).items()}
+        self._loop = OneLoop()
         self._number = 0
         self._timekeeper: _Waiter | None = None
         self._alarm: anyio.CancelScope | None = None
@@ -166,9 +225,11 @@ class LaneQueue:
     async def wait(self, priority: Priority, now: float, *, ahead: bool) -> None:
         """Wait for a place in a lane from `now` on, and take it. Cancelling gives it back.
 
-        Raises the error given to `fail` while this one was in line, or raised by `pause` while it kept the time.
+        Raises the error given to `fail` while this one was in line, or raised by `pause` while it kept the time, and
+        `InvalidRequest` while others wait in another event loop.
         """
         assert self._backend is not None  # `now` comes from it
+        self._loop.enter(self._backend.current_token())
         lane = self._lanes[priority]
         number = self._number = self._number + 1
         # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
@@ -197,6 +258,7 @@ class LaneQueue:
         finally:
             if waiter is self._timekeeper:
                 self._appoint_timekeeper()
+            self._loop.leave()
 
     async def _keep_time(self, me: _Waiter) -> None:
         """Hand out grants as they fall due, until one is this waiter's own."""
@@ -321,6 +383,9 @@ class RateLimiter:
         Args:
             priority: The lane.
             ahead: Whether to go to the head of the lane: for a request that those in line depend on.
+
+        Raises:
+            InvalidRequest: Requests wait in another event loop.
         """
         now = self._queue.now()
         if not self._queue.take_free(now):

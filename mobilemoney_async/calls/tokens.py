@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 import anyio
 import attrs
 
+from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.values import Secret, refuse, require_bearer, require_text
@@ -110,7 +111,7 @@ class LoginAuth:
         # Here: only programs that log in pay for importing it.
         from mobilemoney_async.calls.logins import LoginState
 
-        self._lock = anyio.Lock()
+        self._lock = LoopLock()
         self._state: LoginState = LoginState()
 
     def __repr__(self) -> str:

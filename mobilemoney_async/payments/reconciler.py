@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 
 import anyio
 
+from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.leases import change_lease, while_renewed
@@ -73,7 +74,7 @@ class Reconciler:
         self._ahead = timedelta(0)
         self._pruned_at: datetime | None = None
         # Held while the list is read and judged.
-        self._lock = anyio.Lock()
+        self._lock = LoopLock()
 
     async def look_for(self, record: PaymentRecord) -> None:
         """Look for one payment, and for those that are due on the way, unless that was done since `record` was read.

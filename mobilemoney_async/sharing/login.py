@@ -24,6 +24,7 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.calls.logins import LoginState
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenSource
 from mobilemoney_async.database.encryption import TokenCipher
@@ -89,7 +90,7 @@ class SharedLogin:
         self._cipher = cipher
         self._utcnow = utcnow
         self._lease = lease
-        self._lock = anyio.Lock()
+        self._lock = LoopLock()
         self._name: str | None = None
         self._state = LoginState()
         # Of failures that concern only this process.

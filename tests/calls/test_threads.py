@@ -1,0 +1,123 @@
+"""Threads with an event loop each: what waits in one of them never keeps another one waiting for ever."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, RateLimiter, SQLStore
+from tests.contract import samples
+from tests.support.fakes import BASE_URL, EMAIL, PASSWORD, PHONE_NUMBER
+
+THREADS = 6
+PATIENCE = 60.0
+"""Seconds after which a thread counts as stuck."""
+
+
+class Service(httpx.AsyncBaseTransport):
+    """The service, for any event loop. A login takes some time."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/login"):
+            await asyncio.sleep(0.2)
+            return httpx.Response(200, json=samples.login(user=None))
+        if request.method == "POST":
+            body = json.loads(await request.aread())
+            return httpx.Response(200, json=samples.acknowledgement(**body, transaction_id=f"t-{body['amount']}"))
+        return httpx.Response(200, json=samples.found(id=request.url.path.rpartition("/")[2]))
+
+
+def in_threads(work: Callable[[int], Coroutine[Any, Any, object]]) -> list[object]:
+    """Run work in many threads at once, each with a loop of its own; return what came of it. None may be stuck."""
+    results: list[object] = []
+
+    def run(number: int) -> None:
+        try:
+            results.append(asyncio.run(work(number)))
+        except Exception as exc:  # noqa: BLE001 (compared by the tests)
+            results.append(exc)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+    return results
+
+
+def check(results: list[object]) -> None:
+    """Each thread got its answer or was told what to do, and one at least got its answer."""
+    refused = [each for each in results if isinstance(each, InvalidRequest)]
+    assert all("in each thread" in str(each) and each.outcome == "not_sent" for each in refused)
+    assert len(results) == THREADS
+    assert len(results) - len(refused) > 0
+    assert not [each for each in results if isinstance(each, Exception) and each not in refused]
+
+
+def test_one_client_in_several_threads_does_not_hang() -> None:
+    """The habit of Flask, Django and Celery, `asyncio.run(client…)` in each thread, ends with a sentence at worst."""
+    client = AsyncClient(
+        BASE_URL, auth="token", transport=Service(), rate_limiter=RateLimiter(per_minute=600, burst=1, jitter=0)
+    )
+
+    async def work(number: int) -> None:
+        for step in range(4):
+            await client.transactions.get(f"t-{number}-{step}")
+
+    check(in_threads(work))
+    # Nothing is left behind: afterwards any other loop may use it.
+    asyncio.run(work(9))
+
+
+def test_one_login_in_several_threads_does_not_hang() -> None:
+    """The same where the threads wait for one login."""
+    login = LoginAuth(EMAIL, PASSWORD)
+
+    async def work(number: int) -> None:
+        async with AsyncClient(BASE_URL, auth=login, transport=Service(), rate_limiter=wide()) as client:
+            await client.transactions.get(f"t-{number}")
+
+    check(in_threads(work))
+
+
+def test_a_shared_limiter_takes_one_loop_after_the_other() -> None:
+    """A loop that ended while calls waited leaves nothing behind."""
+    limiter = RateLimiter(per_minute=600, burst=1, jitter=0)
+
+    async def give_up() -> None:
+        await limiter.acquire()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await limiter.acquire()
+
+    async def wait() -> None:
+        await limiter.acquire()
+
+    asyncio.run(give_up())
+    asyncio.run(wait())
+
+
+def test_a_client_in_each_thread_and_one_store_for_all_work(tmp_path: Path) -> None:
+    """What the error recommends."""
+    store = SQLStore(f"sqlite:///{tmp_path / 'payments.db'}")
+
+    async def work(number: int) -> str:
+        auth = LoginAuth(EMAIL, PASSWORD)
+        async with AsyncClient(BASE_URL, auth=auth, transport=Service(), store=store, rate_limiter=wide()) as client:
+            answer = await client.collections.create(
+                phone_number=PHONE_NUMBER, amount=1000 + number, idempotency_key=f"order-{number}"
+            )
+            return answer.transaction_id
+
+    results = in_threads(work)
+    assert len({each for each in results if isinstance(each, str)}) == THREADS, results
+
+
+def wide() -> RateLimiter:
+    return RateLimiter(per_minute=6_000_000, burst=1000)
