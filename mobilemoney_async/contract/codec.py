@@ -57,6 +57,8 @@ def _read_fraction(digits: str) -> Decimal:
 
 
 _PLAIN = msgspec.json.Decoder(float_hook=_read_fraction)
+# A page of 100 transactions has 50 kB, and 2,000 values.
+_SMALL, _MOST_VALUES = 200_000, 20_000
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # Two patterns, each of which `re` looks for by the text that it begins with: 60 µs for a page of 100 instead of 250.
@@ -76,6 +78,7 @@ def reader(cl: type[T]) -> Callable[[bytes], T]:
     may_hold_money = attrs.has(cl)
 
     def read(body: bytes) -> T:
+        _check_size(body)
         if not may_hold_money or not _has_odd_money(body):
             with suppress(*_UNREADABLE):
                 return decoder().decode(body)
@@ -90,10 +93,17 @@ def parse_json(body: bytes) -> Any:
     Raises:
         DecodeError: It is not JSON.
     """
+    _check_size(body)
     with suppress(*_UNREADABLE):
         return _PLAIN.decode(body)
     # Outside: the decoder's error may hold the body.
     raise DecodeError("not JSON")
+
+
+def _check_size(body: bytes) -> None:
+    """Refuse a body of more values than any answer of the contract has: each may take a hundred times its text."""
+    if len(body) > _SMALL and sum(map(body.count, (b"{", b"[", b","))) > _MOST_VALUES:
+        raise DecodeError("too many values")
 
 
 def _has_odd_money(body: bytes) -> bool:
