@@ -31,6 +31,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+from mobilemoney_async.text import printable
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -38,13 +40,6 @@ CallOutcome: TypeAlias = Literal["not_sent", "refused", "unknown"]
 """Result of the request behind an error: it never left this machine, was refused by the service, or is unknown."""
 
 _E = TypeVar("_E", bound="MobileMoneyError")
-
-
-def printable(text: str, limit: int = 500) -> str:
-    """Return the beginning of a text as one line, without characters that are not printed, such as bidi controls."""
-    if not text.isprintable():
-        text = " ".join("".join(each for each in text if each.isprintable() or each.isspace()).split())
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _revive(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:

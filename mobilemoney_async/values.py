@@ -13,7 +13,8 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final, NoReturn, SupportsIndex
 
-from mobilemoney_async.errors import InvalidRequest, printable
+from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.text import printable
 
 # Of the national numbering plan: nine digits, of which those of mobile phones begin with 6 or 7.
 _TANZANIAN = re.compile(r"(?:\+?255|0)?([67][0-9]{8})", re.ASCII)

@@ -30,10 +30,10 @@ from mobilemoney_async.errors import (
     TransportError,
     UnexpectedResponse,
     WaitTimeout,
-    printable,
 )
 from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup, Prefetch
 from mobilemoney_async.resources.page_choice import FullListing
+from mobilemoney_async.text import printable
 from mobilemoney_async.values import (
     refuse,
     require_date,

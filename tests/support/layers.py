@@ -18,6 +18,7 @@ LAYERS: Mapping[str, int] = {
     "_version": 1,
     "errors": 1,
     "events": 1,
+    "text": 1,
     "values": 1,
     "contract": 2,
     "calls": 3,
@@ -68,6 +69,7 @@ ONE_IMPORTER: Mapping[str, set[str]] = {
 # Decisions without I/O: no await, no clock, no randomness, no environment, no logging.
 PURE = (
     "errors",
+    "text",
     "values",
     "contract",
     "callbacks.names",
