@@ -149,6 +149,14 @@ def soak(session: nox.Session) -> None:
     session.run("python", *PYTEST, "-m", "soak", *session.posargs, env=env)
 
 
+@nox.session(python=LOWEST_PYTHON, tags=["full"])
+def fuzz(session: nox.Session) -> None:
+    """Fuzz the readers of foreign bytes for two minutes, from the inputs in tests/fuzz/corpus."""
+    session.install(wheel(session), *group("test"), *group("fuzz"))
+    options = ("-max_total_time=120", "-max_len=4096", "-verbosity=0")
+    session.run("python", "-m", "tests.fuzz", *options, session.create_tmp(), "tests/fuzz/corpus", *session.posargs)
+
+
 @nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
 def nightly(session: nox.Session) -> None:
     """Run the long tests at four times their scale, and the property tests on thousands of new examples."""
