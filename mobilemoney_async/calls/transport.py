@@ -154,7 +154,7 @@ class _TransportSender:
         self._host = httpx.URL(base_url).netloc.decode("ascii")
         self._aiohttp = aiohttp
         self._loop: object = None
-        self._flights: dict[httpx.AsyncBaseTransport, int] = {}
+        self._flights: dict[int, int] = {}  # under way, by the transport's `id`
 
     def prepare(self) -> None:
         if self._owned and self._transport is None:
@@ -188,20 +188,22 @@ class _TransportSender:
             # A transport of a caller's may read `content` or `stream`; give it both.
             request = httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
             request.stream = _Body(content, flight)
-        if not self._owned:
-            return await _read(await transport.handle_async_request(request), flight, read)
-        self._flights[transport] = self._flights.get(transport, 0) + 1
+        self._flights[id(transport)] = self._flights.get(id(transport), 0) + 1
         try:
             return await _read(await transport.handle_async_request(request), flight, read)
         finally:
             if flight.is_suspect and self._aiohttp and self._transport is transport:
                 self._transport = None  # aiohttp does not show the connection: later requests go over a new pool
-            self._flights[transport] -= 1
-            if not self._flights[transport]:
-                del self._flights[transport]
-                if self._transport is not transport:
-                    with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
-                        await transport.aclose()
+            await self._end_flight(transport)
+
+    async def _end_flight(self, transport: httpx.AsyncBaseTransport) -> None:
+        """Count a request over a transport as ended; the last one closes a pool that is used no longer."""
+        self._flights[id(transport)] -= 1
+        if not self._flights[id(transport)]:
+            del self._flights[id(transport)]
+            if self._owned and self._transport is not transport:
+                with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
+                    await transport.aclose()
 
     def _open(self) -> httpx.AsyncBaseTransport:
         """Return our pool, a new one in another event loop: connections belong to their loop."""
@@ -399,7 +401,8 @@ async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer
         finally:
             if flight.is_suspect:
                 _end_connection(response)
-        await response.aclose()
+        with suppress(Exception):  # the answer is there
+            await response.aclose()
     except BaseException:
         # Cancelled or broken: give the connection back to the pool, shielded from the cancellation. Errors of that are
         # dropped: the first error is the one to report.

@@ -139,9 +139,7 @@ def other_than_asked(answer: object, asked: Mapping[str, object]) -> str | None:
         case TransactionAnswer(transaction=row):
             shown = {"transaction_id": row.id, "reference": row.reference, "external_id": row.external_id}
         case PageAnswer(pagination=counts):
-            # 0 where it is not shown. Some lists show the last page in place of one beyond it.
-            page, is_last = counts.current_page, counts.current_page == counts.total_pages
-            shown = {} if page == 0 or (is_last and page < int(str(asked["page"]))) else {"page": page}
+            shown = {"page": counts.current_page or asked.get("page")}  # 0 where it is not shown
         case LoginResult(user=User(email=email)):
             asked = {"email": str(asked["email"]).strip().casefold()}
             shown = {"email": email.strip().casefold()}

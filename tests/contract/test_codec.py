@@ -227,7 +227,7 @@ def test_what_is_not_json_is_refused(cls: Any, body: bytes) -> None:
     """Whatever a proxy sends instead of JSON is one kind of error."""
     with pytest.raises(DecodeError):
         reader(cls)(body)
-    with pytest.raises(DecodeError, match=r"^not JSON$"):
+    with pytest.raises(DecodeError, match=r"^(not JSON|too many values)$"):
         parse_json(body)
 
 
