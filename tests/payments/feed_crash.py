@@ -13,8 +13,6 @@ import random
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -33,6 +31,7 @@ from mobilemoney_async.payments.queries import find_all
 from mobilemoney_async.payments.records import PaymentEvent, PaymentState, Source
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
+from tests.payments.crash_worker import fork
 
 WRITERS = 8
 STATES = ("QUEUED", "SENDING", "ACKNOWLEDGED", "FINAL")
@@ -135,22 +134,6 @@ async def consume(url: str, seed: int) -> None:
                             # Now and then; always once the payment has ended, as of what comes again last.
                             if dice.random() < 0.1 or (change.record is not None and change.record.is_final):
                                 await change.done()
-
-
-def fork(work: Callable[..., Awaitable[None]], *arguments: Any) -> int:
-    """Start a process that does the work, and return its pid."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        anyio.run(work, *arguments)
-        code = 0
-    except BaseException:  # noqa: BLE001 (whatever it is, the child must not go on as its parent)
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def is_complete(url: str, changes: int) -> bool:
