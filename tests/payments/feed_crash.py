@@ -35,7 +35,7 @@ from tests.payments.crash_worker import fork
 
 WRITERS = 8
 STATES = ("QUEUED", "SENDING", "ACKNOWLEDGED", "FINAL")
-PATIENCE = 200
+PATIENCE = 1_200
 
 TABLES = """
 CREATE TABLE books (n bigserial, key text, state text);

@@ -236,10 +236,10 @@ async def test_a_spreadsheet_runs_nothing_of_a_report(store_url: str) -> None:
 async def test_a_thousand_lines_are_proposed_and_listed(store_url: str) -> None:
     """And approved, and cancelled: each is one transaction, and the total is exact."""
     world = make_world(store_url)
-    text = "phone_number,amount\n" + "".join(f"+2556{each:08d},{10**27 + each}\n" for each in range(1_000))
+    text = "phone_number,amount\n" + "".join(f"+2556{each:08d},{10**19 + each}\n" for each in range(1_000))
     async with world.client() as client:
         batch = await client.payouts.propose(text, name="salaries", by="Asha")
-        assert int(batch.total) == 10**30 + 999 * 500
+        assert int(batch.total) == 10**22 + 999 * 500
         assert [each.lines for each in await client.payouts.list(limit=1)] == [1_000]
         await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
         cancelled = await client.payouts.cancel(batch.id, by="Asha")
