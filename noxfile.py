@@ -1,7 +1,7 @@
 """The project's checks.
 
-`nox` runs those that each change needs, in five minutes on two cores. `nox -t full` runs the others that CI runs, and
-repeats nothing that `nox` has shown on the same Python; both together take at most half an hour. What takes longer is
+`nox` runs those that each change needs, in eight minutes on two cores. `nox -t full` runs the others that CI runs, and
+repeats nothing that `nox` has shown on the same Python; both together take at most an hour. What takes longer is
 `nox -t nightly`. CONTRIBUTING.md has the table, `nox -l` the list.
 """
 

@@ -33,8 +33,9 @@ nitpick_ignore_regex = [
         r"(anyio|asyncio|collections|contextlib|datetime|decimal|fastapi|httpx|opentelemetry|random|respx|starlette|types)\..*",
     ),
     (r"py:.*", r"datetime|Decimal"),
-    # In signatures of objects that users do not construct: a sentinel, type variables, the sandbox's inner values.
+    # In signatures of what users do not construct: a sentinel, type variables, iterators, inner values of the sandbox.
     (r"py:class", r"mobilemoney_async\.client\._Unset|mobilemoney_async\.testing\.virtual_time\.Ts?|Ts"),
+    (r"py:class", r"mobilemoney_async\.payments\.feed\.(ChangePages|ConsumerChanges)"),
     (r"py:class", r"mobilemoney_async\.sandbox\.(server\.SandboxApp|messages\.(Reply|Request))|SandboxApp"),
 ]
 
@@ -62,7 +63,7 @@ napoleon_use_rtype = False
 # The side bar. It is here, since GitHub would show a directive in `index.md` as source text.
 CONTENTS = {
     "Payments": "quickstart collections disbursements following-payments lookups errors payments rate-limits access",
-    "Your backend": "fastapi aiohttp workers callbacks observability production limitations",
+    "Your backend": "books fastapi aiohttp workers callbacks observability production limitations",
     "Trying and testing": "sandbox testing",
     "Reference": "reference/index cli comparison benchmarks design changelog contributing security",
 }
@@ -80,7 +81,7 @@ RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 # Classes that a client or a sandbox gives to users. Users never construct them, so their signatures are hidden.
 GIVEN = {"CallbackSender", "Collections", "Disbursements", "Payments", "Poller", "SwitchBoard", "TransactionPager"}
-GIVEN |= {"Transactions", "Users"}
+GIVEN |= {"Dispatcher", "PaymentChange", "Payouts", "Transactions", "Users"}
 
 
 def fill_in(app: Sphinx, page: str, source: list[str]) -> None:

@@ -289,7 +289,7 @@ class PayoutBatch:
         duplicates: Of a proposed batch: why some lines look as if they were paid twice, by line. The same recipient and
             amount are in an earlier line, or in a payment of the last thirty days, or the key is in use. Someone has to
             look; nothing is stopped. Empty in a list of batches.
-        states: Of an approved one: the number of lines in each state, as of `PayoutLine.state`.
+        states: Of an approved one: the number of lines in each state, as of a line's ``state``.
     """
 
     id: str

@@ -100,8 +100,8 @@ class SQLStore:
 
         Args:
             connection: A connection in a transaction, to the database that holds the store's tables, which a client
-                must have opened before: a `Connection` or `Session` of SQLAlchemy, with any of its drivers (of an
-                `AsyncSession` through ``run_sync``), a connection of psycopg or sqlite3, or Django's.
+                must have opened before: a ``Connection`` or ``Session`` of SQLAlchemy, with any of its drivers (of an
+                ``AsyncSession`` through ``run_sync``), a connection of psycopg or sqlite3, or Django's.
             type: ``collection`` or ``disbursement``.
             phone_number: As for ``client.collections.create``.
             amount: As for ``client.collections.create``.

@@ -125,7 +125,7 @@ class Controls:
             probability: Of striking a matching request, 0 to 1. None means always, the same as 1.
 
         Returns:
-            The rule: `.fired` counts, `.cancel()` ends it.
+            The rule: `.fired` counts, ``.cancel()`` ends it.
 
         Raises:
             ValueError: No fault, an `on` that no request can match, or a number out of range.
