@@ -164,7 +164,8 @@ def nightly(session: nox.Session) -> None:
     env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "4", "MOBILEMONEY_TESTS_EXAMPLES": "30"}
     # Printed with the command; to repeat a run: `nox -s nightly -- --hypothesis-seed=…`.
     seed = f"--hypothesis-seed={random.SystemRandom().randrange(2**32)}"
-    session.run("python", *PYTEST, "-m", "soak or hypothesis", seed, *session.posargs, env=env)
+    patience = ("-o", "faulthandler_timeout=7200")
+    session.run("python", *PYTEST, "-m", "soak or hypothesis", seed, *patience, *session.posargs, env=env)
 
 
 @nox.session
