@@ -113,7 +113,8 @@ async def kill_in_a_create(workers: Nursery, sandbox: Sandbox, dice: random.Rand
     sandbox.script(Fault(name="kill -9", change=kill_all), on="POST")
     for _ in range(WORKERS):
         await workers.start()
-    await is_over.wait()
+    with anyio.fail_after(120):
+        await is_over.wait()
     await workers.kill_everybody()  # one may have started meanwhile
 
 
@@ -164,13 +165,14 @@ async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_
             await merchant.check()
             assert not await client.payments.list(PaymentState.SENDING)
             left = await merchant.try_all(orders)
-            while left:
-                await anyio.sleep(1.1)
-                await client.payments.reconcile()
-                await client.payments.reconcile()
-                await merchant.check()
-                await merchant.say_the_word()
-                left = await merchant.try_all(left)
+            with anyio.fail_after(300):
+                while left:
+                    await anyio.sleep(1.1)
+                    await client.payments.reconcile()
+                    await client.payments.reconcile()
+                    await merchant.check()
+                    await merchant.say_the_word()
+                    left = await merchant.try_all(left)
             await merchant.check()
             assert not await client.payments.unresolved()
             await merchant.check_histories()
