@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import os
+import shlex
 import socket
 import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -266,16 +268,26 @@ async def _check_store(settings: Settings) -> list[Finding]:
         from mobilemoney_async.payments.queries import StoreHealth, check_health
         from mobilemoney_async.payments.store import account_store
 
-        found = StoreHealth(version=None)
+        database, found = account_store(store).database, StoreHealth(version=None)
+        readable = judge_files(database.readable_files())  # before SQLite makes -wal and -shm for the look
         if (file := missing_file(settings)) is None:
             look = partial(check_health, account=settings.account, now=datetime.now(UTC))
-            found = await account_store(store).database.peek(look)
+            found = await database.peek(look)
         elif not os.access(file.parent, os.W_OK):
             return [_problem("store", f"{file} cannot be made", f"make its folder, writable: {file.parent}")]
     except errors.MobileMoneyError as exc:
         advice = "check the URL, and that this user may use the database"
         return [_problem("store", str(exc), None if isinstance(exc, errors.InvalidRequest) else advice)]
-    return judge_store(found, has_key=settings.store_key is not None)
+    return [*judge_store(found, has_key=settings.store_key is not None), *readable]
+
+
+def judge_files(readable: list[Path]) -> list[Finding]:
+    """Judge the files of a store that other users of this machine can read."""
+    if not readable:
+        return []
+    names = ", ".join(map(str, readable))
+    text = f"other users of this machine can read {names}: phone numbers, amounts, and a login token without a key"
+    return [_warning("store file", text, f"chmod 600 {shlex.join(map(str, readable))}")]
 
 
 def judge_store(health: StoreHealth, *, has_key: bool) -> list[Finding]:

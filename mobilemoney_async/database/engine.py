@@ -24,7 +24,16 @@ from mobilemoney_async.database import migrations, schema
 from mobilemoney_async.database.clock import WallClock
 from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
-from mobilemoney_async.database.url import THREADS, file_of, is_conflict, is_locked, make_engine, obstacle, read_url
+from mobilemoney_async.database.url import (
+    THREADS,
+    file_of,
+    is_conflict,
+    is_locked,
+    make_engine,
+    obstacle,
+    read_url,
+    readable_files,
+)
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import redact
 
@@ -181,6 +190,10 @@ class Database:
     def file(self) -> Path | None:
         """The file of an SQLite database, which need not exist; None for PostgreSQL, and for a URI of SQLite's."""
         return file_of(self._url)
+
+    def readable_files(self) -> list[Path]:
+        """Return the files of an SQLite database that other users of this machine can read or write."""
+        return readable_files(self._url)
 
     async def peek(self, work: Callable[[sa.Connection], T]) -> T:
         """Run work on a connection of its own, without making or migrating the tables, and roll it back."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import sqlite3
+import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
@@ -67,6 +70,49 @@ def file_of(url: sa.URL) -> Path | None:
     return Path(str(url.database)) if is_file else None
 
 
+def readable_files(url: sa.URL) -> list[Path]:
+    """Return the files of an SQLite database that other users of this machine can read or write, as far as is shown.
+
+    Empty for PostgreSQL, on Windows, and for a URI that makes no file.
+    """
+    found: list[Path] = []
+    if os.name == "posix" and (file := _new_file(url)) is not None:
+        for each in (Path(file + end) for end in ("", "-wal", "-shm")):
+            with suppress(OSError):  # it is missing, or SQLite removes it just now
+                if each.stat().st_mode & 0o077:
+                    found.append(each)
+    return found
+
+
+def _new_file(url: sa.URL) -> str | None:
+    if url.get_backend_name() != "sqlite":
+        return None
+    name = str(url.database)
+    if "uri" in url.query:
+        if url.query.get("mode", "rwc") != "rwc":
+            return None
+        name = unquote(urlsplit(name).path)
+    return os.path.realpath(name)  # through a link, as SQLite does: its target may be missing
+
+
+def _make_private(url: sa.URL) -> None:
+    """Make the file of an SQLite database, if it is missing, so that only its owner can read it from the start.
+
+    SQLite takes an empty file for a new database, and gives -wal and -shm its mode. The umask, which is the whole
+    process's, stays as it is. An existing file keeps its mode. Errors are left to SQLite, which reports them.
+    """
+    if (file := _new_file(url)) is None:
+        return
+    # Not opened where that can be avoided: closing a file ends the locks on it of all threads of this process.
+    with suppress(OSError):
+        try:
+            os.mknod(file, stat.S_IFREG | 0o600)
+        except FileExistsError:
+            pass
+        except (OSError, AttributeError):  # some systems allow this to root only, and Windows has none of it
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
 def obstacle(file: Path) -> str:
     """Return why SQLite cannot use a file, which its own errors leave out; an empty text if nothing is found."""
     folder = file.parent
@@ -92,6 +138,7 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
             connect_args={"timeout": PATIENCE, "check_same_thread": False},
         )
         patience = PATIENCE if patience is None else patience
+        sa.event.listen(engine, "do_connect", lambda *_: _make_private(url))
         sa.event.listen(engine, "connect", functools.partial(_on_connect, patience=patience))
         sa.event.listen(engine, "begin", _on_begin)
         return engine

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import ssl
+import subprocess
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
@@ -337,6 +338,17 @@ class TestStore:
         (tmp_path / "x.db").write_text("no database " * 100, "utf-8")
         assert findings("--base-url", url, "--store", f"sqlite:///{tmp_path}/x.db")["store"]["level"] == "problem"
         assert findings("--base-url", url, "--store", "mysql://x")["store"]["level"] == "problem"
+
+    def test_a_database_that_others_can_read(self, url: str, tmp_path: Path) -> None:
+        """A file that an earlier release made readable is found, and the command that is proposed helps."""
+        store_url = sqlite_url(tmp_path)
+        file = tmp_path / Path(store_url).name
+        file.chmod(0o644)
+        found = findings("--base-url", url, "--store", store_url)
+        assert (found["store file"]["level"], found["store"]["level"]) == ("warning", "ok")
+        assert found["store file"]["advice"] == f"chmod 600 {file}"
+        subprocess.run(found["store file"]["advice"], shell=True, check=True)
+        assert "store file" not in findings("--base-url", url, "--store", store_url)
 
     @pytest.mark.anyio
     @pytest.mark.real_time

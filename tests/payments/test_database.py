@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -211,6 +216,67 @@ async def test_a_relative_file_stays_where_it_is(tmp_path: Path, monkeypatch: py
     database.close()
     assert (tmp_path / "a" / "payments.db").exists()
     assert not (tmp_path / "b" / "payments.db").exists()
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """A process whose own files everyone may read and write."""
+    before = os.umask(0)
+    yield
+    assert os.umask(before) == 0
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {each.name: stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("open_umask")
+@pytest.mark.parametrize("url", ["sqlite:///{}/new.db", "sqlite:///file:{}/new.db?uri=true", "sqlite:///{}/link"])
+@pytest.mark.parametrize("can_make_nodes", [True, False])
+async def test_a_new_database_is_its_owners_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, can_make_nodes: bool
+) -> None:
+    """A new file is private before SQLite opens it, as are -wal and -shm, whatever the umask, which is left alone."""
+    (tmp_path / "link").symlink_to(tmp_path / "new.db")
+    if not can_make_nodes:
+        monkeypatch.delattr(os, "mknod")
+    connect: Callable[..., sqlite3.Connection] = sqlite3.dbapi2.connect
+    seen: list[int] = []
+
+    def connect_to_seen(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        seen.append(modes(tmp_path)["new.db"])
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", connect_to_seen)
+    database = Database(url.format(tmp_path))
+    await database.write(one)
+    assert set(seen) == {0o600}
+    found = modes(tmp_path)
+    del found["link"]
+    assert found == {"new.db": 0o600, "new.db-shm": 0o600, "new.db-wal": 0o600}
+    assert database.readable_files() == []
+    database.close()
+
+
+async def test_an_existing_database_keeps_its_mode(tmp_path: Path) -> None:
+    """A merchant's own database stays readable for those who could read it; the files are named."""
+    file = tmp_path / "mine.db"
+    with closing(sqlite3.connect(file)) as mine:
+        mine.execute("CREATE TABLE t (n)")
+    file.chmod(0o640)
+    database = Database(f"sqlite:///{file}")
+    await database.write(one)
+    assert set(modes(tmp_path).values()) == {0o640}
+    assert [each.name for each in database.readable_files()] == ["mine.db", "mine.db-wal", "mine.db-shm"]
+    database.close()
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+async def test_a_uri_that_makes_no_file_makes_none(tmp_path: Path, mode: str) -> None:
+    """Only where SQLite would make a new file is one made."""
+    with pytest.raises(StoreError):
+        await Database(f"sqlite:///file:{tmp_path}/new.db?uri=true&mode={mode}").read(one)
+    assert modes(tmp_path) == {}
 
 
 @on_asyncio
