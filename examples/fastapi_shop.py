@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
 from mobilemoney_async.contrib.fastapi import (
@@ -33,6 +34,7 @@ from mobilemoney_async.contrib.fastapi import (
 )
 
 FILES = Path(__file__).parent / "shop"
+MAX_BODY = 100_000  # bytes; the receiver of callbacks refuses large ones itself, below that
 ITEMS = {"coffee": ("Coffee from Kilimanjaro, 250 g", 15_000), "tea": ("Tea from Mufindi, 100 g", 6_500)}
 OrderNumber = Annotated[str, InPath(pattern=r"^[A-Za-z0-9_-]{16,64}$")]
 # Permissions of the page: its own files, and nothing else.
@@ -59,6 +61,26 @@ class Cart(BaseModel):
     phone_number: str
 
 
+class BodyLimit:
+    """Middleware that stops reading a request's body when it is too large: FastAPI reads any body whole."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = MAX_BODY
+
+        async def receive_bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413)
+            return message
+
+        await self.app(scope, receive_bounded, send)
+
+
 def create_app(
     make_client: Callable[[], AsyncClient] = AsyncClient.from_env, *, is_demo: bool = False, **options: Any
 ) -> FastAPI:
@@ -71,6 +93,7 @@ def create_app(
     """
     app = FastAPI(title="Duka", lifespan=mobilemoney_lifespan(make_client, **options), docs_url=None, redoc_url=None)
     install_error_answers(app)
+    app.add_middleware(BodyLimit)
     app.include_router(callback_router())
 
     @app.get("/")
@@ -82,9 +105,13 @@ def create_app(
         return FileResponse(FILES / f"{name}.{kind}", headers=HEADERS)
 
     @app.post("/orders/{order}")
-    async def pay(order: OrderNumber, cart: Cart, backend: BackendDependency) -> Response:
+    async def pay(order: OrderNumber, cart: Cart, request: Request, backend: BackendDependency) -> Response:
         _, price = ITEMS[cart.item]
-        return status_response(await backend.collect(order, phone_number=cart.phone_number, amount=price))
+        # This shop has no login, so its best name for a caller is the address, with room for a crowd behind it. Give
+        # the user of your login instead. Behind a proxy, let uvicorn trust its header: --forwarded-allow-ips.
+        caller = request.client.host if request.client else None
+        status = await backend.collect(order, phone_number=cart.phone_number, amount=price, caller=caller)
+        return status_response(status)
 
     @app.get("/orders/{order}")
     async def status(order: OrderNumber, backend: BackendDependency) -> Response:

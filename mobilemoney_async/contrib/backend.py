@@ -21,12 +21,27 @@ import attrs
 
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, read_record
+from mobilemoney_async.contrib.orders import (
+    OrderState,
+    OrderStatus,
+    PromptLimit,
+    TooManyOrders,
+    TooManyPrompts,
+    read_record,
+)
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentState
 from mobilemoney_async.resources.creates import Collections, Disbursements
-from mobilemoney_async.values import Secret, refuse, require_integer, require_name, require_seconds, require_text
+from mobilemoney_async.values import (
+    Secret,
+    normalise_phone_number,
+    refuse,
+    require_integer,
+    require_name,
+    require_seconds,
+    require_text,
+)
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.dispatcher import Dispatcher
@@ -46,6 +61,7 @@ class _Attempt:
     """One create in progress, with an event for the tasks that wait for it."""
 
     request: tuple[Collections | Disbursements, str, int | Decimal | str] = attrs.field(repr=False)
+    limits: list[tuple[PromptLimit, str]] = attrs.field(factory=list, repr=False)  # with the name under each
     done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
 
@@ -108,6 +124,9 @@ class Backend(anyio.AsyncContextManagerMixin):
         reconcile_every: Between two reconciliations of unknown payments, seconds, more than 0; the first come sooner.
         drain: How long to wait for creates at the end, seconds, at least 0.
         most_waiting: How many creates may be in progress, at least 1. Sixty a minute are sent.
+        per_number: How many new payments `collect` may ask of one phone number in how many seconds; None for no limit.
+            Counted in memory, by each process, since its start.
+        per_caller: The same for each ``caller=`` of `collect`.
 
     Raises:
         InvalidRequest: An argument is not what it accepts, or the client has no store.
@@ -132,6 +151,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         reconcile_every: float = 60.0,
         drain: float = 10.0,
         most_waiting: int = 500,
+        per_number: tuple[int, float] | None = (5, 600.0),
+        per_caller: tuple[int, float] | None = (30, 600.0),
     ) -> None:
         if not isinstance(client, AsyncClient):
             raise refuse("client", "an AsyncClient", client)
@@ -147,6 +168,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._reconcile_every = require_seconds("reconcile_every", reconcile_every)
         self._drain = require_seconds("drain", drain, allow_zero=True)
         self._most_waiting = require_integer("most_waiting", most_waiting, 1)
+        self._per_number = _read_limit("per_number", per_number)
+        self._per_caller = _read_limit("per_caller", per_caller)
         self._attempts: dict[str, _Attempt] = {}
         # A signal is kept as long as a watcher holds it.
         self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
@@ -181,7 +204,13 @@ class Backend(anyio.AsyncContextManagerMixin):
     # Paying
 
     async def collect(
-        self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
+        self,
+        order: str,
+        *,
+        phone_number: str,
+        amount: int | Decimal | str,
+        patience: float = 2.0,
+        caller: str | None = None,
     ) -> OrderStatus:
         """Ask a customer to pay for an order, once, and answer soon.
 
@@ -193,15 +222,22 @@ class Backend(anyio.AsyncContextManagerMixin):
             phone_number: As for ``client.collections.create``.
             amount: As for ``client.collections.create``: yours, never the customer's.
             patience: How long to wait for the service's answer, seconds, at least 0.
+            caller: Who asks, if you know: a user of your login, say. Not an address that a crowd shares.
 
         Returns:
             The order's status: ``sending`` if patience ended first.
 
         Raises:
+            TooManyPrompts: The order has no payment, and its number or caller has too many; nothing was sent.
             TooManyOrders: Too many others are waiting; nothing was sent.
             MobileMoneyError: As of ``client.collections.create``.
         """
-        return await self._pay(order, _Attempt((self.client.collections, phone_number, amount)), patience)
+        limits: list[tuple[PromptLimit, str]] = []
+        if self._per_number is not None:
+            limits.append((self._per_number, normalise_phone_number(phone_number)))
+        if self._per_caller is not None and caller is not None:
+            limits.append((self._per_caller, require_text("caller", caller)))
+        return await self._pay(order, _Attempt((self.client.collections, phone_number, amount), limits), patience)
 
     async def disburse(
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
@@ -275,11 +311,16 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     async def _create(self, order: str, attempt: _Attempt) -> None:
         creates, phone_number, amount = attempt.request
+        taken_at: float | None = None
         try:
+            taken_at = await self._take_place(order, attempt.limits)
             answer = await creates.create(phone_number=phone_number, amount=amount, idempotency_key=order)
             self.callbacks.track(answer, order, answer.reference)
         except MobileMoneyError as exc:
             attempt.error = exc
+            if taken_at is not None and exc.outcome == "not_sent":  # no phone rang
+                for limit, name in attempt.limits:
+                    limit.give_back(name, taken_at)
             logger.warning("order %r: the create ended as %s, %s: %s", order, exc.outcome, type(exc).__name__, exc)
             if isinstance(exc, OutcomeUnknown):
                 self._is_unknown.set()
@@ -291,6 +332,24 @@ class Backend(anyio.AsyncContextManagerMixin):
             self._attempts.pop(order, None)
             attempt.done.set()
             self._wake(order)
+
+    async def _take_place(self, order: str, limits: list[tuple[PromptLimit, str]]) -> float | None:
+        """Take a place under the limits for a new payment, and return when; an order that has a payment needs none.
+
+        Raises:
+            TooManyPrompts: There is none.
+        """
+        record = await self._payments.get(order) if limits else None
+        if record is not None and read_record(record).state is not OrderState.NOT_MADE:
+            return None
+        # No await from here on: no other order takes the place that was seen.
+        now = anyio.current_time()
+        if (wait := max((limit.wait(name, now) for limit, name in limits), default=0.0)) > 0:
+            text = "too many new payments for this phone number, or by this caller"
+            raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
+        for limit, name in limits:
+            limit.take(name, now)
+        return now
 
     def _wake(self, order: str) -> None:
         if (signal := self._signals.pop(order, None)) is not None:
@@ -356,3 +415,12 @@ class Backend(anyio.AsyncContextManagerMixin):
         """Return the open payments that have one of these names."""
         named = await self._payments.find(names, state=PaymentState.ACKNOWLEDGED)
         return [each.transaction_id for each in named if each.transaction_id is not None]
+
+
+def _read_limit(argument: str, limit: tuple[int, float] | None) -> PromptLimit | None:
+    if limit is None:
+        return None
+    if not isinstance(limit, tuple) or len(limit) != 2:
+        raise refuse(argument, "a tuple of a number of payments and seconds, or None", limit)
+    most, seconds = limit
+    return PromptLimit(require_integer(argument, most, 1), require_seconds(argument, seconds))

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
 from mobilemoney_async.errors import (
     APIError,
     AuthenticationError,
@@ -54,6 +54,7 @@ class HTTPAnswer:
 _ANSWERS: tuple[tuple[type[MobileMoneyError], int, str, int | None], ...] = (
     (IdempotencyConflict, 409, "This order was used for another payment.", None),
     (DuplicateSuspected, 409, "An earlier payment of this amount to this number is still being looked into.", None),
+    (TooManyPrompts, 429, "Too many payments were asked for here. Please try again later.", 60),
     (TooManyOrders, 503, "There are very many orders now. Nothing was paid; please try again in a moment.", 10),
     (StoreError, 503, "Payments are not available now. Please try again in a moment.", 5),
     (RateLimitExceeded, 503, "The payment service is busy. Nothing was paid; please try again in a moment.", 10),
@@ -112,7 +113,7 @@ def order_fields(status: OrderStatus) -> dict[str, Any]:
 
 
 def _patience(error: MobileMoneyError, otherwise: int) -> int:
-    asked = error.retry_after if isinstance(error, APIError) else None
+    asked = error.retry_after if isinstance(error, APIError | TooManyPrompts) else None
     return otherwise if asked is None else max(1, math.ceil(asked))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from mobilemoney_async import (
     AsyncClient,
+    ConnectionFailed,
     IdempotencyConflict,
     InvalidRequest,
     OutcomeUnknown,
@@ -19,7 +20,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.contrib.backend import Backend
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, PromptLimit, TooManyOrders, TooManyPrompts
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
 
@@ -244,6 +245,83 @@ async def test_too_many_orders_are_turned_away(sandbox: Sandbox, tmp_path: Path)
         assert (await backend.collect("order-2", phone_number=PAYS, amount=1500)).state is OrderState.PENDING
 
 
+async def test_one_number_is_not_rung_all_day(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A sixth new payment of a number is refused with the time to wait, however it is written; known orders never."""
+    async with opened(sandbox, tmp_path) as backend:
+        for n in range(5):
+            await backend.collect(f"order-{n}", phone_number=STUCK, amount=1500 + n)
+        for number in (STUCK, f"{STUCK[:4]} {STUCK[4:7]}-{STUCK[7:]}"):
+            with pytest.raises(TooManyPrompts) as raised:
+                await backend.collect("order-9", phone_number=number, amount=1500)
+            assert raised.value.outcome == "not_sent"
+            assert raised.value.idempotency_key == "order-9"
+            assert 0 < raised.value.retry_after <= 600
+        assert await backend.status("order-9") is None
+        again = await backend.collect("order-0", phone_number=STUCK, amount=1500)
+        assert again.state is OrderState.PENDING
+        assert (await backend.collect("order-8", phone_number=PAYS, amount=1500)).state is OrderState.PENDING
+        paid = await backend.disburse("order-7", phone_number=STUCK, amount=1500)
+        assert paid.state is OrderState.PENDING
+    assert len(sandbox.transactions) == 7
+
+
+async def test_one_caller_does_not_ring_all_phones(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A stranger with many numbers is stopped, others are not; a second click and a known order take no place."""
+    async with opened(sandbox, tmp_path, per_caller=(2, 600.0), per_number=None) as backend:
+        for n in (0, 1, 0, 1):
+            await backend.collect(f"order-{n}", phone_number=f"+25568100000{n}", amount=1500, caller="stranger")
+        with pytest.raises(TooManyPrompts):
+            await backend.collect("order-2", phone_number="+255681000002", amount=1500, caller="stranger")
+        for caller in ("asha", None):
+            await backend.collect(f"order-{caller}", phone_number=PAYS, amount=1500, caller=caller)
+        with pytest.raises(InvalidRequest):
+            await backend.collect("order-3", phone_number=PAYS, amount=1500, caller=" ")
+    assert len(sandbox.transactions) == 4
+
+
+async def test_many_at_once_take_no_place_twice(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A hundred requests in the same moment ring a phone as often as the limit says."""
+    refused: list[str] = []
+    async with opened(sandbox, tmp_path, per_number=(3, 600.0)) as backend:
+
+        async def click(n: int) -> None:
+            try:
+                await backend.collect(f"order-{n}", phone_number=STUCK, amount=1500 + n, patience=20)
+            except TooManyPrompts:
+                refused.append(f"order-{n}")
+
+        async with anyio.create_task_group() as tasks:
+            for n in range(100):
+                tasks.start_soon(click, n)
+    assert (len(sandbox.transactions), len(refused)) == (3, 97)
+
+
+async def test_what_was_not_sent_takes_no_place(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A customer whose payments never left, since the network was away, may try again."""
+    sandbox.script(faults.refused(), on="POST c2b", times=4)
+    async with opened(sandbox, tmp_path, per_number=(1, 600.0)) as backend:
+        with pytest.raises(ConnectionFailed):
+            await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=20)
+        assert (await backend.collect("order-1", phone_number=PAYS, amount=1500)).state is OrderState.PENDING
+
+
+def test_a_limit_counts_in_any_span_and_forgets() -> None:
+    """A place is free again after exactly its time, and names without recent places take no memory."""
+    limit = PromptLimit(2, 10.0)
+    limit.take("a", 0.0)
+    limit.take("a", 4.0)
+    assert (limit.wait("a", 5.0), limit.wait("a", 10.0), limit.wait("b", 5.0)) == (5.0, 0.0, 0.0)
+    limit.take("a", 10.0)
+    assert limit.wait("a", 10.0) == 4.0
+    limit.give_back("a", 10.0)
+    limit.give_back("a", 10.0)
+    assert limit.wait("a", 10.0) == 0.0
+    for n in range(1000):
+        limit.take(f"stranger {n}", 11.0)
+    limit.take("last", 21.0)
+    assert len(limit._taken) == 1
+
+
 async def test_a_quiet_watch_says_the_same_again(sandbox: Sandbox, tmp_path: Path) -> None:
     """A watcher of an open order hears from it at every heartbeat; of an unknown one nothing."""
     async with opened(sandbox, tmp_path) as backend:
@@ -271,6 +349,9 @@ async def test_arguments_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
         await backend.collect("order-1", phone_number=PAYS, amount=1500)
     with pytest.raises(InvalidRequest):
         Backend(client, reconcile_every=0)
+    for wrong in (5, (0, 60.0), (5, 0.0), (5,), ("5", 60.0)):
+        with pytest.raises(InvalidRequest, match="per_number"):
+            Backend(client, per_number=wrong)  # type: ignore[arg-type]
     async with sandbox.client() as without_store:
         with pytest.raises(InvalidRequest):
             Backend(without_store)

@@ -1,6 +1,7 @@
 """What errors mean to the client of a merchant's own interface."""
 
 import json
+import pickle
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -8,7 +9,7 @@ import pytest
 
 from mobilemoney_async import errors
 from mobilemoney_async.contrib.http_answers import FINDING_OUT, answer_error, answer_status, order_fields
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 TEXT = "what the service said: +255681234567"
@@ -26,6 +27,7 @@ TEXT = "what the service said: +255681234567"
         (errors.DuplicateSuspected(TEXT, other_key="order-0"), 409),
         (errors.StoreError(TEXT), 503),
         (TooManyOrders(TEXT), 503),
+        (TooManyPrompts(TEXT, retry_after=7.2), 429),
         (errors.RateLimitExceeded(TEXT, status_code=429, retry_after=7.2), 503),
         (errors.TransactionNotFound(TEXT, status_code=404), 404),
         (errors.InvalidTransactionId(TEXT, status_code=400), 404),
@@ -46,7 +48,7 @@ def test_every_error_has_an_answer_in_fixed_words(error: errors.MobileMoneyError
     assert answer.status == status
     assert answer.headers.get("Content-Type", "") == ("" if status == 202 else "application/problem+json")
     assert "255681234567" not in json.dumps(dict(answer.body))
-    if status == 503:
+    if status in {429, 503}:
         assert int(answer.headers["Retry-After"]) >= 1
 
 
@@ -77,6 +79,13 @@ def test_a_refusal_that_is_not_certain_promises_nothing(kind: type[errors.APIErr
 def test_the_service_s_patience_is_passed_on() -> None:
     """A busy service's `retry_after` reaches the client, rounded up to whole seconds."""
     assert answer_error(errors.RateLimitExceeded(TEXT, status_code=429, retry_after=7.2)).headers["Retry-After"] == "8"
+
+
+def test_a_limit_of_prompts_says_when_there_is_room() -> None:
+    """The backend's own `retry_after` reaches the client too, also of an error that went through pickle."""
+    error = pickle.loads(pickle.dumps(TooManyPrompts(TEXT, retry_after=7.2, idempotency_key="order-1")))
+    answer = answer_error(error)
+    assert (answer.status, answer.headers["Retry-After"], answer.body["order"]) == (429, "8", "order-1")
 
 
 @pytest.mark.parametrize("state", list(OrderState))

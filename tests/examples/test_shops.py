@@ -1,5 +1,6 @@
 """The example shops on FastAPI and aiohttp: servers and sandbox over sockets, a customer's requests from outside."""
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from mobilemoney_async.contrib import fastapi
 from mobilemoney_async.contrib.backend import Backend
-from tests.support.shops import PATIENCE, SECRET, SHOPS, Shop, running
+from tests.support.shops import PATIENCE, SECRET, SHOPS, Serve, Shop, running
 
 PAYS, STUCK, NO_ANSWER = (f"+255780000{n}" for n in ("789", "129", "203"))
 CALLBACKS = "/mobilemoney/callbacks"
@@ -183,3 +184,30 @@ def test_the_page_loads_nothing_from_elsewhere(shop: Shop) -> None:
             assert answer.status_code == 200
             assert "default-src 'none'" in answer.headers["content-security-policy"]
             assert "http://" not in answer.text and "https://" not in answer.text
+
+
+@pytest.mark.parametrize("serve", SHOPS.values(), ids=SHOPS)
+def test_a_stranger_is_stopped(serve: Serve, tmp_path: Path) -> None:
+    """Over a limit the checkout answers 429 with the time to wait, and shows an order that exists as always."""
+    with running(serve, tmp_path, per_number=(1, 600.0), per_caller=(2, 600.0)) as shop:
+        answers = [
+            pay(shop, f"order-{n:016d}", number) for n, number in enumerate((STUCK, STUCK, PAYS, "+255681000001"))
+        ]
+        assert [each.status_code for each in answers] == [202, 429, 202, 429]
+        assert 1 <= int(answers[3].headers["Retry-After"]) <= 600
+        assert pay(shop, f"order-{0:016d}", STUCK).status_code == 202
+        assert len(transactions(shop)) == 2
+
+
+def test_a_body_without_end_is_refused(shop: Shop, order: str) -> None:
+    """A checkout with a large body is refused while it is read, with or without its length."""
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(1000):
+            yield b" " * 10_000
+
+    headers = {"Content-Type": "application/json"}
+    with shop.browser() as browser:
+        for body in (b" " * 3_000_000, endless()):
+            with contextlib.suppress(httpx.TransportError):  # the shop has closed the connection before all was sent
+                assert browser.post(f"/orders/{order}", content=body, headers=headers).status_code == 413

@@ -9,7 +9,7 @@ import sys
 import uvicorn
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
-from tests.support.shops import load
+from tests.support.shops import NO_LIMITS, load
 
 
 def main(*arguments: str) -> None:
@@ -25,7 +25,8 @@ def main(*arguments: str) -> None:
             rate_limiter=RateLimiter(per_minute=60 * pace, burst=10, window=60 / pace, jitter=0.5 / pace),
         )
 
-    app = load("fastapi_shop").create_app(make_client, min_interval=0.05, reconcile_every=0.5, drain=half)
+    options = {"min_interval": 0.05, "reconcile_every": 0.5, "drain": half, **NO_LIMITS}
+    app = load("fastapi_shop").create_app(make_client, **options)
     # Where the machine stalls, no kept connection is to be closed just as a customer uses it again.
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=half, timeout_keep_alive=600)
     with socket.create_server(("127.0.0.1", int(port)), backlog=2048) as listener:

@@ -23,7 +23,9 @@ SPEED = 100.0
 SECRET = "the-secret-part-of-the-path"
 # For what is bound to happen, however busy the machine is, seconds.
 PATIENCE = 60.0
-OPTIONS: dict[str, Any] = {"min_interval": 0.05, "reconcile_every": 0.5, "secret": SECRET}
+# All customers of a test have one address, and few numbers.
+NO_LIMITS: dict[str, Any] = {"per_number": None, "per_caller": None}
+OPTIONS: dict[str, Any] = {"min_interval": 0.05, "reconcile_every": 0.5, "secret": SECRET, **NO_LIMITS}
 
 T = TypeVar("T")
 Serve = Callable[[Callable[[], AsyncClient], dict[str, Any]], AbstractAsyncContextManager[str]]
