@@ -17,6 +17,8 @@ from mobilemoney_async.values import Secret, require_bearer, require_seconds, re
 
 FILE_NAME = "mobilemoney.toml"
 
+# A line's dots bound the parts of a dotted key: reading one of n parts takes tomllib n² steps.
+_MAX_BYTES, _MAX_DOTS = 64 * 1024, 100
 _SECRETS = ("token", "password")
 _FILES = ("token_file", "password_file", "store_key_file")
 _KEYS = ("base_url", "email", *_SECRETS, *_FILES, "store", "account", "timeout", "production")
@@ -116,20 +118,14 @@ def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, s
         OSError: The file cannot be read.
     """
     named = config or environ.get("MOBILEMONEY_CONFIG") or None
-    path = Path(named).expanduser().absolute() if named is not None else _find(environ)
+    path = Path(os.path.expanduser(named)).absolute() if named is not None else _find(environ)
     if path is None:
         return Profiles()
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if named is None:
             _refuse_other_writers(path, status)
-        try:
-            table = tomllib.load(file)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-            # Without the error's text, which may quote a secret.
-            found = re.search(r"\(at (line \d+, column \d+|end of document)\)", str(exc))
-            position = "" if found is None else f" at {found[1]}"
-            raise InvalidRequest(f"{path}: not TOML{position}", argument="config") from None
+        table = _parse(path, file.read(_MAX_BYTES + 1))
     is_private = os.name != "posix" or not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     try:
         return _check(path, table, is_private=is_private)
@@ -137,11 +133,26 @@ def read_profiles(config: str | os.PathLike[str] | None, environ: Mapping[str, s
         raise InvalidRequest(f"{path}: {exc}", argument=exc.argument) from None
 
 
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
+    if len(content) > _MAX_BYTES or any(line.count(b".") > _MAX_DOTS for line in content.split(b"\n")):
+        text = f"too large for profiles: at most {_MAX_BYTES:,} bytes, and {_MAX_DOTS} dots in a line"
+        raise InvalidRequest(f"{path}: {text}", argument="config")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as exc:  # ValueError also for a number of too many digits
+        # Without the error's text, which may quote a secret.
+        found = re.search(r"\(at (line \d+, column \d+|end of document)\)", str(exc))
+        position = (
+            ": it is nested too deeply, has too long a number, or is no UTF-8" if found is None else f" at {found[1]}"
+        )
+        raise InvalidRequest(f"{path}: not TOML{position}", argument="config") from None
+
+
 def read_secret_file(path: Path) -> Secret:
     """Return the text of a file, without its last line break."""
     try:
         text = path.read_text("utf-8")
-    except UnicodeDecodeError:
+    except ValueError:  # also for a path with a null character
         raise invalid(str(path), "must be UTF-8 text") from None
     text = text.removesuffix("\n").removesuffix("\r")
     if not text.strip():
@@ -187,7 +198,7 @@ def read_environment(environ: Mapping[str, str]) -> Source:
     for key in _ENVIRONMENT_KEYS:
         text = environ.get(_variable(key), "")
         if text.strip() and key in _FILES:
-            values[key] = Path(text).expanduser()
+            values[key] = Path(os.path.expanduser(text))
         elif text.strip():
             values[key] = text if key in {"email", "store"} else Secret(text)
     return Source(name=_ENVIRONMENT, place=_ENVIRONMENT, values=values)
@@ -253,7 +264,7 @@ def _check_value(key: str, value: object, folder: Path) -> Any:
     if key in _SECRETS:
         return Secret(text)
     if key in _FILES:
-        return folder / Path(text).expanduser()
+        return folder / os.path.expanduser(text)  # unlike Path's, no error for an unknown user
     if key == "store" and (relative := _RELATIVE_SQLITE.fullmatch(text)):
         return f"{relative[1]}{folder / relative[2]}"
     return text

@@ -61,6 +61,50 @@ production = false
 """
 
 
+_SERVICE = f'[profiles.shop]\nbase_url = "{SHOP}"\n'
+
+
+class TestHostileFiles:
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("a = " + "[" * 30_000 + "]" * 30_000, "not TOML: it is nested too deeply"),
+            ("a = " + "{a=" * 15_000, "not TOML: it is nested too deeply"),
+            (f"{_SERVICE}timeout = {'9' * 50_000}", "has too long a number"),
+            (f"{_SERVICE}timeout = 0x{'f' * 50_000}", "timeout must be a finite number of seconds"),
+            (f"{_SERVICE}timeout = 1e999999", "timeout must be a finite number of seconds"),
+            ("a" + ".a" * 100_000 + " = 1", "too large for profiles"),
+            ("a" + ".a" * 30_000 + " = 1", "at most 65,536 bytes, and 100 dots in a line"),
+            ("[" + "a." * 101 + "a]", "at most 65,536 bytes, and 100 dots in a line"),
+            ("#" * 65_537, "at most 65,536 bytes, and 100 dots in a line"),
+            ("a" + ".a" * 100 + " = 1", "there is no such key"),
+            ("a = 1\n" + "#" * 65_530, "there is no such key"),
+        ],
+        ids=range(11),
+    )
+    def test_it_is_refused_in_one_line(self, folder: Path, text: str, said: str) -> None:
+        """A file that is deep, long or with huge numbers is refused by name, before it takes long to read."""
+        write(folder / "mobilemoney.toml", text)
+        with pytest.raises(InvalidRequest) as refused:
+            load(folder)
+        assert said in str(refused.value)
+        assert str(folder / "mobilemoney.toml") in str(refused.value)
+
+    def test_a_home_that_does_not_exist_is_a_missing_file(self, folder: Path) -> None:
+        """A file of an unknown user, or with an impossible name, is reported as any other that cannot be read."""
+        write(folder / "mobilemoney.toml", f'{_SERVICE}token_file = "~no-such-user/token"')
+        with pytest.raises(FileNotFoundError):
+            load(folder, flags={"profile": "shop"})
+        write(folder / "mobilemoney.toml", f'{_SERVICE}token_file = "a\\u0000b"')
+        with pytest.raises(InvalidRequest):
+            load(folder, flags={"profile": "shop"})
+
+    def test_a_file_without_end_is_not_read_to_its_end(self, folder: Path) -> None:
+        """A device as the file ends in the same line."""
+        with pytest.raises(InvalidRequest, match="too large for profiles"):
+            load(folder, CONFIG="/dev/zero")
+
+
 class TestBuiltIn:
     def test_without_configuration_the_sandbox_is_used(self, folder: Path) -> None:
         """`mobilemoney sandbox` in one terminal and a payment in another need no configuration."""
