@@ -112,6 +112,16 @@ async def test_another_website_can_do_nothing(user: PageUser, sandbox: Sandbox, 
     assert only(sandbox).status == "PENDING"
 
 
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//[", "http://]"])
+async def test_a_malformed_origin_is_a_wrong_request(user: PageUser, sandbox: Sandbox, origin: str) -> None:
+    """An Origin that is no URL is answered, by 4xx, and has no effect."""
+    payment = await ask(sandbox, ORDINARY)
+    fields = {"transaction_id": payment, "pin": "1234"}
+    answer = await user.http.post("/phones/pin", data=fields, headers={"origin": origin})
+    assert answer.status_code == 400
+    assert only(sandbox).status == "PENDING"
+
+
 async def test_the_page_loads_nothing_from_elsewhere(user: PageUser) -> None:
     """The page needs no network: everything it loads is its own, and the browser may load nothing else."""
     answer = await user.http.get("/")

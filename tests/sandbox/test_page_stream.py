@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import anyio
 import httpx
 import pytest
 
 from mobilemoney_async.sandbox import Sandbox
-from mobilemoney_async.sandbox.page import snapshot
+from mobilemoney_async.sandbox.page import app, snapshot
 from mobilemoney_async.sandbox.page.fragments import REGIONS, TICK, as_event, write_parts
 from tests.sandbox.page_user import Elements, PageUser, Reader, ask
 from tests.sandbox.service import ORDINARY
@@ -111,6 +112,33 @@ async def test_a_quiet_stream_gives_signs_of_life(user: PageUser, sandbox: Sandb
         assert reader.chunks == [":\n\n"] * 2
 
 
+async def test_idle_pages_share_one_picture(user: PageUser, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred open pages cost as many looks as two, and each gets every change."""
+    looks, rendered = Mock(wraps=snapshot.take), Mock(wraps=write_parts)
+    monkeypatch.setattr(app, "take", looks)
+    monkeypatch.setattr(app, "write_parts", rendered)
+    sandbox.run_clock(0)
+    readers = [Reader(user) for _ in range(200)]
+    async with anyio.create_task_group() as tasks:
+        for reader in readers:
+            tasks.start_soon(reader.read)
+            await anyio.sleep(TICK / 100)
+        await anyio.sleep(1)
+        looks.reset_mock()
+        rendered.reset_mock()
+        await anyio.sleep(100 * TICK)
+        assert 100 <= looks.call_count <= 201
+        assert rendered.call_count == 0
+        for reader in readers:
+            reader.sent.clear()
+        sandbox.switches.turn_on("slow")
+        await anyio.sleep(2 * TICK)
+        assert rendered.call_count == 1
+        assert {tuple(touched(reader.chunks)) for reader in readers} == {("fault-list", "faults-on")}
+        for reader in readers:
+            reader.left.set()
+
+
 async def test_masked_numbers_are_nowhere_in_the_stream(user: PageUser, sandbox: Sandbox) -> None:
     """A stream that was opened masked never sends a whole number."""
     async with reading(user, "mobilemoney_mask=yes") as reader:
@@ -151,7 +179,7 @@ async def test_each_part_begins_with_the_element_that_it_replaces(user: PageUser
     await ask(sandbox, ORDINARY, external_id="two\r\nlines\u2028three>")
     parts = write_parts(snapshot.take(sandbox, masked=False, secret=b""))
     for name, html in parts.items():
-        event = as_event([html]).decode()
+        event = as_event((html,)).decode()
         assert event.endswith("\n\n")
         assert event.count("\n\n") == 1
         assert all(line.startswith("data: ") for line in event.splitlines() if line)

@@ -9,8 +9,10 @@ import ipaddress
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
+from math import inf
 from urllib.parse import urlsplit
 
+import anyio
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -21,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
 from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
-from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream, write, write_parts
+from mobilemoney_async.sandbox.page.fragments import ASSETS, TICK, EventStream, write, write_parts
 from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
 MASK_COOKIE = "mobilemoney_mask"
@@ -75,7 +77,8 @@ class _Page:
     def __init__(self, sandbox: Controls) -> None:
         self._sandbox = sandbox
         self._secret = secrets.token_bytes(16)
-        self._looks: dict[bool, tuple[Snapshot, Mapping[str, str]]] = {}
+        # By whether numbers are masked: the snapshot, its parts, and until when streams share them.
+        self._looks: dict[bool, tuple[Snapshot, Mapping[str, str], float]] = {}
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
 
     async def show(self, request: Request) -> Response:
@@ -114,8 +117,7 @@ class _Page:
                 action(form)  # without an await: all of it happens, or nothing
             except Refused as refusal:
                 refused = refusal
-            for stream in self._streams:
-                stream.wake()
+            self._wake()
             if request.headers.get("hx-request") == "true":
                 html = write("answer", **self._details(request, refused, form))
                 return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
@@ -124,12 +126,23 @@ class _Page:
         return endpoint
 
     def _look(self, *, masked: bool) -> Mapping[str, str]:
-        """Return the parts of the page, rendered again only if the snapshot has changed."""
+        """Return the parts of the page, rendered again only if the snapshot has changed.
+
+        Streams that look within half a tick share one snapshot, and those that show the same parts get the same object.
+        """
+        now, last = anyio.current_time(), self._looks.get(masked)
+        if last is not None and now < last[2]:
+            return last[1]
         snapshot = take(self._sandbox, masked=masked, secret=self._secret)
-        last = self._looks.get(masked)
-        if last is None or last[0] != snapshot:
-            last = self._looks[masked] = (snapshot, write_parts(snapshot))
-        return last[1]
+        parts = write_parts(snapshot) if last is None or last[0] != snapshot else last[1]
+        self._looks[masked] = (snapshot, parts, now + TICK / 2)
+        return parts
+
+    def _wake(self) -> None:
+        """Let all streams look at once, and anew."""
+        self._looks = {masked: (snapshot, parts, -inf) for masked, (snapshot, parts, _) in self._looks.items()}
+        for stream in self._streams:
+            stream.wake()
 
     def _write(self, request: Request, refused: Refused | None = None, form: Form | None = None) -> Response:
         snapshot = take(self._sandbox, masked=_is_masked(request), secret=self._secret)
@@ -168,10 +181,12 @@ def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -
     """Return the reason to refuse a request that is not the page's own; None for one that may pass.
 
     The server answers to loopback names and to `served_at`. Headers are by lower-case name.
+
+    Raises:
+        ValueError: The Origin header is no URL.
     """
     host = headers.get("host", "")
-    name = _host_name(host)
-    if not _is_loopback(name) and name != (served_at or "").lower():
+    if not is_own_host(host, served_at=served_at):
         return (
             "The page answers only under a loopback address, such as http://127.0.0.1, or the address it is served at."
         )
@@ -198,11 +213,21 @@ def _guarded(app: ASGIApp) -> ASGIApp:
             await app(scope, receive, send)
             return
         server = scope.get("server")
-        reason = refusal(scope["method"], Headers(scope=scope), served_at=server[0] if server else None)
-        answer = app if reason is None else PlainTextResponse(reason, 403)
+        try:
+            reason = refusal(scope["method"], Headers(scope=scope), served_at=server[0] if server else None)
+        except ValueError:
+            answer: ASGIApp = PlainTextResponse("The Origin header is malformed.", 400)
+        else:
+            answer = app if reason is None else PlainTextResponse(reason, 403)
         await answer(scope, receive, send_guarded)
 
     return serve
+
+
+def is_own_host(host: str, *, served_at: str | None) -> bool:
+    """Return whether a Host header names loopback or `served_at`, and no foreign name that resolves to this machine."""
+    name = _host_name(host)
+    return _is_loopback(name) or (name != "" and name == (served_at or "").lower())
 
 
 def _host_name(host: str) -> str:

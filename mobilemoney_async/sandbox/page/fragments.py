@@ -1,7 +1,8 @@
 """HTML of the page and its parts, the event stream that updates them, and the files that the page loads."""
 
+import functools
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ class EventStream(AsyncIterator[bytes]):
             if self._is_over:
                 raise StopAsyncIteration
             parts = self._look()
-            changes = [html for name, html in parts.items() if html != self._shown.get(name)]
+            # Streams share unchanged parts, and most of them send the same event.
+            changes = () if parts is self._shown else _changes(parts, self._shown)
             self._shown = parts
             self._quiet = 0 if changes else self._quiet + 1
             if changes:
@@ -109,7 +111,12 @@ class EventStream(AsyncIterator[bytes]):
                 return b":\n\n"
 
 
-def as_event(parts: Iterable[str]) -> bytes:
+def _changes(parts: Mapping[str, str], shown: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(html for name, html in parts.items() if html != shown.get(name))
+
+
+@functools.lru_cache(maxsize=8)
+def as_event(parts: tuple[str, ...]) -> bytes:
     """Return parts as one server-sent event, each for the element with its id."""
     lines: list[str] = []
     for part in parts:
