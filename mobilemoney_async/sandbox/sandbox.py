@@ -75,7 +75,8 @@ class Sandbox(Controls):
         While it serves, it also sends callbacks; see `callbacks`.
 
         Args:
-            host: Address to listen on.
+            host: Address to listen on. Requests are answered under this host, loopback names and the address of the
+                connection only: a website whose name resolves here cannot use the sandbox.
             port: TCP port; 0 takes a free one.
 
         Yields:

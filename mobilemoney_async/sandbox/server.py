@@ -11,7 +11,7 @@ import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from math import inf
 from typing import Any
@@ -28,7 +28,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from mobilemoney_async.sandbox.endpoints import PREFIX
-from mobilemoney_async.sandbox.messages import Reply, Request, Wire
+from mobilemoney_async.sandbox.messages import Reply, Request, Wire, payment_error
+from mobilemoney_async.sandbox.page.app import is_own_host
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async.sandbox")
 _PHONE_NUMBER = re.compile(r"[+]?[0-9]{8,15}")
@@ -38,6 +39,12 @@ CONNECTION = "mobilemoney_async.sandbox.connection"
 
 With `reset=True` it resets the connection, otherwise it closes it after the bytes already written.
 """
+
+MAX_BODY = 1024 * 1024
+"""Bytes of a request's body that are read."""
+
+HOST = "mobilemoney_async.sandbox.host"
+"""Key in the ASGI scope's `state`: the host that `serve` was asked to listen on."""
 
 # Seconds until the tasks of connections that were cut are cancelled, and then until they are abandoned.
 _LEAVING = 1.0
@@ -55,7 +62,12 @@ class CannotDropError(RuntimeError):
 
 
 class SandboxApp:
-    """ASGI application of the sandbox: it answers API requests itself, and all others by the page."""
+    """ASGI application of the sandbox: it answers API requests itself, and all others by the page.
+
+    On the sockets of `serve` both answer only under a loopback name or the address served at: its token is the same on
+    every machine, and a website whose name resolves to this one could otherwise use it (DNS rebinding). Under another
+    ASGI server, a test's, the API answers under any name.
+    """
 
     def __init__(self, handle: Callable[[Request], Awaitable[Reply]], page: ASGIApp) -> None:
         self._handle = handle
@@ -75,10 +87,18 @@ class SandboxApp:
     async def _answer(self, http: HTTPRequest, send: Send) -> None:
         came = anyio.current_time()
         request = Request(method=http.method, path=_raw_path(http.scope), query=http.query_params, headers=http.headers)
+        if not _is_asked_by_name(http):
+            text = "Use a loopback address, such as http://127.0.0.1, or the host that the sandbox is served at"
+            await _refuse(request, payment_error(403, "FOREIGN_HOST", text), http, send)
+            return
         try:
-            body = await http.body()
+            body = await _read(http)
         except ClientDisconnect:
             _log(request, "client left", seconds=anyio.current_time() - came)
+            return
+        if body is None:
+            text = f"A body has at most {MAX_BODY:,} bytes"
+            await _refuse(request, payment_error(413, "BODY_TOO_LARGE", text), http, send)
             return
         request = attrs.evolve(request, body=body)
         reply = await self._handle(request)
@@ -93,6 +113,31 @@ class SandboxApp:
             await Response(reply.body, reply.status, dict(reply.headers))(http.scope, http.receive, send)
         else:
             await _break_off(reply, http, send)
+
+
+def _is_asked_by_name(http: HTTPRequest) -> bool:
+    """Return whether a request names the server; True for one that did not come through `serve`."""
+    bound_to = http.scope.get("state", {}).get(HOST)
+    names = (bound_to, (http.scope.get("server") or (None,))[0])
+    return bound_to is None or any(is_own_host(http.headers.get("host", ""), served_at=name) for name in names)
+
+
+async def _read(http: HTTPRequest) -> bytes | None:
+    """Return a request's body, or None as soon as it is too large."""
+    body = bytearray()
+    async with aclosing(http.stream()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > MAX_BODY:
+                return None
+    return bytes(body)
+
+
+async def _refuse(request: Request, reply: Reply, http: HTTPRequest, send: Send) -> None:
+    """Answer a request that is no matter of the service, and let its connection end: the rest of it is not read."""
+    _log(request, str(reply.status), seconds=0.0)
+    headers = {**dict(reply.headers), "connection": "close"}
+    await Response(reply.body, reply.status, headers)(http.scope, http.receive, send)
 
 
 async def _break_off(reply: Reply, http: HTTPRequest, send: Send) -> None:
@@ -190,7 +235,10 @@ async def serve(
     state = _State()
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(
-        lambda: _Protocol(config=config, server_state=state, app_state={}, _loop=loop), host, port, reuse_address=True
+        lambda: _Protocol(config=config, server_state=state, app_state={HOST: host}, _loop=loop),
+        host,
+        port,
+        reuse_address=True,
     )
     bound_to, bound_port = listener.sockets[0].getsockname()[:2]
     worker = asyncio.create_task(background())

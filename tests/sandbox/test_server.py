@@ -12,7 +12,7 @@ import pytest
 
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from mobilemoney_async.sandbox.faults import Fault
-from mobilemoney_async.sandbox.server import origin
+from mobilemoney_async.sandbox.server import MAX_BODY, origin
 from mobilemoney_async.testing import run_virtual
 from tests.sandbox.service import ORDINARY, SUCCEEDS
 
@@ -213,3 +213,90 @@ async def test_an_error_beside_the_server_is_not_lost(sandbox: Sandbox, monkeypa
         async with sandbox.serve():
             await asyncio.sleep(0)
             raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:{port}", 200),
+        ("[::1]:{port}", 200),
+        ("shop.localhost", 200),
+        ("evil.example", 403),
+        ("evil.example:{port}", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("192.168.1.5:{port}", 403),
+        ("[::1", 403),
+        ("", 403),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_website_cannot_pay_by_a_name_of_its_own(sandbox: Sandbox, host: str, status: int) -> None:
+    """The served API answers under loopback names only: a foreign name that resolves here gets 403, with no effect."""
+    body = {"phone_number": ORDINARY, "amount": "1"}
+    async with sandbox.serve() as base_url, http(sandbox, base_url) as client:
+        port = base_url.removesuffix("/v1").rpartition(":")[2]
+        headers = {"Host": host.format(port=port)}
+        answer = await client.post("/payment-service/airtel/c2b", json=body, headers=headers)
+        assert answer.status_code == status
+        assert len(sandbox.transactions) == (status == 200)
+        if status == 403:
+            assert "loopback" in answer.json()["message"]
+            assert not sandbox.requests.total
+
+
+@pytest.mark.asyncio
+async def test_the_host_that_it_is_served_at_is_its_own(sandbox: Sandbox) -> None:
+    """On all interfaces it answers under the address of the connection, and the name that was asked for."""
+    async with sandbox.serve("0.0.0.0") as base_url, http(sandbox, base_url) as client:
+        for host, status in (("0.0.0.0", 200), ("127.0.0.1", 200), ("evil.example", 403)):
+            assert (await client.get("/user-service/profile", headers={"Host": host})).status_code == status
+
+
+@pytest.mark.asyncio
+async def test_in_a_test_any_name_does(sandbox: Sandbox) -> None:
+    """The ASGI application answers under the base URL of a test."""
+    transport = httpx.ASGITransport(sandbox.app)
+    headers = {"Authorization": f"Bearer {sandbox.token}"}
+    async with httpx.AsyncClient(transport=transport, base_url="https://pay.example/v1", headers=headers) as client:
+        assert (await client.get("/user-service/profile")).status_code == 200
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.asyncio
+async def test_a_body_without_end_is_not_read_to_its_end(sandbox: Sandbox, has_length: bool) -> None:
+    """A large body is refused while it is read, and its connection closed; the sandbox goes on."""
+    async with sandbox.serve() as base_url, http(sandbox, base_url) as client:
+        address = base_url.removeprefix("http://").removesuffix("/v1")
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        length = b"Content-Length: 1000000000" if has_length else b"Transfer-Encoding: chunked"
+        head = (
+            b"POST /v1/payment-service/airtel/c2b HTTP/1.1\r\nHost: "
+            + address.encode()
+            + b"\r\n"
+            + length
+            + b"\r\n\r\n"
+        )
+        piece = b" " * 65_536 if has_length else b"10000\r\n" + b" " * 65_536 + b"\r\n"
+        sent = 0
+        try:
+            writer.write(head)
+            while not reader.at_eof() and sent < 1_000_000_000:
+                writer.write(piece)
+                await writer.drain()
+                sent += len(piece)
+        except OSError:
+            pass
+        # What the buffers of two sockets hold at most is far less than the body.
+        assert MAX_BODY < sent < 100_000_000
+        writer.transport.abort()
+        assert sandbox.requests.total == 0
+        whole = b'{"phone_number": "%s", "amount": "1"}' % ORDINARY.encode()
+        for size, status in ((MAX_BODY, 200), (MAX_BODY + 1, 413)):
+            answer = await client.post(
+                "/payment-service/airtel/c2b",
+                content=whole.ljust(size),
+                headers={"Content-Type": "application/json"},
+            )
+            assert answer.status_code == status
+    assert len(sandbox.transactions) == 1
