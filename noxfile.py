@@ -12,6 +12,7 @@ import random
 import re
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import nox
@@ -202,6 +203,12 @@ def release_check(session: nox.Session) -> None:
     session.run("python", "-m", "build", "--outdir", str(dist), silent=True)  # the wheel is made from the sdist
     session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
     (path,) = dist.glob("*.whl")
+    with zipfile.ZipFile(path) as content:
+        names = content.namelist()
+        (metadata,) = (content.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+    licences = {name.rpartition("/")[2] for name in names if ".dist-info/licenses/" in name}
+    if "License-Expression: MIT AND 0BSD\n" not in metadata or licences != {"LICENSE", "htmx.LICENSE.txt"}:
+        session.error("the wheel does not name its licences, or lacks the text of one")
     version = path.name.split("-")[1]
     if f"## [{version}]" not in Path("CHANGELOG.md").read_text(encoding="utf-8"):
         session.error(f"CHANGELOG.md says nothing about {version}")
