@@ -108,6 +108,14 @@ def test_every_error_is_explained() -> None:
     assert sorted(explained) == sorted({each.__name__ for each in classes} - {"MobileMoneyError"})
 
 
+def test_every_promise_of_the_threat_model_has_a_test() -> None:
+    """Each test that SECURITY.md names exists."""
+    named = re.findall(r"`(tests/[\w/]+[.]py)::(\w+)`", (ROOT / "SECURITY.md").read_text("utf-8"))
+    assert len(named) > 15
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / file).read_text("utf-8"), f"{file}::{name}"
+
+
 def test_the_magic_numbers_are_those_of_the_code() -> None:
     """The table of magic numbers shows the sandbox's behaviour."""
     table = [

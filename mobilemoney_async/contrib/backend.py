@@ -21,14 +21,8 @@ import attrs
 
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
-from mobilemoney_async.contrib.orders import (
-    OrderState,
-    OrderStatus,
-    PromptLimit,
-    TooManyOrders,
-    TooManyPrompts,
-    read_record,
-)
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
+from mobilemoney_async.contrib.prompt_limit import PromptLimit
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentState

@@ -1,4 +1,4 @@
-"""Order statuses for a shop, from the record of a payment, and the limit of its prompts. Pure."""
+"""Order statuses for a shop, from the record of a payment. Pure."""
 
 from __future__ import annotations
 
@@ -84,37 +84,6 @@ class TooManyPrompts(TooManyOrders):
     def __init__(self, message: str, *, retry_after: float, idempotency_key: str | None = None) -> None:
         super().__init__(message, idempotency_key=idempotency_key)
         self.retry_after = retry_after
-
-
-@attrs.define(eq=False)
-class PromptLimit:
-    """Limit of new payments for each name, such as a phone number: at most so many in any span of so many seconds."""
-
-    most: int
-    seconds: float
-    # The times of each name, its newest last; the names by their newest time.
-    _taken: dict[str, list[float]] = attrs.field(factory=dict, init=False)
-
-    def wait(self, name: str, now: float) -> float:
-        """Return the seconds until a name has a place, 0.0 for at once."""
-        recent = self._recent(name, now)
-        return 0.0 if len(recent) < self.most else recent[-self.most] + self.seconds - now
-
-    def take(self, name: str, now: float) -> None:
-        """Take a place for a name, and forget the names that have not taken one for so long."""
-        recent = self._recent(name, now)
-        self._taken.pop(name, None)
-        self._taken[name] = [*recent, now]
-        while not self._recent(first := next(iter(self._taken)), now):
-            del self._taken[first]
-
-    def give_back(self, name: str, at: float) -> None:
-        """Give back the place that was taken at this time."""
-        if at in (times := self._taken.get(name, [])):
-            times.remove(at)
-
-    def _recent(self, name: str, now: float) -> list[float]:
-        return [at for at in self._taken.get(name, ()) if at > now - self.seconds]
 
 
 _STATES = {

@@ -20,7 +20,8 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.contrib.backend import Backend
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, PromptLimit, TooManyOrders, TooManyPrompts
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
+from mobilemoney_async.contrib.prompt_limit import PromptLimit
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
 
