@@ -22,7 +22,7 @@ import attrs
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
-from mobilemoney_async.contrib.prompt_limit import PromptLimit
+from mobilemoney_async.contrib.prompt_limit import Place, read_limit, take_places
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentState
@@ -55,7 +55,7 @@ class _Attempt:
     """One create in progress, with an event for the tasks that wait for it."""
 
     request: tuple[Collections | Disbursements, str, int | Decimal | str] = attrs.field(repr=False)
-    limits: list[tuple[PromptLimit, str]] = attrs.field(factory=list, repr=False)  # with the name under each
+    places: list[Place] = attrs.field(factory=list, repr=False)  # that a new payment needs
     done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
 
@@ -162,8 +162,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._reconcile_every = require_seconds("reconcile_every", reconcile_every)
         self._drain = require_seconds("drain", drain, allow_zero=True)
         self._most_waiting = require_integer("most_waiting", most_waiting, 1)
-        self._per_number = _read_limit("per_number", per_number)
-        self._per_caller = _read_limit("per_caller", per_caller)
+        self._per_number = read_limit("per_number", per_number)
+        self._per_caller = read_limit("per_caller", per_caller)
         self._attempts: dict[str, _Attempt] = {}
         # A signal is kept as long as a watcher holds it.
         self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
@@ -216,7 +216,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             phone_number: As for ``client.collections.create``.
             amount: As for ``client.collections.create``: yours, never the customer's.
             patience: How long to wait for the service's answer, seconds, at least 0.
-            caller: Who asks, if you know: a user of your login, say. Not an address that a crowd shares.
+            caller: Name of the caller, such as the user of your login; None if unknown. Not an address of a crowd.
 
         Returns:
             The order's status: ``sending`` if patience ended first.
@@ -226,12 +226,12 @@ class Backend(anyio.AsyncContextManagerMixin):
             TooManyOrders: Too many others are waiting; nothing was sent.
             MobileMoneyError: As of ``client.collections.create``.
         """
-        limits: list[tuple[PromptLimit, str]] = []
+        places: list[Place] = []
         if self._per_number is not None:
-            limits.append((self._per_number, normalise_phone_number(phone_number)))
+            places.append((self._per_number, normalise_phone_number(phone_number)))
         if self._per_caller is not None and caller is not None:
-            limits.append((self._per_caller, require_text("caller", caller)))
-        return await self._pay(order, _Attempt((self.client.collections, phone_number, amount), limits), patience)
+            places.append((self._per_caller, require_text("caller", caller)))
+        return await self._pay(order, _Attempt((self.client.collections, phone_number, amount), places), patience)
 
     async def disburse(
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
@@ -307,13 +307,13 @@ class Backend(anyio.AsyncContextManagerMixin):
         creates, phone_number, amount = attempt.request
         taken_at: float | None = None
         try:
-            taken_at = await self._take_place(order, attempt.limits)
+            taken_at = await self._take_places(order, attempt.places)
             answer = await creates.create(phone_number=phone_number, amount=amount, idempotency_key=order)
             self.callbacks.track(answer, order, answer.reference)
         except MobileMoneyError as exc:
             attempt.error = exc
             if taken_at is not None and exc.outcome == "not_sent":  # no phone rang
-                for limit, name in attempt.limits:
+                for limit, name in attempt.places:
                     limit.give_back(name, taken_at)
             logger.warning("order %r: the create ended as %s, %s: %s", order, exc.outcome, type(exc).__name__, exc)
             if isinstance(exc, OutcomeUnknown):
@@ -327,22 +327,20 @@ class Backend(anyio.AsyncContextManagerMixin):
             attempt.done.set()
             self._wake(order)
 
-    async def _take_place(self, order: str, limits: list[tuple[PromptLimit, str]]) -> float | None:
-        """Take a place under the limits for a new payment, and return when; an order that has a payment needs none.
+    async def _take_places(self, order: str, places: list[Place]) -> float | None:
+        """Take the places of a new payment, and return when; an order that has a payment needs none.
 
         Raises:
-            TooManyPrompts: There is none.
+            TooManyPrompts: One of them is not free.
         """
-        record = await self._payments.get(order) if limits else None
+        record = await self._payments.get(order) if places else None
         if record is not None and read_record(record).state is not OrderState.NOT_MADE:
             return None
-        # No await from here on: no other order takes the place that was seen.
+        # No await from here on: no other order takes a place that was seen free.
         now = anyio.current_time()
-        if (wait := max((limit.wait(name, now) for limit, name in limits), default=0.0)) > 0:
+        if (wait := take_places(places, now)) > 0:
             text = "too many new payments for this phone number, or by this caller"
             raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
-        for limit, name in limits:
-            limit.take(name, now)
         return now
 
     def _wake(self, order: str) -> None:
@@ -409,12 +407,3 @@ class Backend(anyio.AsyncContextManagerMixin):
         """Return the open payments that have one of these names."""
         named = await self._payments.find(names, state=PaymentState.ACKNOWLEDGED)
         return [each.transaction_id for each in named if each.transaction_id is not None]
-
-
-def _read_limit(argument: str, limit: tuple[int, float] | None) -> PromptLimit | None:
-    if limit is None:
-        return None
-    if not isinstance(limit, tuple) or len(limit) != 2:
-        raise refuse(argument, "a tuple of a number of payments and seconds, or None", limit)
-    most, seconds = limit
-    return PromptLimit(require_integer(argument, most, 1), require_seconds(argument, seconds))

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mobilemoney_async import (
     AsyncClient,
@@ -21,7 +23,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
-from mobilemoney_async.contrib.prompt_limit import PromptLimit
+from mobilemoney_async.contrib.prompt_limit import PromptLimit, take_places
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
 
@@ -304,6 +306,29 @@ async def test_what_was_not_sent_takes_no_place(sandbox: Sandbox, tmp_path: Path
         with pytest.raises(ConnectionFailed):
             await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=20)
         assert (await backend.collect("order-1", phone_number=PAYS, amount=1500)).state is OrderState.PENDING
+
+
+@given(
+    most=st.integers(1, 4),
+    pauses=st.lists(st.floats(0, 12), max_size=40),
+    names=st.lists(st.sampled_from("ab"), min_size=40, max_size=40),
+)
+def test_no_span_has_more_than_the_limit(most: int, pauses: list[float], names: list[str]) -> None:
+    """Whenever a name comes, it takes a place or is told when; coming then it gets one, and no span has too many."""
+    limit, now = PromptLimit(most, 10.0), 0.0
+    taken: dict[str, list[float]] = {"a": [], "b": []}
+    for pause, name in zip(pauses, names, strict=False):
+        now += pause
+        wait = take_places([(limit, name)], now)
+        assert 0 <= wait <= 10.0
+        if wait:
+            now += wait
+            assert take_places([(limit, name)], now + 1e-9) == 0
+            now += 1e-9
+        taken[name].append(now)
+    for times in taken.values():
+        for first, after in zip(times, times[most:], strict=False):
+            assert after - first >= 10.0 - 1e-6
 
 
 def test_a_limit_counts_in_any_span_and_forgets() -> None:
