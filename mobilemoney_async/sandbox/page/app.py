@@ -6,6 +6,7 @@ names origin and host, so both are refused.
 """
 
 import ipaddress
+import re
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
@@ -32,6 +33,8 @@ _NOT_KEPT = {"cache-control": "no-store"}
 _YEAR = 31_536_000
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9A-Za-z._-]+))(?::[0-9]*)?")
 
 _HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -232,10 +235,8 @@ def is_own_host(host: str, *, served_at: str | None) -> bool:
 
 def _host_name(host: str) -> str:
     """Return the name or address in a Host header, without brackets and port; empty if it is malformed."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _is_loopback(name: str) -> bool:
