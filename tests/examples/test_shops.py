@@ -211,3 +211,10 @@ def test_a_body_without_end_is_refused(shop: Shop, order: str) -> None:
         for body in (b" " * 3_000_000, endless()):
             with contextlib.suppress(httpx.TransportError):  # the shop has closed the connection before all was sent
                 assert browser.post(f"/orders/{order}", content=body, headers=headers).status_code == 413
+
+
+def test_a_body_of_brackets_is_a_wrong_value(shop: Shop, order: str) -> None:
+    """JSON that is nested too deeply to be read is the customer's mistake, not a failure of the shop."""
+    headers = {"Content-Type": "application/json"}
+    with shop.browser() as browser:
+        assert browser.post(f"/orders/{order}", content=b"[" * 50_000, headers=headers).status_code in {400, 422}
