@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mobilemoney_async import (
@@ -313,6 +313,7 @@ async def test_what_was_not_sent_takes_no_place(sandbox: Sandbox, tmp_path: Path
     pauses=st.lists(st.floats(0, 12), max_size=40),
     names=st.lists(st.sampled_from("ab"), min_size=40, max_size=40),
 )
+@example(most=1, pauses=[12.0, 0.0, 0.0], names=["a"] * 40)
 def test_no_span_has_more_than_the_limit(most: int, pauses: list[float], names: list[str]) -> None:
     """Whenever a name comes, it takes a place or is told when; coming then it gets one, and no span has too many."""
     limit, now = PromptLimit(most, 10.0), 0.0
@@ -320,7 +321,7 @@ def test_no_span_has_more_than_the_limit(most: int, pauses: list[float], names: 
     for pause, name in zip(pauses, names, strict=False):
         now += pause
         wait = take_places([(limit, name)], now)
-        assert 0 <= wait <= 10.0
+        assert 0 <= wait <= 10.0 + 1e-6  # a float of the clock
         if wait:
             now += wait
             assert take_places([(limit, name)], now + 1e-9) == 0
