@@ -309,3 +309,35 @@ async def test_sigterm_under_load_leaves_nothing_half_done(tmp_path: Path) -> No
                 await stack.enter_async_context(shop.open(tmp_path / "shop.log"))
         assert shop.complaints == []
         await shop.hold_against_the_books(orders)
+
+
+@pytest.mark.soak
+async def test_kill_9_loses_no_ending(tmp_path: Path) -> None:
+    """Killed twice while payments end, the shop hands the ending of each to `on_settled`, and no other."""
+    sandbox = Sandbox(speed=100, choices=Choices(rate_limit=None, median_delay=300.0, longest_delay=900.0))
+    orders = make_orders(soak(120), [DECLINES])
+    ends = {f"{order.name} {'SUCCESS' if order.end == 'succeeded' else 'FAILED'}" for order in orders}
+    book = tmp_path / "payments.db.settled"
+    book.touch()
+
+    async def settle(share: float) -> None:
+        while len(settled := set(book.read_text().splitlines())) < share * len(ends):
+            await anyio.sleep(0.01)
+        assert settled <= ends
+
+    async with running(sandbox, tmp_path) as (shop, stack):
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as crowd:
+                for order in orders:
+                    crowd.start_soon(shop.check_out, order)
+            async with anyio.create_task_group() as crowd:
+                for order in orders:
+                    crowd.start_soon(shop.follow, order)
+                for share in (0.2, 0.6):
+                    await settle(share)
+                    shop.process.kill()
+                    await shop.process.wait()
+                    await stack.enter_async_context(shop.open(tmp_path / "shop.log"))
+            await settle(1.0)
+        assert shop.complaints == []
+        await shop.hold_against_the_books(orders)

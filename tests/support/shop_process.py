@@ -1,6 +1,7 @@
 """The FastAPI shop as a process: ``python -m tests.support.shop_process PORT BASE_URL TOKEN STORE_URL SPEED GRACE``.
 
-It says its port (PORT 0 takes a free one) when customers may come, and stops on SIGTERM within GRACE seconds.
+It says its port (PORT 0 takes a free one) when customers may come, and stops on SIGTERM within GRACE seconds. Each
+change that `on_settled` gets is a line of the file beside the store, ``….settled``.
 """
 
 import socket
@@ -8,7 +9,8 @@ import sys
 
 import uvicorn
 
-from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
+from mobilemoney_async import AsyncClient, PaymentChange, RateLimiter, SQLStore
+from mobilemoney_async.payments import feed
 from tests.support.shops import NO_LIMITS, load
 
 
@@ -25,7 +27,13 @@ def main(*arguments: str) -> None:
             rate_limiter=RateLimiter(per_minute=60 * pace, burst=10, window=60 / pace, jitter=0.5 / pace),
         )
 
+    async def on_settled(change: PaymentChange) -> None:
+        with open(f"{store_url.removeprefix('sqlite:///')}.settled", "a") as book:  # noqa: ASYNC230
+            book.write(f"{change.key} {change.status}\n")
+
+    feed._LEASE = 2.0  # after a crash, nobody waits a minute
     options = {"min_interval": 0.05, "reconcile_every": 0.5, "drain": half, **NO_LIMITS}
+    options |= {"on_settled": on_settled, "name": "shop"}
     app = load("fastapi_shop").create_app(make_client, **options)
     # Where the machine stalls, no kept connection is to be closed just as a customer uses it again.
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=half, timeout_keep_alive=600)
