@@ -23,9 +23,9 @@ from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
 from mobilemoney_async.contrib.prompt_limit import Place, read_limit, take_places
-from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
+from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
-from mobilemoney_async.payments.records import PaymentState
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.values import (
     Secret,
@@ -55,7 +55,8 @@ class _Attempt:
     """One create in progress, with an event for the tasks that wait for it."""
 
     request: tuple[Collections | Disbursements, str, int | Decimal | str] = attrs.field(repr=False)
-    places: list[Place] = attrs.field(factory=list, repr=False)  # that a new payment needs
+    places: list[Place] = attrs.field(factory=list, repr=False)  # that it has taken
+    taken_at: float = 0.0
     done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
 
@@ -81,7 +82,10 @@ class _Watch:
             try:
                 status = await self.backend.status(self.order)
             except StoreError:
-                status = self.last or OrderStatus(order=self.order, state=OrderState.FINDING_OUT)
+                if self.last is None:
+                    await anyio.sleep(_FAULT_PAUSE)
+                    continue
+                status = self.last
             if status is None:
                 raise StopAsyncIteration
             if status != self.last or anyio.current_time() >= until:
@@ -244,22 +248,22 @@ class Backend(anyio.AsyncContextManagerMixin):
     async def status(self, order: str) -> OrderStatus | None:
         """Return an order's status as the store has it, or None if it never had a payment.
 
+        An order that waits here for the rate limit is ``sending``; other processes know it once it is sent.
+
         Raises:
             InvalidRequest: The name is blank.
             StoreError: The store failed.
         """
         record = await self._payments.get(require_text("order", order))
-        is_paying = order in self._attempts
-        status = None if record is None else read_record(record)
-        if is_paying and (status is None or status.state is OrderState.NOT_MADE):
+        if order in self._attempts and _is_new(record):
             return OrderStatus(order=order, state=OrderState.SENDING)
-        return status
+        return None if record is None else read_record(record)
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
         """Return an iterator over an order's statuses: now, after each change, and after each heartbeat.
 
         It ends with the settled state, and at once for an order without a payment. While the store fails it returns the
-        last known status.
+        last status again, and waits before the first.
 
         Args:
             order: The order's name.
@@ -282,18 +286,19 @@ class Backend(anyio.AsyncContextManagerMixin):
     async def _pay(self, order: str, wanted: _Attempt, patience: float) -> OrderStatus:
         require_text("order", order)
         require_seconds("patience", patience, allow_zero=True)
-        if self._tasks is None:
-            raise refuse("backend", "open: use it inside its `async with`")
-        attempt = self._attempts.get(order)
-        if attempt is None:
-            if len(self._attempts) >= self._most_waiting:
-                status = await self.status(order)
-                if status is not None and status.state is not OrderState.NOT_MADE:
-                    return status
-                raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
-            attempt = self._attempts[order] = wanted
-            self._tasks.start_soon(self._create, order, attempt)
-        elif attempt.request != wanted.request:
+        if order not in self._attempts:
+            record = await self._payments.get(order)
+            if self._tasks is None:
+                raise refuse("backend", "open: use it inside its `async with`")
+            # No await from here on: by now another task may have begun the order, which this one joins then.
+            if order not in self._attempts:
+                if record is not None and not _is_new(record) and len(self._attempts) >= self._most_waiting:
+                    return read_record(record)
+                self._admit(order, wanted, is_new=_is_new(record))
+                self._attempts[order] = wanted
+                self._tasks.start_soon(self._create, order, wanted)
+        attempt = self._attempts[order]
+        if attempt.request != wanted.request:
             raise IdempotencyConflict("the order is being paid with another number or amount", idempotency_key=order)
         with anyio.move_on_after(patience):
             await attempt.done.wait()
@@ -303,20 +308,31 @@ class Backend(anyio.AsyncContextManagerMixin):
             raise attempt.error
         return await self.status(order) or OrderStatus(order=order, state=OrderState.SENDING)
 
+    def _admit(self, order: str, attempt: _Attempt, *, is_new: bool) -> None:
+        """Take the places of an order that has no payment; others need none.
+
+        Raises:
+            TooManyOrders: Too many others are waiting, or one of the places is not free.
+        """
+        attempt.places = attempt.places if is_new else []
+        attempt.taken_at = anyio.current_time()
+        if is_new and len(self._attempts) >= self._most_waiting:
+            raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
+        if (wait := take_places(attempt.places, attempt.taken_at)) > 0:
+            text = "too many new payments for this phone number, or by this caller"
+            raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
+
     async def _create(self, order: str, attempt: _Attempt) -> None:
         creates, phone_number, amount = attempt.request
-        taken_at: float | None = None
         try:
-            taken_at = await self._take_places(order, attempt.places)
             answer = await creates.create(phone_number=phone_number, amount=amount, idempotency_key=order)
-            self.callbacks.track(answer, order, answer.reference)
+            self.callbacks.track(answer)
         except MobileMoneyError as exc:
             attempt.error = exc
-            if taken_at is not None and exc.outcome == "not_sent":  # no phone rang
-                for limit, name in attempt.places:
-                    limit.give_back(name, taken_at)
+            for limit, name in attempt.places if exc.outcome == "not_sent" else ():  # no phone rang
+                limit.give_back(name, attempt.taken_at)
             logger.warning("order %r: the create ended as %s, %s: %s", order, exc.outcome, type(exc).__name__, exc)
-            if isinstance(exc, OutcomeUnknown):
+            if exc.outcome == "unknown":
                 self._is_unknown.set()
         except Exception as exc:  # (a caller's own token source may raise anything)
             logger.exception("paying for order %r failed", order)
@@ -327,22 +343,6 @@ class Backend(anyio.AsyncContextManagerMixin):
             attempt.done.set()
             self._wake(order)
 
-    async def _take_places(self, order: str, places: list[Place]) -> float | None:
-        """Take the places of a new payment, and return when; an order that has a payment needs none.
-
-        Raises:
-            TooManyPrompts: One of them is not free.
-        """
-        record = await self._payments.get(order) if places else None
-        if record is not None and read_record(record).state is not OrderState.NOT_MADE:
-            return None
-        # No await from here on: no other order takes a place that was seen free.
-        now = anyio.current_time()
-        if (wait := take_places(places, now)) > 0:
-            text = "too many new payments for this phone number, or by this caller"
-            raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
-        return now
-
     def _wake(self, order: str) -> None:
         if (signal := self._signals.pop(order, None)) is not None:
             signal.set()
@@ -352,8 +352,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         while True:
             try:
                 async for change in self._payments.changes(start="now"):
-                    if change.key is not None:
-                        self._wake(change.key)
+                    self._wake(change.key or "")
             except StoreError as exc:
                 logger.warning("changes of orders are shown later: %s", exc)
                 await anyio.sleep(_FAULT_PAUSE)
@@ -365,20 +364,17 @@ class Backend(anyio.AsyncContextManagerMixin):
         while self._on_settled is not None:
             try:
                 async for change in self._payments.changes(consumer=self._name, start="now"):
-                    if change.state is PaymentState.FINAL:
-                        await self._settle(self._on_settled, change)
+                    try:
+                        if change.state is PaymentState.FINAL:
+                            await self._on_settled(change)
+                    except Exception as exc:
+                        logger.exception("on_settled failed for order %r, and is called again", change.key)
+                        await change.failed(exc)
+                    else:
+                        await change.done()  # also others: after a crash, the first that is not done is held back
             except StoreError as exc:
                 logger.warning("on_settled is called later: %s", exc)
                 await anyio.sleep(_FAULT_PAUSE)
-
-    async def _settle(self, on_settled: OnSettled, change: PaymentChange) -> None:
-        try:
-            await on_settled(change)
-        except Exception as exc:
-            logger.exception("on_settled failed for order %r, and is called again", change.key)
-            await change.failed(exc)
-        else:
-            await change.done()
 
     async def _listen(self) -> None:
         """Report payments that the poller gives up on: an operator has to look at them."""
@@ -407,3 +403,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         """Return the open payments that have one of these names."""
         named = await self._payments.find(names, state=PaymentState.ACKNOWLEDGED)
         return [each.transaction_id for each in named if each.transaction_id is not None]
+
+
+def _is_new(record: PaymentRecord | None) -> bool:
+    """Return whether an order has no payment, so that `collect` would make one."""
+    return record is None or read_record(record).state is OrderState.NOT_MADE

@@ -12,25 +12,8 @@ from typing import Any
 
 import attrs
 
+from mobilemoney_async import errors
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
-from mobilemoney_async.errors import (
-    APIError,
-    AuthenticationError,
-    DuplicateSuspected,
-    IdempotencyConflict,
-    InvalidRequest,
-    InvalidTransactionId,
-    MobileMoneyError,
-    PermissionDenied,
-    RateLimitExceeded,
-    RequestTimeout,
-    ServerError,
-    StoreError,
-    TransactionNotFound,
-    TransportError,
-    UnexpectedResponse,
-    WaitTimeout,
-)
 
 FINDING_OUT = "We are finding out whether this payment was made. Please do not pay again."
 
@@ -51,44 +34,51 @@ class HTTPAnswer:
 
 
 # The first that fits, subclasses first: status, title, seconds until another attempt makes sense.
-_ANSWERS: tuple[tuple[type[MobileMoneyError], int, str, int | None], ...] = (
-    (IdempotencyConflict, 409, "This order was used for another payment.", None),
-    (DuplicateSuspected, 409, "An earlier payment of this amount to this number is still being looked into.", None),
+_ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...] = (
+    (errors.IdempotencyConflict, 409, "This order was used for another payment.", None),
+    (
+        errors.DuplicateSuspected,
+        409,
+        "An earlier payment of this amount to this number is still being looked into.",
+        None,
+    ),
     (TooManyPrompts, 429, "Too many payments were asked for here. Please try again later.", 60),
     (TooManyOrders, 503, "There are very many orders now. Nothing was paid; please try again in a moment.", 10),
-    (StoreError, 503, "Payments are not available now. Please try again in a moment.", 5),
-    (RateLimitExceeded, 503, "The payment service is busy. Nothing was paid; please try again in a moment.", 10),
-    (TransactionNotFound, 404, "There is no such payment.", None),
-    (InvalidTransactionId, 404, "There is no such payment.", None),
+    (errors.StoreError, 503, "Payments are not available now. Please try again in a moment.", 5),
+    (errors.RateLimitExceeded, 503, "The payment service is busy. Nothing was paid; please try again in a moment.", 10),
+    (errors.TransactionNotFound, 404, "There is no such payment.", None),
+    (errors.InvalidTransactionId, 404, "There is no such payment.", None),
     # The merchant's credentials: the customer cannot fix them.
-    (AuthenticationError, 502, "The payment service does not let us in. Nothing was paid.", None),
-    (PermissionDenied, 502, "The payment service does not let us in. Nothing was paid.", None),
-    (ServerError, 502, "The payment service has a problem.", 5),
-    (APIError, 422, "The payment service refused this payment. Nothing was paid.", None),
-    (UnexpectedResponse, 502, "The payment service has a problem.", 5),
-    (RequestTimeout, 504, "The payment service did not answer in time.", 5),
-    (TransportError, 503, "The payment service cannot be reached.", 5),
+    (errors.AuthenticationError, 502, "The payment service does not let us in. Nothing was paid.", None),
+    (errors.PermissionDenied, 502, "The payment service does not let us in. Nothing was paid.", None),
+    (errors.ServerError, 502, "The payment service has a problem.", 5),
+    (errors.APIError, 422, "The payment service refused this payment. Nothing was paid.", None),
+    (errors.RequestTimeout, 504, "The payment service did not answer in time.", 5),
+    (errors.TransportError, 503, "The payment service cannot be reached.", 5),
+    (errors.MobileMoneyError, 502, "The payment service has a problem.", 5),
 )
 
 
-def answer_error(error: MobileMoneyError) -> HTTPAnswer:
+def answer_error(error: errors.MobileMoneyError) -> HTTPAnswer:
     """Return the answer for an error of this library.
 
     A create with an unknown outcome gives 202, whatever the error.
     """
-    if isinstance(error, WaitTimeout):
-        return HTTPAnswer(202, {"state": str(OrderState.PENDING), "detail": "The payment is still open."}, {})
     order = error.idempotency_key
+    if isinstance(error, errors.WaitTimeout):
+        return HTTPAnswer(202, {"state": str(OrderState.PENDING), "detail": "The payment is still open."}, {})
     if error.outcome == "unknown" and order is not None:
-        return HTTPAnswer(202, {"order": order, "state": str(OrderState.FINDING_OUT), "detail": FINDING_OUT}, {})
-    if isinstance(error, InvalidRequest):
+        return HTTPAnswer(202, order_fields(OrderStatus(order=order, state=OrderState.FINDING_OUT)), {})
+    if isinstance(error, errors.InvalidRequest):
         return _problem(422, f"Please check this value: {error.argument}.", order, argument=error.argument)
-    for kind, status, title, retry_after in _ANSWERS:
-        if isinstance(error, kind):
-            headers = {} if retry_after is None else {"Retry-After": str(_patience(error, retry_after))}
-            is_soft = isinstance(error, APIError) and not error.is_certain  # refused as far as is known
-            return _problem(status, title.removesuffix(" Nothing was paid.") if is_soft else title, order, headers)
-    return _problem(502, "The payment service has a problem.", order)
+    status, title, retry_after = next(row[1:] for row in _ANSWERS if isinstance(error, row[0]))
+    if isinstance(error, errors.APIError) and not error.is_certain:  # refused as far as is known
+        title = title.removesuffix(" Nothing was paid.")
+    asked = error.retry_after if isinstance(error, errors.APIError | TooManyPrompts) else None
+    if retry_after is None:
+        return _problem(status, title, order)
+    seconds = retry_after if asked is None else max(1, math.ceil(asked))
+    return _problem(status, title, order, {"Retry-After": str(seconds)})
 
 
 def answer_status(status: OrderStatus | None) -> HTTPAnswer:
@@ -100,21 +90,8 @@ def answer_status(status: OrderStatus | None) -> HTTPAnswer:
 
 def order_fields(status: OrderStatus) -> dict[str, Any]:
     """Return an order's status as plain JSON values. The amount is a string, as it is everywhere in the service."""
-    fields: dict[str, Any] = {"order": status.order, "state": str(status.state)}
-    if status.amount is not None:
-        fields["amount"] = str(status.amount)
-    if status.reference is not None:
-        fields["reference"] = status.reference
-    if status.reason is not None:
-        fields["reason"] = status.reason
-    if status.state is OrderState.FINDING_OUT:
-        fields["detail"] = FINDING_OUT
-    return fields
-
-
-def _patience(error: MobileMoneyError, otherwise: int) -> int:
-    asked = error.retry_after if isinstance(error, APIError | TooManyPrompts) else None
-    return otherwise if asked is None else max(1, math.ceil(asked))
+    fields = {name: str(value) for name, value in attrs.asdict(status).items() if value is not None}
+    return fields | ({"detail": FINDING_OUT} if status.state is OrderState.FINDING_OUT else {})
 
 
 def _problem(

@@ -102,9 +102,7 @@ def read_record(record: PaymentRecord) -> OrderStatus:
     status = OrderStatus(order=record.key, state=state, amount=record.amount, reference=record.reference)
     if record.state is PaymentState.CANCELLED:
         return attrs.evolve(status, state=OrderState.FAILED, reason=str(PaymentState.CANCELLED))
-    if record.state is PaymentState.FINAL and record.transaction is not None:
-        return ended(status, record.transaction)
-    return status
+    return ended(status, record.transaction) if record.is_final and record.transaction is not None else status
 
 
 def ended(status: OrderStatus, transaction: Transaction) -> OrderStatus:
@@ -113,5 +111,4 @@ def ended(status: OrderStatus, transaction: Transaction) -> OrderStatus:
         return attrs.evolve(status, state=OrderState.SUCCEEDED)
     if transaction.status == TransactionStatus.TIMEOUT:
         return attrs.evolve(status, state=OrderState.EXPIRED)
-    reason = transaction.failure_reason or str(transaction.status)
-    return attrs.evolve(status, state=OrderState.FAILED, reason=reason)
+    return attrs.evolve(status, state=OrderState.FAILED, reason=transaction.failure_reason or str(transaction.status))

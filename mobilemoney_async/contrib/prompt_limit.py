@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TypeAlias
 
 import attrs
@@ -15,29 +16,23 @@ class PromptLimit:
 
     most: int
     seconds: float
-    # The times of each name, its newest last; the names by their newest time.
-    _taken: dict[str, list[float]] = attrs.field(factory=dict, init=False)
+    # The payments in the last span, oldest first: few, since sixty a minute are sent.
+    _taken: list[tuple[float, str]] = attrs.field(factory=list, init=False)
 
     def wait(self, name: str, now: float) -> float:
         """Return the seconds until a name has a place, 0.0 for at once."""
-        recent = self._recent(name, now)
-        return 0.0 if len(recent) < self.most else max(0.0, recent[-self.most] + self.seconds - now)
+        self._taken = [place for place in self._taken if place[0] > now - self.seconds]
+        times = [at for at, each in self._taken if each == name]
+        return 0.0 if len(times) < self.most else max(0.0, times[-self.most] + self.seconds - now)
 
     def take(self, name: str, now: float) -> None:
-        """Take a place for a name, and forget the names that have not taken one for so long."""
-        recent = self._recent(name, now)
-        self._taken.pop(name, None)
-        self._taken[name] = [*recent, now]
-        while not self._recent(first := next(iter(self._taken)), now):
-            del self._taken[first]
+        """Take a place for a name."""
+        self._taken.append((now, name))
 
     def give_back(self, name: str, at: float) -> None:
         """Give back the place that was taken at this time."""
-        if at in (times := self._taken.get(name, [])):
-            times.remove(at)
-
-    def _recent(self, name: str, now: float) -> list[float]:
-        return [at for at in self._taken.get(name, ()) if at > now - self.seconds]
+        with suppress(ValueError):  # too long ago
+            self._taken.remove((at, name))
 
 
 Place: TypeAlias = tuple[PromptLimit, str]
@@ -62,5 +57,4 @@ def read_limit(argument: str, limit: tuple[int, float] | None) -> PromptLimit | 
         return None
     if not isinstance(limit, tuple) or len(limit) != 2:
         raise refuse(argument, "a tuple of a number of payments and seconds, or None", limit)
-    most, seconds = limit
-    return PromptLimit(require_integer(argument, most, 1), require_seconds(argument, seconds))
+    return PromptLimit(require_integer(argument, limit[0], 1), require_seconds(argument, limit[1]))

@@ -15,6 +15,7 @@ from mobilemoney_async import (
     ConnectionFailed,
     IdempotencyConflict,
     InvalidRequest,
+    MobileMoneyError,
     OutcomeUnknown,
     RateLimiter,
     RetryPolicy,
@@ -26,6 +27,7 @@ from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrd
 from mobilemoney_async.contrib.prompt_limit import PromptLimit, take_places
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
+from mobilemoney_async.sandbox.messages import Reply
 
 pytestmark = pytest.mark.anyio
 
@@ -39,12 +41,18 @@ def sandbox() -> Sandbox:
 
 
 @asynccontextmanager
-async def opened(sandbox: Sandbox, folder: Path, **options: Any) -> AsyncIterator[Backend]:
+async def opened(sandbox: Sandbox, folder: Path, *, token: str | None = None, **options: Any) -> AsyncIterator[Backend]:
     limiter = RateLimiter(per_minute=60 * SPEED, burst=10, window=60 / SPEED, jitter=0.5 / SPEED)
     store = SQLStore(f"sqlite:///{folder}/payments.db", grace=0)
     settings = {"min_interval": 0.02, "reconcile_every": 0.2, "drain": 5.0, **options}
     async with (
-        sandbox.client(store=store, rate_limiter=limiter, timeout=0.5, retry=RetryPolicy(first_delay=0.05)) as client,
+        sandbox.client(
+            auth=token or sandbox.token,
+            store=store,
+            rate_limiter=limiter,
+            timeout=0.5,
+            retry=RetryPolicy(first_delay=0.05),
+        ) as client,
         Backend(client, **settings) as backend,
     ):
         yield backend
@@ -193,6 +201,31 @@ async def test_an_order_that_was_adopted_is_settled_after_a_crash(sandbox: Sandb
     assert settled == ["order-1"]
 
 
+async def test_a_crash_in_the_middle_of_an_order_does_not_hold_up_its_end(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A process that died between two changes of a payment leaves its end to the next one, at once."""
+    settled: list[str | None] = []
+
+    async def on_settled(change: PaymentChange) -> None:
+        settled.append(change.key)
+
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop") as backend:
+        await anyio.sleep(1)  # virtual: the consumer has begun
+    async with opened(sandbox, tmp_path) as backend:
+        await backend.collect("order-1", phone_number=STUCK, amount=1500)
+        changes = backend.client.payments.changes(consumer="shop")
+        assert (await anext(changes)).key == "order-1"  # not done: the process ends here
+    (transaction_id,) = sandbox.transactions
+    sandbox.approve(transaction_id)
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop") as backend:
+        with anyio.fail_after(20):
+            while not settled:
+                await anyio.sleep(0.05)
+        await anyio.sleep(60)
+        (consumer,) = await backend.client.payments.consumers()
+        assert (consumer.lagging, consumer.parked) == ((), ())
+    assert settled == ["order-1"]
+
+
 async def test_a_queued_order_is_known_and_sent(sandbox: Sandbox, tmp_path: Path) -> None:
     """An order that was enqueued is shown as about to be sent, and then as any other; a cancelled one has failed."""
     async with opened(sandbox, tmp_path, per_minute=60.0) as backend:
@@ -246,6 +279,51 @@ async def test_too_many_orders_are_turned_away(sandbox: Sandbox, tmp_path: Path)
         assert await backend.status("order-2") is None
         await end(backend, "order-1")
         assert (await backend.collect("order-2", phone_number=PAYS, amount=1500)).state is OrderState.PENDING
+
+
+async def test_a_full_queue_does_not_hide_what_is_known(sandbox: Sandbox, tmp_path: Path) -> None:
+    """While the queue is full, a paid order says so; a new one is refused at once, and takes no place of its caller."""
+    async with opened(sandbox, tmp_path, most_waiting=1, per_caller=(1, 600.0)) as backend:
+        await backend.collect("order-1", phone_number=PAYS, amount=1500)
+        await end(backend, "order-1")
+        sandbox.script(faults.latency(0.2 * SPEED), on="POST c2b")
+        await backend.collect("order-2", phone_number=PAYS, amount=1500, patience=0)
+        known = await backend.collect("order-1", phone_number=PAYS, amount=1500, caller="asha")
+        assert known.state is OrderState.SUCCEEDED
+        with pytest.raises(TooManyOrders):
+            await backend.collect("order-3", phone_number=PAYS, amount=1500, patience=0, caller="asha")
+        await end(backend, "order-2")
+        await backend.collect("order-3", phone_number=PAYS, amount=1500, caller="asha")
+        with pytest.raises(TooManyPrompts):
+            await backend.collect("order-4", phone_number=PAYS, amount=1500, patience=0, caller="asha")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("token", "as refused, InvalidToken: invalid_token (HTTP 401): "),
+        ("host", "as not_sent, ConnectionFailed: "),
+        ("number", "as refused, APIError: NUMBER_BLOCKED (HTTP 400): "),
+    ],
+)
+async def test_what_keeps_a_customer_from_paying_is_in_the_log(
+    sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: str, said: str
+) -> None:
+    """A wrong token, a dead host and a refusal are one warning each, with order, code and message, and no number."""
+    if wrong == "host":
+        sandbox.script(faults.refused(), on="POST c2b", times=100)
+    elif wrong == "number":
+        body = f'{{"status": "error", "error_code": "NUMBER_BLOCKED", "message": "{PAYS} is blocked"}}'
+        answer = Reply(status=400, body=body.encode(), code="NUMBER_BLOCKED")
+        sandbox.script(faults.Fault(name="blocked", instead=lambda _: answer), on="POST c2b")
+    token = "not-a-token" if wrong == "token" else None
+    async with opened(sandbox, tmp_path, token=token) as backend:
+        with pytest.raises(MobileMoneyError):
+            await backend.collect("order-1", phone_number=PAYS, amount=1500, patience=20)
+    (warned,) = [each for each in caplog.records if "order-1" in each.getMessage()]
+    assert (warned.name, warned.levelname) == ("mobilemoney_async", "WARNING")
+    assert warned.getMessage().startswith(f"order 'order-1': the create ended {said}")
+    assert PAYS[4:] not in caplog.text
 
 
 async def test_one_number_is_not_rung_all_day(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -337,7 +415,7 @@ def test_a_limit_counts_in_any_span_and_forgets() -> None:
     limit = PromptLimit(2, 10.0)
     limit.take("a", 0.0)
     limit.take("a", 4.0)
-    assert (limit.wait("a", 5.0), limit.wait("a", 10.0), limit.wait("b", 5.0)) == (5.0, 0.0, 0.0)
+    assert (limit.wait("a", 5.0), limit.wait("b", 5.0), limit.wait("a", 10.0)) == (5.0, 0.0, 0.0)
     limit.take("a", 10.0)
     assert limit.wait("a", 10.0) == 4.0
     limit.give_back("a", 10.0)
@@ -345,8 +423,8 @@ def test_a_limit_counts_in_any_span_and_forgets() -> None:
     assert limit.wait("a", 10.0) == 0.0
     for n in range(1000):
         limit.take(f"stranger {n}", 11.0)
-    limit.take("last", 21.0)
-    assert len(limit._taken) == 1
+    assert limit.wait("last", 21.0) == 0.0
+    assert limit._taken == []
 
 
 async def test_a_quiet_watch_says_the_same_again(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -417,7 +495,7 @@ async def test_an_exception_of_the_block_leaves_it_as_it_is(sandbox: Sandbox, tm
 async def test_a_store_that_fails_is_waited_out(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A watcher of an order hears nothing wrong while the database is away, and the truth when it is back."""
+    """A watcher of an order gets only what the store has said, also while the database is away."""
     async with opened(sandbox, tmp_path) as one, opened(sandbox, tmp_path) as other:
         await one.collect("order-1", phone_number=STUCK, amount=1500)
 
@@ -429,5 +507,10 @@ async def test_a_store_that_fails_is_waited_out(
             away.setattr(other.client.payments, "get", fail)
             with pytest.raises(StoreError):
                 await other.status("order-1")
-            assert (await anext(watch)).state is OrderState.FINDING_OUT
-        assert (await anext(watch)).state is OrderState.PENDING
+            with anyio.move_on_after(5) as waited:
+                await anext(watch)
+            assert waited.cancelled_caught
+        with anyio.fail_after(20):
+            assert (await anext(watch)).state is OrderState.PENDING
+            monkeypatch.setattr(other.client.payments, "get", fail)
+            assert (await anext(watch)).state is OrderState.PENDING

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from mobilemoney_async import AsyncClient, InvalidRequest, SQLStore, TransactionNotFound
+from mobilemoney_async import AsyncClient, InvalidRequest, PaymentChange, SQLStore, TransactionNotFound
+from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.contrib.fastapi import (
     ClientDependency,
     callback_router,
@@ -78,6 +79,34 @@ async def test_a_callback_without_a_secret_needs_no_token(tmp_path: Path) -> Non
     async with served(tmp_path, verify=verify) as web:
         assert (await web.post(CALLBACKS, content=b"good")).status_code == 204
         assert (await web.post(CALLBACKS, content=b"bad")).status_code == 403
+
+
+async def test_it_lives_inside_a_lifespan_of_your_own(tmp_path: Path) -> None:
+    """Start-up code and a background job pay without a route, and `on_settled` is theirs, too."""
+    sandbox, settled, steps = Sandbox(speed=100), anyio.Event(), list[str]()
+
+    async def on_settled(change: PaymentChange) -> None:
+        steps.append(f"{change.key} {change.status}")
+        settled.set()
+
+    async def job(backend: Backend) -> None:
+        await backend.disburse("salary-1", phone_number="+255780000789", amount=1500)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        store = SQLStore(f"sqlite:///{tmp_path}/payments.db")
+        inner = mobilemoney_lifespan(lambda: sandbox.client(store=store), on_settled=on_settled, name="shop")
+        async with inner(app), anyio.create_task_group() as tasks:
+            steps.append(str(await app.state.mobilemoney.client.payments.list()))
+            tasks.start_soon(job, app.state.mobilemoney)
+            yield
+        steps.append("closed")
+
+    app = FastAPI(lifespan=lifespan)
+    async with app.router.lifespan_context(app):
+        with anyio.fail_after(20):
+            await settled.wait()
+    assert steps == ["[]", "salary-1 SUCCESS", "closed"]
 
 
 async def test_a_missing_lifespan_is_named() -> None:
