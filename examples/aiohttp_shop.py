@@ -105,7 +105,8 @@ async def pay(request: web.Request) -> web.Response:
         cart = await request.json()
         (_, price), phone_number = ITEMS[cart["item"]], cart["phone_number"]
     except (KeyError, TypeError, ValueError, RecursionError):  # the last for JSON that is nested very deeply
-        raise web.HTTPUnprocessableEntity(text='{"title": "Please choose an item."}') from None
+        problem = '{"title": "Please choose an item."}'
+        raise web.HTTPUnprocessableEntity(text=problem, content_type="application/problem+json") from None
     order, backend = request.match_info["order"], request.app[BACKEND]
     # This shop has no login, so its best name for a caller is the address, with room for a crowd behind it. Give the
     # user of your login instead; behind a proxy the address is the proxy's.

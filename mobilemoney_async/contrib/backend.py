@@ -22,7 +22,7 @@ import attrs
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
-from mobilemoney_async.contrib.prompt_limit import Place, read_limit, take_places
+from mobilemoney_async.contrib.prompt_limit import Names, PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
@@ -55,8 +55,8 @@ class _Attempt:
     """One create in progress, with an event for the tasks that wait for it."""
 
     request: tuple[Collections | Disbursements, str, int | Decimal | str] = attrs.field(repr=False)
-    places: list[Place] = attrs.field(factory=list, repr=False)  # that it has taken
-    taken_at: float = 0.0
+    names: Names | None = attrs.field(default=None, repr=False)  # that the limits count
+    admitted_at: float = float("-inf")
     done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
 
@@ -166,8 +166,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._reconcile_every = require_seconds("reconcile_every", reconcile_every)
         self._drain = require_seconds("drain", drain, allow_zero=True)
         self._most_waiting = require_integer("most_waiting", most_waiting, 1)
-        self._per_number = read_limit("per_number", per_number)
-        self._per_caller = read_limit("per_caller", per_caller)
+        self._limits = PromptLimits(per_number=per_number, per_caller=per_caller)
         self._attempts: dict[str, _Attempt] = {}
         # A signal is kept as long as a watcher holds it.
         self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
@@ -182,8 +181,11 @@ class Backend(anyio.AsyncContextManagerMixin):
             failure: BaseException | None = None
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                for work in (self._follow, self._consume, self._listen, self._reconcile):
-                    tasks.start_soon(work)
+                tasks.start_soon(self._read, None, self._show)
+                if self._on_settled is not None:
+                    tasks.start_soon(self._read, self._name, self._settle)
+                tasks.start_soon(self._listen)
+                tasks.start_soon(self._reconcile)
                 try:
                     yield self
                 except (GeneratorExit, anyio.get_cancelled_exc_class()):
@@ -230,12 +232,8 @@ class Backend(anyio.AsyncContextManagerMixin):
             TooManyOrders: Too many others are waiting; nothing was sent.
             MobileMoneyError: As of ``client.collections.create``.
         """
-        places: list[Place] = []
-        if self._per_number is not None:
-            places.append((self._per_number, normalise_phone_number(phone_number)))
-        if self._per_caller is not None and caller is not None:
-            places.append((self._per_caller, require_text("caller", caller)))
-        return await self._pay(order, _Attempt((self.client.collections, phone_number, amount), places), patience)
+        names = (normalise_phone_number(phone_number), None if caller is None else require_text("caller", caller))
+        return await self._pay(order, _Attempt((self.client.collections, phone_number, amount), names), patience)
 
     async def disburse(
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
@@ -292,9 +290,10 @@ class Backend(anyio.AsyncContextManagerMixin):
                 raise refuse("backend", "open: use it inside its `async with`")
             # No await from here on: by now another task may have begun the order, which this one joins then.
             if order not in self._attempts:
-                if record is not None and not _is_new(record) and len(self._attempts) >= self._most_waiting:
+                if _is_new(record):
+                    self._admit(order, wanted)
+                elif record is not None and len(self._attempts) >= self._most_waiting:
                     return read_record(record)
-                self._admit(order, wanted, is_new=_is_new(record))
                 self._attempts[order] = wanted
                 self._tasks.start_soon(self._create, order, wanted)
         attempt = self._attempts[order]
@@ -308,17 +307,12 @@ class Backend(anyio.AsyncContextManagerMixin):
             raise attempt.error
         return await self.status(order) or OrderStatus(order=order, state=OrderState.SENDING)
 
-    def _admit(self, order: str, attempt: _Attempt, *, is_new: bool) -> None:
-        """Take the places of an order that has no payment; others need none.
-
-        Raises:
-            TooManyOrders: Too many others are waiting, or one of the places is not free.
-        """
-        attempt.places = attempt.places if is_new else []
-        attempt.taken_at = anyio.current_time()
-        if is_new and len(self._attempts) >= self._most_waiting:
+    def _admit(self, order: str, attempt: _Attempt) -> None:
+        """Refuse an order without a payment where too many others wait, or its number or caller has too many."""
+        if len(self._attempts) >= self._most_waiting:
             raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
-        if (wait := take_places(attempt.places, attempt.taken_at)) > 0:
+        attempt.admitted_at = anyio.current_time()
+        if attempt.names is not None and (wait := self._limits.take(attempt.names, attempt.admitted_at)) > 0:
             text = "too many new payments for this phone number, or by this caller"
             raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
 
@@ -329,8 +323,8 @@ class Backend(anyio.AsyncContextManagerMixin):
             self.callbacks.track(answer)
         except MobileMoneyError as exc:
             attempt.error = exc
-            for limit, name in attempt.places if exc.outcome == "not_sent" else ():  # no phone rang
-                limit.give_back(name, attempt.taken_at)
+            if exc.outcome == "not_sent" and attempt.names is not None:  # no phone rang
+                self._limits.give_back(attempt.names, attempt.admitted_at)
             logger.warning("order %r: the create ended as %s, %s: %s", order, exc.outcome, type(exc).__name__, exc)
             if exc.outcome == "unknown":
                 self._is_unknown.set()
@@ -347,34 +341,29 @@ class Backend(anyio.AsyncContextManagerMixin):
         if (signal := self._signals.pop(order, None)) is not None:
             signal.set()
 
-    async def _follow(self) -> None:
-        """Wake those who watch an order whenever it changes."""
+    async def _read(self, consumer: str | None, handle: Callable[[PaymentChange], Awaitable[None]]) -> None:
+        """Handle each change from now on, or from where the consumer was; while the store fails, try again."""
         while True:
             try:
-                async for change in self._payments.changes(start="now"):
-                    self._wake(change.key or "")
+                async for change in self._payments.changes(consumer=consumer, start="now"):
+                    await handle(change)
             except StoreError as exc:
-                logger.warning("changes of orders are shown later: %s", exc)
+                logger.warning("changes of orders are shown, or settled, later: %s", exc)
                 await anyio.sleep(_FAULT_PAUSE)
-                for order in list(self._signals):
-                    self._wake(order)
 
-    async def _consume(self) -> None:
-        """Hand final payments to `on_settled`, as a consumer of the feed."""
-        while self._on_settled is not None:
-            try:
-                async for change in self._payments.changes(consumer=self._name, start="now"):
-                    try:
-                        if change.state is PaymentState.FINAL:
-                            await self._on_settled(change)
-                    except Exception as exc:
-                        logger.exception("on_settled failed for order %r, and is called again", change.key)
-                        await change.failed(exc)
-                    else:
-                        await change.done()  # also others: after a crash, the first that is not done is held back
-            except StoreError as exc:
-                logger.warning("on_settled is called later: %s", exc)
-                await anyio.sleep(_FAULT_PAUSE)
+    async def _show(self, change: PaymentChange) -> None:
+        self._wake(change.key or "")
+
+    async def _settle(self, change: PaymentChange) -> None:
+        """Hand a final payment to `on_settled`. Others are done, too: after a crash, the first open change lags."""
+        try:
+            if change.state is PaymentState.FINAL and self._on_settled is not None:
+                await self._on_settled(change)
+        except Exception as exc:
+            logger.exception("on_settled failed for order %r, and is called again", change.key)
+            await change.failed(exc)
+        else:
+            await change.done()
 
     async def _listen(self) -> None:
         """Report payments that the poller gives up on: an operator has to look at them."""

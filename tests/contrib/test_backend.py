@@ -24,7 +24,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
-from mobilemoney_async.contrib.prompt_limit import PromptLimit, take_places
+from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply
@@ -394,16 +394,15 @@ async def test_what_was_not_sent_takes_no_place(sandbox: Sandbox, tmp_path: Path
 @example(most=1, pauses=[12.0, 0.0, 0.0], names=["a"] * 40)
 def test_no_span_has_more_than_the_limit(most: int, pauses: list[float], names: list[str]) -> None:
     """Whenever a name comes, it takes a place or is told when; coming then it gets one, and no span has too many."""
-    limit, now = PromptLimit(most, 10.0), 0.0
+    limits, now = PromptLimits(per_number=None, per_caller=(most, 10.0)), 0.0
     taken: dict[str, list[float]] = {"a": [], "b": []}
     for pause, name in zip(pauses, names, strict=False):
         now += pause
-        wait = take_places([(limit, name)], now)
+        wait = limits.take((PAYS, name), now)
         assert 0 <= wait <= 10.0 + 1e-6  # a float of the clock
         if wait:
-            now += wait
-            assert take_places([(limit, name)], now + 1e-9) == 0
-            now += 1e-9
+            now += wait + 1e-9
+            assert limits.take((PAYS, name), now) == 0
         taken[name].append(now)
     for times in taken.values():
         for first, after in zip(times, times[most:], strict=False):
@@ -411,20 +410,20 @@ def test_no_span_has_more_than_the_limit(most: int, pauses: list[float], names: 
 
 
 def test_a_limit_counts_in_any_span_and_forgets() -> None:
-    """A place is free again after exactly its time, and names without recent places take no memory."""
-    limit = PromptLimit(2, 10.0)
-    limit.take("a", 0.0)
-    limit.take("a", 4.0)
-    assert (limit.wait("a", 5.0), limit.wait("b", 5.0), limit.wait("a", 10.0)) == (5.0, 0.0, 0.0)
-    limit.take("a", 10.0)
-    assert limit.wait("a", 10.0) == 4.0
-    limit.give_back("a", 10.0)
-    limit.give_back("a", 10.0)
-    assert limit.wait("a", 10.0) == 0.0
+    """A place is free again after exactly its time, is taken under both limits or none, and is forgotten in the end."""
+    limits = PromptLimits(per_number=(2, 10.0), per_caller=(3, 5.0))
+    assert [limits.take(("a", "x"), now) for now in (0.0, 4.0, 5.0)] == [0.0, 0.0, 5.0]
+    assert [limits.take(("b", "x"), now) for now in (5.0, 5.5, 6.0)] == [0.0, 0.0, 9.0]
+    assert limits.take(("c", "x"), 6.0) == 3.0
+    assert limits.take(("c", None), 6.0) == limits.take(("a", "x"), 10.0) == 0.0
+    assert limits.take(("a", None), 10.0) == 4.0
+    limits.give_back(("a", "x"), 10.0)
+    limits.give_back(("a", "x"), 10.0)
+    assert limits.take(("a", None), 10.0) == 0.0
     for n in range(1000):
-        limit.take(f"stranger {n}", 11.0)
-    assert limit.wait("last", 21.0) == 0.0
-    assert limit._taken == []
+        limits.take((f"stranger {n}", None), 11.0)
+    limits.take(("last", None), 21.0)
+    assert len(limits._taken) == 1
 
 
 async def test_a_quiet_watch_says_the_same_again(sandbox: Sandbox, tmp_path: Path) -> None:
