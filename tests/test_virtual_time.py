@@ -46,6 +46,25 @@ async def test_timers_fire_in_order_and_on_time() -> None:
     assert [at for _, at in woken] == pytest.approx([0.0, 0.001, 1.5, 30.0, 600.0])
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_loop_may_wake_late(backend: Literal["asyncio", "trio"]) -> None:
+    """With `late` each jump overshoots by so much, and timers that fell due in between fire at once."""
+    late = iter([0.25, 7.0])
+    woken: list[tuple[float, float]] = []
+
+    async def sleeper(delay: float) -> None:
+        await anyio.sleep(delay)
+        woken.append((delay, anyio.current_time()))
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            for delay in (1.0, 2.0, 5.0, 9.0, 20.0):
+                tasks.start_soon(sleeper, delay)
+
+    run_virtual(main, backend=backend, late=lambda: next(late, 0.0))
+    assert sorted(woken) == [(1.0, 1.25), (2.0, 9.0), (5.0, 9.0), (9.0, 9.0), (20.0, 20.0)]
+
+
 @pytest.mark.anyio
 async def test_time_stands_still_while_tasks_run() -> None:
     """A busy test uses up no virtual time."""
@@ -261,7 +280,7 @@ def test_asyncio_needs_no_trio(monkeypatch: pytest.MonkeyPatch) -> None:
         return real_import(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", no_trio)
-    assert virtual_backend("asyncio") == ("asyncio", {"loop_factory": VirtualClockEventLoop})
+    assert virtual_backend("asyncio")[0] == "asyncio"
     with pytest.raises(ImportError):
         virtual_backend("trio")
 

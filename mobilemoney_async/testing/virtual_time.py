@@ -21,9 +21,11 @@ Rules of virtual time:
   long as that takes. A database file in the test's own directory is a good companion of virtual time; other processes
   on the same database are not.
 - If nothing can run and no timer is set, the loop waits in earnest, as any other does.
+- Nothing is ever late, unless you pass `late`: real loops wake late, on a busy machine or after it slept.
 """
 
 import asyncio
+import functools
 import math
 import selectors
 import time
@@ -54,10 +56,12 @@ class _JumpingSelector(selectors.DefaultSelector):
     Attributes:
         now: The virtual time in seconds. It starts at 0, as trio's mock clock does.
         holds: The number of threads at work for which the clock waits.
+        late: Returns by how much the loop wakes late, seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late: Callable[[], float]) -> None:
         super().__init__()
+        self.late: Callable[[], float] = late
         self.now: float = 0.0
         self.holds: int = 0
 
@@ -72,7 +76,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         has_sockets = len(self.get_map()) > 1
         ready = super().select(0) or (super().select(_GRACE) if has_sockets else [])
         if not ready:
-            self.now += timeout
+            self.now += timeout + self.late()
             if self.now + _RESOLUTION == self.now:
                 # asyncio fires timers due *before* time() + resolution. After some hundred days a float is too coarse
                 # for that sum, and a timer due exactly now would never fire.
@@ -84,10 +88,13 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     """Event loop of asyncio on a virtual clock.
 
     Use it as a loop factory: `asyncio.Runner(loop_factory=VirtualClockEventLoop)`, or by `virtual_backend("asyncio")`.
+
+    Args:
+        late: As for `virtual_backend`.
     """
 
-    def __init__(self) -> None:
-        self._clock = _JumpingSelector()
+    def __init__(self, *, late: Callable[[], float] = float) -> None:
+        self._clock = _JumpingSelector(late)
         super().__init__(self._clock)
 
     def time(self) -> float:
@@ -141,13 +148,17 @@ def _mock_clock() -> "MockClock | None":
 worker_threads.watch(_stopped_time)
 
 
-def virtual_backend(backend: Literal["asyncio", "trio"]) -> tuple[str, dict[str, Any]]:
+def virtual_backend(
+    backend: Literal["asyncio", "trio"], *, late: Callable[[], float] = float
+) -> tuple[str, dict[str, Any]]:
     """Return a virtual-time backend as anyio's pytest plugin and `anyio.run` take it.
 
     Call it for each test: the clock of trio goes on from one run to the next with the same options.
 
     Args:
         backend: The event loop to use.
+        late: Called whenever the clock jumps to a timer; returns by how much the loop wakes later than that, seconds,
+            at least 0. By default it is never late.
 
     Returns:
         The name of the backend and its options.
@@ -157,16 +168,22 @@ def virtual_backend(backend: Literal["asyncio", "trio"]) -> tuple[str, dict[str,
         ImportError: `backend` is "trio" and trio is not installed.
     """
     if backend == "asyncio":
-        return "asyncio", {"loop_factory": VirtualClockEventLoop}
+        return "asyncio", {"loop_factory": functools.partial(VirtualClockEventLoop, late=late)}
     if backend == "trio":
         from trio.testing import MockClock
 
-        return "trio", {"clock": MockClock(autojump_threshold=0)}
+        clock = MockClock(autojump_threshold=0)
+        jump = clock.jump
+        clock.jump = lambda seconds: jump(seconds + late())  # type: ignore[method-assign]
+        return "trio", {"clock": clock}
     raise ValueError(f"backend must be 'asyncio' or 'trio', not {backend!r}")
 
 
 def run_virtual(
-    async_fn: Callable[[*Ts], Awaitable[T]], *args: *Ts, backend: Literal["asyncio", "trio"] = "asyncio"
+    async_fn: Callable[[*Ts], Awaitable[T]],
+    *args: *Ts,
+    backend: Literal["asyncio", "trio"] = "asyncio",
+    late: Callable[[], float] = float,
 ) -> T:
     """Run an async function to its end in virtual time.
 
@@ -174,6 +191,7 @@ def run_virtual(
         async_fn: The function to run.
         *args: Its arguments.
         backend: The event loop to use.
+        late: As for `virtual_backend`.
 
     Returns:
         The result of `async_fn`.
@@ -183,7 +201,7 @@ def run_virtual(
         ImportError: `backend` is "trio" and trio is not installed.
         BaseException: Any error of `async_fn`.
     """
-    name, options = virtual_backend(backend)
+    name, options = virtual_backend(backend, late=late)
     if name == "trio":
         import trio
 

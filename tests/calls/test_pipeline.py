@@ -1,8 +1,9 @@
 """One call from method to wire and back: the retry table end to end, over real sockets and over a fake transport."""
 
 import itertools
+import math
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,7 @@ import anyio
 import attrs
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async import (
@@ -36,6 +37,7 @@ from mobilemoney_async import (
 from mobilemoney_async.calls.pipeline import AnswerFacts
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.testing import run_virtual
+from tests.calls.test_bucket import StrictService
 from tests.support.fakes import (
     B2C,
     C2B,
@@ -55,6 +57,7 @@ from tests.support.fakes import (
     refusal,
     replies,
     script,
+    service,
     transaction,
 )
 from tests.support.scale import examples
@@ -393,6 +396,15 @@ faults: st.SearchStrategy[Step] = st.sampled_from(
         acknowledgement(),
     ]
 )
+EXPIRED = refusal("token_expired", 401)
+LIMITED: list[Response | None] = [
+    None,
+    None,
+    EXPIRED,
+    Response(503),
+    refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=3),
+]
+late = st.lists(st.one_of(st.just(0.0), st.floats(0, 0.5), st.floats(0, 90)), max_size=50)  # of the event loop, seconds
 policies = st.builds(
     RetryPolicy,
     max_attempts=st.integers(1, 12),
@@ -411,31 +423,51 @@ def is_documented_rejection(step: Step) -> bool:
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @given(
     steps=st.lists(faults, max_size=12),
+    delays=st.lists(st.one_of(st.just(0.0), st.floats(0, 100)), max_size=12),
     policy=policies,
     timeout=st.floats(0.1, 100),
     deadline=st.one_of(st.none(), st.floats(0.1, 1000)),
+    late=late,
 )
 @settings(max_examples=examples(200), deadline=None)
-def test_no_settings_and_no_faults_send_money_twice(
-    backend: Any, steps: list[Step], policy: RetryPolicy, timeout: float, deadline: float | None
+def test_no_settings_and_no_faults_send_money_twice(  # noqa: PLR0917
+    backend: Any,
+    steps: list[Step],
+    delays: list[float],
+    policy: RetryPolicy,
+    timeout: float,
+    deadline: float | None,
+    late: list[float],
 ) -> None:
     """Whatever goes wrong in whatever order, a create goes again only after a documented rejection.
 
-    A transport that took the whole request proves nothing by the name of its error.
+    A transport that took the whole request proves nothing by the name of its error, and on a loop that wakes late an
+    answer may come together with the end of its time.
     """
+    lost = iter(late)
 
     async def main() -> None:
-        transport = FakeTransport(script(*steps))
+        pauses, play = iter(delays), script(*steps)
+
+        async def answer(sent: Sent) -> Step:
+            await anyio.sleep(next(pauses, 0.0))
+            step = play(sent)
+            return await step if isinstance(step, Awaitable) else step
+
+        transport = FakeTransport(answer)
         client = make_client(transport, auth=CountingSource(), retry=policy, timeout=timeout, deadline=deadline)
         error: MobileMoneyError | None = None
+        start = anyio.current_time()
         try:
             await collect(client)
         except MobileMoneyError as exc:
             error = exc
+        now = anyio.current_time()
         seen = steps[: len(transport.sent)]
         assert all(is_documented_rejection(step) for step in seen[:-1])
         if isinstance(error, OutcomeUnknown):
-            assert not is_documented_rejection(seen[-1])
+            is_too_late = now - transport.sent[-1].at >= timeout or now - start >= (deadline or math.inf)
+            assert is_too_late or not is_documented_rejection(seen[-1])
         elif error is None:
             assert len(transport.sent) > len(steps) or seen[-1] == acknowledgement()
         else:
@@ -443,7 +475,56 @@ def test_no_settings_and_no_faults_send_money_twice(
             assert is_documented_rejection(seen[-1]) or getattr(seen[-1], "status", None) in {400, 401, 429}
             assert not isinstance(error, APIError) or error.is_certain is is_documented_rejection(seen[-1])
 
-    run_virtual(main, backend=backend)
+    run_virtual(main, backend=backend, late=lambda: next(lost, 0.0))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@given(
+    arrivals=st.lists(st.tuples(st.floats(0, 30), st.sampled_from([collect, look_up])), min_size=20, max_size=90),
+    answers=st.lists(st.tuples(st.sampled_from(LIMITED), st.floats(0, 3) | st.floats(0, 20)), max_size=30),
+    lifetime=st.integers(61, 120),
+    late=late,
+)
+@settings(max_examples=examples(25), deadline=None)
+@example(arrivals=[(0.0, look_up)] * 90, answers=[], lifetime=61, late=[])
+@example(arrivals=[(0.0, look_up)] * 90, answers=[], lifetime=90, late=[0.4] * 90)
+@example(
+    arrivals=[(0.0, look_up)] * 40, answers=[(None, 0.0)] * 5 + [(EXPIRED, 0.0), (None, 4.0)], lifetime=90, late=[]
+)
+def test_no_login_and_no_late_loop_breaks_the_limit(
+    backend: Any,
+    arrivals: list[tuple[float, Call]],
+    answers: list[tuple[Response | None, float]],
+    lifetime: int,
+    late: list[float],
+) -> None:
+    """Calls that wait for a login, for retries and for a busy machine keep to both readings of the limit."""
+    lost = iter(late)
+
+    async def main() -> None:
+        left, tokens = iter(answers), itertools.count(1)
+
+        async def answer(sent: Sent) -> Step:
+            refused, delay = next(left, (None, 0.1))
+            await anyio.sleep(delay)
+            if sent.path == LOGIN:
+                return logged_in(f"login-token-{next(tokens)}", expires_in=lifetime)
+            return refused or service(sent.path)
+
+        async def make(at: float, call: Call) -> None:
+            await anyio.sleep(at)
+            with suppress(MobileMoneyError):
+                await call(client)
+
+        transport = FakeTransport(answer)
+        client = make_client(transport, auth=LoginAuth(EMAIL, PASSWORD))
+        with anyio.fail_after(30 + 10 * len(arrivals) + sum(late)):  # no call waits for ever
+            async with anyio.create_task_group() as tasks:
+                for arrival in arrivals:
+                    tasks.start_soon(make, *arrival)
+        assert StrictService().rejections([sent.at for sent in transport.sent]) == []
+
+    run_virtual(main, backend=backend, late=lambda: next(lost, 0.0))
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
