@@ -582,6 +582,24 @@ class TestRequest:
                 await client.request("POST", "/search", json={}, effect=effect)
         assert len(service.requests) == requests
 
+    @pytest.mark.parametrize("status", [200, 201, 204])
+    @pytest.mark.parametrize("body", [b"", b" \r\n"])
+    async def test_money_that_is_answered_with_nothing_is_unknown(self, status: int, body: bytes) -> None:
+        """An empty success proves nothing about money, not even HTTP 204; of a read or a session call 204 is enough."""
+
+        async def handler(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(status, content=body)
+
+        async with connect(handler) as (client, service):
+            for effect in ("money", Effect.MONEY, None):
+                with pytest.raises(OutcomeUnknown) as caught:
+                    await client.request("POST", "/payment-service/bulk", json={"amount": "5"}, effect=effect)
+                assert caught.value.outcome == "unknown"
+            assert len(service.requests) == 3
+            if status == 204:
+                assert await client.request("DELETE", "/hooks/7", effect="session") == {}
+                assert await client.request("GET", "/hooks/7") == {}
+
     async def test_the_answer_is_the_json_object(self) -> None:
         async def handler(request: httpx.Request) -> httpx.Response:
             return httpx.Response(200, content=b'{"balance": 10.10, "rows": [1, null]}')

@@ -28,9 +28,11 @@ from mobilemoney_async.values import (
     require_date,
     require_identifier,
     require_integer,
+    require_name,
     require_seconds,
     require_text,
     tanzanian,
+    valid_name,
 )
 
 MOST = 10**20 - 1
@@ -493,6 +495,28 @@ class TestNumbersAndDates:
         with pytest.raises(InvalidRequest, match=r"^from_date must be a datetime.date, not "):
             require_date("from_date", value)
         assert require_date("from_date", dt.date(2025, 1, 1)) == dt.date(2025, 1, 1)
+
+
+@pytest.mark.parametrize(("length", "is_taken"), [(1, True), (199, True), (200, True), (201, False), (5000, False)])
+@pytest.mark.parametrize("letter", ["k", "é", "\U0001f4b0"])
+def test_a_name_has_at_most_two_hundred_characters(letter: str, length: int, is_taken: bool) -> None:
+    """Characters, not bytes; exactly 200 are taken, one more is refused by name and without its value."""
+    text = letter * length
+    assert valid_name(text) == (text if is_taken else None)
+    if is_taken:
+        assert require_name("idempotency_key", text) == text
+        return
+    with pytest.raises(InvalidRequest, match=r"^idempotency_key must be a str of at most 200 characters") as caught:
+        require_name("idempotency_key", text)
+    assert letter * 2 not in str(caught.value)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 64, 200])
+def test_a_text_of_exactly_the_limit_is_whole(limit: int) -> None:
+    """Redacted texts are cut where they are longer than the limit, and nowhere else; the mark of the cut counts."""
+    text = ("word " * 50)[:limit].rstrip().ljust(limit, ".")
+    assert redact(text, limit) == text
+    assert redact(text + ".", limit) == text[:-1] + "…"
 
 
 @given(st.text(min_size=6, alphabet="0123456789+.,- "))

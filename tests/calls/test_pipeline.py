@@ -290,6 +290,22 @@ async def test_a_renewal_does_not_count_as_an_attempt(code: str) -> None:
     assert len(transport.sent) == 5
 
 
+@pytest.mark.parametrize("most", [1, 2, 4])
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("call", [*CREATES, pytest.param(look_up, id="lookup")])
+async def test_a_call_that_renews_its_token_has_exactly_its_attempts(call: Call, before: int, most: int) -> None:
+    """`max_attempts` requests and the replay, not one more or less, whenever the token was refused."""
+    rejected = refusal("RATE_LIMIT_EXCEEDED", 429, retry_after=1)
+    steps = [*[rejected] * min(before, most - 1), refusal("token_expired", 401)]
+    source = CountingSource()
+    transport = FakeTransport(script(*steps, then=lambda sent: rejected))
+    with pytest.raises(RateLimitExceeded) as caught:
+        await call(make_client(transport, auth=source, retry=RetryPolicy(max_attempts=most)))
+    assert len(transport.sent) == most + 1
+    assert source.refused == [("token-1", False)]
+    assert (caught.value.outcome, caught.value.is_certain) == ("refused", True)
+
+
 @pytest.mark.parametrize("code", ["invalid_token", "token_expired"])
 async def test_a_token_that_is_never_accepted_ends_in_invalid_token(code: str) -> None:
     """A second refusal is final, and means that the token is not accepted rather than that it ran out."""

@@ -301,6 +301,19 @@ class TestEncoding:
         with pytest.raises(InvalidRequest, match=r"nested 64 deep at most"):
             encode("extra", circle)
 
+    def test_sixty_four_levels_are_plain_and_one_more_is_not(self) -> None:
+        """The limit is exact: a body of 64 levels inside the field goes out, one of 65 is refused."""
+
+        def nested(levels: int) -> dict[str, Any]:
+            value: Any = 1
+            for _ in range(levels):
+                value = [value]
+            return {"field": value}
+
+        assert encode("extra", nested(63)).decode() == '{"field":' + "[" * 63 + "1" + "]" * 63 + "}"
+        with pytest.raises(InvalidRequest, match=r"nested 64 deep at most"):
+            encode("extra", nested(64))
+
     @given(st.dictionaries(st.text(), st.floats()))
     @settings(deadline=None)
     def test_no_float_gets_through(self, body: dict[str, Any]) -> None:

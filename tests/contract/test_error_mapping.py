@@ -212,6 +212,8 @@ class TestOtherCodes:
         ("said", "shown"),
         [
             ("E42", "E42"),
+            ("A" * 64, "A" * 64),
+            ("A" * 65, "[redacted]"),
             ("no such user +255680000001", "no such user +25568…001"),
             ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOjF9", "[redacted]"),
             ("x1 " * 60, "x1 " * 21 + "…"),

@@ -254,6 +254,16 @@ def test_a_process_that_dies_takes_at_most_what_it_reserved(lane: Priority) -> N
         assert all("survivor" in name for name in json.loads(fleet.row.text or "")["processes"])
 
 
+def test_a_process_that_dies_behind_others_leaves_the_budget() -> None:
+    """One whose turn never came is forgotten too, soon after the time at which it would have asked again."""
+    living = [Member(f"living {each}", PAYMENT) for each in range(2)]
+    fleet = Fleet(FAST, *living, *(Member(f"dead {each}", BULK, dies_at=START + 3) for each in range(5)))
+    fleet.run(START + 2)
+    assert sum("dead" in name for name in json.loads(fleet.row.text or "")["processes"]) == 5
+    fleet.run(START + 12)  # bulk work would go first after half a minute
+    assert all("living" in name for name in json.loads(fleet.row.text or "")["processes"])
+
+
 def test_an_idle_fleet_gives_a_process_the_whole_burst_at_once() -> None:
     """One process alone has ten slots at once; then every process is served, and the record is empty."""
     row = Row()

@@ -200,6 +200,14 @@ def test_no_spelling_hides_our_number(shown: str) -> None:
     assert may_be_number(shown, _OWN)
 
 
+@pytest.mark.parametrize(("length", "is_read"), [(63, True), (64, True), (65, False)])
+def test_a_text_is_read_as_a_number_up_to_sixty_four_characters(length: int, is_read: bool) -> None:
+    """A longer one proves no number, and may be any."""
+    masked = "25568" + "*" * (length - 8) + _OWN[-3:]
+    assert (same_number(masked, _OWN) is not None) is is_read
+    assert may_be_number("9" * length, _OWN) is not is_read
+
+
 @given(st.text("0123456789+*x. -()", max_size=16))
 def test_a_proven_number_may_be_ours(shown: str) -> None:
     """A text that proves our number is also one that may be it."""

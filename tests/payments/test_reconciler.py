@@ -1071,6 +1071,7 @@ async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(sto
         record = await get(other)
         first, second = world.made
         assert record.transaction_id == first
+        assert [entry.what for entry in record.history].count("contradiction") == 1
         assert record.history[-1].what == "contradiction"
         assert record.history[-1].detail is not None
         assert second in record.history[-1].detail
