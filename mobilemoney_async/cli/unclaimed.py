@@ -121,16 +121,9 @@ def recover(
 
 def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:
     """Return the transaction of each key, and the whole phone numbers of some transactions."""
-    split = [tuple(each.rpartition("=")[::2]) for each in pairs]
-    rows = [{"key": key, "transaction_id": name} for key, name in split]
+    rows = [dict(zip(("key", "transaction_id"), each.rpartition("=")[::2], strict=True)) for each in pairs]
     if file is not None:
-        try:
-            with file.open(encoding="utf-8-sig", newline="") as text:
-                rows += [{name: each or "" for name, each in row.items() if name} for row in csv.DictReader(text)]
-        except (UnicodeDecodeError, csv.Error) as exc:
-            raise WrongUsage(f"{file} is not a CSV file in UTF-8") from exc
-        if not rows:
-            raise WrongUsage(f"{file} names no payments")
+        rows += _read_file(file)
     for row in rows:
         if not row.get("key") or not row.get("transaction_id"):
             raise WrongUsage(
@@ -140,6 +133,17 @@ def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str]
     if len(keys) < len(rows):
         raise WrongUsage("a key is given twice")
     return keys, {row["transaction_id"]: row["phone_number"] for row in rows if row.get("phone_number")}
+
+
+def _read_file(file: Path) -> list[dict[str, str]]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            rows = [{name: each or "" for name, each in row.items() if name} for row in csv.DictReader(text)]
+    except (UnicodeDecodeError, csv.Error) as exc:
+        raise WrongUsage(f"{file} is not a CSV file in UTF-8") from exc
+    if not rows:
+        raise WrongUsage(f"{file} names no payments")
+    return rows
 
 
 @with_service()

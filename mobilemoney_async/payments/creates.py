@@ -194,37 +194,42 @@ class IdempotentCreates:
             progress.earlier, progress.attempts = record, None
             if acknowledgement is not None:
                 return None, acknowledgement
-            if record is not None and record.state is PaymentState.CANCELLED:
-                said = f"payment {record.key!r} was cancelled, and its key is used up: nothing was sent"
-                raise StoreError(said, outcome="not_sent")
             now = self._pipeline.utcnow()
             # Another process may send from here on: `Journal.begin` finds out.
-            answer = Clearance.SEND if record is None else self._clearance(record, now)
-            if answer is Clearance.SEND:
+            answer = self._clearance(record, now)
+            if record is None or answer is Clearance.SEND:
                 progress.is_comparing = True
                 took_time = await self._recovery.admit(request, facts)
                 progress.is_comparing = False
-                if took_time:
-                    continue
-            if record is None or answer is Clearance.SEND:
-                return None if record is None else record.attempt, None
-            if record.state is PaymentState.SENDING and not is_stale(record, now):
+                if not took_time:
+                    return None if record is None else record.attempt, None
+            elif record.state is PaymentState.SENDING and not is_stale(record, now):
                 await anyio.sleep(pause)
                 pause = min(_LAST_LOOK, pause * _LOOK_FACTOR)
-                continue
-            if has_looked or answer in {Clearance.WAIT, Clearance.DOUBT}:
+            elif has_looked or answer in {Clearance.WAIT, Clearance.DOUBT}:
                 raise await self._refuse(record, answer)
-            progress.is_looking = True
-            try:
-                await self._recovery.binding.require_bound(facts)
-                await self._reconciler.look_for(record)
-            except MobileMoneyError as exc:
-                # A failure now, the store's own included, proves nothing about the earlier request.
-                raise _unknown(record) if record.is_unresolved else _no_look(record, "the list cannot be read") from exc
-            progress.is_looking, has_looked = False, True
+            else:
+                progress.is_looking = True
+                await self._look(record, facts)
+                progress.is_looking, has_looked = False, True
 
-    def _clearance(self, record: PaymentRecord, now: datetime) -> Clearance:
+    def _clearance(self, record: PaymentRecord | None, now: datetime) -> Clearance:
+        """Return whether a key may be sent now; raise `StoreError` if its payment was cancelled."""
+        if record is None:
+            return Clearance.SEND
+        if record.state is PaymentState.CANCELLED:
+            said = f"payment {record.key!r} was cancelled, and its key is used up: nothing was sent"
+            raise StoreError(said, outcome="not_sent")
         return clearance(record, now, absent_suffices=self._store.resend_absent_collections, grace=self._store.grace)
+
+    async def _look(self, record: PaymentRecord, facts: AccountFacts) -> None:
+        """Look for a payment in the service's list."""
+        try:
+            await self._recovery.binding.require_bound(facts)
+            await self._reconciler.look_for(record)
+        except MobileMoneyError as exc:
+            # A failure now, the store's own included, proves nothing about the earlier request.
+            raise _unknown(record) if record.is_unresolved else _no_look(record, "the list cannot be read") from exc
 
     async def _refuse(self, record: PaymentRecord, answer: Clearance) -> MobileMoneyError:
         """Return the error for a key that may not be sent now; note first if someone has to decide."""

@@ -21,7 +21,7 @@ is cancelled meanwhile ends that first, inside a shield. Other tasks may change 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -135,24 +135,49 @@ class UnclaimedObserver:
             return  # before the first payment
         if not self._binding.is_known(account.host, account.credentials):
             await self._binding.require_bound()
-        remember, shown = self._store.remember, {row.id: row.created_at for row in rows}
+        self._learn(rows, account, owned)
+        changed, due, fresh = self._sort(new, account, now, owned=owned, recorded=recorded, sighted=sighted)
+        if fresh:
+            await self._store.write(lambda journal: _save_sightings(journal, fresh, now))
+        if due or changed:
+            await self._judge(account, due, changed, now)
+
+    def _learn(self, rows: Sequence[Transaction], account: sa.Row[Any], owned: Mapping[str, datetime | None]) -> None:
+        """Remember the rows of our payments, which show the service's clock, and our merchant there."""
+        shown = {row.id: row.created_at for row in rows}
         for transaction_id, sent_at in owned.items():
-            remember(transaction_id, sent_at is not None)
+            self._store.remember(transaction_id, sent_at is not None)
         self._ahead = min((shown[each] - at for each, at in owned.items() if at is not None), default=self._ahead)
-        self._find_merchant(rows, account)
+        if self._merchant_id is None:
+            own = (row.merchant_id for row in rows if row.merchant_id and self._seen.get(row.id) is True)
+            self._merchant_id = account.merchant_id or next(own, None)
+
+    def _sort(
+        self,
+        new: Sequence[Transaction],
+        account: sa.Row[Any],
+        now: datetime,
+        *,
+        owned: Container[str],
+        recorded: Mapping[str, str | None],
+        sighted: Mapping[str, datetime],
+    ) -> tuple[list[Transaction], dict[str, tuple[Transaction, datetime]], list[str]]:
+        """Sort rows by what `_look` has found.
+
+        Returns:
+            The recorded rows with a new status; those to judge now, with their first sightings; and those whose first
+            sightings are to be recorded.
+        """
         changed, due = list[Transaction](), dict[str, tuple[Transaction, datetime]]()
         for row in new:
             if recorded.get(row.id, row.status) not in {None, row.status}:
                 changed.append(row)
             elif row.id in recorded:
-                remember(row.id, str(row.status))
+                self._store.remember(row.id, str(row.status))
             elif row.id not in owned and self._is_due(row, account, now, sighted.get(row.id)):
                 due[row.id] = (row, self._seen[row.id].first_at)
         fresh = [row.id for row in new if row.id not in {*due, *sighted} and self._is_lasting(row, now)]
-        if fresh:
-            await self._store.write(lambda journal: _save_sightings(journal, fresh, now))
-        if due or changed:
-            await self._judge(account, due, changed, now)
+        return changed, due, fresh
 
     async def _judge(
         self,
@@ -171,12 +196,6 @@ class UnclaimedObserver:
             self._seen.update((row.id, str(row.status)) for row in (*changed, *(row for row, _ in due.values())))
             self._seen.update((row.id, _Sighting(due[row.id][1], now + self._wait)) for row in left)
             self._report(made, now, is_full=is_full)
-
-    def _find_merchant(self, rows: Sequence[Transaction], account: sa.Row[Any]) -> None:
-        """Find out who we are at the service: by the account's row, or by what our payments have acknowledged."""
-        if self._merchant_id is None:
-            shown = (row.merchant_id for row in rows if row.merchant_id and self._seen.get(row.id) is True)
-            self._merchant_id = account.merchant_id or next(shown, None)
 
     def _is_lasting(self, row: Transaction, now: datetime) -> bool:
         """Return whether a row that nothing claims is too old to be a payment on its way."""
