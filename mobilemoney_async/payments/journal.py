@@ -109,6 +109,8 @@ _at = sa.bindparam("of_at", type_=changes.c.at.type)
 _PUBLISH = changes.insert().values(
     entry=_last_number.scalar_subquery(), at=sa.case((_before > _at, _before), else_=_at)
 )
+_PUBLISH_AT = changes.insert().values(entry=_last_number.scalar_subquery())
+_LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
 _FIRST_CHANGE = changes.insert().inline()
 _CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)
 
@@ -353,11 +355,15 @@ class Journal:
         detail: str,
     ) -> None:
         """Note and publish an event of many payments whose rows the caller has changed."""
+        # Asked once, not for each payment as in `publish`: PostgreSQL reads all changes of the account each time, if it
+        # takes the table to be empty, as after the rollback of thousands.
+        later = _LATER.where(changes.c.account == self.account, changes.c.at > at)
+        times = {row.name: row.last for row in self.connection.execute(later)}
         here = [{"account": self.account, "of_account": self.account, "of_key": key} for key in keys]
         said = {"at": at, "what": event.value, "source": str(source), "detail": shorten(detail)}
         self.connection.execute(_NOTE, [{**each, **said, "key": each["of_key"]} for each in here])
-        change = {"state": str(state), "status": None, "of_at": at}
-        self.connection.execute(_PUBLISH, [{**each, **change, "name": each["of_key"]} for each in here])
+        change = [{"name": each["of_key"], "state": str(state), "at": times.get(each["of_key"], at)} for each in here]
+        self.connection.execute(_PUBLISH_AT, [each | values for each, values in zip(here, change, strict=True)])
         self.has_changes = True
 
     def publish_new(self, keys: Iterable[str], state: PaymentState, *, at: datetime) -> None:

@@ -8,7 +8,7 @@ minutes, while all other payments go on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -134,22 +134,24 @@ def _insertion(dialect: str) -> Any:
     return insert_missing(payments, dialect).returning(*others, FOUND_VERSION.label("version"))
 
 
-def enqueue_all(journal: Journal, orders: Sequence[tuple[PaymentRequest, QueueOptions]], at: datetime) -> None:
-    """Record thousands of payments that are to be sent, in a few statements; see `enqueue`."""
-    for some in chunks(orders):
-        here = (_columns.account == journal.account, _columns.key.in_([request.key for request, _ in some]))
-        known = set(journal.connection.execute(sa.select(_columns.key).where(*here)).scalars())
-        new = [_row(journal.account, *order, at) for order in some if order[0].key not in known]
-        if new:
-            # A key that is used at this very moment ends the whole transaction: nothing is queued.
-            journal.connection.execute(payments.insert(), new)
-            of_each = [{"account": journal.account, "key": row["key"], "number": 1, "at": at} for row in new]
-            said = {"what": PaymentEvent.ENQUEUE.value, "source": str(Source.CALLER), "detail": None}
-            journal.connection.execute(history.insert(), [each | said for each in of_each])
-            journal.publish_new([row["key"] for row in new], PaymentState.QUEUED, at=at)
-        for request, options in some:
-            if request.key in known:
-                enqueue(journal, request, options, at)
+def enqueue_all(
+    journal: Journal, orders: Sequence[tuple[PaymentRequest, QueueOptions]], at: datetime, *, used: Container[str]
+) -> None:
+    """Record thousands of payments that are to be sent, in a few statements; see `enqueue`.
+
+    There are payments under the keys that were `used`. Another that is used at this very moment ends the whole
+    transaction: nothing is queued.
+    """
+    for some in chunks(order for order in orders if order[0].key not in used):
+        new = [_row(journal.account, *order, at) for order in some]
+        journal.connection.execute(payments.insert(), new)
+        of_each = [{"account": journal.account, "key": row["key"], "number": 1, "at": at} for row in new]
+        said = {"what": PaymentEvent.ENQUEUE.value, "source": str(Source.CALLER), "detail": None}
+        journal.connection.execute(history.insert(), [each | said for each in of_each])
+        journal.publish_new([row["key"] for row in new], PaymentState.QUEUED, at=at)
+    for request, options in orders:
+        if request.key in used:
+            enqueue(journal, request, options, at)
 
 
 def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datetime) -> dict[str, Any]:
@@ -206,8 +208,8 @@ def cancel_batch(journal: Journal, batch: str, *, note: str, at: datetime) -> No
         values = {"state": str(state), "changed_at": at, "next_look_at": None, "reason": None}
         stopped = payments.update().where(*queued, *doubt).values(values).returning(_columns.key)
         keys = list(journal.connection.execute(stopped).scalars())
-        for some in chunks(keys):
-            journal.record_all(some, PaymentEvent.CANCEL, state, source=Source.PERSON, detail=note, at=at)
+        if keys:
+            journal.record_all(keys, PaymentEvent.CANCEL, state, source=Source.PERSON, detail=note, at=at)
 
 
 def is_cancelled(journal: Journal, key: str) -> bool:

@@ -119,7 +119,8 @@ class Payouts:
             if batch.state == CANCELLED:
                 raise _refused(f"batch {id!r} was cancelled by {batch.cancelled_by}")
             if batch.state == PROPOSED:
-                enqueue_all(journal, [_order(batch.id, line) for line in _lines(journal, batch.id)], now)
+                orders = [_order(batch.id, line) for line in _lines(journal, batch.id)]
+                enqueue_all(journal, orders, now, used=_payments(journal, batch.id))
                 _change(journal, batch.id, state=APPROVED, approved_by=approver, approved_at=now)
             return _find(journal, batch.id, now)
 
@@ -250,15 +251,20 @@ def _lines(journal: Journal, id: str) -> Sequence[sa.Row[Any]]:
 
 
 def _of_lines(statement: sa.Select[Any], account: str, id: str) -> sa.Select[Any]:
-    """Restrict a selection of payments to the keys of a batch's lines; an earlier batch may have queued some."""
+    """Join the lines of a batch with the payments under their keys; an earlier batch may have queued some.
+
+    Lines without a payment stay, so that PostgreSQL begins with the lines whatever it knows of the tables: the other
+    way round, it reads all lines again for each payment.
+    """
     of_line = (batch_lines.c.account == payments.c.account) & (batch_lines.c.key == payments.c.key)
-    return statement.join(batch_lines, of_line).where(batch_lines.c.account == account, batch_lines.c.batch == id)
+    both = batch_lines.outerjoin(payments, of_line)
+    return statement.select_from(both).where(batch_lines.c.account == account, batch_lines.c.batch == id)
 
 
 def _payments(journal: Journal, id: str) -> dict[str, sa.Row[Any]]:
     """Return the payments under the keys of a batch's lines, by key."""
     found = journal.connection.execute(_of_lines(sa.select(payments), journal.account, id))
-    return {row.key: row for row in found}
+    return {row.key: row for row in found if row.key is not None}
 
 
 def _find(journal: Journal, id: str, now: datetime) -> PayoutBatch:
@@ -291,7 +297,8 @@ def _states(journal: Journal, id: str) -> Mapping[str, int]:
     kinds = _of_lines(sa.select(columns.state, columns.status, sa.func.count().label("number")), journal.account, id)
     found: Counter[str] = Counter()
     for row in journal.connection.execute(kinds.group_by(columns.state, columns.status)):
-        found[_state(row)] += row.number
+        if row.state is not None:
+            found[_state(row)] += row.number
     return found
 
 

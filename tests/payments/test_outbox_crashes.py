@@ -93,7 +93,7 @@ async def begin_again(processes: Nursery, url: str, number: int) -> None:
 
 def queue(store: AccountStore, number: int) -> Any:
     orders = [read_order(**{"not_before": None, "priority": 0, **order_of(each)}) for each in range(number)]
-    return lambda journal: enqueue_all(journal, orders, datetime.now(UTC))
+    return lambda journal: enqueue_all(journal, orders, datetime.now(UTC), used=())
 
 
 async def test_kill_9_of_dispatchers_loses_no_queued_payment_and_sends_none_twice(store_url: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from mobilemoney_async import (
     IdempotencyConflict,
@@ -244,6 +245,43 @@ async def test_a_thousand_lines_are_proposed_and_listed(store_url: str) -> None:
         await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
         cancelled = await client.payouts.cancel(batch.id, by="Asha")
     assert dict(cancelled.states) == {"CANCELLED": 1_000}
+
+
+@pytest.mark.real_time
+async def test_cancelling_reads_the_changes_of_the_account_once(postgres_url: str) -> None:
+    """And not for each line, where PostgreSQL takes them to be none: it looked after an approval was rolled back."""
+    world, lines = make_world(postgres_url), 400
+    rows = [{"phone_number": f"+255681{each:06d}", "amount": 5_000, "key": f"k{each}"} for each in range(lines)]
+    engine = sa.create_engine(postgres_url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+
+    def query(statement: str) -> list[Any]:
+        with engine.connect() as connection:
+            found = connection.execute(sa.text(statement))
+            return [*found] if found.returns_rows else []
+
+    async def count_reads() -> int:
+        """Count what was read so far: a session has reported all of it once it has ended."""
+        others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        with anyio.fail_after(60):
+            while await anyio.to_thread.run_sync(query, f"{others} AND backend_type = 'client backend'"):
+                await anyio.sleep(0.05)
+        changes = "FROM pg_stat_user_tables WHERE relname = 'mobilemoney_changes'"
+        ((number,),) = await anyio.to_thread.run_sync(query, f"SELECT seq_tup_read + idx_tup_fetch {changes}")
+        return int(number)
+
+    async with world.client() as client:
+        await client.payments.enqueue(**{**ORDER, "type": "disbursement", "amount": 1}, idempotency_key="k0")
+        batch = await client.payouts.propose(rows, name="salaries", by="Asha")
+        with pytest.raises(IdempotencyConflict):
+            await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        await anyio.to_thread.run_sync(query, "ANALYZE")
+        batch = await client.payouts.propose(rows[1:], name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+    before = await count_reads()
+    async with world.client() as client:
+        cancelled = await client.payouts.cancel(batch.id, by="Asha")
+    assert dict(cancelled.states) == {"CANCELLED": lines - 1}
+    assert await count_reads() - before < 5 * lines
 
 
 async def test_a_key_of_another_payment_stops_the_whole_batch(store_url: str) -> None:
