@@ -56,7 +56,7 @@ class AccountFacts:
         doubted_at: Since when a comparison is to be made or repeated, or None.
         known_until: The service's time of the newest transaction that the store had not forgotten then.
         stopped: `UNREADABLE`, `LOST`, `BEHIND` or None.
-        gap_at: When forgotten transactions were last found, or None.
+        gap_at: When there were last forgotten transactions that no payment claims; None if there are none.
         timeline: PostgreSQL's timeline at the last comparison.
     """
 

@@ -28,7 +28,7 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.leases import change_lease, while_renewed
-from mobilemoney_async.database.schema import payments, unclaimed
+from mobilemoney_async.database.schema import accounts, payments, unclaimed
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.events import StoreBehind, emit
 from mobilemoney_async.payments.account_store import AccountStore
@@ -41,7 +41,7 @@ from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import query_for
 from mobilemoney_async.payments.queries import chunks, doubtful, merchant_of, owners
-from mobilemoney_async.payments.records import OPEN, PaymentRequest
+from mobilemoney_async.payments.records import CLAIMED, OPEN, PaymentRequest
 from mobilemoney_async.payments.unclaimed import record_gap
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -103,6 +103,12 @@ class _Doubt:
     def first_day(self) -> date:
         """The first day to list: one to spare, since the service's time zone is undocumented."""
         return (self.newest - _DAY).date()
+
+
+# Whether the account has forgotten transactions that no payment claims.
+_HAS_GAP = sa.exists().where(
+    unclaimed.c.account == accounts.c.account, unclaimed.c.is_gap, unclaimed.c.state != CLAIMED
+)
 
 
 class Recovery:
@@ -269,7 +275,7 @@ class Recovery:
                 # The payment that waits comes after this moment.
                 is_empty = is_early and comparison.known_until is None and await self._is_expected(doubt)
                 again = at - timedelta.resolution if is_empty else None
-                done = {"stopped": None, "checked_at": now, "timeline": facts.timeline_now}
+                done = {"stopped": None, "checked_at": now, "timeline": facts.timeline_now, "gap_at": _gap_at(now)}
                 await self.binding.save(doubted_at=again, **done)
                 return None
             await self.binding.save(stopped=BEHIND, doubted_at=at)
@@ -315,8 +321,10 @@ class Recovery:
         waits = doubt.is_lost and not doubt.is_shown(walk.rows) and not is_over
         left: dict[str, Any] = {"doubted_at": None, "known_until": None} if is_over else {"doubted_at": at}
         # Cursors of the time that the store has forgotten name other changes now.
-        left |= {"gap_at": now, "feed_epoch": new_epoch()} if count else {}
-        await self.binding.save(stopped=LOST if waits else None, checked_at=now, timeline=facts.timeline_now, **left)
+        left |= {"timeline": facts.timeline_now, "gap_at": _gap_at(now)} | (
+            {"feed_epoch": new_epoch()} if count else {}
+        )
+        await self.binding.save(stopped=LOST if waits else None, checked_at=now, **left)
         if count:
             self._report(count, since)
         return _NOT_YET if waits else None
@@ -344,6 +352,11 @@ class Recovery:
         if comparison.merchant_id != facts.merchant_id:
             await self.binding.save(merchant_id=comparison.merchant_id)
         return comparison
+
+
+def _gap_at(now: datetime) -> sa.ColumnElement[datetime | None]:
+    """Return the time for the account's row if there is a gap, else None: `Recovery.admit` has less to look up then."""
+    return sa.case((_HAS_GAP, sa.literal(now, accounts.c.gap_at.type)))
 
 
 def _newest_until(journal: Journal, at: datetime) -> datetime | None:

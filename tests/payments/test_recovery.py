@@ -570,7 +570,10 @@ async def test_a_backup_that_is_restored_beneath_a_process(store_url: str, what:
 async def test_what_was_forgotten_is_imported_under_its_keys(
     store_url: str, kind: str, restore: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An explanation does not lift the stop of a gap; an import does, and its keys then return what they have made."""
+    """An explanation does not lift the stop of a gap; an import does, and its keys then return what they have made.
+
+    An hour later the account has no gap any more: its creates look for none.
+    """
     world, events = make_world(store_url), list[Any]()
     forgotten = [order(kind, f"forgotten {each}", each) for each in range(12)]
     async with world.client() as client:
@@ -600,6 +603,11 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
         await world.hold(client, at_end=True)
         with pytest.raises(StoreError, match="not among"):
             await payments.recover({"new": keys["forgotten 0"]}, note="Asha: wrong")
+        for note in ("gap_at IS NOT NULL", "gap_at IS NULL"):
+            with sa.create_engine(world.url, poolclass=sa.NullPool).connect() as connection:
+                assert connection.execute(sa.text(f"SELECT {note} FROM mobilemoney_accounts")).scalar_one()
+            await anyio.sleep(HOUR)
+            await world.pay(client, [order(kind, f"later {note}", 50 + len(note))])
 
 
 @BOTH
