@@ -21,6 +21,7 @@ from mobilemoney_async.callbacks import (
 )
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.testing import run_virtual
+from tests.support.growth import is_linear
 from tests.support.scale import examples
 
 STUCK = "+255780000129"
@@ -246,6 +247,17 @@ async def test_a_closed_poller_is_no_error() -> None:
     receiver.track("T-1234")
     poller.is_open = False
     assert (await receiver.receive(b"T-1234")).accepted
+
+
+def test_many_values_below_a_long_field_name_cost_little() -> None:
+    """Strangers may send callbacks: the work grows with the body, whatever it is."""
+
+    def find(size: int) -> None:
+        half = size // 2
+        names = candidates(b'{"%s":[%s]}' % (b"z" * half, b",".join([b'"a"'] * (half // 4))))
+        assert names[0] == "a"
+
+    assert is_linear(find, 4_000)
 
 
 # Kept bodies

@@ -41,7 +41,8 @@ def candidates(body: bytes) -> tuple[str, ...]:
         At most `MAX_CANDIDATES` different ones, of 1 to 200 characters each, all of which can be encoded.
     """
     text = body[:MAX_BODY].decode("utf-8-sig", errors="replace")
-    values = sorted(_values(text), key=lambda found: _NAMES_A_PAYMENT.search(found[0]) is None)
+    # Of a long field name the beginning: a thousand values may be below it, each of which looks at it.
+    values = sorted(_values(text), key=lambda found: _NAMES_A_PAYMENT.search(found[0], 0, _NAME_LENGTH) is None)
     words = (match[0] for match in islice(_WORD.finditer(text), 2 * MAX_CANDIDATES))
     names = (name.strip() for name in chain((value for _, value in values), words))
     return tuple(islice(dict.fromkeys(filter(_is_usable, names)), MAX_CANDIDATES))
