@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
         fields = ((field.name, getattr(value, field.name)) for field in attrs.fields(type(value)))
         return {name: _plain(inside) for name, inside in fields if inside is not None}
     if isinstance(value, Decimal):
-        return str(value)
+        return f"{value:f}"  # not `str`: 0.0000001 would be read no more, as 1E-7
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     # The value of an enum, also of one that its class does not list.
