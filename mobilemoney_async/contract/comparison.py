@@ -10,6 +10,7 @@ from decimal import Decimal
 from email.utils import parsedate_to_datetime
 
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
+from mobilemoney_async.contract.states import TransactionType
 
 CURRENCY = "TZS"
 
@@ -57,9 +58,14 @@ def contradiction(answer: Acknowledgement | Transaction, *, phone_number: str, a
     return f"the {kind} names another {different}" if different else None
 
 
-def is_same_payment(transaction: Transaction, phone_number: str, amount: str) -> bool:
-    """Return whether nothing that a transaction shows contradicts the payment of its id."""
-    return transaction.amount == Decimal(amount) and may_be_number(transaction.phone_number, phone_number)
+def is_same_payment(transaction: Transaction, *, type: str, phone_number: str, amount: str) -> bool:
+    """Return whether nothing that a transaction shows contradicts the payment of its id.
+
+    A list may have its own word for the type: only the contract's word for the other one contradicts.
+    """
+    is_other = transaction.type.strip().casefold() in set(TransactionType) - {type}
+    is_same = transaction.amount == Decimal(amount) and may_be_number(transaction.phone_number, phone_number)
+    return is_same and not is_other
 
 
 def read_date(header: str) -> datetime | None:

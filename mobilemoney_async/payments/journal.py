@@ -297,15 +297,13 @@ class Journal:
         """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""
         of_transaction = {"of_account": self.account, "of_transaction": transaction.id}
         row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
+        status = str(transaction.status)
         if row is not None:
+            if not is_same_payment(transaction, type=row.type, phone_number=row.phone_number, amount=row.amount):
+                said = "its transaction has another type, amount or phone number, as at another merchant"
+                return StoreError(f"payment {row.key!r}: {said}", outcome="unknown")
             # The list may have its own word for the type, by which no state is known to be final.
             transaction = attrs.evolve(transaction, type=TransactionType(row.type))
-        status = str(transaction.status)
-        if row is not None and not is_same_payment(transaction, row.phone_number, row.amount):
-            return StoreError(
-                f"payment {row.key!r}: its transaction has another amount or phone number, as at another merchant",
-                outcome="unknown",
-            )
         if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
             return None
         if row.state == PaymentState.FINAL:

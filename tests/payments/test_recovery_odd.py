@@ -289,17 +289,17 @@ async def test_a_transaction_of_another_amount_ends_no_payment(
     """Another service may use the same ids: what it shows of them does not make our payments final."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
-        await world.pay(client, [order("collections"), order("collections", "k2", 2)])
-        first, second = world.service.payments
-        first.amount, second.phone_number = "777", "+255680000000"
-        for payment in (first, second):
+        await world.pay(client, [order("collections"), order("collections", "k2", 2), order("collections", "k3", 3)])
+        first, second, third = world.service.payments
+        first.amount, second.phone_number, third.type = "777", "+255680000000", "disbursement"
+        for payment in world.service.payments:
             world.service.finish(payment)
         async with client.poller(timeout=60) as poller:
             for payment in world.service.payments:
                 poller.track(payment.id)
-            assert len([each async for each in poller.outcomes()]) == 2
+            assert len([each async for each in poller.outcomes()]) == 3
         assert {each.state for each in await client.payments.list()} == {PaymentState.ACKNOWLEDGED}
-    assert caplog.text.count("has another amount or phone number") == 2
+    assert caplog.text.count("has another type, amount or phone number") == 3
 
 
 @BOTH
