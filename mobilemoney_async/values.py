@@ -36,6 +36,8 @@ _FIELD_TO_HIDE = (
 _LONG_WORD = r"(?a)[\w\-.~+/=]{24,}+"
 # Nine digits with any separators, or six with spaces and hyphens. What is masked already stays as it is.
 _NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){5,}+)(?!…)"
+# Without dots, which tokens have.
+_ID = r"(?a)(?!(?:255|0)?[67]\d{8}\Z)[\w:-]{1,64}"
 _ESCAPE = r"\\u([0-9a-fA-F]{4})|&#[xX]([0-9a-fA-F]{1,5});?|%([0-9a-fA-F]{2})|&#([0-9]{1,6});?"
 
 
@@ -198,11 +200,20 @@ def redact(text: str, limit: int = 200) -> str:
         limit: The greatest length of the result, characters.
     """
     text = printable(text[: 8 * limit], 8 * limit)
+    if not text.isascii():  # the digits of all scripts, raised and encircled ones too
+        import unicodedata
+
+        text = "".join(str(unicodedata.digit(each, each)) for each in text)
     # Fields before decoding too: a decoded quotation mark may end a text too early.
     text = re.sub(_ESCAPE, _unescape, re.sub(_FIELD_TO_HIDE, r"\1[redacted]", text))
     text = re.sub(_FIELD_TO_HIDE, r"\1[redacted]", printable(text, 8 * limit))
     text = re.sub(_LONG_WORD, "[redacted]", text)
     return printable(re.sub(_NUMBER, _mask_match, text), limit)
+
+
+def shown_id(text: str) -> str:
+    """Return an id of the service for an error or a log: redacted if it reads like anything else, or a phone number."""
+    return text if re.fullmatch(_ID, text) else redact(text, 64)
 
 
 def _mask_match(match: re.Match[str]) -> str:
@@ -248,6 +259,11 @@ def require_identifier(argument: str, value: object) -> str:
     if text in {".", ".."}:
         raise refuse(argument, "an id of the service")
     return text
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text can be looked up as an id, and kept as one."""
+    return valid_name(text) is not None and text.isprintable() and text.strip() == text and text not in {".", ".."}
 
 
 def require_seconds(argument: str, value: object, *, allow_zero: bool = False) -> float:

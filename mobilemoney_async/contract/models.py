@@ -16,7 +16,7 @@ from decimal import Decimal
 import attrs
 
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType, is_final
-from mobilemoney_async.values import Secret, mask_phone_number, require_bearer
+from mobilemoney_async.values import Secret, is_id, mask_phone_number, require_bearer
 
 
 def _in_utc(moment: datetime) -> datetime:
@@ -136,8 +136,7 @@ class Acknowledgement:
     idempotency_key: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        name = self.transaction_id
-        if not name or name != name.strip() or "\0" in name + self.reference:
+        if not is_id(self.transaction_id) or "\0" in self.reference:
             # No id that could be looked up, or kept: the answer does not identify the payment.
             raise ValueError("expected an id")
 

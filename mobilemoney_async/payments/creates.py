@@ -57,7 +57,7 @@ from mobilemoney_async.payments.records import (
     is_stale,
 )
 from mobilemoney_async.payments.recovery import Recovery
-from mobilemoney_async.values import valid_name
+from mobilemoney_async.values import shown_id, valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -272,7 +272,7 @@ class IdempotentCreates:
         if acknowledgement is not None:
             return acknowledgement
         raise OutcomeUnknown(
-            f"{not_echoed}: the payment may be transaction {not_echoed.transaction_id}, or may not exist",
+            f"{not_echoed}: the payment may be transaction {shown_id(not_echoed.transaction_id)}, or may not exist",
             idempotency_key=request.key,
             sent_at=not_echoed.sent_at,
         ) from cause
@@ -313,7 +313,10 @@ def payment_request(kind: TransactionType, body: Mapping[str, Any], key: str) ->
 
 def _unknown(record: PaymentRecord) -> OutcomeUnknown:
     if record.candidates:
-        named = [*record.candidates[:_MOST_NAMED], *(["another"] if record.candidates[_MOST_NAMED:] else [])]
+        named = [
+            *map(shown_id, record.candidates[:_MOST_NAMED]),
+            *(["another"] if record.candidates[_MOST_NAMED:] else []),
+        ]
         said = f"the payment may be {' or '.join(named)}: someone has to look, and to decide by identify() or "
         said += "confirm_absent()"
     elif record.state is PaymentState.ABSENT:

@@ -47,6 +47,7 @@ from mobilemoney_async.payments.matching import (
     shift,
 )
 from mobilemoney_async.payments.records import PaymentRecord
+from mobilemoney_async.values import shown_id
 
 NO_LATER = "no later payment to compare with"
 NO_EARLIER = "no earlier payment to compare with"
@@ -318,8 +319,10 @@ class Evidence:
             rival = self._rival(key, row, skew)
             if rival is None:
                 return Verdict(adopt=row, by=by)
-            return Verdict(candidates=(row.id,), reason=f"transaction {row.id} may be payment {rival!r} as well")
-        named = [*ids[:_MOST_NAMED], *(["another"] if ids[_MOST_NAMED:] else [])]
+            return Verdict(
+                candidates=(row.id,), reason=f"transaction {shown_id(row.id)} may be payment {rival!r} as well"
+            )
+        named = [*map(shown_id, ids[:_MOST_NAMED]), *(["another"] if ids[_MOST_NAMED:] else [])]
         return Verdict(candidates=tuple(ids), reason=f"it may be transaction {' or '.join(named)}")
 
     def keep_candidates(self, verdict: Verdict, candidates: Iterable[str]) -> Verdict:

@@ -32,6 +32,7 @@ from mobilemoney_async.contract.comparison import (
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.records import PaymentRecord
+from mobilemoney_async.values import is_id
 
 T = TypeVar("T")
 
@@ -202,7 +203,7 @@ def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
         return Match.NONE
     if row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id:
         return Match.NONE
-    has_name = bool(row.id.strip()) and "\0" not in row.id + row.reference
+    has_name = is_id(row.id) and "\0" not in row.reference
     is_ours = not spellings.is_marked or row.merchant_id == spellings.merchant_id is not None
     is_usual = has_name and is_ours and row.currency.strip().upper() == CURRENCY
     fits = (

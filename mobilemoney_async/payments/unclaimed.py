@@ -44,7 +44,7 @@ from mobilemoney_async.payments.journal import Journal, shorten
 from mobilemoney_async.payments.matching import KindIndex, Match, PaymentQuery, Skew, Spellings, match, query_for, shift
 from mobilemoney_async.payments.queries import doubtful, owners
 from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, UnclaimedTransaction
-from mobilemoney_async.values import mask_phone_number, valid_name
+from mobilemoney_async.values import mask_phone_number, shown_id, valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -263,7 +263,7 @@ class UnclaimedObserver:
             self._store.account,
             len(some),
             sum(each.fits_key is not None for each in some),
-            ", ".join(each.transaction_id for each in some[:_MOST_NAMED]),
+            ", ".join(shown_id(each.transaction_id) for each in some[:_MOST_NAMED]),
             ", …" if len(some) > _MOST_NAMED else "",
         )
 

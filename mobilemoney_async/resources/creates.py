@@ -17,7 +17,7 @@ from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBU
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, OutcomeUnknown
-from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_name
+from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_name, shown_id
 
 # How far a transaction's time may be from that of its request, apart from a difference of the clocks.
 _SLACK = timedelta(seconds=60)
@@ -142,7 +142,7 @@ class _Creates:
             except MobileMoneyError as exc:
                 cause = exc
         raise OutcomeUnknown(
-            f"{problem}: the payment may be transaction {answer.transaction_id}, or may not exist",
+            f"{problem}: the payment may be transaction {shown_id(answer.transaction_id)}, or may not exist",
             idempotency_key=key,
             sent_at=sent_at,
         ) from cause

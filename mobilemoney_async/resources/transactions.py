@@ -33,7 +33,6 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup, Prefetch
 from mobilemoney_async.resources.page_choice import FullListing
-from mobilemoney_async.text import printable
 from mobilemoney_async.values import (
     refuse,
     require_date,
@@ -41,6 +40,7 @@ from mobilemoney_async.values import (
     require_integer,
     require_seconds,
     require_text,
+    shown_id,
 )
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -358,7 +358,7 @@ class Transactions:
         endpoint = _LIST_BY_ROWS if lane is Priority.BULK else LIST_TRANSACTIONS
         answer = await self._pipeline.call(endpoint, query={"page": page, **filters}, lane=lane)
         unreadable = answer.unreadable if isinstance(answer, RowsAnswer) else ()
-        skipped = tuple(printable(f"{row.id or 'a row without an id'}: {row.reason}", 200) for row in unreadable)
+        skipped = tuple(f"{shown_id(row.id) if row.id else 'a row without an id'}: {row.reason}" for row in unreadable)
         for each in skipped:
             logger.warning("a transaction in the list is skipped: %s", each)
         return TransactionPage(transactions=answer.transactions, pagination=answer.pagination, skipped=skipped)

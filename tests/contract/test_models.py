@@ -97,6 +97,12 @@ class TestWhatTheContractShows:
             message="accepted",
         )
 
+    @pytest.mark.parametrize("odd", ["", " tx", "tx\u00a0", "a\0b", "tx\x1b[31m", "\u202etx", ".", "..", "x" * 201])
+    def test_an_acknowledgement_names_a_transaction_that_can_be_looked_up(self, odd: str) -> None:
+        """An id that no URL, database or terminal bears is none: the payment is unknown rather than lost."""
+        with pytest.raises(DecodeError):
+            read_acknowledgement(to_bytes(samples.acknowledgement(transaction_id=odd)))
+
     def test_a_login(self) -> None:
         assert read_login(to_bytes(samples.login())) == LoginResult(
             access_token=Secret("header.payload.signature"),
