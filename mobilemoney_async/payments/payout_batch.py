@@ -34,8 +34,8 @@ Rows: TypeAlias = str | bytes | TextIO | BinaryIO | Iterable[Mapping[str, Any]]
 MOST_ROWS = 50_000
 """Rows of one batch at most: nineteen hours of the rate limit."""
 
-# Characters of a file, and problems that an error names.
-_MOST_TEXT, _MOST_NAMED = 20_000_000, 20
+# Characters of a file, and runs of lines that an error names for each problem.
+_MOST_TEXT, _MOST_NAMED = 20_000_000, 10
 _NEEDED = ("phone_number", "amount")
 _OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason")
 # Columns that may only say what is so anyway: a list of collections, or of another currency, is no batch of payouts.
@@ -72,7 +72,7 @@ def read_rows(rows: Rows, *, local_numbers: bool = False) -> list[PayoutRow]:
         InvalidRequest: There are none, or too many, or a row is wrong. It names the lines.
     """
     found: list[PayoutRow] = []
-    problems: list[str] = []
+    problems: dict[str, list[int]] = {}
     lines_of_keys: dict[str, int] = {}
     for number, (line, row) in enumerate(_numbered(rows), 1):
         if number > MOST_ROWS:
@@ -81,16 +81,28 @@ def read_rows(rows: Rows, *, local_numbers: bool = False) -> list[PayoutRow]:
             read = _read_row(line, row, local_numbers=local_numbers)
             earlier = line if read.key is None else lines_of_keys.setdefault(read.key, line)
             if earlier != line:
-                problems.append(f"line {line}: key {read.key!r} is in line {earlier}, too")
+                problems.setdefault(f"key {read.key!r} is in line {earlier}, too", []).append(line)
             found.append(read)
         except InvalidRequest as exc:
-            problems.append(f"line {line}: {exc}")
-    if not found and not problems:
-        problems.append("there are no rows")
+            problems.setdefault(str(exc), []).append(line)
     if problems:
-        more = len(problems) - _MOST_NAMED
-        raise _wrong("; ".join([*problems[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]))
+        raise _wrong("; ".join(f"{_name_lines(lines)}: {problem}" for problem, lines in problems.items()))
+    if not found:
+        raise _wrong("there are no rows")
     return found
+
+
+def _name_lines(lines: Sequence[int]) -> str:
+    """Return words for ascending numbers of lines, as ``lines 2-4, 7``: an error has room for 500 characters."""
+    runs: list[list[int]] = []
+    for line in lines:
+        if runs and line == runs[-1][-1] + 1:
+            runs[-1][1:] = [line]
+        else:
+            runs.append([line])
+    named = ", ".join("-".join(map(str, run)) for run in runs[:_MOST_NAMED])
+    more = f" and more, {len(lines):,} in all" if runs[_MOST_NAMED:] else ""
+    return f"line{'s' * (len(lines) > 1)} {named}{more}"
 
 
 def digest(rows: Iterable[PayoutRow]) -> str:
@@ -121,13 +133,12 @@ def read_person(by: object) -> str:
 
 
 def is_same_person(one: str, other: str) -> bool:
-    """Return whether two names differ in case, blanks and invisible characters at most."""
+    """Return whether two names differ in case, blanks, accents and punctuation at most."""
     return _letters(one) == _letters(other)
 
 
 def _letters(name: str) -> str:
-    text = unicodedata.normalize("NFKC", name).casefold()
-    return "".join(each for each in text if unicodedata.category(each)[0] not in "CZ")
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", name).casefold()))
 
 
 def _wrong(problem: str) -> InvalidRequest:
@@ -186,7 +197,7 @@ def _read_header(names: list[str]) -> list[str]:
     named = [name for name in names if name]
     missing = [name for name in _NEEDED if name not in named]
     if missing or len(set(named)) < len(named):
-        problem = f"{' and '.join(missing)} is missing" if missing else "a column is there twice"
+        problem = f"it lacks {' and '.join(missing)}" if missing else "a column is there twice"
         raise _wrong(f"line 1 must be the header phone_number,amount[,key][,…]: {problem}")
     return names
 
@@ -199,12 +210,12 @@ def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> Payo
     missing = [name for name in _NEEDED if name not in row]
     if missing:
         raise InvalidRequest(f"has no {missing[0]}", argument="rows")
-    key, amount = row.get("key"), row["amount"]
+    key = row.get("key")
     return PayoutRow(
         line=line,
         key=None if key is None or key == "" else require_name("key", key),
         phone_number=_read_number(row["phone_number"], local_numbers=local_numbers),
-        amount=normalise_amount(amount.strip() if isinstance(amount, str) else amount),
+        amount=_read_amount(row["amount"]),
         info=_read_info(row),
     )
 
@@ -227,6 +238,15 @@ def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
     return info
 
 
+def _read_amount(amount: Any) -> str:
+    if not isinstance(amount, str):
+        return normalise_amount(amount)
+    try:
+        return normalise_amount(amount.strip())
+    except InvalidRequest:
+        raise refuse("amount", "a whole number of TZS above 0, in digits such as 15000") from None
+
+
 def _read_number(text: str, *, local_numbers: bool) -> str:
     if local_numbers:
         return tanzanian(text)
@@ -237,8 +257,9 @@ def _read_number(text: str, *, local_numbers: bool) -> str:
             tanzanian(text)
         except InvalidRequest:
             raise exc from None
-        said = "phone_number lacks its country code: local_numbers (--local-numbers) reads it as Tanzanian"
-        raise InvalidRequest(said, argument="phone_number") from None
+        said = "local_numbers (--local-numbers) reads it as Tanzanian"
+        problem = f"phone_number does not begin with + and a country code: {said}"
+        raise InvalidRequest(problem, argument="phone_number") from None
 
 
 @attrs.frozen(kw_only=True)

@@ -95,7 +95,7 @@ class Payouts:
 
         Args:
             id: The batch.
-            by: Your name: another one than the proposer's, also without regard to case and blanks.
+            by: Your name: another one than the proposer's, by more than case, blanks, accents and punctuation.
             digest: The one that you were shown with the batch.
 
         Raises:
