@@ -48,8 +48,8 @@ async def queue(world: World) -> None:
             for number, key in enumerate(KEYS)
         ]
         # The second half is queued a second time, with the first: that changes nothing.
-        for some in (orders[MANY // 2 :], orders):
-            enqueue_all(Journal(connection, "default"), some, NOON)
+        for some, used in (orders[MANY // 2 :], ()), (orders, KEYS[MANY // 2 :]):
+            enqueue_all(Journal(connection, "default"), some, NOON, used=used)
         connection.execute(payments.update().values(transaction_id=sa.literal("tx-") + payments.c.key))
 
     async with world.client() as client:
