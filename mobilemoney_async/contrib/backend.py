@@ -11,7 +11,7 @@ import copy
 import logging
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Self, TypeAlias
 
@@ -67,7 +67,8 @@ class _Watch:
 
     order: str
     heartbeat: float  # seconds after which the same status is returned again
-    backend: Backend
+    read: Callable[[str], Awaitable[OrderStatus | None]]
+    signals: weakref.WeakValueDictionary[str, anyio.Event]
     last: OrderStatus | None = None  # the status returned last
 
     def __aiter__(self) -> Self:
@@ -78,9 +79,10 @@ class _Watch:
             raise StopAsyncIteration
         until = anyio.current_time() + self.heartbeat
         while True:
-            signal = self.backend.signal(self.order)  # before the read, so that a change in between is not missed
+            # Before the read, so that a change in between is not missed.
+            signal = self.signals.setdefault(self.order, anyio.Event())
             try:
-                status = await self.backend.status(self.order)
+                status = await self.read(self.order)
             except StoreError:
                 if self.last is None:
                     await anyio.sleep(_FAULT_PAUSE)
@@ -175,31 +177,28 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self.poller)
-            await stack.enter_async_context(self.dispatcher)
-            failure: BaseException | None = None
-            async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                tasks.start_soon(self._read, None, self._show)
-                if self._on_settled is not None:
-                    tasks.start_soon(self._read, self._name, self._settle)
-                tasks.start_soon(self._listen)
-                tasks.start_soon(self._reconcile)
-                try:
-                    yield self
-                except (GeneratorExit, anyio.get_cancelled_exc_class()):
-                    raise
-                except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
-                    failure = exc
-                finally:
-                    self._tasks = None
-                    with anyio.move_on_after(self._drain, shield=True):
-                        for attempt in list(self._attempts.values()):
-                            await attempt.done.wait()
-                    tasks.cancel_scope.cancel()
-            if failure is not None:
-                raise failure
+        failure: BaseException | None = None
+        async with self.poller, self.dispatcher, anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._read, None, self._show)
+            if self._on_settled is not None:
+                tasks.start_soon(self._read, self._name, self._settle)
+            tasks.start_soon(self._listen)
+            tasks.start_soon(self._reconcile)
+            try:
+                yield self
+            except (GeneratorExit, anyio.get_cancelled_exc_class()):
+                raise
+            except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
+                failure = exc
+            finally:
+                self._tasks = None
+                with anyio.move_on_after(self._drain, shield=True):
+                    for attempt in list(self._attempts.values()):
+                        await attempt.done.wait()
+                tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
     # Paying
 
@@ -232,14 +231,16 @@ class Backend(anyio.AsyncContextManagerMixin):
             TooManyOrders: Too many others are waiting; nothing was sent.
             MobileMoneyError: As of ``client.collections.create``.
         """
-        names = (normalise_phone_number(phone_number), None if caller is None else require_text("caller", caller))
-        return await self._pay(order, _Attempt((self.client.collections, phone_number, amount), names), patience)
+        number = normalise_phone_number(phone_number)
+        names = (number, None if caller is None else require_text("caller", caller))
+        return await self._pay(order, _Attempt((self.client.collections, number, amount), names), patience)
 
     async def disburse(
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
     ) -> OrderStatus:
         """Send money for an order, once, and answer soon; otherwise as `collect`."""
-        return await self._pay(order, _Attempt((self.client.disbursements, phone_number, amount)), patience)
+        number = normalise_phone_number(phone_number)
+        return await self._pay(order, _Attempt((self.client.disbursements, number, amount)), patience)
 
     # Knowing
 
@@ -270,11 +271,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         Raises:
             InvalidRequest: An argument is not what it accepts.
         """
-        return _Watch(require_text("order", order), require_seconds("heartbeat", heartbeat), self)
-
-    def signal(self, order: str) -> anyio.Event:
-        """Return the event of an order's next change."""
-        return self._signals.setdefault(order, anyio.Event())
+        name, seconds = require_text("order", order), require_seconds("heartbeat", heartbeat)
+        return _Watch(name, seconds, self.status, self._signals)
 
     def __repr__(self) -> str:
         return f"<Backend: {len(self._attempts)} being created>"
