@@ -314,8 +314,8 @@ async def test_sigterm_under_load_leaves_nothing_half_done(tmp_path: Path) -> No
 @pytest.mark.soak
 async def test_kill_9_loses_no_ending(tmp_path: Path) -> None:
     """Killed twice while payments end, the shop hands the ending of each to `on_settled`, and no other."""
-    sandbox = Sandbox(speed=100, choices=Choices(rate_limit=None, median_delay=300.0, longest_delay=900.0))
-    orders = make_orders(soak(120), [DECLINES])
+    sandbox = Sandbox(speed=100, choices=Choices(rate_limit=None, median_delay=200.0, longest_delay=400.0))
+    orders = make_orders(soak(80), [DECLINES])
     ends = {f"{order.name} {'SUCCESS' if order.end == 'succeeded' else 'FAILED'}" for order in orders}
     book = tmp_path / "payments.db.settled"
     book.touch()
