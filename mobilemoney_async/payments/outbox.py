@@ -184,25 +184,29 @@ def postpone(journal: Journal, key: str, *, reason: str, until: datetime) -> Pay
 
 
 def cancel(journal: Journal, key: str, *, note: str, at: datetime) -> PaymentRecord | StoreError:
-    """Take a payment out of the queue, and return it as it is now, or the error to raise."""
+    """Take a payment out of the queue as `cancel_batch` does, and return it as it is now, or the error to raise."""
     record = journal.find(key, lock=True)
     if record is None:
         return StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if record.state is not PaymentState.QUEUED:
         return StoreError(f"payment {key!r} is {record.state}, not queued: nothing was changed", outcome="not_sent")
-    if not record.is_certain:
-        said = "was refused without a code of the contract, and may exist: it can be left, but not cancelled"
-        return StoreError(f"payment {key!r} {said}", outcome="not_sent")
-    entry = JournalEntry(key, record.attempt, PaymentEvent.CANCEL, source=Source.PERSON, at=at, detail=note)
-    return journal.apply(entry)
+    _cancel(journal, _columns.key == key, note=note, at=at)
+    cancelled = journal.find(key)
+    assert cancelled is not None
+    return cancelled
 
 
 def cancel_batch(journal: Journal, batch: str, *, note: str, at: datetime) -> None:
     """Take the payments of a batch out of the queue, in a few statements.
 
-    One that was refused before without a code of the contract may exist: it is refused, as far as is known, again.
+    One that was refused before without a code of the contract may exist: it is refused, as far as is known, again. One
+    that was tried in vain, and provably not sent, is cancelled as if it never had been.
     """
-    queued = (_columns.account == journal.account, _columns.batch == batch, sa.text("state = 'QUEUED'"))
+    _cancel(journal, _columns.batch == batch, note=note, at=at)
+
+
+def _cancel(journal: Journal, which: sa.ColumnElement[bool], *, note: str, at: datetime) -> None:
+    queued = (_columns.account == journal.account, which, sa.text("state = 'QUEUED'"))
     for state, is_doubtful in ((PaymentState.REFUSED, True), (PaymentState.CANCELLED, False)):
         doubt = (_columns.is_certain.is_(False),) if is_doubtful else ()
         values = {"state": str(state), "changed_at": at, "next_look_at": None, "reason": None}

@@ -215,18 +215,22 @@ class PaymentBook:
         return await self._store.write(lambda journal: enqueue(journal, *order, now))
 
     async def cancel(self, key: str, *, note: str) -> PaymentRecord:
-        """Take a payment out of the queue that was not sent, or certainly refused. Its key is used up.
+        """Take a payment out of the queue: no dispatcher sends it. Its key is used up, unless it was refused before.
+
+        Tries that provably did not reach the service count as none. One that was refused before it was queued again,
+        without a code of the contract, may exist: it goes back to ``REFUSED``, and a match in the list still counts.
 
         Args:
             key: The payment's idempotency key.
             note: The reason and your name; kept in the payment's history.
 
         Returns:
-            The payment, in the state ``CANCELLED``.
+            The payment, in the state ``CANCELLED`` or ``REFUSED``.
 
         Raises:
             InvalidRequest: An argument is blank.
-            StoreError: There is no such payment, or it is not queued, or was refused without a code of the contract.
+            StoreError: There is no such payment, or it is not queued. One that is being sent may come back into the
+                queue: cancel it then.
         """
         name, text = require_name("key", key), require_text("note", note)
         await self._store.database.open()

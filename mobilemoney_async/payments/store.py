@@ -112,7 +112,8 @@ class SQLStore:
 
         Returns:
             The payment, in the state ``QUEUED``. For a key that was used for the same payment, that payment; one that
-            was not sent, or was refused, is queued again.
+            was not sent, or was refused, is queued again. In another state it is returned as it is, and not sent: one
+            that is ``RELEASED`` or ``ABSENT`` is sent again by a create only, which looks for it in the list first.
 
         Raises:
             InvalidRequest: An argument is invalid.

@@ -277,8 +277,6 @@ async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url:
                 await client.collections.create(**order, idempotency_key=f"soft-{number}")
             queued = await client.payments.enqueue(type="collection", **order, idempotency_key=f"soft-{number}")
             assert queued.state is PaymentState.QUEUED
-            with pytest.raises(StoreError, match="may exist"):
-                await client.payments.cancel(f"soft-{number}", note="no")
         for number in range(5):
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
         began = world.utcnow()
@@ -388,6 +386,63 @@ async def test_a_queued_payment_may_be_cancelled_until_it_is_sent(store_url: str
             with pytest.raises(StoreError):
                 await client.payments.cancel(key, note="again")
     assert world.sent == 0
+
+
+async def test_a_payment_that_was_tried_in_vain_can_be_cancelled(store_url: str) -> None:
+    """One that was provably not sent, like one that never was tried; one that may exist is refused again."""
+    world = make_world(store_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="unsent")
+        world.line.refuse = 1
+        await dispatch(client, 2)
+        waiting = await client.payments.get("unsent")
+        assert waiting is not None and (waiting.state, waiting.attempt) == (PaymentState.QUEUED, 1)
+        cancelled = await client.payments.cancel("unsent", note="no")
+        assert (cancelled.state, cancelled.reason) == (PaymentState.CANCELLED, None)
+        world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=1)
+        with pytest.raises(APIError):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=50, idempotency_key="soft")
+        order = {**ORDER, "amount": 50}
+        await client.payments.enqueue(**order, idempotency_key="soft")
+        refused = await client.payments.cancel("soft", note="no")
+        assert (refused.state, refused.is_certain) == (PaymentState.REFUSED, False)
+        with pytest.raises(StoreError, match="REFUSED, not queued"):
+            await client.payments.cancel("soft", note="again")
+        sent = world.sent
+        await dispatch(client, 900)
+        assert world.sent == sent
+        assert (await client.payments.enqueue(**order, idempotency_key="soft")).state is PaymentState.QUEUED
+        kept = await client.payments.get("soft")
+    assert kept is not None and [each.what for each in kept.history] == [
+        *("sent", "refused", "queued", "cancelled", "queued")
+    ]
+
+
+async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(store_url: str) -> None:
+    """`enqueue` returns it as it is, and no dispatcher sends it; released, a create does, after a look in the list."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=1, idempotency_key="earlier")
+        world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
+        seen = list[PaymentState]()
+
+        async def enqueue_in_vain() -> None:
+            seen.append((await client.payments.enqueue(**ORDER, idempotency_key="a")).state)
+            await dispatch(client, 30)
+
+        await enqueue_in_vain()
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=2, idempotency_key="later")
+        for _ in range(3):
+            await anyio.sleep(3600)
+            await client.payments.reconcile()
+        await enqueue_in_vain()
+        await client.payments.confirm_absent("a", note="Asha: looked")
+        await enqueue_in_vain()
+        assert (seen, world.sent) == ([PaymentState.UNKNOWN, PaymentState.ABSENT, PaymentState.RELEASED], 3)
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
+    assert world.sent == 4
 
 
 async def test_equal_refusals_in_a_row_pause_the_dispatcher_loudly(sqlite_file_url: str) -> None:
