@@ -185,25 +185,13 @@ class StoreFleet:
         is_holder = row.lease.holder == self.follower
         # News first: payments that it ends are then not among the changes, or known.
         tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder)
-        news: list[News] = []
-        if wanted is not None:
-            # An earlier refusal of a payment no longer counts once the payment is tracked again.
-            read = tables.read_news(journal, follower=self.follower, after=self._told or 0)
-            news = [
-                each
-                for each in read
-                if each.transaction_id in wanted and (each.error is None or each.transaction_id not in outgoing.tracked)
-            ]
+        news = [] if wanted is None else self._receive(journal, outgoing, wanted)
         ended = {each.transaction_id for each in news if each.is_ending}
         news += tables.write_followed(journal, row, outgoing, follower=self.follower, at=at, ahead=ahead, ended=ended)
         changes = self._lead(journal, row, ahead, wants_lease=wants_lease) if is_holder else []
         if is_holder and tidies:
             tables.tidy(journal, at=at + ahead)
-        if row != before:
-            tables.save(journal, row)
-        if (row.told, row.followed) != (before.told, before.followed):
-            kind = _NEWS if row.told != before.told else _FOLLOWED
-            tables.notify(journal, self._channel, kind + self.follower)
+        self._save(journal, row, before)
         return Incoming(
             holds=row.lease.holder == self.follower,
             epoch=row.lease.epoch,
@@ -211,6 +199,24 @@ class StoreFleet:
             news=news,
             followed=changes,
         )
+
+    def _receive(self, journal: Journal, outgoing: Outgoing, wanted: Container[str]) -> list[News]:
+        """Return the messages to this poller, of the payments that are wanted."""
+        read = tables.read_news(journal, follower=self.follower, after=self._told or 0)
+        # An earlier refusal of a payment no longer counts once the payment is tracked again.
+        return [
+            each
+            for each in read
+            if each.transaction_id in wanted and (each.error is None or each.transaction_id not in outgoing.tracked)
+        ]
+
+    def _save(self, journal: Journal, row: LeaseRow, before: LeaseRow) -> None:
+        """Write the row and notify the other pollers, where it has changed."""
+        if row != before:
+            tables.save(journal, row)
+        if (row.told, row.followed) != (before.told, before.followed):
+            kind = _NEWS if row.told != before.told else _FOLLOWED
+            tables.notify(journal, self._channel, kind + self.follower)
 
     def _lead(self, journal: Journal, row: LeaseRow, ahead: timedelta, *, wants_lease: bool) -> list[Followed]:
         """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""
