@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ from mobilemoney_async import (
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.schema import changes
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, PaymentState, Source
@@ -667,6 +668,55 @@ async def test_only_the_holder_is_believed_when_it_is_not_a_final_state(store_ur
         assert (await turn(seats.two, "x", news=[final])).news == [final]
         assert (await turn(seats.one, "x", news=[final, final])).news == [final]
         assert (await turn(seats.one, "x")).news == (await turn(seats.two, "x")).news == []
+
+
+class FailingAt:
+    """Failure of the database at one statement from now on, a commit included."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self._listeners = (("before_cursor_execute", self._count), ("commit", self._count))
+
+    def _count(self, *_: object) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise sa.exc.OperationalError("a statement", None, RuntimeError("away"))
+
+    def __enter__(self) -> Self:
+        for name, listener in self._listeners:
+            sa.event.listen(sa.Engine, name, listener)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, listener in self._listeners:
+            sa.event.remove(sa.Engine, name, listener)
+
+
+@on_both
+async def test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none(store_url: str) -> None:
+    """At whichever statement the transaction fails, since it writes all that others are to get."""
+    await record(store_url, "order-1", "x")
+    final = News(transaction_id="x", transaction=row("x", "SUCCESS"))
+    async with Seats(store_url) as seats:
+
+        def look(connection: sa.Connection) -> tuple[PaymentState | None, int]:
+            found = Journal(connection, "default").find("order-1")
+            endings = sa.select(sa.func.count()).select_from(changes).where(changes.c.state == "FINAL")
+            return None if found is None else found.state, connection.execute(endings).scalar_one()
+
+        for seat in (seats.one, seats.two):
+            await turn(seat, tracked=following(seat, "x"))
+        given, tried = list[News](), 0
+        while not given:
+            assert await seats.one.database.read(look) == (PaymentState.ACKNOWLEDGED, 0)
+            assert (await turn(seats.two, "x")).news == []
+            tried += 1
+            with suppress(StoreError), FailingAt(tried):
+                given += (await turn(seats.one, "x", news=[final])).news
+        assert tried > 8  # among them the three writes
+        assert given == (await turn(seats.two, "x")).news == [final]
+        assert await seats.one.database.read(look) == (PaymentState.FINAL, 1)
+        assert (await turn(seats.two, "x")).news == []
 
 
 @on_both
