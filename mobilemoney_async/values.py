@@ -38,7 +38,7 @@ _LONG_WORD = r"(?a)[\w\-.~+/=]{24,}+"
 _NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){5,}+)(?!…)"
 # Without dots, which tokens have.
 _ID = r"(?a)(?!(?:255|0)?[67]\d{8}\Z)[\w:-]{1,64}"
-_ESCAPE = r"\\u([0-9a-fA-F]{4})|&#[xX]([0-9a-fA-F]{1,5});?|%([0-9a-fA-F]{2})|&#([0-9]{1,6});?"
+_ESCAPE = r"\\u([0-9a-fA-F]{4})|&#[xX]([0-9a-fA-F]{1,5});?|(?:%|\\x)([0-9a-fA-F]{2})|&#([0-9]{1,6});?"
 
 
 class Secret:
@@ -200,12 +200,12 @@ def redact(text: str, limit: int = 200) -> str:
         limit: The greatest length of the result, characters.
     """
     text = printable(text[: 8 * limit], 8 * limit)
+    # Fields before decoding too: a decoded quotation mark may end a text too early.
+    text = re.sub(_ESCAPE, _unescape, re.sub(_FIELD_TO_HIDE, r"\1[redacted]", text))
     if not text.isascii():  # the digits of all scripts, raised and encircled ones too
         import unicodedata
 
         text = "".join(str(unicodedata.digit(each, each)) for each in text)
-    # Fields before decoding too: a decoded quotation mark may end a text too early.
-    text = re.sub(_ESCAPE, _unescape, re.sub(_FIELD_TO_HIDE, r"\1[redacted]", text))
     text = re.sub(_FIELD_TO_HIDE, r"\1[redacted]", printable(text, 8 * limit))
     text = re.sub(_LONG_WORD, "[redacted]", text)
     return printable(re.sub(_NUMBER, _mask_match, text), limit)
