@@ -20,11 +20,14 @@ PATIENCE = 60.0
 
 
 class Service(httpx.AsyncBaseTransport):
-    """The service, for any event loop. A login takes some time."""
+    """The service, for any event loop. A login is answered once another thread has ended, or was stuck for a while."""
+
+    def __init__(self) -> None:
+        self.another_ended = threading.Event()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/login"):
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(self.another_ended.wait, PATIENCE / 4)
             return httpx.Response(200, json=samples.login(user=None))
         if request.method == "POST":
             body = json.loads(await request.aread())
@@ -77,11 +80,14 @@ def test_one_client_in_several_threads_does_not_hang() -> None:
 
 def test_one_login_in_several_threads_does_not_hang() -> None:
     """The same where the threads wait for one login."""
-    login = LoginAuth(EMAIL, PASSWORD)
+    login, service = LoginAuth(EMAIL, PASSWORD), Service()
 
     async def work(number: int) -> None:
-        async with AsyncClient(BASE_URL, auth=login, transport=Service(), rate_limiter=wide()) as client:
-            await client.transactions.get(f"t-{number}")
+        try:
+            async with AsyncClient(BASE_URL, auth=login, transport=service, rate_limiter=wide()) as client:
+                await client.transactions.get(f"t-{number}")
+        finally:
+            service.another_ended.set()
 
     check(in_threads(work))
 
@@ -105,11 +111,12 @@ def test_a_shared_limiter_takes_one_loop_after_the_other() -> None:
 
 def test_a_client_in_each_thread_and_one_store_for_all_work(tmp_path: Path) -> None:
     """What the error recommends."""
-    store = SQLStore(f"sqlite:///{tmp_path / 'payments.db'}")
+    store, service = SQLStore(f"sqlite:///{tmp_path / 'payments.db'}"), Service()
+    service.another_ended.set()
 
     async def work(number: int) -> str:
         auth = LoginAuth(EMAIL, PASSWORD)
-        async with AsyncClient(BASE_URL, auth=auth, transport=Service(), store=store, rate_limiter=wide()) as client:
+        async with AsyncClient(BASE_URL, auth=auth, transport=service, store=store, rate_limiter=wide()) as client:
             answer = await client.collections.create(
                 phone_number=PHONE_NUMBER, amount=1000 + number, idempotency_key=f"order-{number}"
             )
