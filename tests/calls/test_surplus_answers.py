@@ -1,19 +1,17 @@
 """Answers too many on a connection that is kept alive: none of them is believed, and the connection is closed."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import attrs
-import httpx
-import httpx2
 import pytest
 
-from mobilemoney_async import AsyncClient, LoginAuth, OutcomeUnknown, RateLimiter, RetryPolicy, UnexpectedResponse
+from mobilemoney_async import AsyncClient, LoginAuth, OutcomeUnknown, RetryPolicy, UnexpectedResponse
+from tests.calls.ways import WAYS, connect
 from tests.contract import samples
-from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER, TOKEN
-from tests.support.server import Request, Response, Server, serve
+from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER
+from tests.support.server import Request, Response, serve
 
 pytestmark = pytest.mark.anyio
 
@@ -66,30 +64,10 @@ def surplus(more: Response, *, times: int = 1) -> Callable[[Request], Awaitable[
     return answer
 
 
-WAYS = ["httpx", "transport", "client", "httpx2"]
-
-
-@pytest.fixture(params=[*WAYS, "aiohttp"])
+@pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, anyio_backend_name: str) -> str:
     name: str = request.param
     return "httpx" if name == "aiohttp" and anyio_backend_name == "trio" else name  # aiohttp has no trio
-
-
-@asynccontextmanager
-async def connect(way: str, server: Server, **options: Any) -> AsyncIterator[AsyncClient]:
-    wide: dict[str, Any] = {"rate_limiter": RateLimiter(per_minute=6_000_000, burst=1000), "auth": TOKEN}
-    async with AsyncExitStack() as stack:
-        own: dict[str, Any] = {}
-        match way:
-            case "transport":
-                own["transport"] = await stack.enter_async_context(httpx.AsyncHTTPTransport(verify=False))
-            case "client":
-                own["http_client"] = await stack.enter_async_context(httpx.AsyncClient(verify=False))
-            case "httpx2":
-                own["http_client"] = await stack.enter_async_context(httpx2.AsyncClient(verify=False))
-            case "aiohttp":
-                own["transport"] = "aiohttp"
-        yield await stack.enter_async_context(AsyncClient(server.base_url, **wide | own | options))
 
 
 LOOKUPS: dict[str, tuple[Callable[[AsyncClient], Any], Callable[[Any], bool]]] = {
@@ -123,7 +101,7 @@ async def test_a_lookup_is_made_again_on_another_connection(way: str, name: str,
         return await surplus_once(request)
 
     surplus_once = surplus(late)
-    async with serve(answer) as server, connect(way, server, retry=RetryPolicy(first_delay=0)) as client:
+    async with serve(answer) as server, connect(way, server.base_url, retry=RetryPolicy(first_delay=0)) as client:
         await client.transactions.get("tx-0")
         assert is_right(await act(client))
         assert is_right(await act(client))
@@ -135,7 +113,7 @@ async def test_each_of_many_surplus_answers_costs_one_connection(way: str) -> No
     other = Response.json(samples.found(**OTHER))
     async with (
         serve(surplus(other, times=1000)) as server,
-        connect(way, server, retry=RetryPolicy(first_delay=0)) as client,
+        connect(way, server.base_url, retry=RetryPolicy(first_delay=0)) as client,
     ):
         for number in range(6):
             assert (await client.transactions.get(f"tx-{number}")).id == f"tx-{number}"
@@ -148,7 +126,7 @@ async def test_an_answer_that_stays_wrong_is_an_unexpected_response(way: str) ->
         await request.read()
         return Response.json(samples.found(**OTHER))
 
-    async with serve(answer) as server, connect(way, server, retry=RetryPolicy(first_delay=0)) as client:
+    async with serve(answer) as server, connect(way, server.base_url, retry=RetryPolicy(first_delay=0)) as client:
         with pytest.raises(UnexpectedResponse, match="transaction_id"):
             await client.transactions.get("tx-MINE")
         assert server.connections == len(server.requests) == 4
@@ -157,7 +135,7 @@ async def test_an_answer_that_stays_wrong_is_an_unexpected_response(way: str) ->
 async def test_a_surplus_acknowledgement_settles_no_order(way: str) -> None:
     """An order of 900,000 is not settled by a payment of 250: its result is unknown, and it is not sent again."""
     other = samples.acknowledgement(transaction_id="tx-OTHER", amount="250", phone_number="+255680000999")
-    async with serve(surplus(Response.json(other))) as server, connect(way, server) as client:
+    async with serve(surplus(Response.json(other))) as server, connect(way, server.base_url) as client:
         await client.transactions.get("tx-0")
         try:
             acknowledged = await client.collections.create(phone_number=PHONE_NUMBER, amount=900_000)
@@ -182,6 +160,6 @@ async def test_a_login_of_another_user_is_not_used(way: str) -> None:
         assert request.header("authorization") == "Bearer mine"
         return right(request)
 
-    async with serve(answer) as server, connect(way, server, auth=LoginAuth(EMAIL, PASSWORD)) as client:
+    async with serve(answer) as server, connect(way, server.base_url, auth=LoginAuth(EMAIL, PASSWORD)) as client:
         await client.transactions.get("tx-MINE")
         assert tokens == ["theirs", "mine"]
