@@ -49,7 +49,7 @@ _ADVICE: Mapping[DifferenceKind, str] = {
     DifferenceKind.UNCLAIMED: "find out what it is: another system, a till, the dashboard; then explain it",
     DifferenceKind.PAID_TWICE: "find out whether money moved twice; then refund it, and explain the transaction",
     DifferenceKind.CONTENT: "ask the service which one is right, and correct your books",
-    DifferenceKind.STATE: "follow it again, and compare it with the service's statement",
+    DifferenceKind.STATE: "follow it with a poller, or with mobilemoney watch",
     DifferenceKind.UNRESOLVED: "run reconcile; then identify it or confirm its absence",
     DifferenceKind.INCOMPLETE: "run the audit again later; if it stays so, ask the service",
 }
@@ -197,8 +197,11 @@ class Comparison:
         said = f"payment {record.key!r} is {status} here, and {row.status} at the service"
         if record.is_final and not is_final_there and record.changed_at >= self.began_at:
             return  # it became final while the list was read
-        if record.is_final != is_final_there or (record.is_final and record.status != row.status):
+        if not record.is_final and is_final_there:
             yield difference(DifferenceKind.STATE, said, record, row)
+        elif record.is_final and record.status != row.status:
+            found = difference(DifferenceKind.STATE, said, record, row)
+            yield attrs.evolve(found, advice=_ADVICE[DifferenceKind.CONTENT])  # a final state does not change
 
     def _contradictions(self, row: Transaction, record: PaymentRecord) -> Iterable[str]:
         """Return what differs. A number that is masked, cut or missing in the list is no difference."""
@@ -208,8 +211,7 @@ class Comparison:
             yield f"the currency is {CURRENCY} here, and another one at the service"
         if not may_be_number(row.phone_number, record.phone_number):
             yield "the phone number is another one at the service"
-        is_other = any(each == row.type.strip().casefold() for each in TransactionType if each is not record.type)
-        if is_other and record.type not in self._spellings.types.get(str(row.type), ()):
+        if any(each == row.type.strip().casefold() for each in TransactionType if each is not record.type):
             yield f"it is a {record.type} here, and a {row.type} at the service"
         if row.merchant_id and self.merchant_id and row.merchant_id != self.merchant_id:
             yield "it belongs to another merchant at the service"

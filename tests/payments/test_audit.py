@@ -66,7 +66,7 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(store_url: s
     """A stranger, a second payment, another state, another amount, an unknown result, a transaction that is gone."""
     world = make_world(store_url)
     async with world.client() as client, world.client(store=world.store(account="other system")) as other:
-        await pay(client, 1000, 2000, 3000)
+        await pay(client, 1000, 2000, 3000, 6000)
         await finish(client)
         await pay(client, 4000)
         await pay(other, 77, 1000)
@@ -76,9 +76,12 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(store_url: s
         await finish(other)
         await change(client, "k2000", amount="2001")
         await change(client, "k3000", transaction_id="txn_gone", sent_at=world.utcnow() - timedelta(seconds=20))
+        await change(client, "k6000", status="FAILED")
         await anyio.sleep(60)
         report = await audit(world, client)
         found = {(str(each.kind), each.key) for each in report.differences}
+        advice = {each.key: each.advice for each in report.differences if each.kind == "state"}
+    assert "follow it" in advice["k4000"] and "ask the service" in advice["k6000"]
     assert ("unclaimed", None) in found
     assert ("paid_twice", "k1000") in found
     assert ("content", "k2000") in found
@@ -178,8 +181,14 @@ async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_di
         def contradict(row: dict[str, Any]) -> None:
             row |= {"phone_number": "+255700000000", "type": "disbursement", "currency": "KES", "amount": "999.50"}
 
+        def swap(row: dict[str, Any]) -> None:
+            row |= {"type": "disbursement"} if Decimal(row["amount"]) == 1000 else {}
+
         service.change = mask
         assert (await audit(world, client)).is_clean
+        service.change = swap
+        (only,) = (await audit(world, client)).differences
+        assert only.reason == "payment 'k1000': it is a collection here, and a disbursement at the service"
         service.change = contradict
         found = (await audit(world, client)).differences
         (first,) = (each for each in found if each.key == "k1000")
