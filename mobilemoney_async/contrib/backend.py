@@ -117,8 +117,8 @@ class Backend(anyio.AsyncContextManagerMixin):
             whenever: at least once, also across crashes, and by one process at a time. If it raises, the change comes
             again, ten times at most. It should take less than a minute; and since a change may come twice, its work
             must be safe to repeat.
-        name: With `on_settled`: the name of the consumer, as for ``client.payments.changes``. At its first use it
-            begins with the changes from then on.
+        name: With `on_settled`: the name of the consumer, as for ``client.payments.changes``. When a backend with
+            this name is entered for the first time, it begins with the changes from then on.
         min_interval: As for `AsyncClient.poller`, seconds.
         per_minute: As for `AsyncClient.dispatcher`.
         reconcile_every: Between two reconciliations of unknown payments, seconds, more than 0; the first come sooner.
@@ -177,6 +177,9 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        if self._on_settled is not None:
+            # Before anything can become final: it is handed out after a crash only if there is a consumer.
+            await self._payments.changes(consumer=self._name, start="now").begin()
         failure: BaseException | None = None
         async with self.poller, self.dispatcher, anyio.create_task_group() as tasks:
             self._tasks = tasks

@@ -28,6 +28,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import ChangeParked, Handler, emit
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.changes import (
+    Feed,
     FeedEntry,
     find_feed,
     find_place,
@@ -138,6 +139,10 @@ class ConsumerChanges:
             await self._reader.aclose()
             raise
 
+    async def begin(self) -> None:
+        """Make the consumer, if there is none: from here on it gets each change, whenever it is first read."""
+        await self._reader.begin()
+
     async def aclose(self) -> None:
         """Let another process go on as this consumer at once, rather than in a minute. It may be called again."""
         await self._reader.aclose()
@@ -169,6 +174,11 @@ class ConsumerReader:
     _open: int | None = attrs.field(default=None, init=False)
     # Changes that came again and are not done, with the number of the last fresh one before each.
     _again: dict[int, int] = attrs.field(factory=dict, init=False)
+
+    async def begin(self) -> None:
+        """Make the consumer, if there is none, whichever process may read."""
+        now = self._utcnow()
+        await self._store.write(lambda journal: self._find(ConsumerTable(journal, self._name), now))
 
     async def aclose(self) -> None:
         """Give the lease back, and let what was handed out come again at once."""
@@ -266,10 +276,7 @@ class ConsumerReader:
         now, delivery, last = self._utcnow(), self._delivery, self._last
 
         def take(table: ConsumerTable) -> Delivery:
-            feed = number_changes(table.journal)
-            while self._start == "now" and feed.has_more:
-                feed = number_changes(table.journal)
-            row = table.lock(feed, self._start, now)
+            feed, row = self._find(table, now)
             after: int = row.number
             # Not on a store that was restored since the last page.
             if delivery is not None and (last is None or is_there(table.journal, last.change.cursor)):
@@ -288,6 +295,13 @@ class ConsumerReader:
         for entry in taken.parked:
             self._report(entry.change)
         return True
+
+    def _find(self, table: ConsumerTable, now: datetime) -> tuple[Feed, sa.Row[Any]]:
+        """Return the feed and the consumer's row, which is made at its first use."""
+        feed = number_changes(table.journal)
+        while self._start == "now" and feed.has_more:
+            feed = number_changes(table.journal)
+        return feed, table.lock(feed, self._start, now)
 
     async def _record(self, work: Callable[[ConsumerTable], T]) -> T:
         """Run work of `done` or `failed`; if it fails, begin again at the place that the store keeps."""

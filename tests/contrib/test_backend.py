@@ -209,8 +209,8 @@ async def test_a_crash_in_the_middle_of_an_order_does_not_hold_up_its_end(sandbo
     async def on_settled(change: PaymentChange) -> None:
         settled.append(change.key)
 
-    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop") as backend:
-        await anyio.sleep(1)  # virtual: the consumer has begun
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop"):
+        pass  # the consumer has begun
     async with opened(sandbox, tmp_path) as backend:
         await backend.collect("order-1", phone_number=STUCK, amount=1500)
         changes = backend.client.payments.changes(consumer="shop")
@@ -224,6 +224,25 @@ async def test_a_crash_in_the_middle_of_an_order_does_not_hold_up_its_end(sandbo
         await anyio.sleep(60)
         (consumer,) = await backend.client.payments.consumers()
         assert (consumer.lagging, consumer.parked) == ((), ())
+    assert settled == ["order-1"]
+
+
+async def test_a_backend_that_dies_at_its_first_start_misses_no_final_payment(sandbox: Sandbox, tmp_path: Path) -> None:
+    """From entering on, each payment that becomes final is one for `on_settled`, whoever finds it out, and whenever."""
+    settled: list[str | None] = []
+
+    async def on_settled(change: PaymentChange) -> None:
+        settled.append(change.key)
+
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop"):
+        pass  # killed before it has read its first change
+    async with opened(sandbox, tmp_path) as other:
+        await other.collect("order-1", phone_number=PAYS, amount=1500)
+        assert (await end(other, "order-1")).state is OrderState.SUCCEEDED
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop"):
+        with anyio.fail_after(20):
+            while not settled:
+                await anyio.sleep(0.05)
     assert settled == ["order-1"]
 
 
