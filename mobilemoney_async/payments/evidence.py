@@ -51,6 +51,7 @@ from mobilemoney_async.values import shown_id
 
 NO_LATER = "no later payment to compare with"
 NO_EARLIER = "no earlier payment to compare with"
+IN_GRACE = "the list was read within the grace period, and may show it later"
 _NOT_WHOLE = "the list could not be read as a whole"
 _UNREADABLE = "a row of the list cannot be read"
 
@@ -259,13 +260,13 @@ class Evidence:
         reason = next(filter(None, contradictions), None)
         if reason is not None:
             return Control(is_failed=True, reason=reason)
+        if not self._is_settled(query):
+            return Control(reason=IN_GRACE)
         if not earlier:
             has_older = any(row.created_at <= query.window(skew)[0] for row in self.walk.rows)
             return Control(reason=NO_EARLIER if has_older else "the list shows nothing as old as the payment")
         if not later:
             return Control(reason=NO_LATER)
-        if not self._is_settled(query):
-            return Control(reason="the listing began within the grace period")
         return Control(passed=True)
 
     def _nearest(

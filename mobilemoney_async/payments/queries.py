@@ -13,7 +13,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.migrations import OLD_PAYMENTS
 from mobilemoney_async.database.schema import VERSION, accounts, history, logins, payments, unclaimed
-from mobilemoney_async.payments.evidence import NO_LATER, Walk
+from mobilemoney_async.payments.evidence import IN_GRACE, NO_LATER, Walk
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
 from mobilemoney_async.payments.records import EXPLAINED, HistoryEntry, PaymentRecord, PaymentState
 
@@ -122,7 +122,8 @@ def due(journal: Journal, now: datetime, *, key: str | None, grace: float) -> li
 def _comparable_now(journal: Journal, now: datetime, grace: float) -> list[PaymentRecord]:
     """Return the unknown payments of the last week that only lacked a later payment to compare with, and have one."""
     here = _columns.account == journal.account
-    waiting = (_columns.state == PaymentState.UNKNOWN, _columns.reason == NO_LATER, _columns.candidates.is_(None))
+    lacks = _columns.reason.in_((NO_LATER, IN_GRACE))
+    waiting = (_columns.state == PaymentState.UNKNOWN, lacks, _columns.candidates.is_(None))
     rows = journal.connection.execute(
         sa.select(payments).where(here, *waiting, _columns.looked_at >= now - _COMPARED)
     ).all()
