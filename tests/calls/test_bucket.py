@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mobilemoney_async.calls.bucket import Bucket
+from mobilemoney_async.calls.bucket import Bucket, patience
+from mobilemoney_async.contract.endpoints import Priority
 
 JITTER = 0.5
 
@@ -248,3 +249,21 @@ def test_a_slow_limit_still_lets_one_through() -> None:
     """Fewer than one request in a window means one in a window, at the bucket's pace."""
     bucket = Bucket(per_minute=0.5, burst=10, window=60, jitter=0)
     assert [grant(bucket, 0.0) for _ in range(3)] == pytest.approx([0, 120, 240])
+
+
+@pytest.mark.parametrize(("per_minute", "lookup", "bulk"), [(60, 9, 27), (600, 9.9, 29.7), (6, 90, 270)])
+def test_on_a_slow_limit_the_lower_lanes_have_a_tenth_of_the_turns(per_minute: int, lookup: float, bulk: float) -> None:
+    """A lookup and a poll have a turn every ten seconds, or every ten turns if that is longer; bulk work a third."""
+    assert patience(per_minute) == {
+        Priority.PAYMENT: float("inf"),
+        Priority.LOOKUP: pytest.approx(lookup),
+        Priority.POLL: pytest.approx(lookup),
+        Priority.BULK: pytest.approx(bulk),
+    }
+
+
+def test_the_window_alone_may_be_the_limit() -> None:
+    """A window in which less than one request would go lets one through, whatever the burst."""
+    bucket = Bucket(per_minute=1, burst=2, window=30, jitter=0)
+    assert bucket.usage(0.0).limit == 1
+    assert [grant(bucket, 0.0) for _ in range(2)] == pytest.approx([0, 60])

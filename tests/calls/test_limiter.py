@@ -533,6 +533,12 @@ def test_a_limit_of_nonsense_is_refused(options: dict[str, Any]) -> None:
     assert caught.value.argument in options
 
 
+@pytest.mark.parametrize(("per_minute", "jitter"), [(60, 0.5), (600, 0.05), (6, 0.5)])
+def test_requests_keep_half_a_second_at_most_for_a_slow_network(per_minute: int, jitter: float) -> None:
+    """By default a twentieth of the time in which the bucket fills, which costs no limit more than half a second."""
+    assert RateLimiter(per_minute=per_minute).jitter == pytest.approx(jitter)
+
+
 @pytest.mark.anyio
 async def test_another_rate_is_kept_as_well() -> None:
     """A merchant with another limit sets it."""

@@ -107,6 +107,20 @@ async def test_a_session_of_sqlalchemy_takes_it_too(store_url: str) -> None:
         assert [record.key for record in await client.payments.list("QUEUED")] == ["a", "b"]
 
 
+async def test_a_program_older_than_the_tables_queues_nothing(sqlite_file_url: str) -> None:
+    """Once a newer release has migrated the tables, `enqueue` raises: the order is rolled back with the payment."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await client.payments.unresolved()
+        engine, store = sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool), world.store()
+        with engine.begin() as connection:
+            store.enqueue(connection, **ORDER, idempotency_key="a")
+            connection.exec_driver_sql("UPDATE mobilemoney_schema SET version = 99")
+        with pytest.raises(StoreError, match="update mobilemoney-async"), engine.begin() as connection:
+            store.enqueue(connection, **{**ORDER, "amount": 2000}, idempotency_key="b")
+    assert world.states() == ["QUEUED"]
+
+
 async def test_the_same_key_is_the_same_payment(store_url: str) -> None:
     """Whether it is queued, sent or refused; other parameters are a conflict, and change nothing."""
     world = make_world(store_url)
@@ -369,6 +383,30 @@ async def test_several_dispatchers_send_each_payment_once(store_url: str) -> Non
         tasks.start_soon(dispatch, one, 5)
         tasks.start_soon(dispatch, other, 60)
     assert world.sent == 12 == len(world.made)
+
+
+async def test_a_slow_pace_is_one_pace_for_all_processes(sqlite_file_url: str) -> None:
+    """However long the pause between two payments, no other process takes over and sends in between."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as one, world.client() as other:
+        for number in range(4):
+            await one.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        async with one.dispatcher(per_minute=2), other.dispatcher(per_minute=2):
+            await anyio.sleep(29)
+            assert world.sent == 1
+            await anyio.sleep(30)
+            assert world.sent == 2
+
+
+async def test_each_account_has_a_queue_of_its_own(sqlite_file_url: str) -> None:
+    """A dispatcher neither counts nor sends what another merchant has queued in the same database."""
+    world = make_world(sqlite_file_url)
+    async with world.client(world.store(account="one")) as one, world.client(world.store(account="two")) as two:
+        for number in range(3):
+            await two.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        assert (await dispatch(one, 5)).stats.queued == 0
+        assert world.sent == 0
+        assert (await dispatch(two, 20)).stats.sent == 3 == world.sent
 
 
 async def test_a_queued_payment_may_be_cancelled_until_it_is_sent(store_url: str) -> None:
