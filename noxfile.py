@@ -169,6 +169,13 @@ def nightly(session: nox.Session) -> None:
     session.run("python", *PYTEST, "-m", "soak or hypothesis", seed, *patience, *session.posargs, env=env)
 
 
+@nox.session(python=LOWEST_PYTHON, default=False)
+def mutants(session: nox.Session) -> None:
+    """Count the mutants of the money modules that the tests notice, all or `-- --sample 250`; fail below 0.95."""
+    session.install("-e", ".[all]", *group("test"), *group("mutants"))
+    session.run("python", "-m", "tests.mutants", *session.posargs)
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the docs into build/docs; a warning, a broken link or an unknown name is an error."""
