@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -129,6 +130,21 @@ async def test_cancelling_stops_what_is_not_sent_yet(store_url: str) -> None:
         with pytest.raises(StoreError, match="were sent: nothing was changed"):
             await client.payouts.cancel(third.id, by="Asha")
     assert world.sent == 2
+
+
+async def test_changes_keep_their_order_where_the_clock_of_who_cancels_is_behind(store_url: str) -> None:
+    """Each line is queued and then cancelled, for all readers of the feed."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        world.ahead = timedelta(seconds=3)
+        await client.payouts.cancel(batch.id, by="Asha")
+        found = [change async for change in client.payments.changes(forever=False)]
+    for key in {change.key for change in found}:
+        queued, cancelled = [change for change in found if change.key == key]
+        assert (queued.state, cancelled.state) == (PaymentState.QUEUED, PaymentState.CANCELLED)
+        assert queued.at == cancelled.at
 
 
 async def test_cancelling_a_second_batch_leaves_the_payments_of_the_first_alone(store_url: str) -> None:
