@@ -93,7 +93,7 @@ def recover(
     Each is imported as the payment of a key, which your own books know, and then stops no payment any more. Sends no
     money. The list needs no service; an import takes the service and the credentials as reconcile does.
     """
-    keys, numbers = _read_pairs(pairs or [], file)
+    keys, numbers = read_pairs(pairs or [], file)
     if keys:
         if note is None:
             raise typer.BadParameter("an import needs --note", param_hint="--note")
@@ -119,7 +119,7 @@ def recover(
         say("payments", f"the store has forgotten no transactions of account {store.account!r}, as far as is known")
 
 
-def _read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:
+def read_pairs(pairs: Sequence[str], file: Path | None) -> tuple[dict[str, str], dict[str, str]]:
     """Return the transaction of each key, and the whole phone numbers of some transactions."""
     rows = [dict(zip(("key", "transaction_id"), each.rpartition("=")[::2], strict=True)) for each in pairs]
     if file is not None:
