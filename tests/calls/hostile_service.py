@@ -251,7 +251,7 @@ class Service:
     case: Case
 
     async def serve(self, stream: SocketStream) -> None:
-        with suppress(anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead):
+        with suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead):
             async with stream:
                 reader = BufferedByteReceiveStream(stream)
                 head = await reader.receive_until(b"\r\n\r\n", 65_536)
