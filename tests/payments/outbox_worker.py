@@ -7,6 +7,7 @@ transaction as its place among the changes. Beside that, each runs a dispatcher,
 |---|---|---|
 | `dispatcher` | none: the test has queued them | SQLite, PostgreSQL |
 | `psycopg` | a worker's loop over a list | PostgreSQL, one connection of psycopg for each task |
+| `sqlite3` | the same; its books follow as a named consumer | SQLite, one connection for each transaction |
 | `fastapi` | ``POST /orders/{id}`` | PostgreSQL, SQLAlchemy's ORM with an AsyncSession |
 | `django` | ``POST /orders/{id}``, an async view | SQLite, Django's ORM in `atomic` |
 
@@ -17,9 +18,10 @@ import importlib
 import json
 import random
 import socket
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +33,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentChange, SQLStore
+from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentChange, SQLStore, StoreError
 from tests.payments.crash_worker import ONCE_MORE, fork, run_nursery, wide_open
 
 TABLES = (
@@ -138,6 +140,39 @@ class PsycopgShop(Shop):
             return is_ours
 
         return await anyio.to_thread.run_sync(write)
+
+
+class SqliteShop(Shop):
+    """Plain sqlite3, in threads. The store keeps its place, so what it writes is safe to repeat."""
+
+    async def place_order(self, number: int, *, is_rolled_back: bool = False) -> None:
+        order = order_of(number)
+
+        def place_order(connection: sqlite3.Connection) -> None:
+            insert = "INSERT INTO shop_orders VALUES (?, ?) ON CONFLICT DO NOTHING"
+            connection.execute(insert, (order["idempotency_key"], order["amount"]))
+            self.store.enqueue(connection, **order)
+            if is_rolled_back:
+                raise Rolled
+
+        await self._transact(place_order)
+
+    async def book(self, change: PaymentChange) -> None:
+        """Write a change, which may come twice."""
+        booked = ending(change)
+        if booked is not None:
+            once = "INSERT INTO shop_books SELECT ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM shop_books WHERE id = ?)"
+            await self._transact(lambda connection: connection.execute(once, (*booked, booked[0])))
+
+    async def _transact(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        def transact() -> None:
+            file = sa.make_url(self.url).database
+            assert file is not None
+            with closing(sqlite3.connect(file, timeout=20)) as connection, connection:
+                connection.execute("BEGIN IMMEDIATE")
+                work(connection)
+
+        await anyio.to_thread.run_sync(transact)
 
 
 class Base(DeclarativeBase):
@@ -268,6 +303,16 @@ async def keep_books(client: AsyncClient, poller: Any, shop: Shop) -> None:
             cursor = change.cursor
 
 
+async def consume(client: AsyncClient, shop: SqliteShop) -> None:
+    """Follow the changes as a consumer: one process at a time, each change at least once."""
+    while True:
+        with suppress(StoreError):  # another process has taken over, or the file was busy
+            async for change in client.payments.changes(consumer="books", start="oldest"):
+                await shop.book(change)
+                await change.done()
+        await anyio.sleep(0.2)
+
+
 async def reconcile(client: AsyncClient) -> None:
     """Look for unknown payments, and send the collections again that certainly do not exist."""
     while True:
@@ -292,7 +337,9 @@ async def backend(job: Job, shop: Shop | None, store: SQLStore) -> AsyncIterator
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(reconcile, client)
-        if shop is not None:
+        if isinstance(shop, SqliteShop):
+            tasks.start_soon(consume, client, shop)
+        elif shop is not None:
             tasks.start_soon(keep_books, client, poller, shop)
         yield client
         tasks.cancel_scope.cancel()
@@ -306,7 +353,8 @@ async def dispatch(job: Job, seed: int) -> None:
 async def work_off(job: Job, seed: int) -> None:
     """Place all orders, in any order; each is there once, however often it is placed."""
     store = open_store(job)
-    shop, numbers = PsycopgShop(job, store), list(range(job.orders))
+    shop = SqliteShop(job, store) if job.kind == "sqlite3" else PsycopgShop(job, store)
+    numbers = list(range(job.orders))
     random.Random(seed).shuffle(numbers)
     async with backend(job, shop, store):
         for number in numbers:
@@ -390,7 +438,11 @@ def preload(*names: str) -> None:
 def main() -> None:
     """Run the nursery of a kind of merchant. Its first answer is the port."""
     job = Job(**json.loads(sys.stdin.readline()))
-    works: dict[str, Callable[..., Awaitable[object]]] = {"dispatcher": dispatch, "psycopg": work_off}
+    works: dict[str, Callable[..., Awaitable[object]]] = {
+        "dispatcher": dispatch,
+        "psycopg": work_off,
+        "sqlite3": work_off,
+    }
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         print(listener.getsockname()[1], flush=True)
         if job.kind in works:

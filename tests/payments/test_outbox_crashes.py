@@ -156,7 +156,7 @@ class Customers:
 
 @pytest.mark.parametrize(
     ("kind", "store_url"),
-    [("fastapi", "postgresql"), ("django", "sqlite"), ("psycopg", "postgresql")],
+    [("fastapi", "postgresql"), ("django", "sqlite"), ("psycopg", "postgresql"), ("sqlite3", "sqlite")],
     indirect=["store_url"],
 )
 async def test_a_shop_that_is_killed_keeps_orders_payments_and_books_together(kind: str, store_url: str) -> None:
@@ -172,7 +172,7 @@ async def test_a_shop_that_is_killed_keeps_orders_payments_and_books_together(ki
             customers = Customers(port)
             with anyio.fail_after(60 + ORDERS):
                 async with anyio.create_task_group() as tasks:
-                    for _ in range(0 if kind == "psycopg" else 4):
+                    for _ in range(0 if kind in {"psycopg", "sqlite3"} else 4):
                         tasks.start_soon(customers.order, numbers)
                     for _ in range(3):
                         await processes.start()
