@@ -224,7 +224,7 @@ class Journal:
         if expected is None:
             is_begun = self._insert(request, sending, checks)
         else:
-            is_begun = self._send_again(request.key, expected, sending, checks)
+            is_begun = self._send_again(request, expected, sending, checks)
         if not is_begun:
             # Read after the database has refused the row: because of a duplicate, or of the key itself.
             duplicate = self.find_duplicate(request)
@@ -399,12 +399,14 @@ class Journal:
             require_unsuspected(self.connection, self.account, found.suspect)
         return found is not None
 
-    def _send_again(self, key: str, expected: int, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
+    def _send_again(
+        self, request: PaymentRequest, expected: int, sending: Mapping[str, Any], checks: Mapping[str, Any]
+    ) -> bool:
         """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
         found = self.connection.execute(_CHECKS, checks).one()
         require_known(found.version)
         require_unsuspected(self.connection, self.account, found.suspect)
-        row = self.row(key, lock=True)
+        row = self.row(request.key, lock=True)
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what
         # another process may have changed matters.
         if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
@@ -414,9 +416,11 @@ class Journal:
         values |= {"looked_at": None, "look_passed": None, "next_look_at": None}
         try:
             with self.connection.begin_nested():
-                self._change(key, values)
+                self._change(request.key, values)
         except sa.exc.IntegrityError:
-            return False  # a duplicate
+            if self.find_duplicate(request) is None:
+                raise  # refused for another reason, a trigger say: the caller would try again for ever
+            return False
         return True
 
     def _contradict(self, entry: JournalEntry, message: str) -> StoreError:
