@@ -55,6 +55,12 @@ PYTEST = ("-m", "pytest", "-n", str(WORKERS), "--dist", "worksteal")
 # What a second Python need not show again.
 PORTABLE = ("-m", "not once and not soak")
 
+# Property tests that find a rare case only among thousands of examples, in less than two minutes together.
+LAWS = (
+    *(f"tests/calls/test_{name}.py" for name in ("bucket", "limiter", "pipeline", "retry")),
+    *(f"tests/payments/test_{name}.py" for name in ("budget", "evidence", "shared_limiter")),
+)
+
 built: list[Path] = []
 
 
@@ -72,6 +78,11 @@ def wheel(session: nox.Session) -> str:
         built.extend(WHEELS.glob("*.whl"))
     (path,) = built
     return f"mobilemoney-async[all] @ {path.as_uri()}"
+
+
+def new_seed() -> str:
+    """Return pytest's option that seeds the property tests, which is printed: `nox -s laws -- --hypothesis-seed=…`."""
+    return f"--hypothesis-seed={random.SystemRandom().randrange(2**32)}"
 
 
 def lowest_constraints() -> list[str]:
@@ -151,6 +162,14 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
+def laws(session: nox.Session) -> None:
+    """Try the laws of the rate limit, of retries and of evidence on thousands of new examples, and print their seed."""
+    session.install(wheel(session), *group("test"))
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_EXAMPLES": "15"}
+    session.run("python", *PYTEST, "-m", "hypothesis", *LAWS, new_seed(), *session.posargs, env=env)
+
+
+@nox.session(python=LOWEST_PYTHON, tags=["full"])
 def fuzz(session: nox.Session) -> None:
     """Fuzz the readers of foreign bytes for two minutes, from the inputs in tests/fuzz/corpus."""
     session.install(wheel(session), *group("test"), *group("fuzz"))
@@ -163,10 +182,8 @@ def nightly(session: nox.Session) -> None:
     """Run the long tests at four times their scale, and the property tests on thousands of new examples."""
     session.install(wheel(session), *group("test"))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "4", "MOBILEMONEY_TESTS_EXAMPLES": "30"}
-    # Printed with the command; to repeat a run: `nox -s nightly -- --hypothesis-seed=…`.
-    seed = f"--hypothesis-seed={random.SystemRandom().randrange(2**32)}"
     patience = ("-o", "faulthandler_timeout=7200")
-    session.run("python", *PYTEST, "-m", "soak or hypothesis", seed, *patience, *session.posargs, env=env)
+    session.run("python", *PYTEST, "-m", "soak or hypothesis", new_seed(), *patience, *session.posargs, env=env)
 
 
 @nox.session(python=LOWEST_PYTHON, default=False)

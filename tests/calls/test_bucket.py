@@ -148,6 +148,12 @@ def test_taking_back_and_holding_keep_the_law(steps: list[Operation]) -> None:
 @example([(0.0, 0.0, None, 0.0)] * 12 + [(0.0, 0.0, 4, 0.0)] * 20 + [(0.0, 0.0, None, 0.0)] * 40)
 @example([(0.0, 0.0, None, 0.0)] * 5 + [(0.0, 0.0, 9, 3.0)] * 5 + [(0.0, 0.0, None, 0.0)] * 20)
 @example([(30.0, JITTER, None, 0.0)] + [(0.0, 0.0, None, 0.0)] * 9 + [(0.0, 0.0, 8, 0.0)] + [(0.0, 0.0, None, 0.0)] * 9)
+@example(
+    # After a hold one place is given back, and then one from before it, which has nothing to give back any more.
+    [(0.0, 0.0, None, 0.0)] * 5
+    + [(0.0, 0.0, None, 3.0), (0.0, 0.0, 0, 0.0), (0.0, 0.0, 1, 0.0)]
+    + [(0.0, 0.0, None, 0.0)] * 20
+)
 def test_places_given_back_in_any_order_keep_the_law(steps: list[tuple[float, float, int | None, float]]) -> None:
     """Of the last places any may turn out not to have been used, also when the bucket was stored in between."""
     bucket, now = make_bucket(), 0.0

@@ -3,7 +3,7 @@
 | environment variable | unset | `nox -t full` | `nox -t nightly` |
 |---|---|---|---|
 | `MOBILEMONEY_TESTS_SOAK` | 0.25 | 1 | 4 |
-| `MOBILEMONEY_TESTS_EXAMPLES` | 1 | 1 | 30 |
+| `MOBILEMONEY_TESTS_EXAMPLES` | 1 | 15, for some files | 30 |
 """
 
 import os
