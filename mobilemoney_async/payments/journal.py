@@ -27,7 +27,15 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import is_same_payment
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import FOUND_VERSION, changes, history, insert_missing, payments, require_known
+from mobilemoney_async.database.schema import (
+    FOUND_VERSION,
+    accounts,
+    changes,
+    history,
+    insert_missing,
+    payments,
+    require_known,
+)
 from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_transaction
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
 from mobilemoney_async.payments.duplicates import (
@@ -69,7 +77,12 @@ _OF_ACCOUNT = sa.select(payments).where(_columns.account == sa.bindparam("of_acc
 _BY_KEY = _OF_ACCOUNT.where(_columns.key == sa.bindparam("of_key"))
 _BY_KEY_LOCKED = _BY_KEY.with_for_update()
 _BY_KEY_IF_FREE = _BY_KEY.with_for_update(skip_locked=True)
-_BY_TRANSACTION_LOCKED = _OF_ACCOUNT.where(_columns.transaction_id == sa.bindparam("of_transaction")).with_for_update()
+_MERCHANT = sa.select(accounts.c.merchant_id).where(accounts.c.account == sa.bindparam("of_account")).scalar_subquery()
+_BY_TRANSACTION_LOCKED = (
+    _OF_ACCOUNT.add_columns(_MERCHANT.label("merchant_id"))
+    .where(_columns.transaction_id == sa.bindparam("of_transaction"))
+    .with_for_update()
+)
 _DUPLICATE = _OF_ACCOUNT.where(
     _columns.type == sa.bindparam("of_type"),
     _columns.phone_number == sa.bindparam("of_phone_number"),
@@ -299,8 +312,10 @@ class Journal:
         row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
         status = str(transaction.status)
         if row is not None:
-            if not is_same_payment(transaction, type=row.type, phone_number=row.phone_number, amount=row.amount):
-                said = "its transaction has another type, amount or phone number, as at another merchant"
+            is_ours = not transaction.merchant_id or row.merchant_id in (None, "", transaction.merchant_id)
+            known = {"type": row.type, "phone_number": row.phone_number, "amount": row.amount}
+            if not (is_ours and is_same_payment(transaction, **known)):
+                said = "its transaction has another type, amount or phone number, or is another merchant's"
                 return StoreError(f"payment {row.key!r}: {said}", outcome="unknown")
             # The list may have its own word for the type, by which no state is known to be final.
             transaction = attrs.evolve(transaction, type=TransactionType(row.type))

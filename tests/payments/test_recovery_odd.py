@@ -21,6 +21,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.events import StoreBehind
 from mobilemoney_async.payments import unclaimed as module
+from tests.contract import samples
 from tests.payments.second_world import BOTH, DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
 from tests.payments.test_recovery import forget, order, sell, stopped
 from tests.support.second_service import TOKEN, ListBehaviour, Payment, SecondService, error
@@ -300,6 +301,31 @@ async def test_a_transaction_of_another_amount_ends_no_payment(
             assert len([each async for each in poller.outcomes()]) == 3
         assert {each.state for each in await client.payments.list()} == {PaymentState.ACKNOWLEDGED}
     assert caplog.text.count("has another type, amount or phone number") == 3
+
+
+async def test_a_transaction_of_another_merchant_ends_no_payment(
+    store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once the account's merchant is known, what is shown under the id of a payment must be its own."""
+    world = two_merchants(store_url)
+    world.service.merchants |= {"token.of.merchant-1": "merchant-1"}
+    async with world.client() as client:
+        await world.pay(client, [order("collections")])
+    # New credentials: a transaction is looked up with them first, which shows the merchant.
+    await anyio.sleep(10 * MINUTE)
+    async with world.client(auth="token.of.merchant-1") as client:
+        await world.pay(client, [order("collections", "k2", 2)])
+        shown = samples.found(id="t-000002", amount="5000", status="SUCCESS", phone_number=number(2))
+        shown["transaction"] |= {"merchant_id": "merchant-2"}
+        world.service.answer_lookup = lambda request: httpx.Response(200, json=shown)
+        world.service.list = ListBehaviour(hide=lambda payment: True)
+        async with client.poller(timeout=60) as poller:
+            poller.track("t-000002")
+            assert [each.transaction is not None async for each in poller.outcomes()] == [True]
+        record = await client.payments.get("k2")
+        assert record is not None
+        assert record.state is PaymentState.ACKNOWLEDGED
+    assert "is another merchant's" in caplog.text
 
 
 @BOTH
