@@ -41,7 +41,7 @@ T = TypeVar("T")
 payouts_app: typer.Typer = command_group(
     help="Batches of payouts: one person proposes, another approves.",
     epilog="Exit codes: 0 fine, 1 an error, 2 wrong usage or a wrong file; with --send also 3 the result of a payout "
-    "is unknown, 4 some are not sent or not final, 5 some have failed or were refused.",
+    "is unknown, 4 some are not sent or not final, 5 some have failed, were refused or cancelled.",
     no_args_is_help=True,
 )
 
