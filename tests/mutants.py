@@ -39,7 +39,7 @@ from mutmut.state import state
 COPY = Path("build/mutants")
 PACKAGE = "mobilemoney_async"
 # Seconds of a processor: a test that takes longer is left out; and what a mutant may need beyond the tests' own time.
-LONGEST, GRACE = 5.0, 20
+LONGEST, GRACE = 5.0, 10
 # Seconds without an end after which a mutant hangs; bytes that it may take.
 HANGS, MEMORY = 300.0, 3 << 30
 

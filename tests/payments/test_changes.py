@@ -144,6 +144,35 @@ async def test_one_process_at_a_time_reads_as_a_consumer(store_url: str) -> None
         assert late.key == "a"
 
 
+async def test_a_slow_handler_keeps_its_place_until_another_process_takes_over(sqlite_file_url: str) -> None:
+    """Its `done` counts while nobody else reads; afterwards it raises, and the reader waits for its turn again."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as one, world.client() as other:
+        await pay(one, "a", "b")
+        feed = one.payments.changes(consumer="books", start="oldest")
+        first = await anext(feed)
+        await anyio.sleep(45)
+        await first.done()
+        second = await anext(feed)
+        await anyio.sleep(70)
+        rival = other.payments.changes(consumer="books")
+        handled = []
+        with anyio.fail_after(300):
+            while len(handled) < 3:
+                handled.append(await anext(rival))
+        assert first.cursor not in {each.cursor for each in handled}
+        with pytest.raises(StoreError, match="another process has taken over") as caught:
+            await second.done()
+        assert caught.value.outcome == "not_sent"
+        for change in handled:
+            await change.done()
+        with anyio.move_on_after(5):
+            pytest.fail(f"two read at once: {await anext(feed)}")
+        await rival.aclose()
+        await pay(one, "c")
+        assert (await anext(feed)).key == "c"
+
+
 async def test_a_change_that_fails_comes_again_and_holds_up_no_other_payment(sqlite_file_url: str) -> None:
     """Later changes of its payment wait for it; after ten times it is parked, and its payment goes on."""
     world, events = make_world(sqlite_file_url), list[Event]()

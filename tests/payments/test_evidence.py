@@ -138,6 +138,17 @@ def test_a_candidate_of_earlier_stays_while_the_list_shows_it() -> None:
         assert attrs.evolve(seen, **known).keep_candidates(verdict, ["tx-9"]) == verdict
 
 
+@pytest.mark.parametrize(("minute", "hours"), [(0, 0), (1, 0), (4, 0), (25, 1), (29, 1)])
+def test_the_nearest_own_payments_show_the_clock_of_a_search(minute: int, hours: int) -> None:
+    """Whether it is among the first or the last of many, and although the clock was set by an hour in between."""
+    times = [NOON + timedelta(minutes=number) for number in range(30)]
+    rows = [row(at + (HOUR if number > 14 else timedelta(0)), id=f"{number}") for number, at in enumerate(times)]
+    owned = {f"{number}": own(at, id=f"{number}") for number, at in enumerate(times)}
+    skew = Evidence(walk=listing(rows), owned=owned, searches={}, grace=120.0).skew(search(times[minute]))
+    assert skew is not None and skew.is_own
+    assert skew.low <= hours * HOUR <= skew.high < hours * HOUR + 5 * SECOND
+
+
 def test_a_match_far_from_its_window_is_a_candidate_at_most() -> None:
     """A match some minutes off is not believed, and still forbids to call the payment absent."""
     skew = Skew(low=timedelta(0), high=SECOND)

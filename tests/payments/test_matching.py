@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -115,6 +116,17 @@ def test_an_old_payment_does_not_cost_the_listing_of_all_days_since() -> None:
 def test_a_date_header(header: str, moment: datetime | None) -> None:
     """A Date header is read as UTC, in any zone; other text gives None."""
     assert read_date(header) == moment
+
+
+def test_a_date_header_without_a_zone_is_utc_wherever_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zone of the machine does not shift the service's clock."""
+    monkeypatch.setenv("TZ", "Africa/Dar_es_Salaam")
+    time.tzset()
+    try:
+        assert read_date("Fri, 02 Jan 2026 12:00:00") == NOON
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @given(st.text())

@@ -267,6 +267,20 @@ async def test_a_rejected_token_costs_no_payment(store_url: str) -> None:
     assert len(world.made) == 1
 
 
+@pytest.mark.parametrize("status", [401, 403, 429])
+async def test_a_refusal_that_proves_nothing_does_not_put_a_payment_back(sqlite_file_url: str, status: int) -> None:
+    """A proxy's page may hide that the service has made it: it is not sent again without a look in the list."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        world.sandbox.script(faults.server_error(status, processed=True), on="c2b", times=1)
+        await dispatch(client)
+        record = await client.payments.get("a")
+    assert record is not None
+    assert (record.state, record.is_certain) == (PaymentState.REFUSED, False)
+    assert world.sent == 1 == len(world.made)
+
+
 async def test_a_create_that_is_not_sent_leaves_its_payment_in_the_queue(store_url: str) -> None:
     """Also one that is cancelled in the last moment."""
     world = make_world(store_url)
