@@ -156,6 +156,9 @@ def test_a_match_far_from_its_window_is_a_candidate_at_most() -> None:
     start, end = wanted.window(skew)
     assert judged(wanted, [row(start - SECOND)], skew).candidates == ("tx-1",)
     assert judged(wanted, [row(end + SECOND)], skew).candidates == ("tx-1",)
+    for limit, outside in zip(wanted.reach(skew), (-timedelta.resolution, timedelta.resolution), strict=True):
+        assert judged(wanted, [row(limit)], skew).candidates == ("tx-1",)
+        assert judged(wanted, [row(limit + outside)], skew) == _CLEAR
 
 
 def test_a_match_before_and_one_in_the_window_are_ambiguous() -> None:

@@ -26,6 +26,7 @@ from mobilemoney_async.payments.matching import (
     estimate_skew,
     learn,
     match,
+    query_for,
 )
 from tests.payments.listed import SECOND, misspelt, offsets, own, row, search, sightings
 from tests.support.fakes import NOON, PHONE_NUMBER
@@ -247,6 +248,20 @@ def test_an_index_leaves_out_other_numbers_and_amounts() -> None:
         rows.add_row(row(phone_number=number))
     rows.add_row(row(amount=Decimal(999)))
     assert [each.phone_number for each in rows.like_query(search())] == [PHONE_NUMBER, "25578****789"]
+
+
+def test_a_payment_to_a_number_of_another_form_is_searched_for_by_its_amount() -> None:
+    """A number too short for the index may be in any row of that amount, and where there is none, nothing is found."""
+    rows, short = KindIndex[Transaction](), attrs.evolve(search(), phone_number="+1234567")
+    assert [*rows.like_query(short)] == []
+    rows.add_row(row())
+    assert [*rows.like_query(short)] == [row()]
+
+
+def test_a_payment_on_its_way_is_searched_for_from_its_send() -> None:
+    """The end of its request is not known yet."""
+    query = query_for(own(ended_at=None))
+    assert (query.sent_at, query.ended_at) == (NOON, NOON)
 
 
 @given(st.integers(0, 11), st.integers(1, 9))

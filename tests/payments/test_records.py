@@ -252,3 +252,11 @@ def test_the_words_of_states() -> None:
         "ACKNOWLEDGED",
         "FINAL",
     ]
+
+
+def test_a_state_is_read_in_either_case_and_nothing_else_is_one() -> None:
+    """As it is typed on a command line."""
+    assert PaymentState("queued") is PaymentState("QUEUED") is PaymentState.QUEUED
+    for other in ("PAID", "", 7):
+        with pytest.raises(ValueError, match="not a valid PaymentState"):
+            PaymentState(other)
