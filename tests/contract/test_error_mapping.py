@@ -536,3 +536,20 @@ def test_a_successful_page_may_mention_an_error() -> None:
 def test_an_answer_s_repr_does_not_show_its_body() -> None:
     """A traceback with locals does not hold the service's answer."""
     assert "+255680000001" not in repr(answer(samples.found()))
+
+
+def test_an_error_in_a_shape_of_its_own_keeps_its_words() -> None:
+    """A create that is refused in another shape than the contract's still says why, and may be read in the log."""
+    with pytest.raises(APIError, match="the number is not registered") as caught:
+        read_answer(CREATE_COLLECTION, Answer(status_code=422, body=b'{"detail": "the number is not registered"}'))
+    assert (caught.value.outcome, caught.value.is_certain) == ("refused", False)
+
+
+@pytest.mark.parametrize("effect", [Effect.READ, Effect.SESSION])
+def test_no_content_is_an_answer_where_no_money_moves(effect: Effect) -> None:
+    """An endpoint of yours may answer 204 without a body; under 200 or 205 an empty body is no answer."""
+    endpoint = undocumented("DELETE", "/x", effect)
+    assert read_answer(endpoint, Answer(status_code=204)) == {}
+    for status in (200, 205):
+        with pytest.raises(UnexpectedResponse):
+            read_answer(endpoint, Answer(status_code=status))

@@ -399,6 +399,17 @@ async def test_several_dispatchers_send_each_payment_once(store_url: str) -> Non
     assert world.sent == 12 == len(world.made)
 
 
+async def test_the_pace_is_kept_to_the_fraction_of_a_second(sqlite_file_url: str) -> None:
+    """Eighty a minute are one every 0.75 s, however long the dispatcher rests between two looks at the queue."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        for number in range(10):
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        async with client.dispatcher(per_minute=80):
+            await anyio.sleep(5.5)
+            assert world.sent == 8
+
+
 async def test_a_slow_pace_is_one_pace_for_all_processes(sqlite_file_url: str) -> None:
     """However long the pause between two payments, no other process takes over and sends in between."""
     world = make_world(sqlite_file_url)
