@@ -167,7 +167,7 @@ async def test_the_end_of_another_payment_is_not_recorded(store_url: str, other:
         said = await client._store.database.write(
             lambda each: Journal(each, "default").record_seen(ended, source=Source.POLL, at=world.utcnow())
         )
-        assert "another amount or phone number" in str(said)
+        assert "another type, amount or phone number" in str(said)
         record = await client.payments.get("order-1")
         assert record is not None
         assert record.state is PaymentState.ACKNOWLEDGED
