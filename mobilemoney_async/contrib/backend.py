@@ -115,7 +115,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         secret: As for `CallbackReceiver`.
         on_settled: Awaited with each change by which a payment becomes final, whichever process finds it out, and
             whenever: at least once, also across crashes, and by one process at a time. If it raises, the change comes
-            again, ten times at most. It should take less than a minute; and since a change may come twice, its work
+            again, ten times at most. It should take less than half a minute; since a change may come twice, its work
             must be safe to repeat.
         name: With `on_settled`: the name of the consumer, as for ``client.payments.changes``. When a backend with
             this name is entered for the first time, it begins with the changes from then on.

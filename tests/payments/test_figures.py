@@ -171,6 +171,7 @@ async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_
                     await client.payments.reconcile()
                     await client.payments.reconcile()
                     await merchant.check()
+                    await merchant.identify()
                     await merchant.say_the_word()
                     left = await merchant.try_all(left)
             await merchant.check()
@@ -293,15 +294,18 @@ async def test_orders_survive_a_database_that_comes_and_goes(store_url: str) -> 
                 await until(lambda: not left or merchant.errors[StoreError] > failed)  # noqa: B023
 
     left: Sequence[Order] = orders
-    async with merchant.client, anyio.create_task_group() as group:
-        group.start_soon(come_and_go)
-        while left:
-            left = await merchant.try_all(left, tasks=20)
-            with suppress(StoreError):
-                await merchant.client.payments.reconcile()
-                await merchant.check()
-                await merchant.say_the_word()
-            await anyio.sleep(0.1)
+    async with merchant.client:
+        with anyio.fail_after(300):
+            async with anyio.create_task_group() as group:
+                group.start_soon(come_and_go)
+                while left:
+                    left = await merchant.try_all(left, tasks=20)
+                    with suppress(StoreError):
+                        await merchant.client.payments.reconcile()
+                        await merchant.check()
+                        await merchant.identify()
+                        await merchant.say_the_word()
+                    await anyio.sleep(0.1)
         await merchant.check()
         assert merchant.errors[StoreError] > 0
         await merchant.check_histories()
