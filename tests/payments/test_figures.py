@@ -159,9 +159,8 @@ async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_
                 key, transaction_id = line.split()
                 assert merchant.told.setdefault(key, transaction_id) == transaction_id
             await merchant.check()
-            in_flight = await client.payments.list(PaymentState.SENDING)
-            assert in_flight
-            await client.payments.reconcile(stale_after=0)  # no other process is alive
+            # No other process is alive. Those who were may have found out all payments of the dead before.
+            await client.payments.reconcile(stale_after=0)
             await merchant.check()
             assert not await client.payments.list(PaymentState.SENDING)
             left = await merchant.try_all(orders)
