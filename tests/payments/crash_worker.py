@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 
 import anyio
@@ -116,8 +117,9 @@ async def _work_off(job: Job, seed: int) -> None:
         while orders:
             dice.shuffle(orders)
             orders = await go_through(client, orders, tasks=job.tasks, answered=note)
-            # With the default of `stale_after`: the other workers are alive.
-            await client.payments.reconcile()
+            with suppress(MobileMoneyError):  # the list came too late: there is a next time
+                # With the default of `stale_after`: the other workers are alive.
+                await client.payments.reconcile()
             await anyio.sleep(0.1)
 
 

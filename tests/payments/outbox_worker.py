@@ -72,7 +72,7 @@ def open_store(job: Job) -> SQLStore:
 def open_client(job: Job, store: SQLStore) -> AsyncClient:
     """Return a client that nothing slows down."""
     return AsyncClient(
-        job.base_url, auth=job.token, store=store, timeout=1.0, retry=ONCE_MORE, rate_limiter=wide_open()
+        job.base_url, auth=job.token, store=store, timeout=5.0, retry=ONCE_MORE, rate_limiter=wide_open()
     )
 
 
@@ -316,14 +316,14 @@ async def consume(client: AsyncClient, shop: SqliteShop) -> None:
 async def reconcile(client: AsyncClient) -> None:
     """Look for unknown payments, and send the collections again that certainly do not exist."""
     while True:
-        for record in await client.payments.reconcile():
-            if record.state == "ABSENT":
-                order = order_of(int(record.key.removeprefix("order-")))
-                del order["type"]
-                try:
+        try:
+            for record in await client.payments.reconcile():
+                if record.state == "ABSENT":
+                    order = order_of(int(record.key.removeprefix("order-")))
+                    del order["type"]
                     await client.collections.create(**order)
-                except MobileMoneyError as exc:
-                    print(f"{record.key}: {exc}", file=sys.stderr)
+        except MobileMoneyError as exc:  # of a list that came too late, or of a payment: there is a next time
+            print(f"reconcile: {exc}", file=sys.stderr)
         await anyio.sleep(0.5)
 
 

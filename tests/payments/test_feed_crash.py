@@ -14,7 +14,7 @@ from tests.payments.feed_crash import PATIENCE, STATES, TABLES, connect
 from tests.support.processes import module_command
 from tests.support.scale import soak
 
-# By default, in `nox -t full`, and in `nox -t nightly`.
+# By default, in `nox -s soak`, and in `nox -t nightly`.
 CHANGES, KILLS = {1: (1_600, 6), 4: (5_000, 20)}.get(soak(4), (20_000, 60))
 
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import DuplicateSuspected, OutcomeUnknown, PaymentState, SQLStore, StoreError
+from mobilemoney_async import DuplicateSuspected, OutcomeUnknown, PaymentState, SQLStore, StoreError, TransportError
 from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import url as url_module
 from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
@@ -152,7 +152,7 @@ async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_
 
         sandbox.clear_script()
         async with sandbox.client(
-            store=SQLStore(store_url, grace=1.0), timeout=0.5, retry=ONCE_MORE, rate_limiter=wide_open()
+            store=SQLStore(store_url, grace=1.0), retry=ONCE_MORE, rate_limiter=wide_open()
         ) as client:
             merchant = Merchant(sandbox, client, orders)
             for line in answers.read_text().splitlines():
@@ -299,7 +299,7 @@ async def test_orders_survive_a_database_that_comes_and_goes(store_url: str) -> 
                 group.start_soon(come_and_go)
                 while left:
                     left = await merchant.try_all(left, tasks=20)
-                    with suppress(StoreError):
+                    with suppress(StoreError, TransportError):
                         await merchant.client.payments.reconcile()
                         await merchant.check()
                         await merchant.identify()
