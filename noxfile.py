@@ -1,8 +1,8 @@
 """The project's checks.
 
 `nox` runs those that each change needs, in eight minutes on two cores. `nox -t full` runs the others that CI runs, and
-repeats nothing that `nox` has shown on the same Python; both together take at most an hour. What takes longer is
-`nox -t nightly`. CONTRIBUTING.md has the table, `nox -l` the list.
+repeats nothing that `nox` has shown on the same Python; both together take 35 minutes. What takes longer is `nox -s
+soak` and `nox -t nightly`. CONTRIBUTING.md has the table, `nox -l` the list.
 """
 
 import functools
@@ -80,9 +80,9 @@ def wheel(session: nox.Session) -> str:
     return f"mobilemoney-async[all] @ {path.as_uri()}"
 
 
-def new_seed() -> str:
-    """Return pytest's option that seeds the property tests, which is printed: `nox -s laws -- --hypothesis-seed=…`."""
-    return f"--hypothesis-seed={random.SystemRandom().randrange(2**32)}"
+def new_seed(option: str) -> str:
+    """Return an option with a new seed, which is printed, or with that of `.ci/run`, which is the same for a commit."""
+    return f"{option}={os.environ.get('MOBILEMONEY_TESTS_SEED') or random.SystemRandom().randrange(2**32)}"
 
 
 def lowest_constraints() -> list[str]:
@@ -153,9 +153,9 @@ def coverage(session: nox.Session) -> None:
     session.run("coverage", "report", env=env)
 
 
-@nox.session(python=LOWEST_PYTHON, tags=["full"])
+@nox.session(python=LOWEST_PYTHON, default=False)
 def soak(session: nox.Session) -> None:
-    """Run the long tests at full scale."""
+    """Run the long tests at full scale; `nox` runs a quarter of it, `nightly` four times as much."""
     session.install(wheel(session), *group("test"))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "1"}
     session.run("python", *PYTEST, "-m", "soak", *session.posargs, env=env)
@@ -166,14 +166,14 @@ def laws(session: nox.Session) -> None:
     """Try the laws of the rate limit, of retries and of evidence on thousands of new examples, and print their seed."""
     session.install(wheel(session), *group("test"))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_EXAMPLES": "15"}
-    session.run("python", *PYTEST, "-m", "hypothesis", *LAWS, new_seed(), *session.posargs, env=env)
+    session.run("python", *PYTEST, "-m", "hypothesis", *LAWS, new_seed("--hypothesis-seed"), *session.posargs, env=env)
 
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
 def fuzz(session: nox.Session) -> None:
     """Fuzz the readers of foreign bytes for two minutes, from the inputs in tests/fuzz/corpus."""
     session.install(wheel(session), *group("test"), *group("fuzz"))
-    options = ("-max_total_time=120", "-max_len=4096", "-verbosity=0")
+    options = ("-max_total_time=120", "-max_len=4096", "-verbosity=0", new_seed("-seed"))
     session.run("python", "-m", "tests.fuzz", *options, session.create_tmp(), "tests/fuzz/corpus", *session.posargs)
 
 
@@ -182,8 +182,8 @@ def nightly(session: nox.Session) -> None:
     """Run the long tests at four times their scale, and the property tests on thousands of new examples."""
     session.install(wheel(session), *group("test"))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "4", "MOBILEMONEY_TESTS_EXAMPLES": "30"}
-    patience = ("-o", "faulthandler_timeout=7200")
-    session.run("python", *PYTEST, "-m", "soak or hypothesis", new_seed(), *patience, *session.posargs, env=env)
+    options = ("-m", "soak or hypothesis", new_seed("--hypothesis-seed"), "-o", "faulthandler_timeout=7200")
+    session.run("python", *PYTEST, *options, *session.posargs, env=env)
 
 
 @nox.session(python=LOWEST_PYTHON, default=False)

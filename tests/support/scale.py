@@ -1,9 +1,9 @@
 """The scale of the long tests, and how many random examples the property tests try: `noxfile.py` sets both.
 
-| environment variable | unset | `nox -t full` | `nox -t nightly` |
+| environment variable | unset | `nox -s soak`, `nox -s laws` | `nox -t nightly` |
 |---|---|---|---|
 | `MOBILEMONEY_TESTS_SOAK` | 0.25 | 1 | 4 |
-| `MOBILEMONEY_TESTS_EXAMPLES` | 1 | 15, for some files | 30 |
+| `MOBILEMONEY_TESTS_EXAMPLES` | 1 | 15 | 30 |
 """
 
 import os
