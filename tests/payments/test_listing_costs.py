@@ -238,15 +238,18 @@ async def test_of_two_processes_of_a_machine_one_reads_the_list(postgres_url: st
         command = module_command("tests.payments.reconcile_process", base_url, postgres_url, sandbox.token)
         processes = [await stack.enter_async_context(await anyio.open_process(command, stderr=None)) for _ in range(2)]
         lines = [BufferedByteReceiveStream(process.stdout) for process in processes if process.stdout is not None]
-        for line in lines:
-            assert await line.receive_until(b"\n", 100) == b"ready"
-        for process in processes:
-            assert process.stdin is not None
-            await process.stdin.send(b"go\n")
+        # While one waits for the list, the other must have begun, however late the machine lets it.
+        sandbox.script(faults.latency(2), on="transactions", times=1)
         found = list(zip(orders, sandbox.transactions, strict=True))
-        for line in lines:
-            said = [await line.receive_until(b"\n", 1000) for _ in orders]
-            assert said == [f"{key} {name}".encode() for key, name in found]
+        with anyio.fail_after(240):
+            for line in lines:
+                assert await line.receive_until(b"\n", 100) == b"ready"
+            for process in processes:
+                assert process.stdin is not None
+                await process.stdin.send(b"go\n")
+            for line in lines:
+                said = [await line.receive_until(b"\n", 1000) for _ in orders]
+                assert said == [f"{key} {name}".encode() for key, name in found]
         # The page with the rows, and the empty one that proves its end.
         assert sandbox.requests.count("transactions") == 2
 
