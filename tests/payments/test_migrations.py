@@ -249,7 +249,8 @@ def migrated_elsewhere(url: str) -> Iterator[Migration]:
         yield migration
     finally:
         migration.may_end.set()
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 @on_asyncio
@@ -296,7 +297,7 @@ async def test_a_migration_lets_the_merchants_statements_pass(postgres_url: str)
         with merchant.begin() as long:
             assert long.execute(count).scalar() == 1
             group.start_soon(database.open)
-            with merchant.begin() as other:
+            with merchant.begin() as other, anyio.fail_after(60):
                 while not other.execute(asked).scalar():
                     await anyio.sleep(0.01)
             with merchant.begin() as other:
