@@ -209,7 +209,7 @@ async def test_an_open_transaction_holds_up_no_other_payment_on_postgresql(postg
                 assert locks.fetchone() == (0,)
             other.rollback()
             store.enqueue(other, type="collection", phone_number=PHONE_NUMBER, amount=7, idempotency_key="refused")
-            with anyio.fail_after(30):
+            with anyio.fail_after(240):
                 await client.payments.reconcile()
                 answer = await client.collections.create(phone_number=PHONE_NUMBER, amount=2, idempotency_key="now")
                 async with client.dispatcher():
