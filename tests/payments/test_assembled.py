@@ -122,7 +122,7 @@ def test_one_store_serves_event_loops_in_several_threads(store_url: str) -> None
                         told[loop][key] = answer.transaction_id
                         return
 
-            with anyio.fail_after(60):
+            with anyio.fail_after(240):
                 async with anyio.create_task_group() as tasks:
                     for number in range(20):
                         tasks.start_soon(create, number)
