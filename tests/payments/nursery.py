@@ -30,8 +30,9 @@ class Nursery:
     started: int = 0
 
     async def ask(self, line: str) -> bytes:
-        await self.tell(line)
-        return await self.lines.receive_until(b"\n", 1_000_000)
+        with anyio.fail_after(120):
+            await self.tell(line)
+            return await self.lines.receive_until(b"\n", 1_000_000)
 
     async def tell(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -72,6 +73,8 @@ async def nursery(job: Any, command: Sequence[str] | None = None) -> AsyncIterat
         try:
             yield found
         finally:
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(120, shield=True):
                 await process.stdin.aclose()
                 await process.wait()
+            if process.returncode is None:
+                process.kill()
