@@ -48,7 +48,7 @@ async def test_each_salary_is_paid_once_however_often_its_senders_are_killed(tmp
     sandbox.script(faults.drop(processed=True), on="b2c")
 
     async def run(*words: str) -> tuple[int, str]:
-        with anyio.fail_after(120):
+        with anyio.fail_after(400):
             ran = await anyio.run_process([sys.executable, PROGRAM, *words], env=env, check=False)
         assert b"Traceback" not in ran.stderr, ran.stderr.decode()
         return ran.returncode, ran.stdout.decode()
@@ -69,7 +69,7 @@ async def test_each_salary_is_paid_once_however_often_its_senders_are_killed(tmp
                 )
                 for _ in range(2)
             ]
-            with anyio.fail_after(60):
+            with anyio.fail_after(240):
                 while sandbox.requests.total < until and any(each.returncode is None for each in senders):
                     await anyio.sleep(0.005)
             for each in senders:
