@@ -84,7 +84,7 @@ class Shop:
     sandbox: Sandbox
     store_url: str
     base_url: str
-    grace: float = 60.0
+    grace: float = 240.0
     port: int = 0
     web: aiohttp.ClientSession = attrs.field(init=False)
     process: anyio.abc.Process = attrs.field(init=False)
