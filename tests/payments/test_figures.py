@@ -58,12 +58,14 @@ async def test_of_many_orders_under_faults_none_is_paid_twice_and_none_is_lost(s
         rate_limiter=wide_open(),
         utcnow=lambda: datetime.now(UTC) + ahead,
     ) as client:
+        # The creates may be too late for a busy machine, and count as faults; the list may not.
+        patient = client.with_options(timeout=60)
         merchant = Merchant(sandbox, client, orders)
         left = await merchant.try_all(orders)
         await merchant.check()
         pass_time(5)
         for _ in range(4):
-            await client.payments.reconcile()
+            await patient.payments.reconcile()
             left = await merchant.try_all(left)
         records = await merchant.check()
         assert merchant.errors[OutcomeUnknown] > soak(50)
@@ -76,7 +78,7 @@ async def test_of_many_orders_under_faults_none_is_paid_twice_and_none_is_lost(s
         while left:
             for seconds in (610, 310):  # two looks after the grace period, half of it apart
                 pass_time(seconds)
-                await client.payments.reconcile()
+                await patient.payments.reconcile()
             # The rest is missing, and the check agrees; or its duplicate was in the way.
             records = await merchant.check()
             assert all(is_missing(record) for record in records.values() if record.is_unresolved)
