@@ -48,7 +48,9 @@ pytestmark = pytest.mark.anyio
 Test = Callable[..., Awaitable[None]]
 
 # Patience of the tests, seconds: less than a lease, since no test may depend on one running out.
-PATIENCE = 40
+PATIENCE = 55
+# The same for a program to begin, which has no lease yet.
+STARTING = 240
 
 
 def on_both(test: Test) -> Test:
@@ -65,9 +67,9 @@ async def all_of(poller: Poller) -> list[Outcome]:
         return [outcome async for outcome in poller.outcomes()]
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
     """Wait for something that is bound to happen."""
-    with anyio.fail_after(PATIENCE):
+    with anyio.fail_after(patience):
         while not condition():
             await anyio.sleep(0.01)
 
@@ -239,14 +241,14 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
             stack.callback(end, workers[name])  # or a test that fails would wait for it
 
         await start("a", TTL)
-        await until(lambda: till.askers["a"] > 3)
+        await until(lambda: till.askers["a"] > 3, STARTING)
         for name in "bc":
             await start(name, LEASE)
         # Last in, first out: their output is read to its end before they are closed.
         group = await stack.enter_async_context(anyio.create_task_group())
         for name, worker in workers.items():
             group.start_soon(read, worker, got[name])
-        await until(lambda: all(got.values()))
+        await until(lambda: all(got.values()), STARTING)
         os.kill(workers["a"].pid, signal.SIGKILL)
         await until(lambda: len(till.askers) == 2)
         till.end(*till.statuses)
@@ -476,7 +478,7 @@ async def test_others_are_heard_at_once_on_postgresql(postgres_url: str) -> None
     """There a process is notified of its outcomes, and the holder of newly tracked payments."""
     till = Till()
     till.open("x", "y")
-    one, two = make_fleet(postgres_url, ttl=40, poll=30), make_fleet(postgres_url, ttl=40, poll=30)
+    one, two = make_fleet(postgres_url, poll=PATIENCE), make_fleet(postgres_url, poll=PATIENCE)
     engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
 
     def listeners() -> list[int]:
@@ -497,7 +499,7 @@ async def test_others_are_heard_at_once_on_postgresql(postgres_url: str) -> None
             await until(lambda: len(listeners()) == 2)
             before = listeners()
             till.end("y")
-            with anyio.fail_after(25):  # less than they would look by themselves
+            with anyio.fail_after(PATIENCE - 5):  # less than they would look by themselves
                 assert (await b.wait("y")).succeeded
             assert listeners() == before
         await until(lambda: listeners() == [])
