@@ -21,7 +21,7 @@ from tests.support.processes import environment
 # thread must not run Python between fork and exec.
 TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 MOBILEMONEY = f"{TERMINAL}; from mobilemoney_async.cli import main; main()"
-_LIMIT = 60.0
+_LIMIT = 240.0
 
 
 class Terminal:
