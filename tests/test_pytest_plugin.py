@@ -66,7 +66,7 @@ def run_pytest(folder: Path, *arguments: str, **files: str) -> dict[str, int]:
         [sys.executable, "-m", "pytest", "-p", plugin.stem, "--strict-markers", "-q", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
         cwd=folder,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(package)},

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.once
 def test_every_python_block_runs_as_a_program(code: str) -> None:
     """Each Python block of README and docs is a whole program that ends well, without a warning."""
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=400, check=False
     )
     assert ran.returncode == 0, ran.stderr
     assert not ran.stderr
@@ -36,7 +36,7 @@ def test_every_python_block_runs_as_a_program(code: str) -> None:
 
 def test_the_first_payment_succeeds() -> None:
     """The first program that a newcomer copies shows a successful payment."""
-    ran = subprocess.run([sys.executable, "-c", RUNNABLE[0]], capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run([sys.executable, "-c", RUNNABLE[0]], capture_output=True, text=True, timeout=400, check=True)
     assert ran.stdout.startswith("SUCCESS 15000 Fees(")
 
 
