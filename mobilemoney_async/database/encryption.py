@@ -43,6 +43,12 @@ class TokenCipher:
     def __repr__(self) -> str:
         return f"<TokenCipher {'with' if self._key else 'without'} a key>"
 
+    def for_account(self, account: str) -> TokenCipher:
+        """Return the cipher of another account, with the same key."""
+        other = TokenCipher(account)
+        other._key, other._aead = self._key, self._aead
+        return other
+
     def name(self, email: str, password: Secret) -> str:
         """Return the name of credentials, the same for the same key. Takes 0.1 s: call it in a thread, and once."""
         keys = self._keys

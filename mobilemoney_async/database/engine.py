@@ -71,6 +71,7 @@ class Database:
         self._url = read_url(url)
         self.dialect: str = self._url.get_backend_name()
         self.wall_clock: WallClock = WallClock(time.time)
+        self.clients: int = 0  # open ones, of all accounts
         self._is_prepared = False
         # Whether this process or another migrates the tables, as far as the last attempt to prepare them has seen.
         self._is_migrating = False

@@ -1,63 +1,179 @@
-"""Notices of PostgreSQL to a process; SQLite has none."""
+"""Notices of PostgreSQL to a process; SQLite has none.
+
+Each event loop has one connection that listens, for all accounts. Readers that wait share it: the first one reads the
+socket and wakes those whom a notice concerns; when it leaves, another one goes on.
+"""
 
 from __future__ import annotations
 
-import logging
-import math
 from typing import Any
 
 import anyio
+import attrs
+from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.errors import StoreError
 
-logger: logging.Logger = logging.getLogger("mobilemoney_async")
+CHANGES = "mobilemoney_changes"
+"""Channel on which processes learn that there are new changes of payments."""
 
-# Seconds until the next attempt to listen.
-_DEAF = 5.0
+POLLERS = "mobilemoney_pollers"
+"""Channel on which the pollers of an account learn of each other's messages; the topic is the account's."""
+
+_LISTEN = f"LISTEN {CHANGES}; LISTEN {POLLERS}"
+
+_connections: RunVar[dict[Database, _Connection]] = RunVar("mobilemoney_async_listeners")
 
 
 class Listener:
-    """Connection of its own that listens to a channel. Used by one task at a time."""
+    """Reader of the notices on a channel about a topic, the part of their text before a colon. For one task."""
 
-    def __init__(self, database: Database, channel: str) -> None:
+    def __init__(self, database: Database, channel: str, topic: str = "") -> None:
+        self._place = (channel, topic)
         self._database = database
-        self._channel = channel
-        self._driver: Any = None
-        self._deaf_until = -math.inf if database.dialect == "postgresql" else math.inf
+        self._connection: _Connection | None = None
+        self._heard: list[str] | None = None
+        self._failure: StoreError | None = None
+        self._woken: anyio.Event | None = None
 
-    async def wait(self, stirred: anyio.Event, *, poll: float) -> None:
-        """Return after a notice, when the event is set, or after so many seconds."""
-        if self._driver is None and anyio.current_time() >= self._deaf_until:
-            await self._open()
-        with anyio.move_on_after(poll):
-            async with anyio.create_task_group() as tasks:
-                if self._driver is not None:
-                    tasks.start_soon(self._hear, stirred)
-                await stirred.wait()
-                tasks.cancel_scope.cancel()
+    async def wait(self) -> list[str]:
+        """Return the texts after the colon of the notices since the last time, after a wait if there was none.
+
+        The list is empty once the connection has begun to listen: notices may have been missed before. Cancelling
+        loses no notice.
+
+        Raises:
+            StoreError: The database cannot be listened to.
+        """
+        if self._connection is None:
+            self._connection = _connection(self._database)
+            self._connection.join(self, self._place)
+        connection = self._connection
+        try:
+            while self._heard is None:
+                await (self._wait_for_another() if connection.is_read else connection.read_for(self))
+        finally:
+            # Also if this one was to read next, and was cancelled in between.
+            connection.hand_on(self)
+        heard, self._heard = self._heard, None
+        return heard
+
+    async def _wait_for_another(self) -> None:
+        self._woken, self._failure = anyio.Event(), None
+        try:
+            await self._woken.wait()
+        finally:
+            self._woken = None
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
-        """Close the connection. The next `wait` opens another one."""
+        """Stop listening; the last reader closes the connection. The next `wait` begins again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.leave(self, self._place)
+            if not connection.readers:
+                connection.close()
+                _connections.get().pop(self._database, None)
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._heard is not None
+
+    def hear(self, text: str | None) -> None:
+        """Keep a notice, or that notices may have been missed (None), and wake the reader."""
+        self._heard = [] if self._heard is None else self._heard
+        if text is not None:
+            self._heard.append(text)
+        self.wake()
+
+    def wake(self, failure: StoreError | None = None) -> bool:
+        """Let the reader go on if it waits for another one, and fail if there is a failure; return whether it did."""
+        if self._woken is None or self._woken.is_set():
+            return False
+        self._failure = failure
+        self._woken.set()
+        return True
+
+
+@attrs.define(eq=False)
+class _Connection:
+    """Connection of an event loop that listens, and its readers by channel and topic."""
+
+    _database: Database
+    readers: dict[tuple[str, str], set[Listener]] = attrs.field(factory=dict)
+    is_read: bool = False
+    _driver: Any = None
+
+    async def read_for(self, reader: Listener) -> None:
+        """Read notices for all, until there is one for the caller."""
+        self.is_read = True
+        try:
+            wire = (await self._open()).pgconn
+            while not reader.has_heard:
+                await anyio.wait_readable(wire.socket)
+                self._read(wire)
+        except Exception as exc:  # noqa: BLE001 (the driver's own, which may quote anything)
+            self.close()
+            text = str(exc) if isinstance(exc, StoreError) else f"the store cannot be heard: {type(exc).__name__}"
+            for each in self._all():
+                each.wake(StoreError(text, outcome="not_sent"))
+            raise StoreError(text, outcome="not_sent") from None
+        finally:
+            self.is_read = False
+
+    def hand_on(self, reader: Listener) -> None:
+        """Let another reader read if none does."""
+        if not self.is_read:
+            any(each.wake() for each in self._all() if each is not reader)
+
+    def join(self, reader: Listener, place: tuple[str, str]) -> None:
+        """Add a reader, which has missed the notices until now."""
+        self.readers.setdefault(place, set()).add(reader)
+        if self._driver is not None:
+            reader.hear(None)
+
+    def leave(self, reader: Listener, place: tuple[str, str]) -> None:
+        """Forget a reader."""
+        self.readers[place].discard(reader)
+        if not self.readers[place]:
+            del self.readers[place]
+
+    def close(self) -> None:
+        """Close the connection. The next reader opens another one."""
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()
 
-    async def _open(self) -> None:
-        try:
-            self._driver = await self._database.open_driver(f"LISTEN {self._channel}")
-        except StoreError as exc:
-            self._deaf_until = anyio.current_time() + _DEAF
-            logger.debug("no notices of the database: %s", exc)
+    async def _open(self) -> Any:
+        if self._driver is None:
+            # Shielded: a connection that is opened must not be lost. The database's time-outs bound it.
+            with anyio.CancelScope(shield=True):
+                self._driver = await self._database.open_driver(_LISTEN)
+            for each in self._all():
+                each.hear(None)
+        return self._driver
 
-    async def _hear(self, stirred: anyio.Event) -> None:
-        try:
-            await anyio.wait_readable(self._driver.pgconn.socket)
-            self._driver.pgconn.consume_input()
-            while self._driver.pgconn.notifies() is not None:
-                pass
-        except Exception as exc:  # noqa: BLE001 (the driver's own, which may quote anything)
-            logger.debug("no notices of the database: %s", type(exc).__name__)
-            self._deaf_until = anyio.current_time() + _DEAF
-            self.close()
-        stirred.set()
+    def _read(self, wire: Any) -> None:
+        wire.consume_input()
+        while (notice := wire.notifies()) is not None:
+            topic, _, text = notice.extra.decode().rpartition(":")
+            for each in self.readers.get((notice.relname.decode(), topic), ()):
+                each.hear(text)
+
+    def _all(self) -> list[Listener]:
+        return [each for readers in self.readers.values() for each in readers]
+
+
+def _connection(database: Database) -> _Connection:
+    """Return the connection of this event loop that listens to a database."""
+    try:
+        connections = _connections.get()
+    except LookupError:
+        connections = {}
+        _connections.set(connections)
+    if database not in connections:
+        connections[database] = _Connection(database)
+    return connections[database]

@@ -21,7 +21,11 @@ PATIENCE = 10
 """Seconds for which a transaction waits for a lock, and PostgreSQL for one statement."""
 
 THREADS = 8
-"""Worker threads, and connections, of one database."""
+"""Worker threads of one event loop."""
+
+# Connections of one database and process, whatever its accounts and event loops: those of the threads, and some more
+# for the threads of other loops. Of several that wait for one longer than for a lock, the last ones fail.
+_POOL: dict[str, Any] = {"pool_size": THREADS, "max_overflow": 2, "pool_timeout": PATIENCE, "pool_use_lifo": True}
 
 _ACCEPTS = 'a URL such as "sqlite:///payments.db" or "postgresql+psycopg://user:password@host/database"'
 
@@ -134,8 +138,8 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
         engine = sa.create_engine(
             url,
             hide_parameters=True,
-            pool_size=THREADS,
             connect_args={"timeout": PATIENCE, "check_same_thread": False},
+            **_POOL,
         )
         patience = PATIENCE if patience is None else patience
         sa.event.listen(engine, "do_connect", lambda *_: _make_private(url))
@@ -150,11 +154,11 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
     return sa.create_engine(
         url,
         hide_parameters=True,
-        pool_size=THREADS,
         pool_pre_ping=True,
         connect_args=arguments,
         # Whatever the server's default is: after a wait for a lock, a transaction must see the row as it is then.
         isolation_level="READ COMMITTED",
+        **_POOL,
     )
 
 

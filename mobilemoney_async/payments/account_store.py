@@ -14,9 +14,10 @@ from anyio.lowlevel import current_token
 
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.listener import CHANGES
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.duplicates import DuplicateGuard
-from mobilemoney_async.payments.feed_watch import CHANNEL, close_watch, stir_readers
+from mobilemoney_async.payments.feed_watch import close_watch, stir_readers
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -76,7 +77,7 @@ class AccountStore:
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
         consuming: Consumers as which this process reads, by the holders of their leases.
         left_consumers: Holders of the leases of iterators that were left, by consumer.
-        clients: Open clients.
+        clients: Open clients of this account.
     """
 
     database: Database
@@ -132,7 +133,7 @@ class AccountStore:
             if then is not None:
                 then(result)
             if has_changes:
-                self.database.notify(CHANNEL)
+                self.database.notify(CHANGES)
 
         result = await self.database.write(run, then=end)
         if has_changes:
@@ -154,11 +155,13 @@ class AccountStore:
     def attach(self) -> None:
         """Count one more client."""
         self.clients += 1
+        self.database.clients += 1
 
     def detach(self) -> None:
-        """Count one client less. The last one closes the idle connections."""
+        """Count one client less. The last one of all accounts closes the idle connections."""
         self.clients -= 1
-        if not self.clients:
+        self.database.clients -= 1
+        if not self.database.clients:
             close_watch(self.database)
             self.database.close()
 

@@ -6,6 +6,7 @@ notifies it, and wakes the others. When it leaves, another one goes on.
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import suppress
 
@@ -15,15 +16,17 @@ import sqlalchemy as sa
 from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.listener import Listener
+from mobilemoney_async.database.listener import CHANGES, Listener
 from mobilemoney_async.database.schema import accounts, changes
+from mobilemoney_async.errors import StoreError
 
-CHANNEL = "mobilemoney_changes"
-"""Channel of PostgreSQL on which processes learn that there are new changes."""
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds between two queries for new changes: also where the database notifies this process, since a change in a
 # merchant's own transaction comes without a notice.
 _POLL = 0.5
+# Seconds until the next attempt to listen.
+_DEAF = 5.0
 # Accounts that are named in the query; for more, all are read.
 _MOST_NAMED = 500
 
@@ -48,7 +51,8 @@ class FeedWatch:
         self._waiters: set[_Waiter] = set()
         self._stirred = anyio.Event()
         self._is_led = False
-        self._listener = Listener(database, CHANNEL)
+        self._listener = Listener(database, CHANGES)
+        self._deaf_until = -math.inf if database.dialect == "postgresql" else math.inf
 
     def stir(self) -> None:
         """Look for changes at once: this process has made one."""
@@ -76,9 +80,13 @@ class FeedWatch:
                         await self._lead(waiter)
         finally:
             self._waiters.discard(waiter)
+            # Also if this one was to ask next, and was cancelled in between.
+            follower = next((each for each in self._waiters if not each.is_ready), None)
+            if follower is not None and not self._is_led:
+                follower.event.set()
 
     async def _lead(self, own: _Waiter) -> None:
-        """Ask for all, until there is something for the caller; then another one asks."""
+        """Ask for all, until there is something for the caller."""
         self._is_led = True
         try:
             while True:
@@ -87,13 +95,24 @@ class FeedWatch:
                 await self._look()
                 if own.is_ready:
                     return
-                await self._listener.wait(self._stirred, poll=_POLL)
+                with anyio.move_on_after(_POLL):
+                    async with anyio.create_task_group() as tasks:
+                        if anyio.current_time() >= self._deaf_until:
+                            tasks.start_soon(self._listen)
+                        await self._stirred.wait()
+                        tasks.cancel_scope.cancel()
         finally:
             self._is_led = False
-            others = (each for each in self._waiters if each is not own and not each.is_ready)
-            follower = next(others, None)
-            if follower is not None:
-                follower.event.set()
+
+    async def _listen(self) -> None:
+        """Look at once when the database notifies this process."""
+        try:
+            await self._listener.wait()
+        except StoreError as exc:
+            logger.debug("no notices of the database: %s", exc)
+            self._deaf_until = anyio.current_time() + _DEAF
+        else:
+            self.stir()
 
     async def _look(self) -> None:
         """Wake the readers of the accounts that have new changes."""

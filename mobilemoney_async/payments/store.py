@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from copy import copy
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import attrs
 
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.values import Secret, missing_extra, refuse, require_name, require_seconds
@@ -76,9 +80,34 @@ class SQLStore:
         self._parts = AccountStore(
             Database(url), self.account, self.grace, cipher, resend_absent_collections, sole_writer, kept
         )
+        # Shared by the stores of one database; each names itself as long as somebody uses it.
+        self._accounts: MutableMapping[str, SQLStore] = WeakValueDictionary({self.account: self})
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._parts.database!r} account={self.account!r}>"
+
+    def for_account(self, account: str) -> SQLStore:
+        """Return the store of another merchant in the same database, with the same options.
+
+        Payments, keys, rate limit, login and poller are the account's own. Connections, threads and the listener are
+        shared by all accounts, so that a process with a thousand of them has ten connections. Asked twice, this
+        returns the same store while somebody uses it.
+
+        Args:
+            account: Names the merchant, at most 200 characters.
+
+        Raises:
+            InvalidRequest: The name is invalid.
+        """
+        account = require_name("account", account)
+        found = self._accounts.get(account)
+        if found is None:
+            found = copy(self)
+            found.account = account
+            found._parts = attrs.evolve(self._parts, account=account, cipher=self._parts.cipher.for_account(account))
+            # Of two threads that come here at once, both get the first one's.
+            found = self._accounts.setdefault(account, found)
+        return found
 
     def enqueue(
         self,
@@ -140,7 +169,7 @@ class SQLStore:
             return enqueue(journal, *order, database.wall_clock.utcnow())
 
     def close(self) -> None:
-        """Close the idle connections to the database, as the last client that is closed does too.
+        """Close the idle connections to the database, of all accounts, as the last client that is closed does too.
 
         Nothing is lost without it. A store that is used again opens new ones.
         """

@@ -6,7 +6,6 @@ import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Container, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import anyio
 import attrs
@@ -14,7 +13,7 @@ import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.database.engine import Clock, Database
-from mobilemoney_async.errors import StoreError
+from mobilemoney_async.database.listener import POLLERS, Listener
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import Binding
 from mobilemoney_async.payments.feed import ChangePages
@@ -63,8 +62,8 @@ class StoreFleet:
         self._utcnow = utcnow
         self._require_own = require_own
         self._feed = feed
-        self._channel = "mobilemoney_" + hashlib.sha256(account.encode()).hexdigest()[:16]
-        self._listener: Any = None
+        self._topic = hashlib.sha256(account.encode()).hexdigest()[:16]
+        self._listener = Listener(database, POLLERS, self._topic)
         self._epoch: int | None = None  # of the lease that is ours
         self._told: int | None = None
         self._followed = 0
@@ -114,17 +113,14 @@ class StoreFleet:
         """Wait for a message of another poller; see `Fleet.listen`."""
         if self.database.dialect != "postgresql":
             return False
+        concerns_us = False
         try:
-            if self._listener is None:
-                self._listener = await self.database.open_driver(f"LISTEN {self._channel}")
-                return True  # there may be earlier messages
-            while not self._has_notice():
-                await anyio.wait_readable(self._listener.pgconn.socket)
-        except BaseException as exc:
-            self._close_listener()
-            if isinstance(exc, Exception) and not isinstance(exc, StoreError):
-                # A driver may quote anything in its errors.
-                raise StoreError(f"the store cannot be heard: {type(exc).__name__}", outcome="not_sent") from None
+            while not concerns_us:
+                heard = await self._listener.wait()
+                # Without a text it has just begun to listen: there may be earlier messages.
+                concerns_us = not heard or any(map(self._concerns_us, heard))
+        except BaseException:
+            self._listener.close()
             raise
         return True
 
@@ -139,7 +135,7 @@ class StoreFleet:
             tables.withdraw_all(journal, row, follower=self.follower, at=at)
             row.lease = row.lease.released(self.follower)
             tables.save(journal, row)
-            tables.notify(journal, self._channel, f"{_NEWS}{self.follower}")
+            tables.notify(journal, POLLERS, f"{self._topic}:{_NEWS}{self.follower}")
 
         await self.database.write(work, durable=bool(news))
 
@@ -216,7 +212,7 @@ class StoreFleet:
             tables.save(journal, row)
         if (row.told, row.followed) != (before.told, before.followed):
             kind = _NEWS if row.told != before.told else _FOLLOWED
-            tables.notify(journal, self._channel, kind + self.follower)
+            tables.notify(journal, POLLERS, f"{self._topic}:{kind}{self.follower}")
 
     def _lead(self, journal: Journal, row: LeaseRow, ahead: timedelta, *, wants_lease: bool) -> list[Followed]:
         """Return the changes of the followed payments, as the holder of the lease, which may give it back here."""
@@ -227,17 +223,5 @@ class StoreFleet:
             row.lease = row.lease.released(self.follower)
         return changes
 
-    def _has_notice(self) -> bool:
-        """Return whether another poller has sent a message since the last time."""
-        self._listener.pgconn.consume_input()
-        heard = False
-        while (notice := self._listener.pgconn.notifies()) is not None:
-            payload = bytes(notice.extra).decode()
-            concerns_us = payload[:1] == _NEWS or self._epoch is not None
-            heard = heard or (concerns_us and payload[1:] != self.follower)
-        return heard
-
-    def _close_listener(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
+    def _concerns_us(self, notice: str) -> bool:
+        return (notice[:1] == _NEWS or self._epoch is not None) and notice[1:] != self.follower

@@ -1,0 +1,205 @@
+"""Many merchants in one process: what their stores share, and what they do not."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from typing import Any
+
+import anyio
+import anyio.abc
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import AsyncClient, InvalidRequest, PaymentState, Secret, SQLStore, StoreError
+from mobilemoney_async.database.encryption import TokenCipher
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.listener import CHANGES, POLLERS, Listener
+from mobilemoney_async.database.url import THREADS
+from mobilemoney_async.sandbox import Choices, Sandbox
+from tests.support.scale import soak
+
+pytestmark = pytest.mark.anyio
+
+ORDER: dict[str, Any] = {"phone_number": "+255681234567", "amount": 1000, "idempotency_key": "order-1"}
+
+
+def plain_url(url: str) -> str:
+    return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+async def sessions(url: str, condition: str) -> int:
+    """Return how many sessions of a database fulfil a condition, beside the one that asks."""
+
+    def run() -> int:
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        with closing(psycopg.connect(plain_url(url))) as connection:
+            query = f"SELECT count(*) FROM pg_stat_activity WHERE {others} AND {condition}"
+            (count,) = connection.execute(query).fetchone() or (0,)  # type: ignore[arg-type]
+            return int(count)
+
+    return await anyio.to_thread.run_sync(run)
+
+
+@asynccontextmanager
+async def merchants(store: SQLStore, count: int) -> AsyncIterator[list[tuple[Sandbox, AsyncClient]]]:
+    """Open a client for each account, each with a service of its own."""
+    async with AsyncExitStack() as stack:
+        made = []
+        for number in range(count):
+            sandbox = Sandbox(seed=number, choices=Choices(median_delay=0.3, longest_delay=1.0))
+            account = store.for_account(f"shop-{number}")
+            made.append((sandbox, await stack.enter_async_context(sandbox.client(store=account))))
+        yield made
+
+
+async def until_nobody_listens(url: str) -> None:
+    """Wait until the server has noticed that the connection is closed, which takes it a moment."""
+    while await sessions(url, "query LIKE 'LISTEN%'"):
+        await anyio.sleep(0.02)
+
+
+async def test_accounts_of_one_store_share_nothing_but_the_database(store_url: str) -> None:
+    """The same key is another payment in each account, and no account sees another's payments or changes."""
+    async with merchants(SQLStore(store_url), 3) as made:
+        for sandbox, client in made:
+            await client.collections.create(**ORDER)
+            assert len(sandbox.transactions) == 1
+        for sandbox, client in made:
+            (record,) = await client.payments.list()
+            assert record.transaction_id in sandbox.transactions
+            changes = [each async for each in client.payments.changes(forever=False)]
+            assert {each.record.transaction_id for each in changes if each.record} == {record.transaction_id}
+
+
+async def test_the_store_of_an_account_is_made_once(store_url: str) -> None:
+    """Asked twice, also through another account's, it is the same, so that creates under one key wait in line."""
+    store = SQLStore(store_url, account="platform", grace=7)
+    one = store.for_account("shop-1")
+    assert one is store.for_account("shop-1").for_account("shop-1")
+    assert one.for_account("platform") is store
+    assert (one.account, one.grace) == ("shop-1", 7)
+    assert "account='shop-1'" in repr(one)
+    for name in ("", "x" * 201, 7):
+        with pytest.raises(InvalidRequest, match="account must be"):
+            store.for_account(name)  # type: ignore[arg-type]
+
+
+def test_every_account_encrypts_under_the_key_of_the_store() -> None:
+    """Another process, which was given this account only, reads the token; another account does not."""
+    ours = TokenCipher("platform", "0123456789abcdef").for_account("shop-1")
+    theirs = TokenCipher("shop-1", "0123456789abcdef")
+    token = Secret("issued-token")
+    name = ours.name_token(token)
+    assert name == theirs.name_token(token)
+    found = theirs.decrypt(ours.encrypt(token, name), name)
+    assert found is not None
+    assert found.reveal() == "issued-token"
+    assert ours.for_account("shop-2").decrypt(ours.encrypt(token, name), name) is None
+
+
+async def test_a_client_that_is_closed_leaves_the_others_of_the_database(store_url: str) -> None:
+    """Only the last one of all accounts closes what they share."""
+    store = SQLStore(store_url)
+    async with merchants(store, 2) as ((_, one), (_, other)):
+        await one.collections.create(**ORDER)
+        await one.aclose()
+        await other.collections.create(**ORDER)
+        assert [each.key async for each in other.payments.changes(forever=False)] != []
+
+
+@pytest.mark.soak
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_any_number_of_accounts_with_pollers_and_readers_has_eleven_connections(postgres_url: str) -> None:
+    """Ten of them work, and one listens, for the pollers and the readers of all accounts."""
+    store = SQLStore(postgres_url)
+    listening, working = "query LIKE 'LISTEN%'", "query NOT LIKE 'LISTEN%'"
+    with anyio.fail_after(300):
+        async with merchants(store, soak(60)) as made:
+            left = len(made)
+
+            async def follow(client: AsyncClient) -> None:
+                nonlocal left
+                async with client.poller() as poller:
+                    poller.track((await client.collections.create(**ORDER)).transaction_id)
+                    async for change in client.payments.changes():
+                        if change.state == PaymentState.FINAL:
+                            break
+                    left -= 1
+                    while left:
+                        await anyio.sleep(0.1)
+
+            async with anyio.create_task_group() as tasks:
+                for _, client in made:
+                    tasks.start_soon(follow, client)
+                most = 0
+                while left:
+                    most = max(most, await sessions(postgres_url, working))
+                    assert await sessions(postgres_url, listening) <= 1
+                    await anyio.sleep(0.1)
+            assert 1 <= most <= THREADS + 2
+        await until_nobody_listens(postgres_url)
+
+
+@pytest.mark.real_time
+async def test_readers_of_one_connection_hear_what_concerns_them(postgres_url: str) -> None:
+    """Whoever reads the socket wakes the others, and when it is cancelled another one reads; no notice is lost."""
+    database = Database(postgres_url)
+    one, other, third = (Listener(database, POLLERS, topic) for topic in ("one", "other", "third"))
+    heard: dict[str, list[str]] = {}
+
+    async def hear(name: str, listener: Listener, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
+        with anyio.CancelScope() as scope:
+            task_status.started(scope)
+            heard[name] = await listener.wait()
+
+    def notify(text: str) -> None:
+        with closing(psycopg.connect(plain_url(postgres_url), autocommit=True)) as connection:
+            connection.execute("SELECT pg_notify(%s, %s)", (POLLERS, text))
+
+    with anyio.fail_after(60):
+        for each in (one, other, third):
+            assert await each.wait() == []  # it has just begun to listen
+        async with anyio.create_task_group() as tasks:
+            first = await tasks.start(hear, "one", one)
+            await anyio.wait_all_tasks_blocked()
+            await tasks.start(hear, "other", other)
+            await anyio.wait_all_tasks_blocked()
+            first.cancel()
+            await anyio.wait_all_tasks_blocked()
+            for text in ("one:a", "third:b", "other:c"):
+                await anyio.to_thread.run_sync(notify, text)
+        assert heard == {"other": ["c"]}
+        assert (await one.wait(), await third.wait()) == (["a"], ["b"])
+        for each in (one, other, third):
+            each.close()
+        await until_nobody_listens(postgres_url)
+    database.close()
+
+
+@pytest.mark.real_time
+async def test_all_readers_learn_that_the_connection_is_lost(postgres_url: str) -> None:
+    """Each of them gets the error, and the next wait listens again."""
+    database = Database(postgres_url)
+    readers = [Listener(database, CHANGES, str(number)) for number in range(3)]
+    failures = []
+
+    async def hear(listener: Listener) -> None:
+        try:
+            await listener.wait()
+        except StoreError as exc:
+            failures.append(exc.outcome)
+
+    with anyio.fail_after(60):
+        for each in readers:
+            assert await each.wait() == []
+        async with anyio.create_task_group() as tasks:
+            for each in readers:
+                tasks.start_soon(hear, each)
+            await anyio.wait_all_tasks_blocked()
+            await sessions(postgres_url, "CASE WHEN query LIKE 'LISTEN%' THEN pg_terminate_backend(pid) END")
+        assert failures == ["not_sent"] * 3
+        assert await readers[1].wait() == []
+        for each in readers:
+            each.close()
+    database.close()
