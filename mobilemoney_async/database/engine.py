@@ -27,6 +27,7 @@ from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
     THREADS,
     file_of,
+    has_stood_still,
     is_conflict,
     is_locked,
     make_engine,
@@ -273,12 +274,15 @@ class Database:
 
     def _transact(self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float) -> T:
         engine = self._ready_engine(until)
+        was_stopped = False
         while True:
             try:
                 return self._run(engine, work, writes=writes, durable=durable, until=until)
             except (sa.exc.SQLAlchemyError, OSError) as exc:
                 # Of a conflict with another transaction nothing was committed, even if the commit itself shows it.
-                if not is_conflict(exc) or time.monotonic() > until:
+                if has_stood_still(exc) and not was_stopped:
+                    was_stopped, until = True, time.monotonic() + _QUEUE
+                elif not is_conflict(exc) or time.monotonic() > until:
                     # Not as the cause: a driver quotes the values of a row in its errors, phone numbers among them.
                     raise self._failed(exc) from None
             time.sleep(random.uniform(0, _CONFLICT_PAUSE))  # noqa: S311 (no secret)

@@ -167,6 +167,11 @@ def is_conflict(error: Exception) -> bool:
     return getattr(getattr(error, "orig", None), "sqlstate", None) in {"40001", "40P01"}
 
 
+def has_stood_still(error: Exception) -> bool:
+    """Return whether PostgreSQL has ended a transaction in which this process did nothing: nothing was committed."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) == "25P03"
+
+
 def is_locked(error: Exception) -> bool:
     """Return whether another transaction has held a lock for too long."""
     cause = getattr(error, "orig", None)

@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 _PAYMENTS = 400
 _AT_ONCE = 60
+_OPEN = sa.text(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+)
 
 
 def set_default(url: str, setting: str) -> None:
@@ -141,6 +144,34 @@ async def test_a_conflict_without_end_is_an_error(postgres_url: str, monkeypatch
     with pytest.raises(StoreError, match="SerializationFailure"):
         await database.write(work)
     assert next(runs) > 1
+    database.close()
+
+
+@on_asyncio
+async def test_a_process_that_was_stopped_in_a_transaction_runs_it_again(postgres_url: str) -> None:
+    """A laptop that sleeps, a SIGSTOP: the server has ended the transaction. It runs again once, not for ever."""
+    settings = {"options": "-c idle_in_transaction_session_timeout=50ms"}
+    database = Database(sa.make_url(postgres_url).update_query_dict(settings).render_as_string(hide_password=False))
+    await database.open()
+    insert = sa.text("INSERT INTO mobilemoney_budgets VALUES (:account, 'x')")
+    runs: list[str] = []
+
+    def stop(connection: sa.Connection, account: str, *, times: int) -> None:
+        runs.append(account)
+        connection.execute(insert, {"account": account})
+        if runs.count(account) <= times:
+            watcher = sa.create_engine(postgres_url, poolclass=sa.pool.NullPool, isolation_level="AUTOCOMMIT")
+            with watcher.connect() as other:
+                while other.execute(_OPEN).scalar_one():
+                    time.sleep(0.01)
+        connection.execute(sa.text("SELECT 1"))
+
+    with anyio.fail_after(60):
+        await database.write(lambda connection: stop(connection, "once", times=1))
+        with pytest.raises(StoreError, match="IdleInTransactionSessionTimeout"):
+            await database.write(lambda connection: stop(connection, "always", times=9))
+    assert runs == ["once"] * 2 + ["always"] * 2
+    assert rows(postgres_url, "SELECT account FROM mobilemoney_budgets") == [("once",)]
     database.close()
 
 

@@ -34,7 +34,7 @@ async def sessions(url: str, condition: str) -> int:
         others = "datname = current_database() AND pid <> pg_backend_pid()"
         with closing(psycopg.connect(plain_url(url))) as connection:
             query = f"SELECT count(*) FROM pg_stat_activity WHERE {others} AND {condition}"
-            (count,) = connection.execute(query).fetchone() or (0,)  # type: ignore[arg-type]
+            (count,) = connection.execute(query).fetchone() or (0,)
             return int(count)
 
     return await anyio.to_thread.run_sync(run)
