@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import (
+    ConnectionFailed,
     IdempotencyConflict,
     InvalidRequest,
     OutcomeUnknown,
@@ -183,6 +184,30 @@ async def test_a_line_that_could_not_be_sent_is_stopped_too(store_url: str) -> N
         async with client.dispatcher():
             await anyio.sleep(30)
         assert dict((await client.payouts.get(batch.id)).states) == {"CANCELLED": 2}
+    assert not world.made
+
+
+async def test_a_line_of_a_cancelled_batch_that_comes_back_to_the_queue_is_not_sent(store_url: str) -> None:
+    """A create that fails to send it puts it back just after the cancellation: no dispatcher takes it from there."""
+    world = make_world(store_url)
+    async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
+        batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        line = (await client.payouts.report(batch.id))[0]
+
+        async def cancel_meanwhile(request: Any) -> None:
+            world.line.before = None
+            await client.payouts.cancel(batch.id, by="Asha")
+            raise httpx.ConnectError("All connection attempts failed")
+
+        world.line.before = cancel_meanwhile
+        with pytest.raises(ConnectionFailed):
+            order = {"phone_number": line.phone_number, "amount": line.amount, "idempotency_key": line.key}
+            await client.disbursements.create(**order)
+        async with client.dispatcher():
+            await anyio.sleep(60)
+        assert dict((await client.payouts.get(batch.id)).states) == {"QUEUED": 1, "CANCELLED": 1}
+        assert dict((await client.payouts.cancel(batch.id, by="Asha")).states) == {"CANCELLED": 2}
     assert not world.made
 
 
