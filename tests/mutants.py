@@ -6,52 +6,70 @@ tests, `mutants.toml` the mutants that change nothing. mutmut leaves out functio
 that change only a text, and those with None for a value, which the next line stumbles over.
 
 One run of pytest does it all, in a copy of the project that holds every mutant: it runs each test once, to see which
-functions it reaches, and then forks for each mutant, and runs the tests that reach it, the quickest first.
+lines it reaches, and then forks for each mutant, and runs the tests that reach the changed statement: first those that
+noticed another mutant of its function, then the quickest. A test that notices a mutant must pass without one.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import faulthandler
+import json
+import mmap
 import os
 import random
 import resource
 import shutil
 import subprocess
 import sys
+import tempfile
+import textwrap
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import attrs
+import coverage
 import libcst
 import pytest
 from mutmut.configuration import config
 from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.mutation.mutators import mutation_operators
-from mutmut.state import state
 
-COPY = Path("build/mutants")
 PACKAGE = "mobilemoney_async"
-# Seconds of a processor: a test that takes longer is left out; and what a mutant may need beyond the tests' own time.
-LONGEST, GRACE = 5.0, 10
+# Seconds of a processor: a test that takes longer, while its lines are noted, is left out; and what one with a mutant
+# may need beyond three times that.
+LONGEST, GRACE = 10.0, 10
 # Seconds after which a test hangs, and bytes that it may take.
 HANGS, MEMORY = 60, 3 << 30
 
 
 @attrs.frozen
 class Mutant:
-    """Mutant of one function, which mutmut's name selects, and its changed lines before and after."""
+    """Mutant of one function, which mutmut's name selects.
+
+    Attributes:
+        before: The changed lines as they are.
+        after: The same with the change.
+        diff: Both with the lines around them.
+        lines: The numbers of the lines of the changed statement in the copy of the module, `path`.
+        body: Those of the whole function.
+    """
 
     name: str
     function: str
     before: str
     after: str
+    diff: str
+    path: str
+    lines: Sequence[int]
+    body: Sequence[int]
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -81,21 +99,56 @@ def swap_extremes(node: libcst.Call) -> Iterator[libcst.CSTNode]:
         yield node.with_changes(func=libcst.Name(other))
 
 
-def make_mutants(path: Path) -> Iterator[Mutant]:
+def make_mutants(path: Path, copy: Path) -> Iterator[Mutant]:
     """Put all mutants of a module into the copy of the project, and yield them."""
     made = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
-    (COPY / path).write_text(made.code, encoding="utf-8")
+    (copy / path).write_text(made.code, encoding="utf-8")
     lines, spans = made.code.splitlines(), made.line_span_by_function_name
     module = ".".join(path.with_suffix("").parts)
     for name in made.mutant_names:
         function = name.partition("__mutmut")[0]
+        original = f"{function}__mutmut_orig"
         before, after = (
             [line.replace(each, function) for line in lines[spans[each].start - 1 : spans[each].end]]
-            for each in (f"{function}__mutmut_orig", name)
+            for each in (original, name)
         )
         changes = [each for each in difflib.ndiff(before, after) if each[0] in "-+"]
         old, new = (" ".join(each[1:].strip() for each in changes if each[0] == sign) for sign in "-+")
-        yield Mutant(f"{module}.{name}", f"{module}.{function}", old, new)
+        blocks = difflib.SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes()
+        changed = {
+            line for kind, first, last, _, _ in blocks if kind != "equal" for line in range(first, max(last, first + 1))
+        }
+        body = range(spans[original].start, spans[original].end + 1)
+        yield Mutant(
+            name=f"{module}.{name}",
+            function=f"{module}.{function}",
+            before=old,
+            after=new,
+            diff="\n".join(list(difflib.unified_diff(before, after, lineterm="", n=2))[2:]),
+            path=str(path),
+            lines=[body[line] for line in reached_with(before, changed)],
+            body=list(body),
+        )
+
+
+def reached_with(function: Sequence[str], changed: Iterable[int]) -> Iterator[int]:
+    """Yield the lines of the statements, or of the heads of compound ones, that hold a change, or all lines of a body.
+
+    Lines begin at 0. A change of the function's own head shows wherever it is called.
+    """
+    tree = ast.parse(textwrap.dedent("\n".join(function)))
+    top = tree.body[0]
+    for line in changed:
+        found = range(len(function))
+        for node in ast.walk(tree):
+            if not isinstance(node, (ast.stmt, ast.ExceptHandler, ast.match_case)) or node is top:
+                continue
+            first = (node.pattern if isinstance(node, ast.match_case) else node).lineno - 1
+            inner = getattr(node, "body", None)
+            last = inner[0].lineno - 1 if inner else getattr(node, "end_lineno", first + 1)
+            own = range(first, max(last, first + 1))
+            found = min(found, own, key=len) if line in own else found
+        yield from found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,67 +156,131 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=0, help="of that chance")
     parser.addoption("--only", default="*", help="functions, such as payments.matching.*")
     parser.addoption("--least", type=float, default=0.95, help="the score to reach")
+    parser.addoption("--processes", type=int, default=os.cpu_count() or 1, help="mutants at a time")
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool:
     option = session.config.getoption
     if option("collectonly"):
         return True
-    mutants = [Mutant(*line.split("\t")) for line in Path("mutants.tsv").read_text(encoding="utf-8").splitlines()]
+    began = time.monotonic()
+    mutants = [Mutant(**each) for each in json.loads(Path("mutants.json").read_text(encoding="utf-8"))]
     mutants = [each for each in mutants if fnmatch(each.key[0], option("--only")) and each.is_subtle]
     mutants = random.Random(option("--seed")).sample(mutants, min(option("--sample") or len(mutants), len(mutants)))
-    reached = reach(session)
     known = tomllib.loads(Path("tests/mutants.toml").read_text(encoding="utf-8"))["equivalent"]
     equivalent = {(each["function"], each["before"], each["after"]) for each in known}
+    trials = Trials(reach(session, {each.path for each in mutants}))
+    print(f"\n{len(session.items)} tests ran once, {time.monotonic() - began:.0f} s", flush=True)
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    # As the tests run with a mutant, but without one: what fails then would count as noticed.
-    if run(Mutant("none", "none", "", ""), [*{each for tests in reached.values() for each in tests}]) == "killed":
-        pytest.exit("a test fails in a fork without a mutant", returncode=2)
-    for number, mutant in enumerate(mutants, 1):
-        is_equivalent = mutant.key in equivalent
-        end = "equivalent" if is_equivalent else run(mutant, reached[mutant.function])
+    survivors = []
+    ends = trials.run([each for each in mutants if each.key not in equivalent], option("--processes"))
+    for number, (mutant, end, test) in enumerate(ends, 1):
         counts[mutant.function.rpartition(".")[0]][end] += 1
-        print(f"\n{number} of {len(mutants)}, {end}: {mutant.name}", flush=True)
+        print(f"{number}, {time.monotonic() - began:.0f} s, {end}: {mutant.name} {test}", flush=True)
         if end == "survived":
-            function, before, after = mutant.key
-            print(f"[[equivalent]]\nfunction = {function!r}\nbefore = {before!r}\nafter = {after!r}", flush=True)
+            survivors.append(mutant)
+            print(mutant.diff, flush=True)
+    for mutant in mutants:
+        counts[mutant.function.rpartition(".")[0]]["equivalent"] += mutant.key in equivalent
+    for mutant in survivors:
+        function, before, after = mutant.key
+        print(f"\n{mutant.diff}\n[[equivalent]]\nfunction = {function!r}\nbefore = {before!r}\nafter = {after!r}")
     counts["all"] = sum(counts.values(), Counter())
-    for module, ends in counts.items():
-        print(f"{module:50}{' '.join(f'{ends[end]:5} {end}' for end in ('killed', 'equivalent', 'survived'))}")
+    for module, each in counts.items():
+        print(f"{module:50}{' '.join(f'{each[end]:5} {end}' for end in ('killed', 'equivalent', 'survived'))}")
     score = counts["all"]["killed"] / max(1, counts["all"]["killed"] + counts["all"]["survived"])
-    print(f"score {score:.3f}")
+    print(f"score {score:.3f}, {time.monotonic() - began:.0f} s", flush=True)
     session.testsfailed += score < option("--least")
     return True
 
 
-def reach(session: pytest.Session) -> dict[str, list[tuple[float, pytest.Item]]]:
-    """Run each test once, and return those that reach a function, the quickest first, with their seconds."""
-    reached: defaultdict[str, list[tuple[float, pytest.Item]]] = defaultdict(list)
-    os.environ["MUTANT_UNDER_TEST"] = "stats"
-    for item in session.items:
-        state()._stats.clear()
-        began = time.process_time()
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-        took = time.process_time() - began
-        if session.testsfailed:
-            pytest.exit("a test fails without a mutant", returncode=2)
-        for function in state()._stats if took <= LONGEST else ():
-            reached[function].append((took, item))
-    for tests in reached.values():
-        tests.sort(key=lambda each: each[0])
+@attrs.frozen
+class Test:
+    """Test with the seconds of a processor that it took."""
+
+    item: pytest.Item = attrs.field(eq=False)
+    name: str
+    took: float = attrs.field(eq=False)
+
+
+def reach(session: pytest.Session, paths: Iterable[str]) -> dict[tuple[str, int], set[Test]]:
+    """Run each test once, and return those that reach a line, by file and line."""
+    tracer = coverage.Coverage(data_file=None, include=[*paths], config_file=False)
+    # A test that is too slow to be traced asks for the current measurement, and would stop it.
+    coverage.Coverage.current = no_tracer  # type: ignore[method-assign]
+    tests: dict[str, Test] = {}
+    with tracer.collect():
+        for item in session.items:
+            tracer.switch_context(item.nodeid)
+            began = time.process_time()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            tests[item.nodeid] = Test(item, item.nodeid, time.process_time() - began)
+            if session.testsfailed:
+                pytest.exit("a test fails without a mutant", returncode=2)
+    reached: defaultdict[tuple[str, int], set[Test]] = defaultdict(set)
+    for path in paths:
+        for line, names in tracer.get_data().contexts_by_lineno(str(Path(path).absolute())).items():
+            reached[path, line] = {tests[name] for name in names if name and tests[name].took <= LONGEST}
     return reached
 
 
-def run(mutant: Mutant, tests: Sequence[tuple[float, pytest.Item]]) -> str:
-    """Run tests with a mutant in a fork, and return whether one fails, or the mutant never ends."""
+def no_tracer() -> None:
+    """Return no measurement of coverage."""
+
+
+@attrs.define
+class Trials:
+    """Runs of tests with a mutant each, in forks.
+
+    Attributes:
+        reached: The tests that reach a line.
+        killers: Those that noticed a mutant, by function.
+        sound: Those that have passed in a fork without a mutant.
+    """
+
+    reached: dict[tuple[str, int], set[Test]]
+    killers: defaultdict[str, set[Test]] = attrs.Factory(lambda: defaultdict(set))
+    sound: set[Test] = attrs.Factory(set)
+
+    def run(self, mutants: Iterable[Mutant], processes: int) -> Iterator[tuple[Mutant, str, str]]:
+        """Yield each mutant as it ends, with whether it survived or was killed, and by which test."""
+        waiting, running = iter(mutants), dict[int, tuple[Mutant, list[Test], mmap.mmap]]()
+        while True:
+            while len(running) < processes and (mutant := next(waiting, None)) is not None:
+                tests, place = self.choose(mutant), mmap.mmap(-1, 4)
+                running[fork(mutant.name, tests, place)] = mutant, tests, place
+            if not running:
+                return
+            pid, status = os.wait()
+            mutant, tests, place = running.pop(pid)
+            test = tests[int.from_bytes(place[:4])] if status else None
+            if test is not None and test not in self.sound:
+                # What fails without a mutant too has not noticed one.
+                if os.waitpid(fork("none.none", [test], place), 0)[1]:
+                    pytest.exit(f"{test.name} fails in a fork without a mutant", returncode=2)
+                self.sound.add(test)
+            if test is not None:
+                self.killers[mutant.function].add(test)
+            yield mutant, "killed" if test else "survived", test.name if test else f"{len(tests)} tests"
+
+    def choose(self, mutant: Mutant) -> list[Test]:
+        """Return the tests that reach a mutant, the most promising first."""
+        for lines in (mutant.lines, mutant.body):
+            if tests := set[Test]().union(*(self.reached.get((mutant.path, line), ()) for line in lines)):
+                killers = self.killers[mutant.function]
+                return sorted(tests, key=lambda each: (each not in killers, each.took))
+        return []
+
+
+def fork(mutant: str, tests: Sequence[Test], place: mmap.mmap) -> int:
+    """Run tests with a mutant in a fork, whose status is not 0 if one fails or does not end, and note its place."""
     pid = os.fork()
     if not pid:
-        run_forked(mutant, tests)
-    _, status = os.waitpid(pid, 0)
-    return "killed" if status else "survived"
+        run_forked(mutant, tests, place)
+    return pid
 
 
-def run_forked(mutant: Mutant, tests: Sequence[tuple[float, pytest.Item]]) -> None:
+def run_forked(mutant: str, tests: Sequence[Test], place: mmap.mmap) -> None:
     """Run tests up to the first failure, and exit: with 0 if there is none."""
 
     class Failures:
@@ -172,37 +289,41 @@ def run_forked(mutant: Mutant, tests: Sequence[tuple[float, pytest.Item]]) -> No
                 os._exit(1)
 
     with suppress(BaseException):
-        os.environ["MUTANT_UNDER_TEST"] = mutant.name
-        seconds = GRACE + 3 * int(sum(took for took, _ in tests))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        os.environ["MUTANT_UNDER_TEST"] = mutant
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-        for _, item in tests:
-            if not item.config.pluginmanager.has_plugin("failures"):
-                item.config.pluginmanager.register(Failures(), "failures")
+        for number, test in enumerate(tests):
+            place[:4] = number.to_bytes(4)
+            plugins = test.item.config.pluginmanager
+            if not plugins.has_plugin("failures"):
+                plugins.register(Failures(), "failures")
+            seconds = int(time.process_time() + GRACE + 3 * test.took)
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
             faulthandler.dump_traceback_later(HANGS, exit=True)
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            test.item.config.hook.pytest_runtest_protocol(item=test.item, nextitem=None)
         os._exit(0)
     os._exit(1)
 
 
 def main() -> None:
-    """Make the copy with all mutants, and start pytest there."""
+    """Make a copy with all mutants, and start pytest there; another run has a copy of its own."""
     operators: Any = mutation_operators
     operators += [(libcst.Expr, drop_call), (libcst.Call, swap_extremes)]
-    shutil.rmtree(COPY, ignore_errors=True)
-    for name in (PACKAGE, "tests"):
-        shutil.copytree(name, COPY / name)
-    for name in ("_mobilemoney_pytest.py", "pyproject.toml"):
-        shutil.copy(name, COPY / name)
-    mutants = [each for path in config().only_mutate for each in make_mutants(Path(path))]
-    rows = ("\t".join(attrs.astuple(each)) for each in mutants)
-    (COPY / "mutants.tsv").write_text("\n".join(rows), encoding="utf-8")
-    plugins = ("-p", "tests.mutants", "-p", "no:xdist", "-p", "no:cacheprovider", "-s", "-q")
-    command = (sys.executable, "-m", "pytest", *plugins, *config().pytest_add_cli_args_test_selection, *sys.argv[1:])
-    sys.exit(subprocess.run(command, cwd=COPY, check=False).returncode)
+    Path("build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-", dir="build") as folder:
+        copy = Path(folder)
+        for name in (PACKAGE, "tests"):
+            shutil.copytree(name, copy / name)
+        for name in ("_mobilemoney_pytest.py", "pyproject.toml"):
+            shutil.copy(name, copy / name)
+        mutants = [attrs.asdict(each) for path in config().only_mutate for each in make_mutants(Path(path), copy)]
+        (copy / "mutants.json").write_text(json.dumps(mutants), encoding="utf-8")
+        plugins = ("-p", "tests.mutants", "-p", "no:xdist", "-p", "no:cacheprovider", "-s", "-q")
+        tests = ("-o", "tmp_path_retention_policy=none", "--basetemp=tmp", *config().pytest_add_cli_args_test_selection)
+        command = (sys.executable, "-m", "pytest", *plugins, *tests, *sys.argv[1:])
+        sys.exit(subprocess.run(command, cwd=copy, check=False).returncode)
 
 
 if __name__ == "__main__":

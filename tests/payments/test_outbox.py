@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -24,13 +25,15 @@ from mobilemoney_async import (
     PaymentState,
     RateLimiter,
     RetryPolicy,
+    SQLStore,
     StoreError,
 )
 from mobilemoney_async.events import DispatcherPaused, Event
 from mobilemoney_async.payments.dispatcher import Dispatcher
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import PHONE_NUMBER, make_world
+from mobilemoney_async.sandbox.messages import Reply, payment_error
+from tests.payments.service import PHONE_NUMBER, Outage, make_world
 
 pytestmark = pytest.mark.anyio
 
@@ -527,6 +530,51 @@ async def test_equal_refusals_in_a_row_pause_the_dispatcher_loudly(sqlite_file_u
             dispatcher.resume()
             await anyio.sleep(20)
             assert world.sent == 25
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "sent"),
+    [
+        pytest.param("NO_FLOAT", "{word} has no float", 20, id="one code, other texts"),
+        pytest.param("", "order {number} has no float", 20, id="no code, texts that differ by a number"),
+        pytest.param("", "{word} has no float", 25, id="no code, other texts"),
+        pytest.param("NO_FLOAT_{word}", "no float", 25, id="other codes, one text"),
+    ],
+)
+async def test_refusals_are_equal_by_their_code_or_else_by_their_text_without_numbers(
+    sqlite_file_url: str, code: str, message: str, sent: int
+) -> None:
+    """What names the payment makes no other reason of it, and one reason for each payment pauses nothing."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        for number in range(25):
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+            words = {"word": chr(ord("a") + number), "number": number}
+            reply = payment_error(422, code.format(**words), message.format(**words))
+            world.sandbox.script(faults.Fault(name="refusal", instead=partial(_answer, reply)), on="c2b")
+        await dispatch(client)
+    assert world.sent == sent
+
+
+def _answer(reply: Reply, _: object) -> Reply:
+    return reply
+
+
+async def test_a_dispatcher_warns_once_in_each_outage_of_the_store(
+    sqlite_file_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in the second one; it goes on by itself when the store is back."""
+    world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
+    outage = Outage(account_store(store).database)
+    async with world.client(store) as client, client.dispatcher():
+        for number in range(2):
+            outage.away = True
+            await anyio.sleep(60)
+            assert caplog.text.count("the dispatcher waits for the store") == number + 1
+            outage.away = False
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+            await anyio.sleep(10)
+            assert world.sent == number + 1
 
 
 async def test_a_dispatcher_can_be_paused_by_the_program(sqlite_file_url: str) -> None:

@@ -202,7 +202,11 @@ async def test_a_line_of_a_cancelled_batch_that_comes_back_to_the_queue_is_not_s
 
         world.line.before = cancel_meanwhile
         with pytest.raises(ConnectionFailed):
-            order = {"phone_number": line.phone_number, "amount": line.amount, "idempotency_key": line.key}
+            order: dict[str, Any] = {
+                "phone_number": line.phone_number,
+                "amount": line.amount,
+                "idempotency_key": line.key,
+            }
             await client.disbursements.create(**order)
         async with client.dispatcher():
             await anyio.sleep(60)
