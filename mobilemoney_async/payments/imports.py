@@ -69,8 +69,20 @@ def _import(
         raise _refused(f"{name!r} is not among the unclaimed transactions")
     if record is not None and record.transaction_id is not None:
         raise _refused(f"payment {key!r} is transaction {record.transaction_id} already")
-    if record is None:
-        record = _insert(journal, key, attrs.evolve(transaction, type=known.type), number, now)
+    if record is not None:
+        return _adopt(journal, record, transaction, note=note, now=now)
+    record = _insert(journal, key, attrs.evolve(transaction, type=known.type), number, now)
+    adopted = _adopt(journal, record, transaction, note=note, now=now)
+    if isinstance(adopted, StoreError):
+        raise adopted  # someone has imported it under another key at this moment: this key stays unused
+    return adopted
+
+
+def _adopt(
+    journal: Journal, record: PaymentRecord, transaction: Transaction, *, note: str, now: datetime
+) -> PaymentRecord | StoreError:
+    """Record that a payment, whatever its state, is a transaction, which must be of its kind."""
+    key, name = record.key, transaction.id
     if record.sent_at is None:  # queued again, after the store has forgotten that it was sent
         record = attrs.evolve(record, sent_at=min(transaction.created_at, now))
     if match(query_for(record), transaction, Spellings()) is Match.NONE:

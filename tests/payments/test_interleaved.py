@@ -7,37 +7,67 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import attrs
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import Acknowledgement, TransactionStatus, TransactionType
-from mobilemoney_async.database.schema import budgets, changes, history, lock_row, payments
+from mobilemoney_async import Acknowledgement, MobileMoneyError, TransactionStatus, TransactionType
+from mobilemoney_async.database.leases import change_lease
+from mobilemoney_async.database.schema import (
+    batch_lines,
+    batches,
+    budgets,
+    changes,
+    consumers,
+    history,
+    leases,
+    lock_row,
+    payments,
+    retries,
+    unclaimed,
+)
 from mobilemoney_async.database.url import is_conflict, make_engine, read_url
+from mobilemoney_async.payments import imports
+from mobilemoney_async.payments.attempts import NotEchoedError
+from mobilemoney_async.payments.changes import number_changes
+from mobilemoney_async.payments.consumers import ConsumerTable
+from mobilemoney_async.payments.creates import IdempotentCreates
 from mobilemoney_async.payments.evidence import Verdict, Walk
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.outbox import QueueOptions, cancel, enqueue, postpone
-from mobilemoney_async.payments.reconciliation import Look, adopt, mark_stale, record_listing
-from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, Source
+from mobilemoney_async.payments.payments import Payments
+from mobilemoney_async.payments.payout_batch import PayoutBatch
+from mobilemoney_async.payments.payouts import Payouts
+from mobilemoney_async.payments.reconciliation import (
+    EarlierAttempt,
+    Look,
+    ask_for_look,
+    mark_stale,
+    record_listing,
+)
+from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, PaymentState, Source
 from tests.payments.tables import SEEN, insert_payment
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 PATIENCE = 60.0  # for what must happen, on any busy machine, seconds
 LATER = NOON + timedelta(minutes=10)
-KEY = "order-1"
+KEY, RIVAL = "order-1", "order-0"
 REQUEST = PaymentRequest(key=KEY, type=TransactionType.COLLECTION, phone_number=PHONE_NUMBER, amount="1000")
+LINE = PaymentRequest(key="line-1", type=TransactionType.DISBURSEMENT, phone_number=PHONE_NUMBER, amount="2000")
 SEEN_TWO = attrs.evolve(SEEN, id="tx-2")
 _accounts = itertools.count(1)
 
 Work: TypeAlias = Callable[[Journal], object]
 
 
-def event(kind: PaymentEvent, **values: Any) -> Work:
-    return lambda journal: journal.save(JournalEntry(KEY, 1, kind, source=Source.ANSWER, at=LATER, **values))
+def event(kind: PaymentEvent, key: str = KEY, **values: Any) -> Work:
+    return lambda journal: journal.save(JournalEntry(key, 1, kind, source=Source.ANSWER, at=LATER, **values))
 
 
 def listing(**verdict: Any) -> Work:
@@ -52,8 +82,105 @@ def listing(**verdict: Any) -> Work:
     return record
 
 
-def identify(journal: Journal) -> object:
-    return adopt(journal, _begun[journal.account], SEEN_TWO, source=Source.PERSON, at=LATER)
+class TheStore:
+    """Store whose one transaction is that of the test, as far as what is tested here uses a store."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.account = journal.account
+        self.database = self.locks = self.binding = self
+
+    async def open(self) -> None: ...
+
+    async def flush(self, *, key: str) -> None: ...
+
+    async def require_bound(self) -> None: ...
+
+    async def write(self, work: Work) -> object:
+        return work(self._journal)
+
+    read = write
+
+    def hold(self, key: str) -> nullcontext[None]:
+        return nullcontext()
+
+    def look_with_conflicts(self, *_: object) -> tuple[None, bool]:
+        return None, True
+
+
+@attrs.frozen
+class TheService:
+    """Pipeline to a service that shows the transaction `SEEN_TWO`."""
+
+    options: Any = attrs.field(factory=attrs.make_class("Options", {"deadline": attrs.field(default=None)}))
+    on_event: None = None
+
+    def utcnow(self) -> datetime:
+        return LATER
+
+    async def call(self, *_: object, **__: object) -> object:
+        return SimpleNamespace(transaction=SEEN_TWO)
+
+
+def through(call: Callable[[Any], Coroutine[Any, Any, object]]) -> Work:
+    """Make a call that awaits nothing but the store and the service."""
+
+    def work(journal: Journal) -> object:
+        try:
+            call(TheStore(journal)).send(None)
+        except StopIteration as done:
+            return done.value
+        raise AssertionError("it waits for something else")
+
+    return work
+
+
+def payouts(call: Callable[[Payouts], Coroutine[Any, Any, object]]) -> Work:
+    return through(lambda store: call(Payouts(store, lambda: LATER)))
+
+
+def operator(call: Callable[[Payments], Coroutine[Any, Any, object]]) -> Work:
+    service: Any = TheService()
+    return through(lambda store: call(Payments(store, service, service, store)))
+
+
+def look_up_echo(store: Any) -> Coroutine[Any, Any, object]:
+    """Adopt the transaction of an acknowledgement that named another payment."""
+    service: Any = TheService()
+    creates = IdempotentCreates(store, service, service, store)
+    return creates._identify(REQUEST, NotEchoedError(SEEN_TWO.id, "another amount", NOON))
+
+
+def import_as(key: str) -> Work:
+    """Import the unclaimed transaction as the payment of a key."""
+    number, note = PHONE_NUMBER, "from the books"
+    return lambda journal: imports._import(journal, key=key, transaction=SEEN_TWO, number=number, note=note, now=LATER)
+
+
+def hold(by: str, ttl: float | None) -> Work:
+    """Take the lease for reading as a consumer, or give it back."""
+    return lambda journal: change_lease(
+        journal.connection, journal.account, "consumer:books", by=by, ttl=ttl, clock=lambda: 100.0
+    )
+
+
+def read_as_consumer(journal: Journal) -> object:
+    feed, table = number_changes(journal), ConsumerTable(journal, "books")
+    row = table.lock(feed, "oldest", LATER)
+    taken = table.take(feed, row, LATER, after=row.number, limit=10, tried=row.tried)
+    return [each.number for each in taken.fresh]
+
+
+def contested(journal: Journal) -> None:
+    """Record a listing whose match also fits an earlier attempt of another payment."""
+    rival = EarlierAttempt(key=RIVAL, number=1, sent_at=NOON, ended_at=NOON)
+    walk = Walk(rows=(SEEN,), began_at=LATER, ended_at=LATER, first_day=NOON.date(), is_complete=True)
+    look = Look(walk=walk, verdict=Verdict(adopt=SEEN_TWO), rival=rival, grace=0.0)
+    record_listing(journal, _begun[journal.account], look)
+
+
+def ask(journal: Journal) -> object:
+    return ask_for_look(journal, _begun[journal.account], at=LATER)
 
 
 def send_again(journal: Journal) -> object:
@@ -95,14 +222,14 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
         "listed": listing(adopt=SEEN_TWO),
         "missed": listing(absent_ok=True, is_clear=True),
         "contested": listing(candidates=("tx-3",)),
-        "identified": identify,
-        "confirmed absent": event(PaymentEvent.CONFIRM_ABSENT),
+        "identified": operator(lambda each: each.identify(KEY, SEEN_TWO.id, note="found")),
+        "confirmed absent": operator(lambda each: each.confirm_absent(KEY, note="not there")),
     },
     "ABSENT": {
         "sent again": send_again,
         "listed": listing(adopt=SEEN_TWO),
-        "identified": identify,
-        "confirmed absent": event(PaymentEvent.CONFIRM_ABSENT),
+        "identified": operator(lambda each: each.identify(KEY, SEEN_TWO.id, note="found")),
+        "confirmed absent": operator(lambda each: each.confirm_absent(KEY, note="not there")),
     },
     "NOT_SENT": {
         "sent again": send_again,
@@ -129,6 +256,29 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
         "made and counted": count_up("/new"),
         "made and counted again": count_up("/new"),
     },
+    "REFUSED, while a create waits": {"asked for": ask, "sent again": send_again},
+    "UNKNOWN, after another echo": {"acknowledged": ANSWER, "looked up": through(look_up_echo)},
+    "UNKNOWN, with an unclaimed transaction": {
+        "identified": operator(lambda each: each.identify(KEY, SEEN_TWO.id, note="found")),
+        "imported": import_as(KEY),
+        "imported under another key": import_as("order-2"),
+    },
+    "UNKNOWN, with a rival": {
+        "contested": contested,
+        "rival acknowledged": event(PaymentEvent.ACKNOWLEDGE, key=RIVAL, acknowledgement=ACKNOWLEDGED),
+    },
+    "ACKNOWLEDGED, with a proposed batch": {
+        "approved": payouts(lambda each: each.approve("b1", by="Juma", digest="same")),
+        "its duplicate approved": payouts(lambda each: each.approve("b2", by="Neema", digest="same")),
+        "cancelled": payouts(lambda each: each.cancel("b1", by="Asha")),
+    },
+    "ACKNOWLEDGED, with an approved batch": {
+        "cancelled": payouts(lambda each: each.cancel("b1", by="Asha")),
+        "cancelled by another": payouts(lambda each: each.cancel("b1", by="Neema")),
+        "line sent": lambda journal: journal.begin(LINE, expected=0, sent_at=LATER, lives=30),
+    },
+    "ACKNOWLEDGED, with a consumer": {"read": read_as_consumer, "read by another": read_as_consumer},
+    "ACKNOWLEDGED, before its first reader": {"leased": hold("me", 60), "leased by another": hold("other", 60)},
 }
 PAIRS = [
     pytest.param(state, one, two, id=f"{state}: {one}, {two} in between")
@@ -156,20 +306,22 @@ def test_a_transaction_in_between_changes_nothing(engine: sa.Engine, state: str,
         account, found = _begin(engine, state), {}
         for name, work in [(one, first), (two, second)][:: -1 if is_reversed else 1]:
             with engine.begin() as connection:
-                found[name] = _result(work(Journal(connection, account)))
+                found[name] = _result(connection, account, work)
         orders.append((found, _content(engine, account)))
     for place in itertools.count(1):
         account = _begin(engine, state)
-        results = _interleave(engine, account, first, second, place)
+        # Two histories of one payment meet where both write an entry.
+        after = ("SELECT", "INSERT") if "rival" in state else "SELECT"
+        results = _interleave(engine, account, first, second, place, after=after)
         if results is None:
             assert place > 1, "nothing was read"
             return
         assert (dict(zip((one, two), results, strict=True)), _content(engine, account)) in orders, f"read {place}"
 
 
-def _begin(engine: sa.Engine, state: str) -> str:
+def _begin(engine: sa.Engine, group: str) -> str:
     """Make a payment in a state, in an account of its own, and return that."""
-    account = f"account-{next(_accounts)}"
+    account, state = f"account-{next(_accounts)}", group.partition(",")[0]
     values: dict[str, Any] = {"account": account, "state": state, **dict.fromkeys(("created_at", "changed_at"), NOON)}
     if state != "QUEUED":
         values |= dict.fromkeys(("sent_at", "stale_at", "ended_at"), NOON)
@@ -183,28 +335,57 @@ def _begin(engine: sa.Engine, state: str) -> str:
         connection.execute(budgets.insert().values(account=account, state="0"))
         journal = Journal(connection, account)
         journal.note(KEY, at=NOON, what="sent", source=Source.ANSWER, detail=None, is_first=True)
+        _prepare(journal, group)
         record = journal.find(KEY)
         assert record is not None
         _begun[account] = record
     return account
 
 
-def _interleave(engine: sa.Engine, account: str, first: Work, second: Work, place: int) -> tuple[object, object] | None:
+def _prepare(journal: Journal, group: str) -> None:
+    """Make what the transactions need besides the payment."""
+    here: dict[str, Any] = {"account": journal.account}
+    run, now = journal.connection.execute, dict.fromkeys(("created_at", "changed_at"), NOON)
+    if "rival" in group:
+        values = here | now | {"key": RIVAL, "state": "RELEASED", "sent_at": NOON, "ended_at": NOON}
+        insert_payment(journal.connection, **values)
+        journal.note(RIVAL, at=NOON, what="sent", source=Source.ANSWER, detail=None, is_first=True)
+    if "unclaimed" in group:
+        values = {"transaction_id": SEEN_TWO.id, "type": "collection", "amount": "1000", "shown_number": "0789"}
+        values |= {"status": "SUCCESS", "state": "open"}
+        run(unclaimed.insert().values(**here, **now, **values, first_seen_at=NOON))
+    if "batch" in group:
+        batch = {"name": "salaries", "digest": "same", "state": "proposed", "proposed_by": "Amina", "total": "2000"}
+        line = {"line": 2, "key": LINE.key, "phone_number": LINE.phone_number, "amount": LINE.amount}
+        for name in ("b1", "b2"):
+            run(batches.insert().values(**here, **batch, id=name, lines=1, proposed_at=NOON))
+            run(batch_lines.insert().values(**here, **line, batch=name))
+    if "approved" in group:
+        payouts(lambda each: each.approve("b1", by="Juma", digest="same"))(journal)
+    if "consumer" in group:
+        run(consumers.insert().values(**here, name="books", number=0, used_at=NOON))
+        journal.publish(KEY, PaymentState.ACKNOWLEDGED, "PENDING", at=NOON)
+        number_changes(journal)
+
+
+def _interleave(
+    engine: sa.Engine, account: str, first: Work, second: Work, place: int, *, after: str | tuple[str, ...]
+) -> tuple[object, object] | None:
     """Run a transaction, and another one after its n-th read, as far as the locks let it; None without such a read."""
-    other = _Other(engine, lambda connection: _result(second(Journal(connection, account))))
+    other = _Other(engine, lambda connection: _result(connection, account, second))
     reads = itertools.count(1)
 
-    def after(connection: sa.Connection, cursor: object, statement: str, *_: object) -> None:
-        if connection is one and statement.startswith("SELECT") and next(reads) == place:
+    def follow(connection: sa.Connection, cursor: object, statement: str, *_: object) -> None:
+        if connection is one and statement.startswith(after) and next(reads) == place:
             other.start()
             other.wait()
 
-    sa.event.listen(engine, "after_cursor_execute", after)
+    sa.event.listen(engine, "after_cursor_execute", follow)
     try:
         with engine.connect() as one, one.begin():
-            result = _result(first(Journal(one, account)))
+            result = _result(one, account, first)
     finally:
-        sa.event.remove(engine, "after_cursor_execute", after)
+        sa.event.remove(engine, "after_cursor_execute", follow)
         if other.ident is not None:
             other.join(PATIENCE)
     assert not other.is_alive()
@@ -247,19 +428,24 @@ def _is_blocked(engine: sa.Engine, pid: int) -> bool:
         return bool(connection.execute(blocked, {"pid": pid}).scalar_one())
 
 
-def _result(value: object) -> object:
-    """Return what can be compared of a result."""
+def _result(connection: sa.Connection, account: str, work: Work) -> object:
+    """Return what can be compared of the result of work; an error that it raises takes it back."""
+    try:
+        with connection.begin_nested():
+            value = work(Journal(connection, account))
+    except MobileMoneyError as exc:
+        return type(exc).__name__
     if isinstance(value, Exception):
         return str(value)
-    state = getattr(value, "state", None)
+    state = None if isinstance(value, PayoutBatch) else getattr(value, "state", None)
     return str(state) if state is not None else value
 
 
 def _content(engine: sa.Engine, account: str) -> object:
+    tables = (payments, history, changes, budgets, batches, leases, consumers, retries, unclaimed)
     with engine.connect() as connection:
-        found = []
-        for table, order in ((payments, "key"), (history, "number"), (changes, "entry"), (budgets, "account")):
-            here = table.c.account.in_([account, f"{account}/new"])
-            statement = sa.select(table).where(here).order_by(table.c[order])
-            found.append([row[1:] for row in connection.execute(statement)])
-        return found
+        rows = [
+            connection.execute(sa.select(table).where(table.c.account.in_([account, f"{account}/new"])))
+            for table in tables
+        ]
+        return [sorted(repr(row[1:]) for row in each) for each in rows]
