@@ -278,7 +278,7 @@ WORKS: Mapping[str, Mapping[str, Work]] = {
         "line sent": lambda journal: journal.begin(LINE, expected=0, sent_at=LATER, lives=30),
     },
     "ACKNOWLEDGED, with a consumer": {"read": read_as_consumer, "read by another": read_as_consumer},
-    "ACKNOWLEDGED, before its first reader": {"leased": hold("me", 60), "leased by another": hold("other", 60)},
+    "ACKNOWLEDGED, with a lease that is over": {"leased": hold("me", 60), "leased by another": hold("other", 60)},
 }
 PAIRS = [
     pytest.param(state, one, two, id=f"{state}: {one}, {two} in between")
@@ -362,6 +362,8 @@ def _prepare(journal: Journal, group: str) -> None:
             run(batch_lines.insert().values(**here, **line, batch=name))
     if "approved" in group:
         payouts(lambda each: each.approve("b1", by="Juma", digest="same"))(journal)
+    if "lease" in group:
+        run(leases.insert().values(**here, name="consumer:books", holder="one before", until=1.0))
     if "consumer" in group:
         run(consumers.insert().values(**here, name="books", number=0, used_at=NOON))
         journal.publish(KEY, PaymentState.ACKNOWLEDGED, "PENDING", at=NOON)
