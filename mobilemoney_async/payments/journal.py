@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -278,7 +277,7 @@ class Journal:
         if target is state and entry.event is not PaymentEvent.LOSE:
             return None
         values = _values(row.ended_at, entry, target)
-        failure = self._move(entry, values)
+        failure = self._move(row, entry, values)
         if failure is not None:
             return failure
         if acknowledged is not None and state is not PaymentState.SENDING:
@@ -289,17 +288,29 @@ class Journal:
             self.publish(row.key, target, values.get("status", row.status), at=entry.at)
         return None
 
-    def _move(self, entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
+    def _move(self, row: sa.Row[Any], entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
         """Change the row of an event's payment, unless a doubt meets an unidentified duplicate."""
+        if entry.event is not PaymentEvent.DOUBT:
+            self._change(entry.key, values)
+            return None
         try:
-            with self.connection.begin_nested() if entry.event is PaymentEvent.DOUBT else nullcontext():
+            with self.connection.begin_nested():
                 self._change(entry.key, values)
         except sa.exc.IntegrityError:
+            if self._find_like(row) is None:
+                raise  # refused for another reason, a trigger say
             said = (
                 "another payment of the same kind is unidentified: nothing was sent; try again once that one is found"
             )
             return StoreError(f"payment {entry.key!r} may exist, and {said}", outcome="not_sent")
         return None
+
+    def _find_like(self, row: sa.Row[Any]) -> PaymentRecord | None:
+        """Return the unidentified payment of the same kind as a row, if there is one."""
+        kind = TransactionType(row.type)
+        return self.find_duplicate(
+            PaymentRequest(key=row.key, type=kind, phone_number=row.phone_number, amount=row.amount)
+        )
 
     def _find_owner(self, transaction_id: str) -> str | None:
         """Return the key of the payment that owns a transaction, or None."""

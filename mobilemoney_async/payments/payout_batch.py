@@ -222,11 +222,11 @@ def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> Payo
 
 def _read_info(row: Mapping[Any, Any]) -> Mapping[str, str]:
     """Return the other columns of a row."""
-    info = {
-        str(name): "" if value is None else str(value)
-        for name, value in row.items()
-        if name and name not in {"key", *_NEEDED}
-    }
+    others = [(name, value) for name, value in row.items() if name and name not in {"key", *_NEEDED}]
+    try:
+        info = {str(name): "" if value is None else str(value) for name, value in others}
+    except ValueError:  # an int of more digits than Python writes
+        raise InvalidRequest("has a value that is too large for a text", argument="rows") from None
     taken = [name for name in _OF_REPORT if name in info]
     if taken:
         raise InvalidRequest(f"column {taken[0]!r} is one of the report's own: rename yours", argument="rows")

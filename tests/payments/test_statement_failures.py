@@ -6,13 +6,18 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, StoreError
+from mobilemoney_async.payments.journal import JournalEntry
+from mobilemoney_async.payments.records import PaymentEvent, Source
+from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, World, make_world, on_asyncio
 from tests.support.scale import soak
 
@@ -236,3 +241,33 @@ async def test_a_row_that_may_not_be_changed_is_an_error_and_no_endless_loop(sto
         assert caught.value.outcome == "not_sent"
         assert world.sent == 0
         assert world.states() == ["NOT_SENT"]
+
+
+@pytest.mark.new_database
+async def test_a_doubt_that_the_database_forbids_says_why(store_url: str) -> None:
+    """Only another unknown payment of the same kind is named as the reason, and only where there is one."""
+    world, at = make_world(store_url), datetime(2026, 11, 22, 12, tzinfo=UTC)
+    store = world.store()
+    async with world.client(store) as client:
+        await client.collections.create(**ORDER, idempotency_key="earlier")
+        engine = sa.create_engine(store_url, poolclass=sa.pool.NullPool)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE mobilemoney_payment_records SET state = 'REFUSED', is_certain = FALSE")
+        entry = JournalEntry("earlier", 1, PaymentEvent.DOUBT, source=Source.RECONCILE, at=at)
+        world.line.after = lose
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(**ORDER, idempotency_key="later")
+        refused = await account_store(store).write(lambda journal: journal.apply(entry))
+        assert isinstance(refused, StoreError)
+        assert "another payment of the same kind is unidentified" in str(refused)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE mobilemoney_payment_records SET amount = '7' WHERE key = 'later'")
+            connection.exec_driver_sql(TRIGGERS[engine.dialect.name])
+        with pytest.raises(StoreError, match="accounts are closed"):
+            await account_store(store).write(lambda journal: journal.apply(entry))
+        assert sorted(world.states()) == ["REFUSED", "UNKNOWN"]
+
+
+def lose(request: httpx.Request) -> None:
+    """Close the connection before the answer."""
+    raise httpx.ReadError("closed", request=request)
