@@ -198,7 +198,8 @@ class PaymentGivenUp:
 
     Attributes:
         transaction_id: The payment's.
-        error: The class of the error: ``WaitTimeout``, ``TransactionNotFound`` or ``InvalidTransactionId``.
+        error: The class of the error: ``WaitTimeout``, ``TransactionNotFound``, ``InvalidTransactionId``, or
+            ``StoreError`` if the final state contradicts the payment's record.
         pending: The number of payments that the poller still follows.
     """
 

@@ -77,6 +77,9 @@ _BY_KEY = _OF_ACCOUNT.where(_columns.key == sa.bindparam("of_key"))
 _BY_KEY_LOCKED = _BY_KEY.with_for_update()
 _BY_KEY_IF_FREE = _BY_KEY.with_for_update(skip_locked=True)
 _MERCHANT = sa.select(accounts.c.merchant_id).where(accounts.c.account == sa.bindparam("of_account")).scalar_subquery()
+_LEARN_MERCHANT = accounts.update().where(
+    accounts.c.account == sa.bindparam("of_account"), sa.func.coalesce(accounts.c.merchant_id, "") == ""
+)
 _BY_TRANSACTION_LOCKED = (
     _OF_ACCOUNT.add_columns(_MERCHANT.label("merchant_id"))
     .where(_columns.transaction_id == sa.bindparam("of_transaction"))
@@ -326,8 +329,8 @@ class Journal:
             is_ours = not transaction.merchant_id or row.merchant_id in (None, "", transaction.merchant_id)
             known = {"type": row.type, "phone_number": row.phone_number, "amount": row.amount}
             if not (is_ours and is_same_payment(transaction, **known)):
-                said = "its transaction has another type, amount or phone number, or is another merchant's"
-                return StoreError(f"payment {row.key!r}: {said}", outcome="unknown")
+                said = "has another type, amount or phone number" if is_ours else "is another merchant's"
+                return StoreError(f"payment {row.key!r}: transaction {transaction.id} {said}", outcome="unknown")
             # The list may have its own word for the type, by which no state is known to be final.
             transaction = attrs.evolve(transaction, type=TransactionType(row.type))
         if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
@@ -342,7 +345,14 @@ class Journal:
             self.note(row.key, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
             self.publish(row.key, PaymentState.FINAL, status, at=at)
         self._change(row.key, values)
+        if transaction.is_final and transaction.merchant_id and not row.merchant_id and not row.is_adopted:
+            # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
+            self.learn_merchant(transaction.merchant_id)
         return None
+
+    def learn_merchant(self, merchant_id: str | None) -> None:
+        """Note the account's merchant at the service, if it is not known."""
+        self.connection.execute(_LEARN_MERCHANT, {"of_account": self.account, "merchant_id": merchant_id})
 
     def update(self, key: str, values: Mapping[str, Any]) -> sa.Row[Any]:
         """Change a row and return it as it is then."""

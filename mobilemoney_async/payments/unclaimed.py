@@ -31,7 +31,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.contract.comparison import international, local_digits
+from mobilemoney_async.contract.comparison import international, is_same_payment, local_digits
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import accounts, insert_missing, payments, sightings, unclaimed
@@ -43,7 +43,7 @@ from mobilemoney_async.payments.duplicates import DuplicateGuard, digest
 from mobilemoney_async.payments.journal import Journal, shorten
 from mobilemoney_async.payments.matching import KindIndex, Match, PaymentQuery, Skew, Spellings, match, query_for, shift
 from mobilemoney_async.payments.queries import doubtful, owners
-from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, UnclaimedTransaction
+from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.values import mask_phone_number, shown_id, valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -112,7 +112,8 @@ class UnclaimedObserver:
             self._warn(now)
         seen = self._seen.get
         new = [row for row in rows if not isinstance(seen(row.id), bool) and self._is_new(row, now)]
-        if not new or (self._paused_until is not None and now < self._paused_until):
+        teaches = self._merchant_id is None and any(row.merchant_id and seen(row.id) is True for row in rows)
+        if not (new or teaches) or (self._paused_until is not None and now < self._paused_until):
             return
         try:
             await self._compare(rows, new, now)
@@ -135,22 +136,32 @@ class UnclaimedObserver:
             return  # before the first payment
         if not self._binding.is_known(account.host, account.credentials):
             await self._binding.require_bound()
-        self._learn(rows, account, owned)
+        self._learn(rows, owned)
+        self._merchant_id = account.merchant_id or await self._learn_merchant(rows)
         changed, due, fresh = self._sort(new, account, now, owned=owned, recorded=recorded, sighted=sighted)
         if fresh:
             await self._store.write(lambda journal: _save_sightings(journal, fresh, now))
         if due or changed:
             await self._judge(account, due, changed, now)
 
-    def _learn(self, rows: Sequence[Transaction], account: sa.Row[Any], owned: Mapping[str, datetime | None]) -> None:
-        """Remember the rows of our payments, which show the service's clock, and our merchant there."""
+    def _learn(self, rows: Sequence[Transaction], owned: Mapping[str, datetime | None]) -> None:
+        """Remember the rows of our payments, which show the service's clock."""
         shown = {row.id: row.created_at for row in rows}
         for transaction_id, sent_at in owned.items():
             self._store.remember(transaction_id, sent_at is not None)
         self._ahead = min((shown[each] - at for each, at in owned.items() if at is not None), default=self._ahead)
-        if self._merchant_id is None:
-            own = (row.merchant_id for row in rows if row.merchant_id and self._seen.get(row.id) is True)
-            self._merchant_id = account.merchant_id or next(own, None)
+
+    async def _learn_merchant(self, rows: Sequence[Transaction]) -> str | None:
+        """Return and record our merchant, if all rows of payments that were acknowledged to us show the same one."""
+        own = [row for row in rows if row.merchant_id and self._seen.get(row.id) is True]
+        if not own:
+            return None
+        owned = await self._store.read(lambda journal: owners(journal, [row.id for row in own]))
+        shown = {row.merchant_id for row in own if row.id in owned and _is_row_of(row, owned[row.id])}
+        if len(shown) != 1:
+            return None
+        await self._store.write(lambda journal: journal.learn_merchant(*shown))
+        return shown.pop()
 
     def _sort(
         self,
@@ -419,6 +430,11 @@ def _status(row: Transaction) -> dict[str, Any]:
     # One that ended without success stops nothing.
     stops = {"number_digest": None} if row.is_final and not row.succeeded else {}
     return {"status": shorten(str(row.status)), **stops}
+
+
+def _is_row_of(row: Transaction, record: PaymentRecord) -> bool:
+    """Return whether nothing that a row shows contradicts the payment that owns it."""
+    return is_same_payment(row, type=record.type, phone_number=record.phone_number, amount=_plain(record.amount))
 
 
 def _plain(amount: Decimal) -> str:

@@ -45,8 +45,9 @@ class Outcome:
     Attributes:
         transaction_id: The payment.
         transaction: In its final state, whichever that is: look at ``succeeded``. None if it was not reached.
-        error: The reason for that: `WaitTimeout` with the transaction as last seen, `TransactionNotFound` or
-            `InvalidTransactionId`. Otherwise None.
+        error: The reason for that: `WaitTimeout` with the transaction as last seen, `TransactionNotFound`,
+            `InvalidTransactionId`, or `StoreError` if the final state is of another type, amount, number or merchant
+            than the payment's record, which stays open. Otherwise None.
     """
 
     transaction_id: str

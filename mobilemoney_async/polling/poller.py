@@ -209,6 +209,7 @@ class Poller(anyio.AsyncContextManagerMixin):
                 kept the latest request from an answer, if there is one.
             TransactionNotFound: The service does not know it, also after two minutes.
             InvalidTransactionId: The service calls the id malformed.
+            StoreError: Its final state contradicts its record in the store, which stays open.
             InvalidRequest: The id is not one, or the poller was closed.
         """
         self._check_open()

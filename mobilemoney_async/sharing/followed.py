@@ -73,7 +73,7 @@ def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: dat
     """Record the service's answers, and write them to the pollers that track their payments, the sender's included.
 
     A final state is true from any poller. Other answers are taken from the holder only: another poller's may be older
-    than the known state.
+    than the known state. One that contradicts the payment's record ends the tracking as an error.
     """
     run, columns = journal.connection.execute, followed.c
     for each in said:
@@ -84,6 +84,7 @@ def write_news(journal: Journal, row: LeaseRow, said: Sequence[News], *, at: dat
             contradiction = journal.record_seen(final, source=Source.POLL, at=at)
             if contradiction is not None:
                 logger.error("the service contradicts itself: %s", contradiction)
+                each = News(transaction_id=each.transaction_id, error=contradiction)  # noqa: PLW2901
         here = (columns.account == journal.account, columns.transaction_id == each.transaction_id)
         message = _message(each) | {"told": row.told + 1} | ({"until": at + _KEPT} if each.is_ending else {})
         told = run(followed.update().where(*here, ~columns.has_ended).values(message))

@@ -19,7 +19,7 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
-from mobilemoney_async.events import StoreBehind
+from mobilemoney_async.events import PaymentFinal, PaymentGivenUp, StoreBehind
 from mobilemoney_async.payments import unclaimed as module
 from tests.contract import samples
 from tests.payments.second_world import BOTH, DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
@@ -287,9 +287,9 @@ async def test_another_merchants_poller_concludes_nothing(store_url: str) -> Non
 async def test_a_transaction_of_another_amount_ends_no_payment(
     sqlite_file_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another service may use the same ids: what it shows of them does not make our payments final."""
-    world = make_world(sqlite_file_url)
-    async with world.client() as client:
+    """Another service may use the same ids: what it shows of them is no final state, in the store or as an outcome."""
+    world, events = make_world(sqlite_file_url), list[Any]()
+    async with world.client(on_event=events.append) as client:
         await world.pay(client, [order("collections"), order("collections", "k2", 2), order("collections", "k3", 3)])
         first, second, third = world.service.payments
         first.amount, second.phone_number, third.type = "777", "+255680000000", "disbursement"
@@ -298,9 +298,85 @@ async def test_a_transaction_of_another_amount_ends_no_payment(
         async with client.poller(timeout=60) as poller:
             for payment in world.service.payments:
                 poller.track(payment.id)
-            assert len([each async for each in poller.outcomes()]) == 3
-        assert {each.state for each in await client.payments.list()} == {PaymentState.ACKNOWLEDGED}
+            outcomes = [each async for each in poller.outcomes()]
+            assert {(each.transaction, type(each.error)) for each in outcomes} == {(None, StoreError)}
+            assert sorted(each.transaction_id for each in outcomes) == [each.id for each in world.service.payments]
+            with pytest.raises(StoreError, match="payment 'k': transaction t-000001 has another"):
+                await poller.wait(first.id)
+            # It may be tracked again, once the service is right.
+            first.amount = "5000"
+            poller.track(first.id)
+            assert (await poller.wait(first.id)).succeeded
+        states = [each.state for each in await client.payments.list()]
+        assert states == [PaymentState.FINAL, PaymentState.ACKNOWLEDGED, PaymentState.ACKNOWLEDGED]
     assert caplog.text.count("has another type, amount or phone number") == 3
+    assert [each.error for each in events if isinstance(each, PaymentGivenUp)] == ["StoreError"] * 3
+    assert len([each for each in events if isinstance(each, PaymentFinal)]) == 1
+
+
+async def test_all_processes_hear_that_a_final_state_contradicts_the_record(store_url: str) -> None:
+    """The one that asks the service for all, and the others."""
+    world = make_world(store_url)
+    async with world.client() as client, world.client() as other:
+        await world.pay(client, [order("collections")])
+        (payment,) = world.service.payments
+        async with client.poller(timeout=60) as first, other.poller(timeout=60) as second:
+            first.track(payment.id)
+            second.track(payment.id)
+            await anyio.sleep(10)
+            payment.amount = "777"
+            world.service.finish(payment)
+            for poller in (first, second):
+                with pytest.raises(StoreError, match="has another type, amount or phone number"):
+                    await poller.wait(payment.id)
+
+
+async def test_a_merchant_is_known_from_its_first_final_state_on(
+    store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At no extra request: another merchant's state under the id of a later payment ends that payment no more.
+
+    What is shown under an id that was only found in the list teaches nothing, and `rebind` forgets.
+    """
+    world = make_world(store_url)
+    async with world.client() as client:
+        await world.lose(client, order("collections", "found", 3), made=True)
+        await world.reconcile(client, 5.0)
+        await world.pay(client, [order("collections", "k1", 1), order("collections", "k2", 2)])
+        found, first, second = world.service.payments
+        found.merchant_id = second.merchant_id = "merchant-2"
+        world.service.list = ListBehaviour(all_merchants=True)
+        async with client.poller(timeout=60) as poller:
+            for payment in (found, first, second):
+                world.service.finish(payment)
+                poller.track(payment.id)
+                if payment is second:
+                    with pytest.raises(StoreError, match="payment 'k2': transaction t-000003 is another merchant's"):
+                        await poller.wait(payment.id)
+                else:
+                    assert (await poller.wait(payment.id)).succeeded
+            await client.payments.rebind(note="Asha: the merchant's id has changed")
+            poller.track(second.id)
+            assert (await poller.wait(second.id)).succeeded
+    assert caplog.text.count("is another merchant's") == 1
+
+
+async def test_a_merchant_is_known_from_the_first_page_on(store_url: str) -> None:
+    """One that shows a payment of ours, final or not, as it was made."""
+    world, other = make_world(store_url), "merchant-2"
+    world.service.list = ListBehaviour(all_merchants=True)
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "k1", 1), order("collections", "k2", 2)])
+        first, second = world.service.payments
+        second.amount, second.merchant_id = "777", other  # shows nothing about our merchant
+        await client.transactions.page()
+        second.amount, first.merchant_id = "5000", other
+        async with client.poller(timeout=60) as poller:
+            for payment in (first, second):
+                world.service.finish(payment)
+                poller.track(payment.id)
+                with pytest.raises(StoreError, match=f"transaction {payment.id} is another merchant's"):
+                    await poller.wait(payment.id)
 
 
 async def test_a_transaction_of_another_merchant_ends_no_payment(
@@ -321,7 +397,7 @@ async def test_a_transaction_of_another_merchant_ends_no_payment(
         world.service.list = ListBehaviour(hide=lambda payment: True)
         async with client.poller(timeout=60) as poller:
             poller.track("t-000002")
-            assert [each.transaction is not None async for each in poller.outcomes()] == [True]
+            assert [type(each.error) async for each in poller.outcomes()] == [StoreError]
         record = await client.payments.get("k2")
         assert record is not None
         assert record.state is PaymentState.ACKNOWLEDGED
