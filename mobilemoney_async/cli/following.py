@@ -66,6 +66,8 @@ class StatusChange:
             return describe(self.transaction, unmasked=unmasked)
         if self.kind is ChangeKind.NOT_SHOWN:
             return "not shown so far; if it is not new, check the id and the profile"
+        if isinstance(self.error, errors.StoreError):  # its final state contradicts the store
+            return str(self.error)
         return "the service has no such transaction: check the id and the profile"
 
 

@@ -4,13 +4,14 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from mobilemoney_async import AsyncClient, AuthenticationError, PaymentState, SQLStore
+from mobilemoney_async import AsyncClient, AuthenticationError, PaymentState, SQLStore, StoreError
 from mobilemoney_async.cli.failures import ExitCode
 from mobilemoney_async.cli.following import (
     ChangeKind,
@@ -281,3 +282,10 @@ class TestCommand:
             table = shown.text[shown.text.rindex("transaction ") :]
         rows = [line.split() for line in table.splitlines()[1:] if line.startswith("txn_")]
         assert [(row[0], row[-1]) for row in rows] == [(each, "SUCCESS") for each in (*done, stuck)]
+
+
+def test_a_final_state_that_contradicts_the_store_is_named() -> None:
+    """It is not reported as a transaction that the service does not know."""
+    error = StoreError("payment 'order-1': transaction t-1 is another merchant's", outcome="unknown")
+    change = StatusChange(transaction_id="t-1", kind=ChangeKind.NOT_KNOWN, at=datetime.now(UTC), error=error)
+    assert change.describe(unmasked=False) == "payment 'order-1': transaction t-1 is another merchant's"
