@@ -21,7 +21,6 @@ from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_ser
 from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.payments.records import (
-    UNIDENTIFIED,
     HistoryEntry,
     PaymentRecord,
     PaymentState,
@@ -98,11 +97,16 @@ def list_payments(
         raise typer.BadParameter("give either --state or --unresolved", param_hint="--unresolved")
     if limit is None:
         limit = 0 if unresolved else _LIMIT
-    wanted = UNIDENTIFIED if unresolved else state or None
     # One more than the output shows whether there are more.
     most = limit + 1 if limit else None
     store = find_store(service)
-    records = run_with_store(lambda book: book.list(wanted, limit=most, newest_first=True), store)
+
+    async def find(book: PaymentBook) -> list[PaymentRecord]:
+        if unresolved:
+            return (await book.unresolved())[::-1][:most]
+        return await book.list(state or None, limit=most, newest_first=True)
+
+    records = run_with_store(find, store)
     shown = (records[:limit] if limit else records)[::-1]
     if as_json:
         output.print_json(output.plain(shown, unmasked=unmasked))
@@ -317,11 +321,15 @@ def advice(record: PaymentRecord, now: datetime) -> str:
         return "Its sender seems to have died: run reconcile." if is_stale(record, now) else "It is being sent: wait."
     if not record.is_certain and record.state is not PaymentState.QUEUED:
         return "Refused as far as is known: use its key again, which looks in the list first, and then sends."
+    if record.state is PaymentState.ACKNOWLEDGED and record.reason is not None:
+        return "The service shows it as another payment, or another merchant's: ask the service; then follow it again."
     return _ADVICE[record.state]
 
 
 def needs_attention(record: PaymentRecord, now: datetime) -> bool:
     """Return whether the result of a payment is unknown, and will not come with the answer to its request."""
+    if record.state is PaymentState.ACKNOWLEDGED:
+        return record.reason is not None  # its final state contradicts it
     return record.is_unresolved and (record.state is not PaymentState.SENDING or is_stale(record, now))
 
 
