@@ -33,12 +33,12 @@ class DecodeError(ValueError):
         self.path = path
 
 
-def _decode_by_fallback(body: bytes, cl: type[T]) -> T:
+def _decode_by_fallback(body: bytes, cl: type[T], *, is_own: bool = False) -> T:
     # Here, since answers that need it are rare and cattrs takes a third of the import.
     from mobilemoney_async.contract import fallback_decoder
 
     try:
-        return fallback_decoder.structure(parse_json(body), cl)
+        return fallback_decoder.structure(parse_json(body, is_own=is_own), cl)
     except fallback_decoder.Mismatch as exc:
         raise DecodeError(exc.expected, exc.path) from None
 
@@ -68,8 +68,11 @@ _ODD_MONEY = [
 _ESCAPED = re.compile(rb"\\u00[5-7]")  # the name of a field may be written so
 
 
-def reader(cl: type[T]) -> Callable[[bytes], T]:
-    """Return a function that reads a body into a class, or raises `DecodeError`."""
+def reader(cl: type[T], *, is_own: bool = False) -> Callable[[bytes], T]:
+    """Return a function that reads a body into a class, or raises `DecodeError`.
+
+    With `is_own` it reads texts of our own, which may be longer than the answers that they were made of.
+    """
 
     @functools.cache  # made when it is first needed: few programs read every kind of answer
     def decoder() -> msgspec.json.Decoder[T]:
@@ -78,22 +81,24 @@ def reader(cl: type[T]) -> Callable[[bytes], T]:
     may_hold_money = attrs.has(cl)
 
     def read(body: bytes) -> T:
-        _check_size(body)
+        if not is_own:
+            _check_size(body)
         if not may_hold_money or not _has_odd_money(body):
             with suppress(*_UNREADABLE):
                 return decoder().decode(body)
-        return _decode_by_fallback(body, cl)
+        return _decode_by_fallback(body, cl, is_own=is_own)
 
     return read
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes, *, is_own: bool = False) -> Any:
     """Return a body as plain Python values, fractions as `Decimal`.
 
     Raises:
         DecodeError: It is not JSON.
     """
-    _check_size(body)
+    if not is_own:
+        _check_size(body)
     with suppress(*_UNREADABLE):
         return _PLAIN.decode(body)
     # Outside: the decoder's error may hold the body.

@@ -20,8 +20,8 @@ from mobilemoney_async.errors import MobileMoneyError, StoreError
 
 T = TypeVar("T")
 
-_read_transaction = reader(Transaction)
-_read_acknowledgement = reader(Acknowledgement)
+_read_transaction = reader(Transaction, is_own=True)
+_read_acknowledgement = reader(Acknowledgement, is_own=True)
 # Types of attributes that JSON can hold, beside None.
 _PLAIN = (str, int, float)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -55,6 +56,8 @@ from mobilemoney_async.payments.records import (
     move,
 )
 from mobilemoney_async.values import valid_name
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 IS_UNIDENTIFIED: sa.TextClause = sa.text("state IN ('SENDING', 'UNKNOWN', 'ABSENT')")
 """`records.UNIDENTIFIED` in the text of a partial index: SQLite uses the index only for the same text."""
@@ -330,7 +333,7 @@ class Journal:
             known = {"type": row.type, "phone_number": row.phone_number, "amount": row.amount}
             if not (is_ours and is_same_payment(transaction, **known)):
                 said = "has another type, amount or phone number" if is_ours else "is another merchant's"
-                return StoreError(f"payment {row.key!r}: transaction {transaction.id} {said}", outcome="unknown")
+                return self._hold_open(row, f"transaction {transaction.id} {said}", source=source, at=at)
             # The list may have its own word for the type, by which no state is known to be final.
             transaction = attrs.evolve(transaction, type=TransactionType(row.type))
         if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
@@ -341,6 +344,7 @@ class Journal:
         values: dict[str, Any] = {"status": status}
         if transaction.is_final:
             values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
+            values |= {"reason": None, "error": None} if row.reason else {}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
             self.note(row.key, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
             self.publish(row.key, PaymentState.FINAL, status, at=at)
@@ -349,6 +353,13 @@ class Journal:
             # Its id was in our own acknowledgement: from here on, rows of another merchant are not ours.
             self.learn_merchant(transaction.merchant_id)
         return None
+
+    def _hold_open(self, row: sa.Row[Any], said: str, *, source: Source, at: datetime) -> StoreError:
+        """Note, once, why a payment is not final though its transaction is, and return the error for it."""
+        if row.state == PaymentState.ACKNOWLEDGED and row.reason != said:
+            self._change(row.key, {"reason": said, "error": said})
+            self.note(row.key, at=at, what="contradiction", source=source, detail=said)
+        return StoreError(f"payment {row.key!r}: {said}", outcome="unknown")
 
     def learn_merchant(self, merchant_id: str | None) -> None:
         """Note the account's merchant at the service, if it is not known."""
@@ -472,7 +483,32 @@ def _insertion(dialect: str) -> Any:
 
 
 def to_record(row: sa.Row[Any]) -> PaymentRecord:
-    """Return the record that a row holds, without its history."""
+    """Return the record that a row holds, without its history.
+
+    One whose transaction cannot be read shows that as its error, and the log has it once.
+
+    Raises:
+        StoreError: The row cannot be read.
+    """
+    try:
+        return _read(row)
+    except (ValueError, ArithmeticError, TypeError) as exc:
+        raise StoreError(f"the store cannot read its payment {row.key!r}", outcome="not_sent") from exc
+
+
+@functools.lru_cache(maxsize=1_000)
+def _warn(account: str, key: str, error: str) -> None:
+    logger.error("payment %r of account %r: %s", key, account, error)
+
+
+def _read(row: sa.Row[Any]) -> PaymentRecord:
+    transaction, error = None, row.error
+    if row.transaction is not None:
+        try:
+            transaction = load_transaction(row.transaction)
+        except StoreError as exc:
+            error = str(exc)
+            _warn(row.account, row.key, error)
     return PaymentRecord(
         key=row.key,
         type=TransactionType(row.type),
@@ -488,7 +524,7 @@ def to_record(row: sa.Row[Any]) -> PaymentRecord:
         transaction_id=row.transaction_id,
         reference=row.reference,
         status=None if row.status is None else TransactionStatus(row.status),
-        transaction=None if row.transaction is None else load_transaction(row.transaction),
+        transaction=transaction,
         candidates=() if row.candidates is None else tuple(json.loads(row.candidates)),
         is_adopted=bool(row.is_adopted),
         walks=row.walks,
@@ -499,7 +535,7 @@ def to_record(row: sa.Row[Any]) -> PaymentRecord:
         next_look_at=row.next_look_at,
         not_before=row.not_before,
         priority=row.priority,
-        error=row.error,
+        error=error,
         external_id=row.external_id,
     )
 

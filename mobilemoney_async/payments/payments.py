@@ -30,7 +30,6 @@ from mobilemoney_async.payments.records import (
     CLAIMED,
     EXPLAINED,
     OPEN,
-    UNIDENTIFIED,
     PaymentEvent,
     PaymentRecord,
     PaymentState,
@@ -152,8 +151,12 @@ class PaymentBook:
         )
 
     async def unresolved(self) -> builtins.list[PaymentRecord]:
-        """Return the payments with an unknown result, those on their way now included, oldest first."""
-        return await self.list(UNIDENTIFIED)
+        """Return the payments with an unknown result, those on their way now included, oldest first.
+
+        Also payments whose transaction is shown as final with another type, amount, number or merchant: they are
+        ``ACKNOWLEDGED``, and `reason` says why they stay open.
+        """
+        return await self._store.read(queries.unresolved)
 
     async def confirm_absent(self, key: str, *, note: str) -> PaymentRecord:
         """Confirm, after someone has looked, that an unknown or absent payment does not exist.

@@ -15,7 +15,7 @@ from mobilemoney_async.database.migrations import OLD_PAYMENTS
 from mobilemoney_async.database.schema import VERSION, accounts, history, logins, payments, unclaimed
 from mobilemoney_async.payments.evidence import IN_GRACE, NO_LATER, Walk
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
-from mobilemoney_async.payments.records import EXPLAINED, HistoryEntry, PaymentRecord, PaymentState
+from mobilemoney_async.payments.records import EXPLAINED, UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
 
 T = TypeVar("T")
 
@@ -35,6 +35,10 @@ _columns = payments.c
 _SEARCHABLE: Sequence[sa.ColumnElement[bool] | sa.TextClause] = (
     *(_columns.state == state for state in (PaymentState.UNKNOWN, PaymentState.ABSENT, PaymentState.RELEASED)),
     WAS_REFUSED_SOFTLY,
+)
+# Payments whose transaction is final, and contradicts them; see `Journal.record_seen`.
+IS_CONTRADICTED: sa.ColumnElement[bool] = sa.and_(
+    _columns.state == PaymentState.ACKNOWLEDGED, _columns.reason.is_not(None)
 )
 # The columns with a payment's names. Each has an index, two of them one with a condition.
 _NAMES: Mapping[str, Sequence[Any]] = {
@@ -261,6 +265,13 @@ def select(
     return [to_record(row) for row in journal.connection.execute(statement)]
 
 
+def unresolved(journal: Journal) -> list[PaymentRecord]:
+    """Return the payments with an unknown result, and those whose final state contradicts their record."""
+    contradicted = sa.select(payments).where(_columns.account == journal.account, IS_CONTRADICTED)
+    found = [*select(journal, states=UNIDENTIFIED), *map(to_record, journal.connection.execute(contradicted))]
+    return sorted(found, key=lambda record: (record.created_at, record.key))
+
+
 def find_named(
     journal: Journal, names: Sequence[str], *, states: Iterable[PaymentState] | None, most: int
 ) -> list[PaymentRecord]:
@@ -285,7 +296,8 @@ class StoreHealth:
         version: Of its tables; None if there are none yet.
         known_version: That of the tables that this release makes and reads.
         cannot_write: Why nothing can be written, or None if it can.
-        unresolved: Payments of the account with an unknown result, except for requests still on their way.
+        unresolved: Payments of the account with an unknown result, except for requests still on their way, and those
+            whose final state contradicts their record.
         clear_tokens: Login tokens of the account that are stored in clear text.
     """
 
@@ -311,6 +323,7 @@ def check_health(connection: sa.Connection, account: str, now: datetime) -> Stor
     table = payments if version > 2 else OLD_PAYMENTS
     on_their_way = (table.c.state == PaymentState.SENDING) & (table.c.stale_at > now)
     unresolved = count(table, IS_UNIDENTIFIED & ~on_their_way)
+    unresolved += count(payments, IS_CONTRADICTED) if version > 2 else 0
     clear_tokens = count(logins, logins.c.token.like("clear:%"))
     cannot_write = None
     try:

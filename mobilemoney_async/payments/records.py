@@ -222,7 +222,8 @@ class PaymentRecord:
             certain. Someone has to decide: see `identify`.
         walks: The number of full listings after the grace period that have not shown it.
         is_certain: False for a refusal without a code of the contract: the payment is refused as far as is known.
-        reason: Why an unknown payment could not be called absent, or why a queued one was not sent yet; or None.
+        reason: Why an unknown payment could not be called absent, why a queued one was not sent yet, or why the final
+            state of an acknowledged one is not believed; or None.
         looked_at: When the last full listing ended that was begun after its request and has not shown it, or None.
         is_controlled: Whether that listing showed your payments from before and after it, as it should.
         next_look_at: The time from which `payments.reconcile` looks for it again; None if it does so at any time, or if

@@ -23,6 +23,7 @@ from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import Source
 from mobilemoney_async.polling.sharing import Followed, News, Outgoing
+from mobilemoney_async.values import shown_id
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -231,6 +232,14 @@ def _message(each: News) -> dict[str, Any]:
 
 
 def _news(row: sa.Row[Any]) -> News:
+    try:
+        return _read(row)
+    except StoreError as exc:  # it must not keep the others from being read
+        logger.error("the poller's message about transaction %s: %s", shown_id(row.transaction_id), exc)  # noqa: TRY400
+        return News(transaction_id=row.transaction_id, error=exc if row.has_ended else None)
+
+
+def _read(row: sa.Row[Any]) -> News:
     return News(
         transaction_id=row.transaction_id,
         transaction=None if row.transaction is None else load_transaction(row.transaction),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
@@ -19,8 +20,12 @@ from mobilemoney_async import (
     SQLStore,
     StoreError,
 )
+from mobilemoney_async.database.schema import payments
+from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.events import PaymentFinal, PaymentGivenUp, StoreBehind
 from mobilemoney_async.payments import unclaimed as module
+from mobilemoney_async.payments.queries import check_health
+from mobilemoney_async.sharing import followed
 from tests.contract import samples
 from tests.payments.second_world import BOTH, DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
 from tests.payments.test_recovery import forget, order, sell, stopped
@@ -303,14 +308,31 @@ async def test_a_transaction_of_another_amount_ends_no_payment(
             assert sorted(each.transaction_id for each in outcomes) == [each.id for each in world.service.payments]
             with pytest.raises(StoreError, match="payment 'k': transaction t-000001 has another"):
                 await poller.wait(first.id)
-            # It may be tracked again, once the service is right.
+            (record, *_) = unresolved = await client.payments.unresolved()
+            assert [(each.state, each.error) for each in unresolved] == [
+                (PaymentState.ACKNOWLEDGED, f"transaction {each.id} has another type, amount or phone number")
+                for each in world.service.payments
+            ]
+            assert record.reason == record.error
+            # It may be tracked again, and is final once the service is right.
+            poller.track(first.id)
+            with pytest.raises(StoreError):
+                await poller.wait(first.id)
             first.amount = "5000"
             poller.track(first.id)
             assert (await poller.wait(first.id)).succeeded
         states = [each.state for each in await client.payments.list()]
         assert states == [PaymentState.FINAL, PaymentState.ACKNOWLEDGED, PaymentState.ACKNOWLEDGED]
-    assert caplog.text.count("has another type, amount or phone number") == 3
-    assert [each.error for each in events if isinstance(each, PaymentGivenUp)] == ["StoreError"] * 3
+        assert [each.key for each in await client.payments.unresolved()] == ["k2", "k3"]
+        ended = await world.get(client, "k")
+        assert [entry.what for entry in ended.history] == ["sent", "acknowledged", "contradiction", "final"]
+        assert (ended.reason, ended.error) == (None, None)
+        assert client._store is not None
+        now = world.utcnow()
+        health = await client._store.database.peek(lambda each: check_health(each, "default", now))
+        assert health.unresolved == 2
+    assert caplog.text.count("has another type, amount or phone number") == 4
+    assert [each.error for each in events if isinstance(each, PaymentGivenUp)] == ["StoreError"] * 4
     assert len([each for each in events if isinstance(each, PaymentFinal)]) == 1
 
 
@@ -329,6 +351,63 @@ async def test_all_processes_hear_that_a_final_state_contradicts_the_record(stor
             for poller in (first, second):
                 with pytest.raises(StoreError, match="has another type, amount or phone number"):
                     await poller.wait(payment.id)
+
+
+@BOTH
+async def test_a_message_that_cannot_be_read_back_stalls_no_other_payment(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is an error of its payment, with a line in the log; the state itself is in the record."""
+    world, events = make_world(store_url), list[Any]()
+    monkeypatch.setattr(followed, "dump", lambda shown: "{" if shown.id == "t-000001" else dump(shown))
+    async with world.client(on_event=events.append) as client:
+        await world.pay(client, [order("collections", f"k{each}", each) for each in (1, 2)])
+        async with client.poller(timeout=60) as poller:
+            for payment in world.service.payments:
+                poller.track(payment.id)
+            await anyio.sleep(5)  # open states go the same way, and are left out
+            for payment in world.service.payments:
+                world.service.finish(payment)
+            outcomes = {each.transaction_id: each async for each in poller.outcomes()}
+        assert isinstance(outcomes["t-000001"].error, StoreError)
+        assert outcomes["t-000002"].transaction is not None
+        assert [each.error for each in events if isinstance(each, PaymentGivenUp)] == ["StoreError"]
+        assert {each.state for each in await client.payments.list()} == {PaymentState.FINAL}
+    assert "message about transaction t-000001: the store holds a transaction that cannot be read" in caplog.text
+
+
+@BOTH
+async def test_a_record_that_cannot_be_read_hides_no_other(store_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its state counts, its error names the fault, and the log has one line; a row without sense is a `StoreError`."""
+    world, account = make_world(store_url), f"account-{uuid.uuid4()}"  # the log has each once in a process
+    async with world.client(store=SQLStore(store_url, account=account, grace=GRACE)) as client:
+        await world.pay(client, [order("collections", f"k{each}", each) for each in (1, 2)])
+        async with client.poller(timeout=60) as poller:
+            for payment in world.service.payments:
+                world.service.finish(payment)
+                poller.track(payment.id)
+            assert len([each async for each in poller.outcomes()]) == 2
+        assert client._store is not None
+
+        async def spoil(**values: str) -> None:
+            assert client._store is not None
+            change = payments.update().where(payments.c.key == "k1").values(**values)
+            await client._store.database.write(lambda connection: connection.execute(change))
+
+        await spoil(transaction="{")
+        for _ in range(2):
+            first, second = await client.payments.list()
+            assert (first.state, str(first.status), first.transaction) == (PaymentState.FINAL, "SUCCESS", None)
+            assert first.error == "the store holds a transaction that cannot be read"
+            assert second.transaction is not None
+        await client.payments.reconcile()
+        await spoil(state="odd")
+        with pytest.raises(StoreError, match="cannot read its payment 'k1'"):
+            await client.payments.get("k1")
+    assert (
+        caplog.text.count(f"payment 'k1' of account {account!r}: the store holds a transaction that cannot be read")
+        == 1
+    )
 
 
 async def test_a_merchant_is_known_from_its_first_final_state_on(

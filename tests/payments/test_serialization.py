@@ -1,6 +1,7 @@
 """Serialization: a value comes back from its text as it was."""
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobilemoney_async import InvalidTransactionId, MobileMoneyError, StoreError, TransactionNotFound
-from mobilemoney_async.contract.codec import reader
+from mobilemoney_async.contract.codec import DecodeError, reader
 from mobilemoney_async.contract.models import Acknowledgement, Fees, Settlement, Transaction
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType
 from mobilemoney_async.database.serialization import (
@@ -103,3 +104,18 @@ def test_what_is_no_such_text_is_the_store_s_fault(text: str) -> None:
     for load in (load_transaction, load_acknowledgement, load_error):
         with pytest.raises(StoreError, match="cannot be read"):
             load(text)
+
+
+@pytest.mark.parametrize("text", ["é" * 30_000 + "," * 20_001, "\u202e\x1b[31m\0", "\ud800" * 3], ids=ascii)
+def test_whatever_is_read_is_read_back(text: str) -> None:
+    """Any text that the service may show, also one that is longer in the store than it was in the answer."""
+    row, read = samples.transaction(reference=text, failure_reason=text), reader(Transaction)
+    for ensure_ascii in (True, False):
+        body = json.dumps(row, ensure_ascii=ensure_ascii).encode(errors="surrogatepass")
+        with suppress(DecodeError):
+            transaction = read(body)
+            assert load_transaction(dump(transaction)) == transaction
+    body = json.dumps(samples.acknowledgement(message=text), ensure_ascii=False).encode(errors="surrogatepass")
+    with suppress(DecodeError):
+        acknowledgement = reader(Acknowledgement)(body)
+        assert load_acknowledgement(dump(acknowledgement)) == acknowledgement
