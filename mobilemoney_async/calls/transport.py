@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -340,8 +341,10 @@ class Wire:
             )
         except MobileMoneyError:
             raise
-        except Exception as exc:
-            raise _map_error(exc, flight) from exc
+        except Exception as exc:  # noqa: BLE001 (a table maps them)
+            failed, cause = _map_error(exc, flight), _without_text(exc, set())
+        # Outside: what is left of the cause must not come back as the context.
+        raise failed from cause
 
     async def aclose(self) -> None:
         """Close the connections of our own pool. A second call does nothing."""
@@ -357,7 +360,7 @@ def _map_error(exc: Exception, flight: Flight) -> TransportError:
     if flight.is_direct or not flight.begun:
         not_sent = not_sent or all(map(_is_not_sent, chain))
     kind = RequestTimeout if {cls.__name__ for cls in origin.__mro__} & _TIMEOUTS else ConnectionFailed
-    # The texts of other libraries may hold URLs; the chained exception keeps them for debugging.
+    # The texts of other libraries may hold URLs, or bytes of the answer.
     text = f"{origin.__name__}: {'not sent' if not_sent else 'sent, no answer'}"
     return kind(text, outcome="not_sent" if not_sent else "unknown")
 
@@ -372,6 +375,31 @@ def _library_errors(exc: BaseException) -> list[BaseException]:
     while (cause := chain[-1].__cause__) is not None and _library(type(cause)) in _LIBRARIES and cause not in chain:
         chain.append(cause)
     return chain
+
+
+def _without_text(exc: BaseException | None, seen: set[int]) -> BaseException | None:
+    """Return an exception for a traceback: it and its causes without their texts, which may quote an answer.
+
+    Those of the operating system stay as they are. One that still shows a text is left out, with its causes.
+    """
+    if exc is None or id(exc) in seen:
+        return None
+    seen.add(id(exc))
+    cause, context, is_suppressed = exc.__cause__, exc.__context__, exc.__suppress_context__
+    inside = exc.exceptions if isinstance(exc, BaseExceptionGroup) else ()
+    if inside:
+        if None in [_without_text(each, seen) for each in inside]:
+            return None
+    elif not (isinstance(exc, ssl.SSLError) or (isinstance(exc, OSError) and exc.errno is not None)):
+        exc.args = ()
+        with suppress(Exception):  # without its arguments, a class of its own may have no text
+            if str(exc):
+                return None
+    with suppress(AttributeError):
+        del exc.__notes__
+    exc.__cause__, exc.__context__ = _without_text(cause, seen), _without_text(context, seen)
+    exc.__suppress_context__ = is_suppressed
+    return exc
 
 
 def _is_not_sent(exc: BaseException) -> bool:

@@ -492,8 +492,9 @@ def to_record(row: sa.Row[Any]) -> PaymentRecord:
     """
     try:
         return _read(row)
-    except (ValueError, ArithmeticError, TypeError) as exc:
-        raise StoreError(f"the store cannot read its payment {row.key!r}", outcome="not_sent") from exc
+    except (ValueError, ArithmeticError, TypeError):
+        # Not as the cause: it may quote the row.
+        raise StoreError(f"the store cannot read its payment {row.key!r}", outcome="not_sent") from None
 
 
 @functools.lru_cache(maxsize=1_000)

@@ -84,8 +84,17 @@ async def failure(exc: Exception, *, after_reading: bool = False) -> TransportEr
 
     with pytest.raises(TransportError) as caught:
         await send(Wire(BASE_URL, Raising()))
-    assert caught.value.__cause__ is exc
+    # One that shows a text, which it need not have from us, is not the cause.
+    assert caught.value.__cause__ is (exc if not shown(exc) or isinstance(exc, OSError) else None)
     return caught.value
+
+
+def shown(exc: BaseException) -> str:
+    """Return the text of an exception; some have none without their arguments."""
+    try:
+        return str(exc)
+    except Exception:  # noqa: BLE001 (any class may raise anything here)
+        return ""
 
 
 async def send(sender: Wire, content: bytes | None = b"{}") -> Any:
