@@ -103,19 +103,6 @@ class Ledger(_Records[LedgerEntry]):
         """TZS that recipients got."""
         return sum((entry.amount for entry in self if entry.kind is Kind.DISBURSEMENT), Decimal(0))
 
-    @property
-    def change(self) -> Decimal:
-        """The sum of all changes of balances, TZS, signed."""
-        return sum((entry.change for entry in self), Decimal(0))
-
-    def of_transaction(self, transaction_id: str) -> list[LedgerEntry]:
-        """Return the movements of one transaction: one if it succeeded, none otherwise."""
-        return [entry for entry in self if entry.transaction_id == transaction_id]
-
-    def of_phone(self, phone_number: str) -> list[LedgerEntry]:
-        """Return the movements from and to one phone."""
-        return [entry for entry in self if entry.phone_number == phone_number]
-
     def balance(self, merchant_id: str) -> Decimal:
         """Return a merchant's balance, TZS; zero for an unknown merchant."""
         return self._balances.get(merchant_id, Decimal(0))
