@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
     from mobilemoney_async.payments.store import SQLStore
 
-_SQLITE_FILE = re.compile(r"sqlite(?:\+pysqlite)?:///(?!file:)([^?]+)(?:\?.*)?")
+_SQLITE_FILE = re.compile(r"sqlite(?:\+pysqlite)?:///([^?]+)(?:\?.*)?")
 # A token that expires sooner may expire on its way to the service.
 _MARGIN = timedelta(seconds=30)
 

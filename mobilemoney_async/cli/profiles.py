@@ -28,7 +28,7 @@ _ENVIRONMENT = "environment"
 _ENVIRONMENT_KEYS = ("email", *_SECRETS, *_FILES, "store", "store_key")
 # As SQLAlchemy reads a URL: up to the first @, and within the query.
 _PASSWORD = re.compile(r"^[^:]*://[^:/]*:[^@]+@|[?&](ssl)?password=", re.IGNORECASE)
-_RELATIVE_SQLITE = re.compile(r"(sqlite(?:\+pysqlite)?:///)(?!/|file:)(.+)", re.DOTALL)
+_RELATIVE_SQLITE = re.compile(r"(sqlite(?:\+pysqlite)?:///)(?!/)(.+)", re.DOTALL)
 
 
 def invalid(argument: str, text: str) -> InvalidRequest:

@@ -190,7 +190,7 @@ class Database:
 
     @property
     def file(self) -> Path | None:
-        """The file of an SQLite database, which need not exist; None for PostgreSQL, and for a URI of SQLite's."""
+        """The file of an SQLite database, which need not exist; None for PostgreSQL."""
         return file_of(self._url)
 
     def readable_files(self) -> list[Path]:

@@ -10,7 +10,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
@@ -57,56 +56,40 @@ def read_url(url: object) -> sa.URL:
 
 def _read_file(url: sa.URL) -> sa.URL:
     file = url.database or ""
-    if file in {"", "file:"} or ":memory:" in file or url.query.get("mode") == "memory":
+    if file == "" or ":memory:" in file:
         raise refuse("url", "a database that outlives the process: " + _ACCEPTS)
-    url = url.set(drivername="sqlite+pysqlite")
-    if "uri" in url.query:
-        return url
-    if url.query:
-        # SQLAlchemy drops them: a URL with mode=ro would write.
+    if url.query or file.startswith("file:"):
+        # SQLAlchemy drops options: a URL with mode=ro would write.
         raise refuse("url", "an SQLite file without options: " + _ACCEPTS)
-    return url.set(database=os.path.abspath(file))
+    return url.set(drivername="sqlite+pysqlite", database=os.path.abspath(file))
 
 
 def file_of(url: sa.URL) -> Path | None:
-    """Return the file of an SQLite database, which need not exist; None for PostgreSQL, and for a URI of SQLite's."""
-    is_file = url.get_backend_name() == "sqlite" and "uri" not in url.query
-    return Path(str(url.database)) if is_file else None
+    """Return the file of an SQLite database, which need not exist; None for PostgreSQL."""
+    return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
 
 
 def readable_files(url: sa.URL) -> list[Path]:
     """Return the files of an SQLite database that other users of this machine can read or write, as far as is shown.
 
-    Empty for PostgreSQL, on Windows, and for a URI that makes no file.
+    Empty for PostgreSQL, and on Windows.
     """
     found: list[Path] = []
-    if os.name == "posix" and (file := _new_file(url)) is not None:
-        for each in (Path(file + end) for end in ("", "-wal", "-shm")):
+    if os.name == "posix" and (file := file_of(url)) is not None:
+        for each in (Path(os.path.realpath(file) + end) for end in ("", "-wal", "-shm")):
             with suppress(OSError):  # it is missing, or SQLite removes it just now
                 if each.stat().st_mode & 0o077:
                     found.append(each)
     return found
 
 
-def _new_file(url: sa.URL) -> str | None:
-    if url.get_backend_name() != "sqlite":
-        return None
-    name = str(url.database)
-    if "uri" in url.query:
-        if url.query.get("mode", "rwc") != "rwc":
-            return None
-        name = unquote(urlsplit(name).path)
-    return os.path.realpath(name)  # through a link, as SQLite does: its target may be missing
-
-
-def _make_private(url: sa.URL) -> None:
+def _make_private(name: str | None) -> None:
     """Make the file of an SQLite database, if it is missing, so that only its owner can read it from the start.
 
     SQLite takes an empty file for a new database, and gives -wal and -shm its mode. The umask, which is the whole
     process's, stays as it is. An existing file keeps its mode. Errors are left to SQLite, which reports them.
     """
-    if (file := _new_file(url)) is None:
-        return
+    file = os.path.realpath(str(name))  # through a link, as SQLite does: its target may be missing
     # Not opened where that can be avoided: closing a file ends the locks on it of all threads of this process.
     with suppress(OSError):
         try:
@@ -142,7 +125,7 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
             **_POOL,
         )
         patience = PATIENCE if patience is None else patience
-        sa.event.listen(engine, "do_connect", lambda *_: _make_private(url))
+        sa.event.listen(engine, "do_connect", lambda *_: _make_private(url.database))
         sa.event.listen(engine, "connect", functools.partial(_on_connect, patience=patience))
         sa.event.listen(engine, "begin", _on_begin)
         return engine

@@ -95,7 +95,7 @@ def test_a_database_that_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite:///payments.db?mode=ro", "sqlite:////srv/payments.db?timeout=1", "sqlite:///\ud800"]
+    "url", ["sqlite:///payments.db?mode=ro", "sqlite:///file:payments.db?uri=true", "sqlite:///\ud800"]
 )
 def test_a_file_is_named_plainly(url: str) -> None:
     """An option that would go unheeded, and a name that no file can have, are refused rather than passed over."""
@@ -231,7 +231,7 @@ def modes(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("open_umask")
-@pytest.mark.parametrize("url", ["sqlite:///{}/new.db", "sqlite:///file:{}/new.db?uri=true", "sqlite:///{}/link"])
+@pytest.mark.parametrize("url", ["sqlite:///{}/new.db", "sqlite:///{}/link"])
 @pytest.mark.parametrize("can_make_nodes", [True, False])
 async def test_a_new_database_is_its_owners_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, can_make_nodes: bool
@@ -269,14 +269,6 @@ async def test_an_existing_database_keeps_its_mode(tmp_path: Path) -> None:
     assert set(modes(tmp_path).values()) == {0o640}
     assert [each.name for each in database.readable_files()] == ["mine.db", "mine.db-wal", "mine.db-shm"]
     database.close()
-
-
-@pytest.mark.parametrize("mode", ["ro", "rw"])
-async def test_a_uri_that_makes_no_file_makes_none(tmp_path: Path, mode: str) -> None:
-    """Only where SQLite would make a new file is one made."""
-    with pytest.raises(StoreError):
-        await Database(f"sqlite:///file:{tmp_path}/new.db?uri=true&mode={mode}").read(one)
-    assert modes(tmp_path) == {}
 
 
 @on_asyncio
