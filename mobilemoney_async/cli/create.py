@@ -130,10 +130,9 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
         async with open_client(settings, on_event=payment.note_event) as client:
             if not is_key_given:
                 payment.print_key()
-            with following.printing_warnings(command):
-                await payment.send(client)
-                if wait:
-                    await payment.follow(client, timeout)
+            await payment.send(client)
+            if wait:
+                await payment.follow(client, timeout)
 
     run(command, work, open_work=payment.still_open, settings=settings)
     if wait and payment.watchlist is not None:

@@ -10,8 +10,8 @@ import enum
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -171,8 +171,10 @@ def run(
     """
     import anyio
 
+    from mobilemoney_async.cli.output import printing_log
+
     try:
-        with _printing_migrations(command):
+        with printing_log(partial(say, command)):
             return anyio.run(_interruptible, work, backend="asyncio")
     except BaseException as exc:
         if _is_interrupt(exc):
@@ -184,23 +186,6 @@ def run(
         if ended is None:
             raise
         raise ended from exc
-
-
-@contextmanager
-def _printing_migrations(command: str) -> Iterator[None]:
-    """Print the progress of a migration of the store's tables on standard error: it may take minutes."""
-    import logging
-
-    logger, handler = logging.getLogger("mobilemoney_async.migrations"), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"{typed(command)}: %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
 
 
 def _is_interrupt(exc: BaseException) -> bool:

@@ -7,10 +7,8 @@ ends the following, not the payments.
 from __future__ import annotations
 
 import enum
-import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 
 # Ids named in one line, at most.
 _MOST_NAMED = 10
-# Between two equal warnings, seconds.
-_SAME_WARNING = 60.0
 # Refused requests in a row, of any kind, that no longer count as a passing fault.
 _REFUSALS = 3
 _NOT_PERMITTED = (errors.AuthenticationError, errors.PermissionDenied)
@@ -192,32 +188,6 @@ class Refusals:
         """Wait for several refused requests in a row, and start the count again."""
         await self._many.wait()
         self._in_a_row, self._many = 0, anyio.Event()
-
-
-class _Warnings(logging.Handler):
-    """Log handler that prints the library's warnings as lines of a command, each once a minute."""
-
-    def __init__(self, command: str) -> None:
-        super().__init__(logging.WARNING)
-        self._command = command
-        self._printed: dict[str, float] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if record.created - self._printed.get(text, -math.inf) > _SAME_WARNING:
-            self._printed[text] = record.created
-            say(self._command, text)
-
-
-@contextmanager
-def printing_warnings(command: str) -> Iterator[None]:
-    """Print the library's warnings on standard error, as lines of a command."""
-    logger, handler = logging.getLogger("mobilemoney_async"), _Warnings(command)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 async def follow(

@@ -6,6 +6,8 @@ Ids, references, keys, notes and reasons are other people's text: none of it is 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +29,8 @@ T = TypeVar("T")
 
 # Programs read piped output by lines: wide enough that hardly any line is folded.
 _PIPED_WIDTH = 200
+# Between two equal lines of the log, seconds.
+_SAME_LINE = 60.0
 
 
 def visible(text: str) -> str:
@@ -104,6 +108,33 @@ def ignoring_closed_pipe() -> Iterator[None]:
     except BrokenPipeError:
         # The file descriptor itself, so that buffered output does not fail when the program ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _LogLines(logging.Handler):
+    """Log handler that hands on each line, equal ones once a minute."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        super().__init__(logging.INFO)
+        self._say = say
+        self._said: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.created - self._said.get(text, -math.inf) > _SAME_LINE:
+            self._said[text] = record.created
+            self._say(text)
+
+
+@contextmanager
+def printing_log(say: Callable[[str], object]) -> Iterator[None]:
+    """Print the library's warnings, and the progress of a migration of the store's tables, which may take minutes."""
+    logger, handler = logging.getLogger("mobilemoney_async"), _LogLines(say)
+    logging.getLogger("mobilemoney_async.migrations").setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @attrs.frozen

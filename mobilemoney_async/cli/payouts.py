@@ -16,7 +16,6 @@ from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import add_command, command_group
 from mobilemoney_async.cli.clients import missing_file
 from mobilemoney_async.cli.failures import ExitCode, Refused, say
-from mobilemoney_async.cli.following import printing_warnings
 from mobilemoney_async.cli.options import (
     AsJSON,
     Service,
@@ -231,7 +230,7 @@ def _send(id: str, service: Service, *, as_json: bool) -> None:
     async def work(client: AsyncClient) -> tuple[PayoutBatch, str | None]:
         from mobilemoney_async.contrib.backend import Backend
 
-        with _progress() as show, printing_warnings("payouts"):
+        with _progress() as show:
             async with Backend(client) as backend:
                 last, changed_at = (dict[str, int](), -1), anyio.current_time()
                 while True:

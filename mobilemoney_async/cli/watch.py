@@ -67,7 +67,7 @@ def watch(
     async def work() -> None:
         async with open_reader(settings, on_event=refusals) as client:
             view = live_table(watchlist, unmasked=unmasked, hint=_HINT) if is_table else nullcontext()
-            with view, following.printing_warnings("watch"):
+            with view:
                 begin = following.look_up(client, watchlist, is_recorded=settings.store is not None)
                 await following.follow(client, watchlist, begin, refusals=refusals, timeout=timeout)
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import anyio
 import pytest
 
 from mobilemoney_async import AsyncClient, AuthenticationError, PaymentState, SQLStore, StoreError
-from mobilemoney_async.cli.failures import ExitCode
+from mobilemoney_async.cli.failures import ExitCode, say
 from mobilemoney_async.cli.following import (
     ChangeKind,
     Refusals,
@@ -20,9 +21,9 @@ from mobilemoney_async.cli.following import (
     Watchlist,
     follow,
     look_up,
-    printing_warnings,
     still_open,
 )
+from mobilemoney_async.cli.output import printing_log
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from tests.support.commands import leave_home, remembered, run, served, started
@@ -129,7 +130,7 @@ class TestFollowing:
             outage = sandbox.script(faults.refused(), on="GET", probability=1)
             async with anyio.create_task_group() as group:
                 group.start_soon(case.follow, new)
-                with printing_warnings("watch"):
+                with printing_log(partial(say, "watch")):
                     await anyio.sleep(50)
                     outage.cancel()
                     await case.watchlist.wait_until_ended()
