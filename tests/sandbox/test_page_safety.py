@@ -116,12 +116,12 @@ async def test_another_website_can_do_nothing(user: PageUser, sandbox: Sandbox, 
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//[", "http://]"])
-async def test_a_malformed_origin_is_a_wrong_request(user: PageUser, sandbox: Sandbox, origin: str) -> None:
-    """An Origin that is no URL is answered, by 4xx, and has no effect."""
+async def test_a_malformed_origin_is_foreign(user: PageUser, sandbox: Sandbox, origin: str) -> None:
+    """A form from an Origin that is no URL has no effect."""
     payment = await ask(sandbox, ORDINARY)
     fields = {"transaction_id": payment, "pin": "1234"}
     answer = await user.http.post("/phones/pin", data=fields, headers={"origin": origin})
-    assert answer.status_code == 400
+    assert answer.status_code == 403
     assert only(sandbox).status == "PENDING"
 
 
