@@ -6,7 +6,6 @@ The planner chooses only once the poller has its slot, since that may come ten s
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import anyio
 import attrs
@@ -17,7 +16,7 @@ from mobilemoney_async.calls.pipeline import FRESH, Pipeline
 from mobilemoney_async.contract.codec import DecodeError, parse_json
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, LIST_TRANSACTIONS, Priority
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
-from mobilemoney_async.contract.models import PageAnswer, Pagination, Transaction
+from mobilemoney_async.contract.models import PageAnswer, Transaction
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.polling.scoring import Page, Request
 
@@ -131,31 +130,24 @@ class Requester:
 
 
 def _readable(body: bytes, broken: DecodeError) -> PageAnswer:
+    """Return the rows that can be read, and the counts that are there; 0, which no page can mean, for the others."""
     # Imported here: answers that need it are rare, and cattrs takes a third of the import.
     from mobilemoney_async.contract import fallback_decoder
 
     page = parse_json(body)
-    if not isinstance(page, dict) or not isinstance(page.get("transactions"), list):
+    if not isinstance(page, dict):
         raise broken
-    try:
-        rows, unreadable = fallback_decoder.structure_rows(page["transactions"])
-    except fallback_decoder.Mismatch:
-        raise broken from None
-    if unreadable and not rows:
-        raise broken
-    status = page.get("status")
-    return PageAnswer(
-        transactions=rows,
-        pagination=_pagination(page.get("pagination")),
-        status=status if isinstance(status, str) else "",
-    )
-
-
-def _pagination(counts: Any) -> Pagination:
-    """Return the counts that are there; 0, which no page that shows a row can mean, for the others."""
+    counts, status = page.get("pagination"), page.get("status")
     known = counts if isinstance(counts, dict) else {}
-    values = {
+    page["pagination"] = {
         name: value if type(value := known.get(name)) is int and value >= 0 else 0
         for name in ("current_page", "total_pages", "total_count", "per_page")
     }
-    return Pagination(**values)
+    page["status"] = status if isinstance(status, str) else ""
+    try:
+        answer = fallback_decoder.structure_page(page)
+    except fallback_decoder.Mismatch:
+        raise broken from None
+    if answer.unreadable and not answer.transactions:
+        raise broken
+    return answer
