@@ -289,7 +289,7 @@ class TestInterrupts:
                 assert f"--key {key}" in errors
                 assert [record.state for record in remembered(store)] == [PaymentState.UNKNOWN]
                 again = run(*command, "--key", key)
-                assert (again.exit_code, again.stdout[-8:]) == (0, "SUCCESS\n"), again.stderr
+                assert (again.exit_code, again.stdout[-8:]) == (0, "SUCCESS\n"), (again.stderr, repr(again.exception))
             else:
                 process.kill()
                 assert process.end()[1:] == ("", "")

@@ -52,8 +52,9 @@ def test_the_sandbox_prints_how_to_reach_it_and_stops_on_ctrl_c() -> None:
             params={"reference": SUCCEEDS},
             headers={"Authorization": f"Bearer {facts['token']}"},
             trust_env=False,
+            timeout=60,
         )
-        page = httpx.get(facts["phone page"], trust_env=False)
+        page = httpx.get(facts["phone page"], trust_env=False, timeout=60)
         process.send_signal(signal.SIGINT)
         out, log = process.stdout.read(), process.stderr.read()
     assert process.returncode == 0
