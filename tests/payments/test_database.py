@@ -20,6 +20,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import InvalidRequest, SQLStore, StoreError
+from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
 from mobilemoney_async.database import url as url_module
 from mobilemoney_async.database.engine import Clock, Database
@@ -383,8 +384,9 @@ async def test_work_that_has_begun_ends_though_its_task_is_cancelled(store_url: 
 
 
 @pytest.mark.new_database
-async def test_many_tasks_write_at_once(store_url: str) -> None:
+async def test_many_tasks_write_at_once(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks of one process and of another store write at once without an error or a lost write."""
+    monkeypatch.setattr(engine_module, "_QUEUE", 120)  # thirty transactions of a slow machine may take ten seconds
     databases = [Database(store_url), Database(store_url)]
     create = sa.text("CREATE TABLE counter (value INTEGER)")
     await databases[0].write(lambda each: each.execute(create))
