@@ -136,7 +136,7 @@ class SharedLimiter:
         self._on_record: frozenset[Priority] = frozenset()
         self._is_asking = False
         self._is_outdated = False
-        self._delay = 0.0
+        self._delay = self._last_delay = 0.0
 
     def has_capacity(self) -> bool:
         """Return whether a request could go now, waiting for the store only, as of the last reservation."""
@@ -211,8 +211,10 @@ class SharedLimiter:
         self._slots.put(reservation, offset)
         for priority, at in reservation.turns.items():
             self._queue.note_turn(priority, at + offset)
-        # Slots must be so far ahead that they are still to come when this process has them.
-        self._delay = max(0.0, now - (seen_at + offset) - self._slack / 2, 0.9 * self._delay)
+        # Slots must be so far ahead that they are still to come when this process has them. One that was stopped for a
+        # minute, once, must not wait for another minute: two reservations in a row show that the store is slow.
+        delay, last = now - (seen_at + offset) - self._slack / 2, self._last_delay
+        self._delay, self._last_delay = max(0.0, min(delay, last), 0.5 * self._delay), delay
         self._on_record = reservation.unserved
         again = reservation.ask_again_at
         self._ask_at = _ASK_AT_ONCE if again is None or self._is_outdated else again + offset

@@ -1,5 +1,6 @@
 """The bucket, as arithmetic, against a service written from the contract a second time (section 8)."""
 
+import itertools
 from collections import deque
 from fractions import Fraction
 from typing import Literal
@@ -204,6 +205,41 @@ def test_a_place_given_back_is_used_up_by_nobody() -> None:
     assert bucket.ready_at() <= 0
     bucket.take(0.0)
     assert bucket.ready_at() > 0
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
+def test_places_that_are_all_given_back_leave_nothing_behind(order: tuple[int, ...]) -> None:
+    """Whichever goes first: the bucket is as new."""
+    bucket = make_bucket()
+    for number in range(4):
+        bucket.take(number / 100)
+    for number in order:
+        bucket.give_back(number / 100)
+    assert bucket.dump() == make_bucket().dump()
+
+
+def test_places_from_before_a_hold_have_nothing_to_give_back() -> None:
+    """The hold has emptied the bucket, whatever is given back of what was taken before it."""
+    bucket, held = make_bucket(), make_bucket()
+    for each in (bucket, held):
+        each.take(0.0)
+        each.take(1.0)
+        each.hold(10.0)
+    bucket.undo()
+    bucket.undo()
+    assert bucket.dump().made_up == held.dump().made_up
+
+
+def test_a_place_from_after_a_hold_counts_once_if_it_is_given_back() -> None:
+    """So one from before it has nothing to give back, also then."""
+    bucket, held = make_bucket(), make_bucket()
+    for each in (bucket, held):
+        each.take(0.0)
+        each.hold(10.0)
+        each.take(10.0)
+        each.undo()
+    bucket.undo()
+    assert bucket.dump().made_up == held.dump().made_up
 
 
 def test_a_place_given_back_in_a_full_window_is_free_again() -> None:
