@@ -21,7 +21,8 @@ from mobilemoney_async.payments.changes import prune_changes
 from mobilemoney_async.payments.consumers import MOST_TRIES
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.records import Source
-from tests.payments.service import ORDER, World, make_world, on_asyncio
+from mobilemoney_async.payments.store import account_store
+from tests.payments.service import ORDER, Outage, World, make_world, on_asyncio
 
 pytestmark = pytest.mark.anyio
 
@@ -238,6 +239,74 @@ async def test_a_change_whose_handler_ends_the_process_comes_again_later(sqlite_
                 assert (await anext(feed)).key == "b"
                 await (await anext(feed)).done()
                 assert (await anext(feed)).key == "a"
+
+
+async def test_a_reader_that_has_read_all_lets_another_process_go_on_at_once(store_url: str) -> None:
+    """At its end it gives its place back, as when it is closed."""
+    world = make_world(store_url)
+    async with world.client() as one, world.client() as other:
+        await pay(one, "a")
+        async for change in one.payments.changes(consumer="books", start="oldest", forever=False):
+            await change.done()
+        await pay(one, "b")
+        with anyio.fail_after(5):
+            assert (await anext(other.payments.changes(consumer="books"))).key == "b"
+
+
+async def test_closing_one_consumer_leaves_the_others_of_its_process_alone(sqlite_file_url: str) -> None:
+    """Another process goes on as the closed one, and waits as the other one."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as one, world.client() as other:
+        await pay(one, "a")
+        books, mail = (one.payments.changes(consumer=name, start="oldest") for name in ("books", "mail"))
+        kept, _ = await anext(books), await anext(mail)
+        await mail.aclose()
+        assert (await anext(other.payments.changes(consumer="mail"))).key == "a"
+        with anyio.move_on_after(5):
+            pytest.fail(f"two read at once: {await anext(other.payments.changes(consumer='books'))}")
+        await kept.done()
+
+
+async def test_a_consumer_that_has_failed_at_everything_is_not_behind(sqlite_file_url: str) -> None:
+    """Its payments lag behind, the consumer does not: it would hold back the pruning of the feed."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await pay(client, "a", "b")
+        feed = client.payments.changes(consumer="books", start="oldest")
+        for key in ("a", "b"):
+            change = await anext(feed)
+            assert (change.key, change.state) == (key, PaymentState.SENDING)
+            await change.failed("out of order")
+        (consumer,) = await client.payments.consumers()
+        assert (consumer.behind, consumer.lagging) == (1, ("a", "b"))
+        await pay(client, "c")
+        for state in (PaymentState.SENDING, PaymentState.ACKNOWLEDGED):
+            change = await anext(feed)
+            assert (change.key, change.state) == ("c", state)
+            await change.done()
+        (consumer,) = await client.payments.consumers()
+        assert (consumer.behind, consumer.lagging) == (0, ("a", "b"))
+
+
+@pytest.mark.parametrize("slept", [0, 40])
+async def test_a_change_whose_done_the_store_has_not_recorded_comes_again(sqlite_file_url: str, slept: float) -> None:
+    """Your handler need not remember it, whether or not the reader's lease had to be renewed for it."""
+    world = make_world(sqlite_file_url)
+    store = world.store()
+    outage = Outage(account_store(store).database)
+    async with world.client(store) as client:
+        await pay(client, "a")
+        feed = client.payments.changes(consumer="books", start="oldest")
+        first = await anext(feed)
+        await anyio.sleep(slept)
+        outage.away = True
+        with pytest.raises(StoreError):
+            await first.done()
+        outage.away = False
+        with anyio.fail_after(60):
+            again = await anext(feed)
+        assert again.cursor == first.cursor
+        await again.done()
 
 
 async def test_a_cursor_that_would_skip_changes_is_refused(store_url: str) -> None:
