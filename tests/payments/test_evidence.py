@@ -37,6 +37,7 @@ from tests.payments.listed import (
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 _CLEAR = Verdict(is_clear=True, absent_ok=True)
+_TICK = timedelta(microseconds=1)
 
 _OTHERS: list[dict[str, Any]] = [
     {"type": TransactionType.DISBURSEMENT},
@@ -452,6 +453,42 @@ def test_a_row_that_another_payment_may_be_is_not_adopted() -> None:
     dearer = attrs.evolve(other, amount="1001")
     alone = evidence(rows, _BEFORE, _AFTER, searches={"order-1": search(), "order-2": dearer})
     assert alone.judge("order-1", Control()).by is Match.LEARNED
+
+
+@pytest.mark.parametrize(("edge", "outwards"), [(0, -_TICK), (1, _TICK)], ids=["first", "last"])
+def test_the_edge_of_a_window_belongs_to_it(edge: int, outwards: timedelta) -> None:
+    """A row at the first or the last moment may be the payment, and one a microsecond further out is not believed."""
+    clock = Skew(low=timedelta(0), high=timedelta(0))
+    at = search().window(clock)[edge]
+    assert judged(search(), [row(at)], clock).adopt is not None
+    assert judged(search(), [row(at + outwards)], clock).adopt is None
+    window = search().window(evidence(_SHOWN, _BEFORE, _AFTER).skew(search()))
+    part: dict[str, Any] = {"is_complete": False, "covered": window}
+    assert evidence([_SHOWN[0], row()], _BEFORE, **part).judge("order-1", Control()).adopt is not None
+    part["covered"] = tuple(each - outwards if place == edge else each for place, each in enumerate(window))
+    assert evidence([_SHOWN[0], row()], _BEFORE, **part).judge("order-1", Control()).adopt is None
+
+
+@pytest.mark.parametrize(("edge", "outwards"), [(0, -_TICK), (1, _TICK)], ids=["first", "last"])
+def test_a_row_at_the_edge_of_another_search_may_be_that_payment(edge: int, outwards: timedelta) -> None:
+    """Then it is nobody's; a microsecond further out it is ours."""
+    rows = [attrs.evolve(each, phone_number="255******0789") for each in (*_SHOWN, row())]
+    other = attrs.evolve(search(), phone_number="+255681000789")
+    skew = evidence(rows, _BEFORE, _AFTER).skew(search())
+    for distance, is_contested in ((timedelta(0), True), (outwards, False)):
+        shift = rows[-1].created_at - other.window(skew)[edge] - distance
+        moved = attrs.evolve(other, sent_at=other.sent_at + shift, ended_at=other.ended_at + shift)
+        verdict = evidence(rows, _BEFORE, _AFTER, searches={"order-1": search(), "order-2": moved}).judge(
+            "order-1", Control()
+        )
+        assert (verdict.adopt is None) is is_contested
+
+
+@pytest.mark.parametrize(("further", "is_adopted"), [(timedelta(0), True), (_TICK, False)])
+def test_a_clock_is_steady_that_is_known_to_ten_minutes(further: timedelta, is_adopted: bool) -> None:
+    """Where it may be further off, a row that fits is a candidate."""
+    known = Skew(low=timedelta(0), high=timedelta(minutes=10) + further)
+    assert (judged(search(), [row()], known).adopt is not None) is is_adopted
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mobilemoney_async import Transaction
-from mobilemoney_async.contract.comparison import NumberForm, may_be_number, read_date, same_number
+from mobilemoney_async.contract.comparison import NumberForm, international, may_be_number, read_date, same_number
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.matching import (
     KindIndex,
@@ -179,6 +179,29 @@ _OWN = "+255681234567"
 def test_a_number_is_proven_by_the_digits_that_are_shown(shown: str, form: NumberForm | None) -> None:
     """A number of ours is recognised in every usual form; one that lacks digits or has others proves nothing."""
     assert same_number(shown, _OWN) is form
+
+
+@pytest.mark.parametrize(
+    ("shown", "whole"),
+    [
+        ("0681 234 567", "+255681234567"),
+        ("681234567", "+255681234567"),
+        ("00255681234567", "+255681234567"),
+        ("+255.681.234.567", "+255681234567"),
+        ("01234567890", "+01234567890"),
+        ("25568***4567", None),
+        ("", None),
+    ],
+)
+def test_a_whole_number_is_imported_in_our_spelling(shown: str, whole: str | None) -> None:
+    """However the list spells it; a masked one has to be given by an operator."""
+    assert international(shown) == whole
+
+
+def test_a_short_foreign_number_has_no_national_form() -> None:
+    """A zero in front of it makes another number."""
+    assert same_number("12345678", "+12345678") is NumberForm.EXACT
+    assert same_number("012345678", "+12345678") is None
 
 
 @pytest.mark.parametrize(

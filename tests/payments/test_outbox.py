@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import httpx
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -589,6 +590,39 @@ async def test_a_dispatcher_can_be_paused_by_the_program(sqlite_file_url: str) -
         await anyio.sleep(5)
         assert world.sent == 1
         assert dispatcher.stats.sent == 1
+
+
+async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause(sqlite_file_url: str) -> None:
+    """After what could not be sent it tries again at once, as soon as the program says that the reason is gone."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        world.line.refuse = 10**6
+        async with client.dispatcher() as dispatcher:
+            await anyio.sleep(600)
+            world.line.refuse = 0
+            await client.payments.enqueue(**{**ORDER, "amount": 2000}, idempotency_key="b")
+            assert dispatcher.stats.paused is not None
+            dispatcher.resume()
+            await anyio.sleep(3)
+            stats = dispatcher.stats
+            assert (stats.paused, world.sent) == (None, 1)
+
+
+async def test_slow_answers_do_not_slow_the_pace(sqlite_file_url: str) -> None:
+    """Up to twenty payments are on their way at once."""
+    world = make_world(sqlite_file_url)
+
+    async def dawdle(request: httpx.Request) -> None:
+        await anyio.sleep(4)
+
+    world.line.after = dawdle
+    async with world.client() as client:
+        for number in range(25):
+            await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
+        async with client.dispatcher(per_minute=600):
+            await anyio.sleep(3)
+            assert world.sent == 20
 
 
 async def test_an_exception_of_the_block_is_not_wrapped(sqlite_file_url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -30,9 +30,10 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.database import schema
 from mobilemoney_async.events import AccountMismatch, StoreBehind
+from mobilemoney_async.payments.duplicates import require_remembered
 from mobilemoney_async.payments.gap import UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
 from mobilemoney_async.payments.matching import PaymentQuery
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState
+from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest, PaymentState
 from tests.payments.second_world import BOTH, GRACE, HOUR, KINDS, MINUTE, TYPES, Order, World, make_world, number
 from tests.support.databases import Postgres
 from tests.support.fakes import NOON
@@ -348,6 +349,42 @@ async def test_masked_numbers_stop_what_fits_them(store_url: str, kind: str) -> 
         name = world.made("forgotten 0")[0]
         await payments.recover({"forgotten 0": name}, note="Asha", phone_numbers={name: orders[0].phone_number})
         await world.pay(client, orders[:1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "stops"),
+    [
+        ({}, True),
+        ({"state": "explained"}, True),
+        ({"state": "claimed"}, False),
+        ({"status": "FAILED"}, False),
+        ({"status": "TIMEOUT"}, False),
+        ({"status": "UNDER_REVIEW"}, True),
+        ({"is_gap": False}, False),
+        ({"amount": "1001"}, False),
+        ({"shown_number": "25578***0780"}, False),
+        ({"shown_number": "***789"}, True),
+        ({"type": "disbursement"}, False),
+        ({"type": "C2B"}, True),
+        ({"account": "another"}, False),
+    ],
+    ids=str,
+)
+def test_a_forgotten_transaction_with_a_masked_number_stops_what_it_may_be(
+    changes: dict[str, Any], stops: bool
+) -> None:
+    """One that has failed, or is known, stops nothing, and nor does one that is certainly another payment."""
+    engine = sa.create_engine("sqlite://")
+    schema.METADATA.create_all(engine)
+    values: dict[str, Any] = {"account": "a", "transaction_id": "tx-1", "type": "collection", "amount": "1000"}
+    values |= {"is_gap": True, "shown_number": "25578***0789", "status": "SUCCESS", "state": "open"}
+    values |= dict.fromkeys(("created_at", "first_seen_at", "changed_at"), NOON)
+    request = PaymentRequest(key="k", type=TransactionType.COLLECTION, phone_number="+255780000789", amount="1000")
+    with engine.begin() as connection:
+        connection.execute(schema.unclaimed.insert().values(**values | changes))
+        with pytest.raises(DuplicateSuspected) if stops else nullcontext():
+            require_remembered(connection, "a", request)
+    engine.dispose()
 
 
 @BOTH

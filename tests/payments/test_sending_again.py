@@ -37,6 +37,7 @@ from tests.payments.second_world import (
     number,
     outcome,
 )
+from tests.payments.service import Outage
 from tests.support.second_service import ListBehaviour, Payment, Row, dropped, error
 
 pytestmark = pytest.mark.anyio
@@ -383,6 +384,25 @@ async def test_an_echo_that_contradicts_is_looked_up(store_url: str, kind: str) 
             assert [again.transaction_id] == world.made(name)
             assert world.service.lookups == place + 1
         await world.hold(client, at_end=True)
+
+
+@BOTH
+@KIND
+async def test_an_echo_that_contradicts_while_the_store_is_away_leaves_the_result_unknown(
+    store_url: str, kind: str
+) -> None:
+    """Neither the service nor the store can say whose transaction it is, and the error says so."""
+    world, store = make_world(store_url), SQLStore(store_url)
+    outage = Outage(account_store(store).database)
+
+    def look_up(request: httpx.Request) -> None:
+        outage.away = True
+
+    world.service.acknowledge = next(iter(OTHERS.values()))
+    world.service.answer_lookup = look_up
+    async with world.client(store=store) as client:
+        assert isinstance(await world.attempt(client, order(kind, "k")), OutcomeUnknown)
+        outage.away = False
 
 
 @BOTH
