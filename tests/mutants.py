@@ -46,7 +46,7 @@ PACKAGE = "mobilemoney_async"
 # Seconds of a processor: a test that takes longer, while its lines are noted, is left out; and what one with a mutant
 # may need beyond three times that.
 LONGEST, GRACE = 10.0, 10
-# Seconds after which a test hangs, and bytes that it may take.
+# Seconds after which a test hangs, besides ten times what it took; and bytes that it may take.
 HANGS, MEMORY = 60, 3 << 30
 
 
@@ -301,7 +301,7 @@ def run_forked(mutant: str, tests: Sequence[Test], place: mmap.mmap) -> None:
                 plugins.register(Failures(), "failures")
             seconds = int(time.process_time() + GRACE + 3 * test.took)
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-            faulthandler.dump_traceback_later(HANGS, exit=True)
+            faulthandler.dump_traceback_later(HANGS + 10 * test.took, exit=True)
             test.item.config.hook.pytest_runtest_protocol(item=test.item, nextitem=None)
         os._exit(0)
     os._exit(1)
@@ -311,8 +311,9 @@ def main() -> None:
     """Make a copy with all mutants, and start pytest there; another run has a copy of its own."""
     operators: Any = mutation_operators
     operators += [(libcst.Expr, drop_call), (libcst.Call, swap_extremes)]
-    Path("build").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="mutants-", dir="build") as folder:
+    # In memory, where there is such a folder: the tests' databases write to the disk at each commit.
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="mutants-", dir=memory if memory.is_dir() else None) as folder:
         copy = Path(folder)
         for name in (PACKAGE, "tests"):
             shutil.copytree(name, copy / name)
@@ -321,8 +322,10 @@ def main() -> None:
         mutants = [attrs.asdict(each) for path in config().only_mutate for each in make_mutants(Path(path), copy)]
         (copy / "mutants.json").write_text(json.dumps(mutants), encoding="utf-8")
         plugins = ("-p", "tests.mutants", "-p", "no:xdist", "-p", "no:cacheprovider", "-s", "-q")
-        tests = ("-o", "tmp_path_retention_policy=none", "--basetemp=tmp", *config().pytest_add_cli_args_test_selection)
-        command = (sys.executable, "-m", "pytest", *plugins, *tests, *sys.argv[1:])
+        # pytest has one watchdog, as Python has: it would take the place of ours.
+        options = ("-o", "faulthandler_timeout=0", "-o", "tmp_path_retention_policy=none", "--basetemp=tmp")
+        tests = config().pytest_add_cli_args_test_selection
+        command = (sys.executable, "-m", "pytest", *plugins, *options, *tests, *sys.argv[1:])
         sys.exit(subprocess.run(command, cwd=copy, check=False).returncode)
 
 

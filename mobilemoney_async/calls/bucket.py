@@ -180,10 +180,8 @@ class Bucket:
         )
 
     def load(self, past: Past) -> None:
-        """Go on from the state of a bucket of the same limit."""
-        self._grants.clear()
+        """Go on, as a new bucket, from the state of one of the same limit."""
         self._grants.extend(past.grants)
-        self._made_up.clear()
         self._made_up.extend(past.made_up)
         self._held_until = past.held_until
         self._taken = past.taken

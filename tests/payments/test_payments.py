@@ -152,7 +152,8 @@ async def test_the_external_id_that_the_service_shows_is_found(store_url: str) -
         await client._store.database.write(
             lambda each: Journal(each, "default").record_seen(ended, source=Source.POLL, at=world.utcnow())
         )
-        assert [each.external_id for each in await client.payments.find("shop/1")] == ["shop/1"]
+        (record,) = await client.payments.find("shop/1")
+        assert (record.external_id, record.transaction) == ("shop/1", ended)
 
 
 @pytest.mark.parametrize("other", [{"amount": Decimal(1)}, {"phone_number": "+255689999999"}], ids=str)

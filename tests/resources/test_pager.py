@@ -1,7 +1,8 @@
 """Full listing of the history: items, pages, `collect`, and a next page that is on its way while the caller works."""
 
 import datetime as dt
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anyio
@@ -332,3 +333,19 @@ async def test_a_row_that_cannot_be_read_is_skipped_with_its_reason(caplog: pyte
         with pytest.raises(UnexpectedResponse, match="decimal"):
             await client.transactions.page()
     assert "skipped: a row without an id: expected str at $.id" in caplog.text
+
+
+@pytest.mark.parametrize("shown", [itertools.repeat(3), itertools.count(3)], ids=["the last page", "any pages"])
+async def test_a_list_may_show_its_last_page_in_place_of_one_beyond_it(shown: Iterator[int]) -> None:
+    """It is believed the second time; an answer that belongs to another request does not come twice."""
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        page = samples.page(samples.transaction(), current_page=next(shown), total_pages=3, total_count=201)
+        return httpx.Response(200, json=page)
+
+    async with connect(handler) as (client, _):
+        if isinstance(shown, itertools.repeat):
+            assert (await client.transactions.page(9)).pagination.current_page == 3
+        else:
+            with pytest.raises(UnexpectedResponse, match="page"):
+                await client.transactions.page(90)
