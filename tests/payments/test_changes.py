@@ -288,6 +288,21 @@ async def test_a_consumer_that_has_failed_at_everything_is_not_behind(sqlite_fil
         assert (consumer.behind, consumer.lagging) == (0, ("a", "b"))
 
 
+async def test_a_transaction_that_was_forgotten_since_may_fail_like_any_other(sqlite_file_url: str) -> None:
+    """Explained ones are thinned after thirty days: their changes have neither a payment nor a transaction."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await account_store_of(client).write(
+            lambda journal: journal.publish_unclaimed("tx-9", "SUCCESS", at=world.utcnow())
+        )
+        feed = client.payments.changes(consumer="books", start="oldest")
+        change = await anext(feed)
+        assert (change.key, change.transaction) == (None, None)
+        await change.failed("unknown to the books")
+        (consumer,) = await client.payments.consumers()
+    assert consumer.lagging == ("tx-9",)
+
+
 @pytest.mark.parametrize("slept", [0, 40])
 async def test_a_change_whose_done_the_store_has_not_recorded_comes_again(sqlite_file_url: str, slept: float) -> None:
     """Your handler need not remember it, whether or not the reader's lease had to be renewed for it."""

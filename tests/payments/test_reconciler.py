@@ -201,6 +201,21 @@ async def test_what_others_have_claimed_is_left_out(store_url: str) -> None:
 
 
 @on_asyncio
+async def test_the_error_says_why_a_payment_is_still_unknown(sqlite_file_url: str) -> None:
+    """The reason of the last listing, which someone has to judge."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await lose(world, client, made=False)
+        with pytest.raises(OutcomeUnknown, match=r"\(the list was read within the grace period, .*\): someone"):
+            await create(client)
+        await world.advance(300)
+        await miss(world, client)
+        with pytest.raises(OutcomeUnknown, match=r"\(the list shows nothing as old as the payment\): someone"):
+            await create(client)
+    assert world.sent == 1
+
+
+@on_asyncio
 async def test_several_matches_are_for_someone_to_decide(store_url: str) -> None:
     """If two transactions may be the payment it stays unknown, and names them; duplicates stay blocked."""
     world = make_world(store_url)
