@@ -304,6 +304,17 @@ def test_on_a_slow_limit_the_lower_lanes_have_a_tenth_of_the_turns(per_minute: i
     }
 
 
+def test_usage_counts_what_the_window_still_holds() -> None:
+    """A request counts for the window and the jitter, after which its place is free."""
+    bucket = make_bucket()
+    for at in (0.0, 10.0):
+        bucket.take(at)
+    for now, granted in ((60 + JITTER, 2), (60 + JITTER + 0.001, 1), (70 + JITTER + 0.001, 0)):
+        usage = bucket.usage(now)
+        assert (usage.granted, usage.limit) == (granted, 60)
+        assert usage.history == pytest.approx([0.0, now - 10, now][granted])
+
+
 def test_the_window_alone_may_be_the_limit() -> None:
     """A window in which less than one request would go lets one through, whatever the burst."""
     bucket = Bucket(per_minute=1, burst=2, window=30, jitter=0)
