@@ -253,6 +253,21 @@ async def test_a_reader_that_has_read_all_lets_another_process_go_on_at_once(sto
             assert (await anext(other.payments.changes(consumer="books"))).key == "b"
 
 
+async def test_a_reader_that_is_cancelled_lets_another_process_go_on_at_once(store_url: str) -> None:
+    """It gives its place back all the same."""
+    world = make_world(store_url)
+    async with world.client() as one, world.client() as other:
+        await pay(one, "a")
+        feed = one.payments.changes(consumer="books", start="oldest")
+        for _ in range(2):
+            await (await anext(feed)).done()
+        with anyio.move_on_after(1):
+            pytest.fail(f"there is no other change: {await anext(feed)}")
+        await pay(one, "b")
+        with anyio.fail_after(5):
+            assert (await anext(other.payments.changes(consumer="books"))).key == "b"
+
+
 async def test_closing_one_consumer_leaves_the_others_of_its_process_alone(sqlite_file_url: str) -> None:
     """Another process goes on as the closed one, and waits as the other one."""
     world = make_world(sqlite_file_url)
