@@ -335,7 +335,7 @@ class Pipeline:
         headers = dict(self.options.headers)
         if call.content is not None:
             headers["Content-Type"] = "application/json"
-        if call.endpoint.bearer and call.token is not None:
+        if call.token is not None:
             headers["Authorization"] = HiddenText(f"Bearer {call.token.reveal()}")
         return headers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import anyio
@@ -662,3 +663,21 @@ async def test_a_store_error_says_that_nothing_was_sent(sqlite_file_url: str) ->
     assert (caught.value.outcome, caught.value.idempotency_key) == ("not_sent", "order-1")
     assert world.sent == 0
     store.close()
+
+
+async def test_a_create_that_waits_for_another_process_returns_within_a_second_of_its_end(sqlite_file_url: str) -> None:
+    """However long that one takes: looks do not become rarer than one a second."""
+    world = make_world(sqlite_file_url)
+
+    async def dawdle(request: httpx.Request) -> None:
+        await anyio.sleep(22)
+
+    world.line.after = dawdle
+    async with world.client(timeout=60.0) as one, world.client(timeout=60.0) as other:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(one.collections.create, **ORDER, idempotency_key="a"))
+            await anyio.sleep(0.1)
+            began = anyio.current_time()
+            await other.collections.create(**ORDER, idempotency_key="a")
+            assert anyio.current_time() - began < 23
+    assert world.sent == 1

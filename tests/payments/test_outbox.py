@@ -223,6 +223,22 @@ async def test_a_refused_and_an_unknown_payment_do_not_stop_the_others(store_url
     assert world.sent == 3
 
 
+async def test_a_payment_that_may_be_a_duplicate_does_not_stop_the_others(store_url: str) -> None:
+    """It stays queued, with the reason, while the other one may exist."""
+    world = make_world(store_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="lost")
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        await client.payments.enqueue(**{**ORDER, "amount": 2000}, idempotency_key="b")
+        with anyio.fail_after(120):
+            await dispatch(client, 30)
+        assert [await state(client, key) for key in ("a", "b")] == [PaymentState.QUEUED, PaymentState.ACKNOWLEDGED]
+        record = await client.payments.get("a")
+    assert record is not None and "lost" in (record.reason or "")
+
+
 async def test_what_cannot_be_sent_goes_back_to_the_queue(store_url: str) -> None:
     """A dead network loses nothing: it is sent when the network is back."""
     world = make_world(store_url)
