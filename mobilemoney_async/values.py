@@ -35,7 +35,7 @@ _FIELD_TO_HIDE = (
 )
 _LONG_WORD = r"(?a)[\w\-.~+/=]{24,}+"
 # Nine digits with any separators, or six with spaces and hyphens. What is masked already stays as it is.
-_NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){5,}+)(?!…)"
+_NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){6,}+|(?:[ \-]*+\d){5}+(?!…))"
 # Without dots, which tokens have.
 _ID = r"(?a)(?!(?:255|0)?[67]\d{8}\Z)[\w:-]{1,64}"
 _ESCAPE = r"\\u([0-9a-fA-F]{4})|&#[xX]([0-9a-fA-F]{1,5});?|(?:%|\\x)([0-9a-fA-F]{2})|&#([0-9]{1,6});?"
@@ -186,7 +186,8 @@ def tanzanian(phone_number: str) -> str:
 
 def mask_phone_number(phone_number: str) -> str:
     """Return a phone number for logs: ``+25568…001``. Short numbers show less, other texts nothing."""
-    if len(phone_number) < 8:
+    is_text = any(each.isalpha() and each not in "xX" for each in phone_number)
+    if len(phone_number) < 8 or is_text or not phone_number.isprintable():
         return "…"
     head, tail = (6, 3) if len(phone_number) >= 12 else (3, 2)
     return f"{phone_number[:head]}…{phone_number[-tail:]}"

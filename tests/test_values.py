@@ -186,6 +186,9 @@ class TestPhoneNumbers:
         assert mask_phone_number("+255680000001") == "+25568…001"
         assert mask_phone_number("+12345678") == "+12…78"
         assert mask_phone_number("123456") == "…"
+        assert mask_phone_number("+25568***1001") == "+25568…001"
+        for text in ("\x1b[31m\u202e00000000", "eyJhbGciOiJIUzI1NiJ9", "+255681\n234567"):
+            assert mask_phone_number(text) == "…"
 
     @pytest.mark.parametrize(
         "written",
@@ -253,6 +256,12 @@ class TestPhoneNumbers:
 
 
 class TestRedaction:
+    def test_an_ellipsis_hides_no_number(self) -> None:
+        """A whole number before one is masked; what is masked already stays as it is."""
+        assert redact("+255681234567… 0681234567…") == "+25568…567… 068…67…"
+        for masked in ("+25568…567", "255681…567"):
+            assert redact(masked) == masked
+
     @given(st.text(max_size=40), phone_numbers, st.text(max_size=40), st.sampled_from(["", " ", "-"]))
     @settings(deadline=None)
     def test_a_whole_phone_number_never_survives(self, before: str, number: str, after: str, between: str) -> None:

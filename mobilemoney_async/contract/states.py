@@ -21,7 +21,8 @@ class OpenEnum(str, enum.Enum):
         return str.__new__(cls, value)._unregistered(value)
 
     def _unregistered(self, value: str) -> Self:
-        self._name_ = self._value_ = value
+        # The name is in its `repr`, as it is.
+        self._name_, self._value_ = repr(value)[1:-1], value
         return self
 
     def __str__(self) -> str:

@@ -12,6 +12,7 @@ import attrs
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import WaitTimeout
 from mobilemoney_async.polling.sharing import News
+from mobilemoney_async.values import redact
 
 _TRACKED_AT = attrs.Factory(lambda payment: payment.tracked_at, takes_self=True)
 
@@ -129,7 +130,7 @@ class TrackedPayments:
         """Remove the payments that are past their deadline."""
         news = []
         for payment in self.deadlines.between(-math.inf, now):
-            state = "not seen" if payment.transaction is None else str(payment.transaction.status)
+            state = "not seen" if payment.transaction is None else redact(payment.transaction.status)
             error = WaitTimeout(
                 f"not final after {round(now - payment.tracked_at, 1):g} s: {state}",
                 transaction_id=payment.id,

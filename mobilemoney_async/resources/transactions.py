@@ -34,6 +34,7 @@ from mobilemoney_async.errors import (
 from mobilemoney_async.resources.bulk_lookup import BulkLookup, Lookup, Prefetch
 from mobilemoney_async.resources.page_choice import FullListing
 from mobilemoney_async.values import (
+    redact,
     refuse,
     require_date,
     require_identifier,
@@ -345,7 +346,7 @@ class Transactions:
                     trouble = exc
                 await anyio.sleep(pauses.delay(look))
                 look += 1
-        state = "not seen" if seen is None else str(seen.status)
+        state = "not seen" if seen is None else redact(seen.status)
         raise WaitTimeout(
             f"not final after {patience:g} s: {state}", transaction_id=transaction_id, transaction=seen
         ) from trouble

@@ -97,3 +97,11 @@ def test_the_name_of_a_value_is_no_value() -> None:
 def test_only_text_is_a_value(cls: type[OpenEnum], value: object) -> None:
     with pytest.raises(ValueError, match="is not a valid"):
         cls(value)
+
+
+def test_an_unknown_value_shows_no_terminal_sequence() -> None:
+    """Its text is as the service wrote it, its `repr` is printable."""
+    status = TransactionStatus("\x1b[31m\u202e")
+    assert str(status) == "\x1b[31m\u202e"
+    assert repr(status).isprintable()
+    assert repr(TransactionStatus("REVERSED")) == "<TransactionStatus.REVERSED: 'REVERSED'>"
