@@ -134,6 +134,8 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
         arguments["connect_timeout"] = PATIENCE
     if "options" not in url.query:
         arguments["options"] = f"-c statement_timeout={PATIENCE}s -c idle_in_transaction_session_timeout={PATIENCE}s"
+        # In another zone, the first and the last day of the calendar lie outside Python's.
+        arguments["options"] += " -c timezone=UTC"
     return sa.create_engine(
         url,
         hide_parameters=True,

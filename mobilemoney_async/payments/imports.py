@@ -18,7 +18,7 @@ from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal, to_record
 from mobilemoney_async.payments.listing import Lister
-from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
+from mobilemoney_async.payments.matching import Match, Spellings, match, query_for, shift
 from mobilemoney_async.payments.reconciliation import adopt, doubt
 from mobilemoney_async.payments.records import CLAIMED, REUSABLE, PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.unclaimed import find_unclaimed
@@ -37,7 +37,7 @@ async def import_transactions(
     rows: dict[str, Transaction] = {}
     if len(keys) > _FEW and known:
         times = [each.created_at for each in known]
-        first_day = (min(times) - _DAY).date()
+        first_day = shift(min(times), -_DAY).date()
         walk = await Lister(pipeline).near(min(times), max(times), first_day, lane=Priority.BULK)
         rows = {row.id: row for row in walk.rows}
     done: list[PaymentRecord] = []

@@ -77,7 +77,7 @@ class ClockSample:
     @property
     def skew(self) -> Skew:
         """Bounds that follow from this sample."""
-        return Skew(low=self.shown - self.ended_at, high=self.shown + _GRAIN - self.began_at)
+        return Skew(low=self.shown - self.ended_at, high=self.shown - self.began_at + _GRAIN)
 
 
 def read_sample(date: str | None, *, began_at: datetime, ended_at: datetime) -> ClockSample | None:

@@ -15,6 +15,7 @@ from mobilemoney_async.database.migrations import OLD_PAYMENTS
 from mobilemoney_async.database.schema import VERSION, accounts, history, logins, payments, unclaimed
 from mobilemoney_async.payments.evidence import IN_GRACE, NO_LATER, Walk
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
+from mobilemoney_async.payments.matching import shift
 from mobilemoney_async.payments.records import EXPLAINED, UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
 
 T = TypeVar("T")
@@ -158,7 +159,7 @@ def _comparable_now(journal: Journal, now: datetime, grace: float) -> list[Payme
 
 def searchable(journal: Journal, first: date, last: date) -> list[PaymentRecord]:
     """Return the payments of some days that a full listing of them may show, though no payment owns a transaction."""
-    start, end = (datetime.combine(day, time(), UTC) for day in (first, last + _SEARCHED))
+    start, end = datetime.combine(first, time(), UTC), shift(datetime.combine(last, time(), UTC), _SEARCHED)
     here, is_of_them = _columns.account == journal.account, _columns.ended_at.between(start, end)
     statements = (sa.select(payments).where(here, each, is_of_them) for each in _SEARCHABLE)
     return [to_record(row) for statement in statements for row in journal.connection.execute(statement)]
@@ -170,7 +171,7 @@ def doubtful(journal: Journal, first: date) -> list[PaymentRecord]:
     Those with an unknown result, on their way now included, and those refused softly in the days of the listing.
     """
     here = _columns.account == journal.account
-    is_recent = _columns.ended_at >= datetime.combine(first, time(), UTC) - _SEARCHED
+    is_recent = _columns.ended_at >= shift(datetime.combine(first, time(), UTC), -_SEARCHED)
     wanted = (IS_UNIDENTIFIED, sa.and_(WAS_REFUSED_SOFTLY, is_recent))
     rows = (row for each in wanted for row in journal.connection.execute(sa.select(payments).where(here, each)))
     return [to_record(row) for row in rows]
@@ -202,7 +203,7 @@ def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
     first, last = (datetime.combine(day, time(), UTC) for day in (walk.first_day, walk.last_day or date.max))
     known = (
         _columns.account == journal.account,
-        _columns.sent_at.between(first + _ZONES, last - _ZONES),
+        _columns.sent_at.between(shift(first, _ZONES), shift(last, -_ZONES)),
         _columns.transaction_id.is_not(None),
         _columns.attempt == 1,
         _columns.ended_at <= walk.began_at - timedelta(seconds=grace),

@@ -235,7 +235,9 @@ class Reconciler:
         evidence, judged = await self._store.read(read), list[PaymentRecord]()
         skew = evidence.skew(evidence.searches[payments[0].key])
         if skew is not None and skew.is_own:
-            self._ahead = (skew.low + skew.high) / 2
+            ahead = (skew.low + skew.high) / 2
+            # Pages at a mistaken date of a row would show nothing, that mistake neither: it would stay for ever.
+            self._ahead = ahead if abs(ahead) <= 2 * _DAY else timedelta(0)
         for some in chunks(payments, _AT_ONCE):
 
             def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:

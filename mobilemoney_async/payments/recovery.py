@@ -39,7 +39,7 @@ from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.gap import BEHIND, LOST, UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
-from mobilemoney_async.payments.matching import query_for
+from mobilemoney_async.payments.matching import query_for, shift
 from mobilemoney_async.payments.queries import chunks, doubtful, merchant_of, owners
 from mobilemoney_async.payments.records import CLAIMED, OPEN, PaymentRequest
 from mobilemoney_async.payments.unclaimed import record_gap
@@ -307,7 +307,7 @@ class Recovery:
     async def _list_gap(self, doubt: _Doubt) -> str | None:
         """List the time that the store has forgotten, and keep the transactions of that time; see `_look`."""
         facts, at, newest = doubt.facts, doubt.at, doubt.newest
-        start = min(newest, facts.known_until or newest) - _CLOCKS
+        start = shift(min(newest, facts.known_until or newest), -_CLOCKS)
         walk = await self._lister.near(start, at + _DAY, doubt.first_day)
         if walk.covered is None and not walk.is_complete:
             walk = await self._lister.complete(doubt.first_day)

@@ -210,7 +210,7 @@ class UnclaimedObserver:
 
     def _is_lasting(self, row: Transaction, now: datetime) -> bool:
         """Return whether a row that nothing claims is too old to be a payment on its way."""
-        is_old = row.created_at < now + (self._ahead or timedelta(0)) - self._wait
+        is_old = row.created_at < shift(now, (self._ahead or timedelta(0)) - self._wait)
         return is_old and isinstance(self._seen.get(row.id), _Sighting)
 
     def _is_due(self, row: Transaction, account: sa.Row[Any], now: datetime, sighted_at: datetime | None) -> bool:
@@ -219,21 +219,21 @@ class UnclaimedObserver:
         `sighted_at` is its first sighting in the store, if any.
         """
         is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
-        began_at = self._began_at(account) - _SLACK
-        if not is_foreign and self._ahead is None and began_at - _UNKNOWN_CLOCK <= row.created_at < began_at:
+        began_at = shift(self._began_at(account), -_SLACK)
+        if not is_foreign and self._ahead is None and shift(began_at, -_UNKNOWN_CLOCK) <= row.created_at < began_at:
             return False  # once a payment of ours shows the clock
         if is_foreign or row.created_at < began_at:
             self._store.remember(row.id, False)
             return False
         known, opened_at = self._seen.get(row.id), self._store.note_opened(now)
-        opened_there = opened_at + (self._ahead or timedelta(0))
+        opened_there = shift(opened_at, self._ahead or timedelta(0))
         if not isinstance(known, _Sighting):
             first_at = sighted_at or now
             self._store.remember(row.id, _Sighting(first_at, first_at + self._wait))
             known, opened_at = self._seen[row.id], first_at
             if sighted_at is None:
                 return False
-        elif row.created_at >= opened_there - _GRAIN:
+        elif row.created_at >= shift(opened_there, -_GRAIN):
             return now >= known.due_at
         if account.checked_at is None or account.checked_at < opened_at:
             # The store may have forgotten it before it was opened here, which the next new payment finds out.
@@ -244,7 +244,7 @@ class UnclaimedObserver:
     def _began_at(self, account: sa.Row[Any]) -> datetime:
         """Return when the account made its first payment, on the service's clock."""
         first: datetime = account.first_record_at
-        return first + (self._ahead or timedelta(0))
+        return shift(first, self._ahead or timedelta(0))
 
     def _report(self, made: Sequence[UnclaimedTransaction], now: datetime, *, is_full: bool) -> None:
         for each in made:
