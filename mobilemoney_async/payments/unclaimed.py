@@ -248,7 +248,7 @@ class UnclaimedObserver:
 
     def _report(self, made: Sequence[UnclaimedTransaction], now: datetime, *, is_full: bool) -> None:
         for each in made:
-            kind, status = str(each.type), str(each.status)
+            kind, status = shown_id(str(each.type)), shown_id(str(each.status))
             event = TransactionUnclaimed(
                 transaction_id=each.transaction_id, type=kind, status=status, fits_key=each.fits_key
             )

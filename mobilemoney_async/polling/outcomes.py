@@ -28,7 +28,7 @@ from mobilemoney_async.events import (
 )
 from mobilemoney_async.polling.scoring import Page, Request
 from mobilemoney_async.polling.sharing import News
-from mobilemoney_async.values import refuse
+from mobilemoney_async.values import refuse, shown_id
 
 UNREAD = 10_000
 """Outcomes that wait for a reader, or for a late `wait`, at most; beyond that the oldest are dropped."""
@@ -237,9 +237,8 @@ class Metrics:
             self._report(PaymentGivenUp(transaction_id=news.transaction_id, error=error, pending=pending))
         elif seen is not None:
             self._counts["final"] += 1
-            final = PaymentFinal(
-                transaction_id=seen.id, type=str(seen.type), status=str(seen.status), lag=news.lag, pending=pending
-            )
+            kind, status = shown_id(str(seen.type)), str(seen.status)
+            final = PaymentFinal(transaction_id=seen.id, type=kind, status=status, lag=news.lag, pending=pending)
             self._report(final)
 
     def closed(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import Acknowledgement, AsyncClient, MobileMoneyError, OutcomeUnknown, PaymentState
+from mobilemoney_async.events import TransactionUnclaimed
 from tests.payments.second_world import BOTH, GRACE, HOUR, Order, World, make_world, number
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Payment, Row
@@ -66,6 +67,23 @@ async def test_the_end_of_the_calendar_is_read_in_any_time_zone(store_url: str) 
         for _ in range(3):
             await world.read(client)
         assert [each.created_at.year for each in await client.payments.unclaimed()] == [9999]
+
+
+async def test_an_event_of_an_unclaimed_transaction_shows_no_foreign_text(sqlite_file_url: str) -> None:
+    """Type and status are the service's words: printable and redacted in an event, as in every log."""
+    world, events = make_world(sqlite_file_url), list[Any]()
+    async with world.client(on_event=events.append) as client:
+        await world.pay(client, [Order("before", "collections", number(1))])
+        stranger = world.service.make("disbursement", number(3), "77")
+        stranger.type = stranger.status = EVIL
+        for _ in range(3):
+            await world.read(client)
+        (found,) = await client.payments.unclaimed()
+    (event,) = (each for each in events if isinstance(each, TransactionUnclaimed))
+    assert found.status == EVIL  # the value itself is as the service shows it
+    for text in (event.type, event.status, repr(found)):
+        assert not UNPRINTABLE.search(text)
+    assert "+255680000009" not in event.type + event.status
 
 
 def twist_row(draw: random.Random, row: Row) -> Any:
