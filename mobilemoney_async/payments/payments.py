@@ -162,7 +162,8 @@ class PaymentBook:
         """Confirm, after someone has looked, that an unknown or absent payment does not exist.
 
         Its key may then be used again, and money is sent again when it is: after one more look in the service's list. A
-        transaction that is found there, other than the `candidates` of now, makes the payment unknown once more.
+        transaction that is found there, other than the `candidates` of now, makes the payment unknown once more. Within
+        the store's `grace` after the request, the list may not show a payment that exists: `reason` says so.
 
         Args:
             key: The payment's idempotency key.
