@@ -329,11 +329,9 @@ class Journal:
         row = self.connection.execute(_BY_TRANSACTION_LOCKED, of_transaction).one_or_none()
         status = str(transaction.status)
         if row is not None:
-            is_ours = not transaction.merchant_id or row.merchant_id in (None, "", transaction.merchant_id)
-            known = {"type": row.type, "phone_number": row.phone_number, "amount": row.amount}
-            if not (is_ours and is_same_payment(transaction, **known)):
-                said = "has another type, amount or phone number" if is_ours else "is another merchant's"
-                return self._hold_open(row, f"transaction {transaction.id} {said}", source=source, at=at)
+            mismatch = _mismatch(row, transaction)
+            if mismatch is not None:
+                return self._hold_open(row, mismatch, source=source, at=at)
             # The list may have its own word for the type, by which no state is known to be final.
             transaction = attrs.evolve(transaction, type=TransactionType(row.type))
         if row is None or (row.status == status and (row.state == PaymentState.FINAL or not transaction.is_final)):
@@ -571,6 +569,15 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
     if entry.candidates:
         values["candidates"] = json.dumps(entry.candidates)
     return values
+
+
+def _mismatch(row: sa.Row[Any], transaction: Transaction) -> str | None:
+    """Return why a transaction cannot be that of a payment's row, or None."""
+    if transaction.merchant_id and row.merchant_id not in {None, "", transaction.merchant_id}:
+        return f"transaction {transaction.id} is another merchant's"
+    if is_same_payment(transaction, type=row.type, phone_number=row.phone_number, amount=row.amount):
+        return None
+    return f"transaction {transaction.id} has another type, amount or phone number"
 
 
 def _contradiction(entry: JournalEntry, owner: str | None, state: PaymentState) -> str:
