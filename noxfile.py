@@ -186,6 +186,13 @@ def nightly(session: nox.Session) -> None:
     session.run("python", *PYTEST, *options, *session.posargs, env=env)
 
 
+@nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
+def simulate(session: nox.Session) -> None:
+    """Run new histories of the simulator for some minutes, the last failing ones first: `-- --minutes 2`."""
+    session.install(wheel(session), *group("test"))
+    session.run("python", "-m", "tests.simulation", *(session.posargs or ("--minutes", "10")))
+
+
 @nox.session(python=LOWEST_PYTHON, default=False)
 def mutants(session: nox.Session) -> None:
     """Count the mutants of the money modules that the tests notice, all or `-- --sample 250`; fail below 0.95."""

@@ -1,0 +1,122 @@
+"""Command: ``python -m tests.simulation --seed 42``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tests.simulation.cases import CASES, Case
+from tests.simulation.history import Result, play
+from tests.simulation.shrink import shrink
+
+# Seeds that have failed, the last one first: the next run begins with them.
+FAILED = Path(".simulation-failed")
+
+
+def fix_hashes() -> None:
+    """Begin this program again, unless strings have the hashes that they have in each run: sets are in their order."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        command = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+
+
+def main() -> int:
+    """Run the histories of some seeds; print those that break a law."""
+    options = read_options()
+    failed, hours, count = 0, 0.0, 0
+    totals = {"payments": 0, "requests": 0, "faults": 0, "deaths": 0}
+    for case in choose(options):
+        result = play(case.plan())
+        hours, count = hours + result.hours, count + 1
+        totals["payments"] += result.payments
+        totals["requests"] += result.requests
+        totals["faults"] += sum(result.faults.values())
+        totals["deaths"] += result.faults.get("killed", 0)
+        if options.all:
+            print("\n".join(result.lines))
+        print(line_of(case, result), flush=True)
+        if result.broken:
+            failed += 1
+            report(case, result, is_shrunk=not options.as_is)
+    said = ", ".join(f"{number} {name}" for name, number in totals.items())
+    print(f"{count} histories, {hours:.1f} simulated hours, {said}; histories that break a law: {failed}")
+    return 1 if failed else 0
+
+
+def read_options() -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", help="the first seed; without it, and without --cases, fresh ones")
+    parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--minutes", type=float, help="fresh seeds for so long, the last failing ones first")
+    parser.add_argument("--cases", action="store_true", help="the fixed histories of tests/simulation/cases.py")
+    parser.add_argument("--without", default="", help="faults, with commas between them")
+    for name in ("orders", "processes", "openings"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--all", action="store_true", help="print each history, also if all laws hold")
+    parser.add_argument("--as-is", action="store_true", help="do not shrink a history that breaks a law")
+    return parser.parse_args()
+
+
+def choose(options: argparse.Namespace) -> Iterator[Case]:
+    """Yield the histories to run."""
+    without = tuple(filter(None, options.without.split(",")))
+    sizes = {name: getattr(options, name) for name in ("orders", "processes", "openings")}
+    if options.cases:
+        yield from CASES
+    elif options.minutes is not None:
+        until = time.monotonic() + 60 * options.minutes
+        for seed in (*last_failed(), *fresh(options.seed)):
+            if time.monotonic() > until:
+                return
+            yield Case(seed, without, **sizes)
+    else:
+        first = options.seed or next(iter(fresh(None)))
+        for number in range(options.seeds):
+            yield Case(first if options.seeds == 1 else str(int(first) + number), without, **sizes)
+
+
+def last_failed() -> list[str]:
+    """Return the seeds that failed last time."""
+    return FAILED.read_text().split() if FAILED.exists() else []
+
+
+def fresh(first: str | None) -> Iterable[str]:
+    """Yield seeds that were never used, or those from one on."""
+    start = random.SystemRandom().randrange(10**9) if first is None else int(first)
+    while True:
+        yield str(start)
+        start += 1
+
+
+def line_of(case: Case, result: Result) -> str:
+    """Return one line about a history; only its time differs from run to run."""
+    return (
+        f"{case}: {result.hours:.1f} h, {result.payments} payments, {result.requests} requests, "
+        f"{sum(result.faults.values())} faults, history {result.digest}, laws broken: {len(result.broken)} "
+        f"({result.seconds:.1f} s)"
+    )
+
+
+def report(case: Case, result: Result, *, is_shrunk: bool) -> None:
+    """Print a history that breaks a law, as short as it can be made, and remember its seed."""
+    FAILED.write_text("\n".join(dict.fromkeys([case.seed, *last_failed()])) + "\n")
+    for law in result.broken:
+        print(f"  {law}")
+    if is_shrunk:
+        result = shrink(result)
+        case = Case.of(result.plan)
+    print("\n".join(result.lines))
+    for law in result.broken:
+        print(f"BROKEN: {law}")
+    print(f"again: python -m tests.simulation {case.options()}\nas a test, in tests/simulation/cases.py: {case!r},")
+
+
+if __name__ == "__main__":
+    fix_hashes()
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Fixed histories that the tests run: small worlds with many faults, and each history that once broke a law."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import attrs
+
+from tests.simulation.plan import Plan
+
+
+@attrs.frozen(repr=False)
+class Case:
+    """History: a seed, and how its plan was made smaller."""
+
+    seed: str
+    without: tuple[str, ...] = ()
+    orders: int | None = None
+    processes: int | None = None
+    openings: int | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return the history of a plan that was made smaller."""
+        drawn = Plan.drawn(plan.seed)
+        sizes = {name: getattr(plan, name) for name in ("orders", "processes", "openings")}
+        changed = {name: size for name, size in sizes.items() if size != getattr(drawn, name)}
+        return cls(plan.seed, tuple(each for each in drawn.weights if each not in plan.weights), **changed)
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = {"orders": self.orders, "processes": self.processes, "openings": self.openings}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    def plan(self) -> Plan:
+        """Return its plan."""
+        return Plan.drawn(self.seed).without(*self.without).resized(**self._sizes())
+
+    def options(self) -> str:
+        """Return it as the arguments of the command."""
+        chosen = [f"--seed {self.seed}", *(f"--{name} {size}" for name, size in self._sizes().items())]
+        return " ".join([*chosen, f"--without {','.join(self.without)}"] if self.without else chosen)
+
+    def __str__(self) -> str:
+        return f"seed {self.options().removeprefix('--seed ')}"
+
+    def __repr__(self) -> str:
+        sizes = "".join(f", {name}={size}" for name, size in self._sizes().items())
+        return f"Case({self.seed!r}{f', {self.without!r}' if self.without else ''}{sizes})"
+
+
+CASES: tuple[Case, ...] = (
+    Case("103", orders=4, processes=1, openings=1),
+    Case("107", orders=4, processes=2, openings=1),
+)

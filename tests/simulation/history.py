@@ -1,0 +1,208 @@
+"""History: the processes' lives, the faults and then the calm, one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+import attrs
+
+from tests.simulation import laws
+from tests.simulation.loop import PROCESS, Life
+from tests.simulation.merchant import Merchant, Order
+from tests.simulation.plan import Plan
+from tests.simulation.service import Payment
+from tests.simulation.world import World, run_world
+
+# The pauses between two openings after the faults have stopped, seconds, and for how long each lasts.
+CALM = (60, 300, 600, 1_800, 3_600, 3 * 3_600, 6 * 3_600, 12 * 3_600, 86_400, 86_400, 2 * 86_400, 3 * 86_400)
+CALM_MINUTES = 3
+
+
+@attrs.define(eq=False)
+class History:
+    """One world, from its first order to the calm."""
+
+    world: World
+    orders: dict[str, Order] = attrs.field(factory=dict)
+    merchants: dict[str, Merchant] = attrs.field(factory=dict)
+
+    async def run(self) -> None:
+        """Live through it."""
+        world, plan, dice = self.world, self.world.plan, self.world.dice("days")
+        world.service.on_change.append(self._call_back_later)
+        began = 0.0
+        for opening in range(plan.openings):
+            self._draw_orders(opening)
+            world.note(f"opens, for {plan.minutes:g} minutes, {len(self.orders)} orders", "shop")
+            await self._open(plan.minutes * 60)
+            began = world.now()
+            await anyio.sleep(dice.choice([1, 60, 3_600, 12 * 3_600, 86_400]))
+        world.is_calm = True
+        world.skew = 0.0
+        world.service.lists_empty_until = world.service.lists_lag_until = 0.0
+        world.note(f"faults have stopped after {began:.0f} s: the world calms down", "world")
+        for pause in CALM:
+            await self._open(CALM_MINUTES * 60, lambda: not laws.unsettled(world, self.orders))
+            if not laws.unsettled(world, self.orders):
+                break
+            await anyio.sleep(pause)
+        world.is_audited = True
+        await self._open(2 * plan.grace + 120, lambda: world.audited is not None)
+        laws.check_end(world, self.orders)
+        world.note("the end")
+
+    def _draw_orders(self, opening: int) -> None:
+        plan, dice = self.world.plan, random.Random(f"{self.world.plan.seed}/orders {opening}")
+        share = plan.orders // plan.openings + (opening < plan.orders % plan.openings)
+        for _ in range(share):
+            number = len(self.orders)
+            order = Order(
+                key=f"order-{number}",
+                type=dice.choice(["collection", "collection", "disbursement"]),
+                phone_number=f"+25568123450{dice.randrange(4)}",
+                amount=dice.choice([1_000, 25_000]),
+                at=self.world.now() + dice.uniform(0, plan.minutes * 40),
+                is_queued=dice.random() < 0.5,
+            )
+            self.orders[order.key] = order
+
+    async def _open(self, seconds: float, done: Callable[[], bool] = lambda: False) -> None:
+        """Run all processes for some time, and end them in order, or kill them."""
+        world = self.world
+        async with anyio.create_task_group() as tasks:
+            for number in range(world.running):
+                tasks.start_soon(self._keep_alive, number)
+            until = world.now() + seconds
+            while world.now() < until and not done():
+                await anyio.sleep(10)
+                laws.check_always(world)
+            tasks.cancel_scope.cancel()
+
+    async def _keep_alive(self, number: int) -> None:
+        """Run a process, again and again after its deaths."""
+        world, dice = self.world, self.world.dice("lives")
+        turn = world.counts[f"run of {number}"]
+        while True:
+            turn += 1
+            world.counts[f"run of {number}"] = turn
+            life = Life(f"process {number + 1}.{turn}", late=self._late())
+            ended = world.ended[life.name] = asyncio.Event()
+            merchant = self.merchants[life.name] = Merchant(world, number, self.orders)
+            world.lives[number] = life
+            context = contextvars.Context()
+            context.run(PROCESS.set, life)
+            world.note("begins", life.name)
+            scope = anyio.CancelScope()
+            world.loop.create_task(self._live(merchant, scope, ended), context=context)
+            try:
+                await ended.wait()
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True):
+                    # As its own doing: one that is stopped takes notice later.
+                    world.loop.call_soon(scope.cancel, context=context)
+                    with anyio.move_on_after(30):
+                        await ended.wait()
+                    if not ended.is_set():
+                        world.kill(life, "since it does not end")
+                raise
+            await anyio.sleep(dice.choice([0.1, 2.0, 30.0]))
+
+    async def _live(self, merchant: Merchant, scope: anyio.CancelScope, ended: asyncio.Event) -> None:
+        world = self.world
+        try:
+            with scope:
+                await merchant.run()
+            world.note("ends")
+        except Exception as exc:  # noqa: BLE001 (a program that ends by an error is started again)
+            world.note(f"ends by {exc!r}"[:400])
+            if not world.strikes_happened("database_fails", "commit_lost"):
+                world.breaks(f"a process ends by {_leaf(exc)!r}"[:400])
+        finally:
+            ended.set()
+
+    def _late(self) -> partial[float]:
+        world = self.world
+        return partial(_late_by, world, world.dice("late"))
+
+    def _call_back_later(self, payment: Payment) -> None:
+        """Send a callback at the end of a payment, or not, or twice, and forged ones."""
+        world = self.world
+        times = [payment.ends_at + 0.5] * (1 + world.strikes("callback_doubled"))
+        if world.strikes("callback_lost"):
+            times = []
+        if world.strikes("callback_forged"):
+            times.append(world.now() + 0.001)
+        for at in times:
+            world.loop.call_at(at, self._call_back, payment, context=contextvars.Context())
+
+    def _call_back(self, payment: Payment) -> None:
+        world = self.world
+        alive = [life for life in world.lives.values() if not life.is_dead and not world.ended[life.name].is_set()]
+        if not alive:
+            return
+        life = world.dice("callbacks").choice(alive)
+        receiver = self.merchants[life.name].receiver
+        if receiver is not None:
+            context = contextvars.Context()
+            context.run(PROCESS.set, life)
+            body = b'{"id": "%s", "status": "SUCCESS"}' % payment.id.encode()
+            world.loop.create_task(_receive(receiver, body), context=context)
+
+
+async def _receive(receiver: object, body: bytes) -> None:
+    await receiver.receive(body, {"content-type": "application/json"})  # type: ignore[attr-defined]
+
+
+def _late_by(world: World, dice: random.Random) -> float:
+    if world.is_calm or not world.plan.late:
+        return 0.0
+    return dice.uniform(0, world.plan.late)
+
+
+def _leaf(exc: BaseException) -> BaseException:
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """Result of one history.
+
+    Attributes:
+        hours: How long it was, and `seconds` how much of a processor's time that took.
+        broken: The laws that were broken.
+    """
+
+    plan: Plan
+    lines: tuple[str, ...]
+    broken: tuple[str, ...]
+    digest: str
+    hours: float
+    seconds: float
+    payments: int
+    requests: int
+    faults: dict[str, int]
+
+
+def play(plan: Plan) -> Result:
+    """Run the history of a plan."""
+    began = time.process_time()
+    world = run_world(plan, lambda world: History(world).run())
+    return Result(
+        plan=plan,
+        lines=tuple(map(str, world.history)),
+        broken=tuple(world.broken),
+        digest=world.digest(),
+        hours=world.now() / 3600,
+        seconds=time.process_time() - began,
+        payments=len(world.service.payments),
+        requests=len(world.departures),
+        faults={name: count for name, count in sorted(world.counts.items()) if not name.startswith("run of")},
+    )

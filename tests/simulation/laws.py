@@ -1,0 +1,142 @@
+"""Laws: what holds at each moment, and what holds once faults have stopped and the world is calm."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+from tests.simulation.merchant import Order
+from tests.simulation.service import Payment
+from tests.simulation.world import World
+
+_RECORDS = """SELECT key, state, is_certain, transaction_id, status, candidates, reason
+FROM mobilemoney_payment_records ORDER BY key"""
+GONE = {"ABSENT", "NOT_SENT", "CANCELLED"}
+
+
+def check_always(world: World) -> None:
+    """Check the laws that hold at each moment, by the database and the truth at the service."""
+    _check_sends(world)
+    if not has_records(world):
+        return
+    for key, state, is_certain, transaction_id, status, *_ in world.look(_RECORDS):
+        if key in world.wrong or world.is_restored:
+            continue
+        exists = world.clear(key)
+        if exists and (state in GONE or (state == "REFUSED" and is_certain)):
+            world.breaks(f"{key} is {state}, and exists: {exists[-1].id}")
+        if transaction_id is None:
+            continue
+        payment = next((each for each in world.service.payments if each.id == transaction_id), None)
+        if payment is None or payment.owner != key:
+            # Of another system's payment of the same kind, see the assumptions in docs/payments.md.
+            world.breaks(f"{key} is taken for {transaction_id}, which is {payment and payment.owner}")
+        elif state == "FINAL" and payment.status(world.now()) != status:
+            world.breaks(f"{key} is FINAL and {status}, but {payment.status(world.now())} at the service")
+
+
+def has_records(world: World) -> bool:
+    """Return whether the tables of the package and of the shop are there."""
+    query = "SELECT count(*) FROM sqlite_master WHERE name IN ('mobilemoney_payment_records', 'shop_place')"
+    return world.file.exists() and world.look(query) == [(2,)]
+
+
+def _check_sends(world: World) -> None:
+    """Check that no key has two transactions without a word in between; those of one request are a proxy's."""
+    for key, made in world.made.items():
+        if key in world.wrong or world.is_restored:
+            continue
+        for one, next_one in pairwise(made):
+            words = [at for each, at in world.words if each == key and one.made_at <= at <= next_one.made_at]
+            if one.request != next_one.request and not words:
+                world.breaks(f"{key} was made twice: {one.id} and {next_one.id}")
+
+
+def check_rate(world: World) -> None:
+    """Check that requests left at no higher rate than any reading of the contract's section 8 allows."""
+    times, left, last = world.departures, 10.0, 0.0
+    for index, at in enumerate(times):
+        if index >= 60 and at - times[index - 60] < 60.0 - 1e-6:
+            world.breaks(f"61 requests in {at - times[index - 60]:.3f} s at {at:.3f}")
+        left = min(10.0, left + (at - last)) - 1.0
+        last = at
+        if left < -1e-6:
+            world.breaks(f"the bucket of 10 at one a second was overdrawn at {at:.3f}")
+
+
+def unsettled(world: World, orders: dict[str, Order]) -> list[str]:
+    """Return the orders that are not at their end."""
+    if not has_records(world):
+        return list(orders)
+    states = {row[0]: row for row in world.look(_RECORDS)}
+    books = defaultdict(list)
+    for key, state in world.look("SELECT key, state FROM shop_books ORDER BY n"):
+        books[key].append(state)
+    return [
+        key
+        for key in orders
+        if key not in states
+        or states[key][1] not in {"FINAL", "CANCELLED"}
+        or (books[key] or [""])[-1] != states[key][1]
+    ]
+
+
+def check_end(world: World, orders: dict[str, Order]) -> None:
+    """Check the laws of a calm world: nothing waits, and books and service agree or the difference is listed."""
+    check_always(world)
+    check_rate(world)
+    if world.audited is None:
+        world.breaks("the audit at the end was never done")
+    states = {row[0]: row for row in world.look(_RECORDS)}
+    for key in unsettled(world, orders):
+        world.breaks(f"{key} waits for ever: {states.get(key)}")
+    unclaimed = {row[0] for row in world.look("SELECT transaction_id FROM mobilemoney_unclaimed")}
+    for payment in world.service.payments:
+        _check_listed(world, payment, states, unclaimed)
+    if not world.is_doubted:
+        _check_feed(world, states)
+
+
+def _check_listed(world: World, payment: Payment, states: dict[str, Any], unclaimed: set[str]) -> None:
+    if (
+        payment.merchant_id != "merchant-1"
+        or payment.id in unclaimed | (world.audited or set())
+        or world.plan.sole_writer is False
+    ):
+        return
+    if not any(row[3] == payment.id or payment.id in (row[5] or "") for row in states.values()):
+        world.breaks(f"{payment.id} of {payment.owner} is in no record, and not reported")
+
+
+def _check_feed(world: World, states: dict[str, Any]) -> None:
+    """Check that each reader got every change of the feed, in order; the one with a cursor exactly once."""
+    feed = world.look(
+        "SELECT name, state, number FROM mobilemoney_changes WHERE number IS NOT NULL AND entry > 0 ORDER BY number"
+    )
+    entries: dict[str, list[str]] = defaultdict(list)
+    for name, state, _ in feed:
+        entries[name].append(state)
+    for table, is_exact in (("shop_books", True), ("shop_shipped", False)):
+        read: dict[str, list[str]] = defaultdict(list)
+        for key, state in world.look(f"SELECT key, state FROM {table} WHERE key IS NOT NULL ORDER BY n"):
+            if is_exact or not read[key] or read[key][-1] != state:
+                read[key].append(state)
+        for key, row in states.items():
+            wanted = entries[key] if is_exact else _without_repeats(entries[key])
+            if wanted and wanted[-1] != row[1]:
+                world.breaks(f"the feed ends with {wanted[-1]} for {key}, which is {row[1]}")
+            if is_exact and read[key] != wanted:
+                world.breaks(f"{table} has {read[key]} for {key}, the feed {wanted}")
+            if not is_exact and not _contains(read[key], wanted):
+                world.breaks(f"{table} has {read[key]} for {key}, which lacks some of {wanted}")
+
+
+def _without_repeats(states: list[str]) -> list[str]:
+    return [each for each, before in zip(states, [None, *states], strict=False) if each != before]
+
+
+def _contains(read: list[str], wanted: list[str]) -> bool:
+    """Return whether a list contains another one, in order."""
+    rest = iter(read)
+    return all(each in rest for each in wanted)

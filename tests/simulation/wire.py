@@ -1,0 +1,120 @@
+"""Network between a process and the service: every failure of the table of retries, at every byte."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import AsyncIterator
+
+import anyio
+import httpx
+
+from tests.simulation.loop import PROCESS
+from tests.simulation.service import Answer
+from tests.simulation.world import World
+
+BASE_URL = "https://service.example/v1"
+
+
+class _Stream(httpx.AsyncByteStream):
+    """Body of an answer, which may end or stop early."""
+
+    def __init__(self, world: World, body: bytes, cut: int | None, how: str) -> None:
+        self._world, self._body, self._cut, self._how = world, body, cut, how
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._cut is None:
+            yield self._body
+            return
+        if self._cut:
+            yield self._body[: self._cut]
+        await anyio.sleep(self._world.dice("wire").uniform(0, 0.5))
+        if self._how == "stalls":
+            await anyio.sleep_forever()
+        if self._how == "breaks":
+            raise httpx.ReadError("connection reset")
+        if self._how == "ends":
+            raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
+
+
+class Network(httpx.AsyncBaseTransport):
+    """Network as one process sees it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Bring a request to the service, and its answer back, or not."""
+        world, dice = self._world, self._world.dice("wire")
+        number = world.next_request()
+        name = f"#{number} {request.method} {request.url.path.removeprefix('/v1')}"
+        world.departures.append(world.now())
+        await world.point(f"before {name}")
+        if world.strikes("no_connection"):
+            world.note(f"{name}: no connection")
+            await anyio.sleep(dice.uniform(0, 3))
+            raise httpx.ConnectError("connection refused")
+        if world.strikes("connect_timeout"):
+            world.note(f"{name}: no connection in time")
+            await anyio.sleep(dice.uniform(1, 25))
+            raise httpx.ConnectTimeout("too late")
+        await anyio.sleep(dice.choice([0.001, 0.05, 0.2]))
+        life = PROCESS.get()
+        assert life is not None
+        life.require_alive()
+        content = b"".join([piece async for piece in request.stream])  # type: ignore[union-attr]
+        if world.strikes("request_broken"):
+            world.note(f"{name}: broken while it was sent")
+            raise httpx.WriteError("broken pipe")
+        if world.strikes("request_lost"):
+            world.note(f"{name}: lost on its way there")
+            return await self._no_answer()
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        arrival = 0.0
+        if world.strikes("request_late"):
+            arrival = dice.uniform(0, min(world.plan.grace, 60.0) - 5)
+        done: list[Answer] = []
+        arrived = anyio.Event()
+
+        def arrive() -> None:
+            answer = world.service.answer(
+                request.method, str(request.url), token if scheme == "Bearer" else None, content, number
+            )
+            world.note(f"{name} {_body(content)}→ {answer.status} {answer.says}", "service")
+            done.append(answer)
+            arrived.set()
+
+        # On its way it needs its process no more: it arrives also if that dies now.
+        world.loop.call_later(arrival + dice.choice([0.001, 0.05, 0.5]), arrive, context=contextvars.Context())
+        await world.point(f"during {name}")
+        await arrived.wait()
+        await anyio.sleep(dice.choice([0.001, 0.05, 0.3]))
+        return await self._bring_back(name, done[0])
+
+    async def _bring_back(self, name: str, answer: Answer) -> httpx.Response:
+        world, dice = self._world, self._world.dice("wire")
+        if world.strikes("answer_lost"):
+            world.note(f"{name}: its answer is lost")
+            return await self._no_answer()
+        if world.strikes("answer_late"):
+            await anyio.sleep(dice.uniform(1, 40))
+        cut, how = None, ""
+        if world.strikes("answer_cut"):
+            cut, how = (
+                dice.randint(0, max(0, len(answer.body) - 1)),
+                dice.choice(["stalls", "breaks", "ends", "is cut"]),
+            )
+            world.note(f"{name}: its answer {how} after {cut} of {len(answer.body)} bytes")
+        await world.point(f"after {name}")
+        return httpx.Response(answer.status, headers=answer.headers, stream=_Stream(world, answer.body, cut, how))
+
+    async def _no_answer(self) -> httpx.Response:
+        if self._world.dice("wire").random() < 0.5:
+            raise httpx.ReadError("connection reset")
+        if self._world.dice("wire").random() < 0.5:
+            raise httpx.RemoteProtocolError("server disconnected")
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+def _body(content: bytes) -> str:
+    return f"{content.decode()} " if b"order" in content else ""

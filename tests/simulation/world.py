@@ -1,0 +1,368 @@
+"""World: one seed, one history. It gives the package its clock, its randomness, its wire and its database runner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import gc
+import hashlib
+import itertools
+import logging
+import random
+import re
+import secrets
+import shutil
+import sqlite3
+import sys
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest import mock
+
+import anyio
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.database import encryption, engine
+from mobilemoney_async.database.clock import WallClock
+from mobilemoney_async.payments import dispatcher, feed_watch
+from tests.simulation.loop import PROCESS, Life, Livelock, SimulatedLoop, numbered, same_order
+from tests.simulation.plan import Plan
+from tests.simulation.service import PASSWORD, Payment, Service
+
+T = TypeVar("T")
+BEGAN = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
+LONGEST = 40 * 86_400.0
+
+
+class Broken(AssertionError):
+    """A law that does not hold."""
+
+
+@attrs.frozen
+class Happening:
+    """One line of the history."""
+
+    at: float
+    who: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{clock(self.at)}  {self.who:<12}  {self.what}"
+
+
+def clock(at: float) -> str:
+    """Return a time of the world as days and hours since it began."""
+    days, rest = divmod(at, 86_400)
+    return f"{int(days)}d {int(rest // 3600):02d}:{int(rest % 3600 // 60):02d}:{rest % 60:06.3f}"
+
+
+@attrs.define(eq=False)
+class World:
+    """Everything that one history has.
+
+    Attributes:
+        history: All that has happened.
+        words: The keys that an operator has called absent, with the times.
+        wrong: The keys about which an operator was wrong.
+        departures: The times at which requests left.
+        broken: The laws that were seen broken.
+        is_calm: Whether faults have stopped.
+        audited: The transactions that differ by the audit at the end.
+        is_restored: Whether the database was restored from a backup.
+        is_doubted: Whether the package took it for restored, as it does where the last transaction before a pause is
+            one that nobody claims: then its feed begins anew, and readers with a cursor read all of it again.
+    """
+
+    plan: Plan
+    folder: Path
+    loop: SimulatedLoop
+    service: Service = attrs.field(init=False)
+    history: list[Happening] = attrs.field(factory=list)
+    counts: Counter[str] = attrs.field(factory=Counter)
+    words: list[tuple[str, float]] = attrs.field(factory=list)
+    wrong: set[str] = attrs.field(factory=set)
+    made: dict[str, list[Payment]] = attrs.field(factory=dict)
+    departures: list[float] = attrs.field(factory=list)
+    broken: list[str] = attrs.field(factory=list)
+    lives: dict[int, Life] = attrs.field(factory=dict)
+    ended: dict[str, asyncio.Event] = attrs.field(factory=dict)
+    is_calm: bool = False
+    is_over: bool = False
+    is_audited: bool = False
+    audited: set[str] | None = None
+    is_restored: bool = False
+    is_doubted: bool = False
+    skew: float = 0.0
+    _dice: dict[str, random.Random] = attrs.field(factory=dict)
+    _requests: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
+
+    def __attrs_post_init__(self) -> None:
+        self.service = Service(self.now, BEGAN, self.plan.nature, self.strikes, self.dice("service"))
+        self.service.on_change.append(self._note_made)
+
+    @property
+    def file(self) -> Path:
+        """The database."""
+        return self.folder / "shop.db"
+
+    def dice(self, name: str) -> random.Random:
+        """Return a source of chance for one purpose: what is drawn for one does not change the others."""
+        return self._dice.setdefault(name, random.Random(f"{self.plan.seed}/{name}"))
+
+    def now(self) -> float:
+        """Return the time since the world began, seconds."""
+        return self.loop.time()
+
+    def host_time(self) -> float:
+        """Return the clock of the merchant's host, seconds since 1970."""
+        return BEGAN.timestamp() + self.now() + self.skew
+
+    def utcnow(self) -> datetime:
+        """Return the clock of the merchant's host."""
+        return datetime.fromtimestamp(self.host_time(), UTC)
+
+    def next_request(self) -> int:
+        """Return the number of a request."""
+        return next(self._requests)
+
+    @property
+    def running(self) -> int:
+        """Return how many processes the merchant runs now."""
+        return min(2, self.plan.processes) if self.is_calm else self.plan.processes
+
+    def note(self, what: str, who: str | None = None) -> None:
+        """Write a line of the history."""
+        if self.is_over:
+            return
+        if who is None:
+            life = PROCESS.get()
+            who = "world" if life is None else life.name
+        self.history.append(Happening(self.now(), who, what.replace(str(self.folder), "<folder>")))
+
+    def breaks(self, law: str) -> None:
+        """Note that a law is broken, once."""
+        if law not in self.broken and not self.is_over:
+            self.broken.append(law)
+            self.note(f"LAW BROKEN: {law}", "laws")
+
+    def strikes(self, fault: str) -> bool:
+        """Return whether a fault happens now, by its weight."""
+        weight = self.plan.weights.get(fault, 0.0)
+        if self.is_calm or not weight or self.dice(f"fault {fault}").random() >= weight:
+            return False
+        self.counts[fault] += 1
+        return True
+
+    def strikes_happened(self, *faults: str) -> bool:
+        """Return whether one of some faults has happened."""
+        return any(self.counts[each] for each in faults)
+
+    def _note_made(self, payment: Payment) -> None:
+        if payment.owner is not None:
+            self.made.setdefault(payment.owner, []).append(payment)
+
+    def clear(self, key: str) -> list[Payment]:
+        """Return the payments of a key that were made since the last word on it."""
+        spoken = max((at for each, at in self.words if each == key), default=-1.0)
+        return [each for each in self.made.get(key, []) if each.made_at > spoken]
+
+    # Death, and things that happen to a process at any await
+
+    def kill(self, life: Life, why: str) -> None:
+        """End a process as SIGKILL does."""
+        if not life.is_dead:
+            self.note(f"killed {why}", life.name)
+            self.counts["killed"] += 1
+            self.loop.kill(life)
+            self.ended[life.name].set()
+
+    async def point(self, where: str) -> None:
+        """Let happen to the running process what may happen to it here."""
+        life = PROCESS.get()
+        if life is None:
+            return
+        life.require_alive()
+        if self.strikes("crash"):
+            self.kill(life, where)
+            await self.loop.create_future()
+        if self.strikes("stop"):
+            self.stop(life, where)
+        if self.strikes("clock_jumps"):
+            self.skew = self.dice("skew").uniform(-2, 2)
+            self.note(f"the host's clock is now {self.skew:+.3f} s off", "world")
+
+    def stop(self, life: Life, where: str) -> None:
+        """Stop a process as SIGSTOP does, for a while."""
+        seconds = self.dice("stop").choice([0.5, 3.0, 15.0, 60.0, 400.0])
+        self.note(f"stopped for {seconds:g} s {where}", life.name)
+        life.is_stopped = True
+        self.loop.call_at(self.now() + seconds, self._resume, life, context=contextvars.Context())
+
+    def _resume(self, life: Life) -> None:
+        if not life.is_dead:
+            self.note("goes on", life.name)
+            self.loop.resume(life)
+
+    # The database
+
+    async def run_inline(self, work: Callable[[], T], *, limiter: object = None) -> T:
+        """Run a piece of work of the database, in place of a thread: at a time of the seed's, in one step."""
+        dice = self.dice("disk")
+        await anyio.sleep(dice.choice([0.0, 0.0, 0.001, 0.02]))
+        await self.point("before a transaction")
+        try:
+            return work()
+        finally:
+            # Its task may be cancelled now, but gets that at its next await only.
+            with anyio.CancelScope(shield=True):
+                await self.point("after a transaction")
+                await anyio.sleep(dice.choice([0.0, 0.001, 0.005]))
+
+    def run_transaction(self, run: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Run one transaction, which may fail before its end, or after it although it was committed."""
+        writes = options.get("writes", False)
+        if PROCESS.get() is not None and self.strikes("database_fails"):
+            self.note("database: a transaction fails")
+            raise sa.exc.OperationalError("statement", {}, sqlite3.OperationalError("disk I/O error"))
+        done = run(*args, **options)
+        if PROCESS.get() is not None and writes and self.strikes("commit_lost"):
+            self.note("database: a commit is done, and reported as failed")
+            raise sa.exc.OperationalError("COMMIT", {}, sqlite3.OperationalError("disk I/O error"))
+        return done
+
+    async def in_books(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a transaction of the merchant's own on the same database."""
+
+        def transact() -> T:
+            with closing(sqlite3.connect(self.file, isolation_level=None)) as connection:
+                connection.execute("PRAGMA synchronous=OFF")
+                connection.execute("BEGIN IMMEDIATE")
+                done = work(connection)
+                connection.execute("COMMIT")
+                return done
+
+        return await self.run_inline(transact)
+
+    def look(self, statement: str, *args: Any) -> list[Any]:
+        """Read the database from outside of the world."""
+        with closing(sqlite3.connect(self.file)) as connection:
+            return connection.execute(statement, args).fetchall()
+
+    def digest(self) -> str:
+        """Return the digest of the history."""
+        return hashlib.sha256("\n".join(map(str, self.history)).encode()).hexdigest()[:16]
+
+
+class LogLaw(logging.Handler):
+    """Holds the log to the law that it shows no secret and no whole phone number; writes it into the history."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.DEBUG)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Check a line."""
+        line = self.format(record)
+        check_text(self._world, line)
+        if "the store is behind the service" in line:
+            self._world.is_doubted = True
+        if record.levelno >= logging.INFO:
+            self._world.note(f"log {record.levelname}: {line.splitlines()[0]}")
+
+
+_SECRET = re.compile(rf"{PASSWORD}|secret\.token|key-of-the-store|68123450[0-9]")
+
+
+def check_text(world: World, text: str) -> None:
+    """Hold a text for operators to the law that it shows no secret and no whole phone number."""
+    if found := _SECRET.search(text):
+        world.breaks(f"a secret in a log line or an error: {text[max(0, found.start() - 60) : found.end() + 20]}")
+
+
+@contextmanager
+def given_from_outside(world: World) -> Iterator[None]:
+    """Give the package the world's clock, chance and runner for as long as the world lasts."""
+    ids, tokens = world.dice("ids"), world.dice("tokens")
+    run = engine.Database._run
+    state = random.getstate()
+
+    def transact(self: Any, *args: Any, **options: Any) -> Any:
+        return world.run_transaction(functools.partial(run, self), *args, **options)
+
+    watch = SimpleNamespace(monotonic=world.now, time=world.host_time, sleep=lambda seconds: None)
+    with ExitStack() as stack:
+        for target, name, value in (
+            (engine, "run_in_thread", world.run_inline),
+            (engine, "clock_stands_still", lambda: False),
+            (engine, "time", watch),
+            (engine.Database, "_run", transact),
+            (engine, "WallClock", lambda host: WallClock(world.host_time)),
+            (feed_watch, "_Waiter", numbered(feed_watch._Waiter)),
+            (feed_watch, "_POLL", world.plan.idle),
+            (dispatcher, "_LOOK", world.plan.idle),
+            (encryption, "_scrypt", _remembered_scrypt),
+            (uuid, "uuid4", lambda: uuid.UUID(int=ids.getrandbits(128), version=4)),
+            (secrets, "token_hex", lambda size=32: tokens.randbytes(size).hex()),
+        ):
+            stack.enter_context(mock.patch.object(target, name, value))
+        stack.enter_context(same_order())
+        random.seed(f"{world.plan.seed}/package")
+        logger, law = logging.getLogger("mobilemoney_async"), LogLaw(world)
+        before = logger.level, logger.propagate
+        logger.addHandler(law)
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+        try:
+            yield
+        finally:
+            logger.removeHandler(law)
+            logger.setLevel(before[0])
+            logger.propagate = before[1]
+            random.setstate(state)
+
+
+_remembered_scrypt = functools.cache(encryption._scrypt)
+
+
+def run_world(plan: Plan, main: Callable[[World], Awaitable[None]]) -> World:
+    """Run a world to its end, and return it with its history and the laws that it broke."""
+    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="world-", dir=parent))
+    loop = SimulatedLoop()
+    world = World(plan, folder, loop)
+    gc.collect()
+    gc.disable()  # it would close what the dead have left, at any time
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
+        with given_from_outside(world):
+            try:
+                loop.run_until_complete(_bounded(world, main))
+            except Livelock as exc:
+                world.breaks(str(exc))
+            finally:
+                world.is_over = True
+                for life in list(world.lives.values()):
+                    loop.kill(life)
+                loop.bury()
+                loop.close()
+    finally:
+        gc.enable()
+        gc.collect()
+        sys.unraisablehook = hook
+        shutil.rmtree(folder, ignore_errors=True)
+    return world
+
+
+async def _bounded(world: World, main: Callable[[World], Awaitable[None]]) -> None:
+    with anyio.move_on_after(LONGEST) as scope:
+        await main(world)
+    if scope.cancelled_caught:
+        world.breaks(f"the world has not come to its end in {timedelta(seconds=LONGEST)}")
