@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import random
 import time
 from collections.abc import Callable
@@ -41,6 +42,8 @@ class History:
             self._draw_orders(opening)
             world.note(f"opens, for {plan.minutes:g} minutes, {len(self.orders)} orders", "shop")
             await self._open(plan.minutes * 60)
+            if world.strikes("restored_backup"):
+                world.restore_backup()
             began = world.now()
             await anyio.sleep(dice.choice([1, 60, 3_600, 12 * 3_600, 86_400]))
         world.is_calm = True
@@ -79,9 +82,13 @@ class History:
             for number in range(world.running):
                 tasks.start_soon(self._keep_alive, number)
             until = world.now() + seconds
+            backup_at = world.now() + world.dice("backup").uniform(0, seconds)
             while world.now() < until and not done():
                 await anyio.sleep(10)
                 laws.check_always(world)
+                if world.now() > backup_at and not world.is_calm and laws.has_records(world):
+                    world.make_backup()
+                    backup_at = math.inf
             tasks.cancel_scope.cancel()
 
     async def _keep_alive(self, number: int) -> None:

@@ -156,7 +156,7 @@ class Merchant:
         creates = self.client.collections if order.type == "collection" else self.client.disbursements
         self._note(f"asks for {order.key}: {order.type} of {order.amount}")
         patience = 1_000_000.0
-        if self.world.strikes("native_cancel"):
+        if self.world.strikes("customer_leaves"):
             patience = self.world.dice("patience").uniform(0, 10)
         with anyio.move_on_after(patience) as scope:
             try:

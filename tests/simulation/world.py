@@ -32,7 +32,8 @@ import sqlalchemy as sa
 
 from mobilemoney_async.database import encryption, engine
 from mobilemoney_async.database.clock import WallClock
-from mobilemoney_async.payments import dispatcher, feed_watch
+from mobilemoney_async.payments import dispatcher, feed, feed_watch
+from mobilemoney_async.sharing.poller import StoreFleet
 from tests.simulation.loop import PROCESS, Life, Livelock, SimulatedLoop, numbered, same_order
 from tests.simulation.plan import Plan
 from tests.simulation.service import PASSWORD, Payment, Service
@@ -256,6 +257,21 @@ class World:
         with closing(sqlite3.connect(self.file)) as connection:
             return connection.execute(statement, args).fetchall()
 
+    def make_backup(self) -> None:
+        """Copy the database, as a nightly job does."""
+        with closing(sqlite3.connect(self.file)) as one, closing(sqlite3.connect(self.folder / "backup.db")) as other:
+            one.backup(other)
+
+    def restore_backup(self) -> None:
+        """Bring the database back to its last backup, while no process runs."""
+        if (backup := self.folder / "backup.db").exists():
+            known = {key for (key,) in self.look("SELECT key FROM mobilemoney_payment_records")}
+            with closing(sqlite3.connect(backup)) as one, closing(sqlite3.connect(self.file)) as other:
+                one.backup(other)
+            left = {key for (key,) in self.look("SELECT key FROM mobilemoney_payment_records")}
+            self.is_restored = self.is_doubted = True
+            self.note(f"the database is restored from a backup, and has forgotten {sorted(known - left)}", "world")
+
     def digest(self) -> str:
         """Return the digest of the history."""
         return hashlib.sha256("\n".join(map(str, self.history)).encode()).hexdigest()[:16]
@@ -307,6 +323,8 @@ def given_from_outside(world: World) -> Iterator[None]:
             (engine, "WallClock", lambda host: WallClock(world.host_time)),
             (feed_watch, "_Waiter", numbered(feed_watch._Waiter)),
             (feed_watch, "_POLL", world.plan.idle),
+            (feed, "_RIVAL_PAUSE", max(1.0, world.plan.idle)),
+            (StoreFleet, "poll", world.plan.idle),
             (dispatcher, "_LOOK", world.plan.idle),
             (encryption, "_scrypt", _remembered_scrypt),
             (uuid, "uuid4", lambda: uuid.UUID(int=ids.getrandbits(128), version=4)),
