@@ -123,8 +123,10 @@ class Merchant:
     async def _take_orders(self) -> None:
         """Pay what customers have ordered, and try again what was not paid."""
         world, dice = self.world, self.world.dice("orders")
+        ended = {PaymentState.FINAL, PaymentState.CANCELLED}
+        records = {each.key: each for each in await self.client.payments.list()}
         for order in list(self.orders.values()):
-            if order.at > world.now():
+            if order.at > world.now() or (order.key in records and records[order.key].state in ended):
                 continue
             if hash_of(order.key) % world.running != self.number and not world.strikes("order_twice"):
                 continue

@@ -262,15 +262,16 @@ class World:
         with closing(sqlite3.connect(self.file)) as one, closing(sqlite3.connect(self.folder / "backup.db")) as other:
             one.backup(other)
 
-    def restore_backup(self) -> None:
-        """Bring the database back to its last backup, while no process runs."""
-        if (backup := self.folder / "backup.db").exists():
+    def restore_backup(self) -> bool:
+        """Bring the database back to its last backup, while no process runs; return whether there is one."""
+        if is_there := (backup := self.folder / "backup.db").exists():
             known = {key for (key,) in self.look("SELECT key FROM mobilemoney_payment_records")}
             with closing(sqlite3.connect(backup)) as one, closing(sqlite3.connect(self.file)) as other:
                 one.backup(other)
             left = {key for (key,) in self.look("SELECT key FROM mobilemoney_payment_records")}
             self.is_restored = self.is_doubted = True
             self.note(f"the database is restored from a backup, and has forgotten {sorted(known - left)}", "world")
+        return is_there
 
     def digest(self) -> str:
         """Return the digest of the history."""
