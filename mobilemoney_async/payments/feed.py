@@ -89,6 +89,11 @@ class ChangePages:
         """Begin here: the next change is one that is not recorded yet, unless a cursor says otherwise."""
         await self._read()
 
+    def restart(self) -> None:
+        """Forget the cursor, which is of another feed: the next change is one that is not recorded yet."""
+        self._page.clear()
+        self._after, self._is_from_now = None, True
+
     async def aclose(self) -> None:
         """End the iterator. It may be called again."""
         self._page.clear()

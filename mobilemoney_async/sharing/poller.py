@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.listener import POLLERS, Listener
+from mobilemoney_async.errors import InvalidCursor
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import Binding
 from mobilemoney_async.payments.feed import ChangePages
@@ -62,6 +63,7 @@ class StoreFleet:
         self._utcnow = utcnow
         self._require_own = require_own
         self._feed = feed
+        self._is_lost, self._missed = False, list[str]()
         self._topic = hashlib.sha256(account.encode()).hexdigest()[:16]
         self._listener = Listener(database, POLLERS, self._topic)
         self._epoch: int | None = None  # of the lease that is ours
@@ -150,12 +152,21 @@ class StoreFleet:
 
     async def next_arrival(self) -> str:
         """Wait for a payment that was acknowledged since the poller joined; see `Fleet.next_arrival`."""
-        if self._feed is not None:
-            async for change in self._feed:
-                if change.state is PaymentState.ACKNOWLEDGED and change.record is not None:
-                    transaction_id = change.record.transaction_id
-                    if transaction_id is not None and not change.record.is_final:
-                        return transaction_id
+        while self._feed is not None:
+            if self._is_lost:
+                self._feed.restart()
+                self._missed, self._is_lost = await self.join(resume=True), False
+            if self._missed:
+                return self._missed.pop()
+            try:
+                change = await anext(self._feed)
+            except InvalidCursor:  # the store was restored, or found to be behind its service: its feed begins anew
+                self._is_lost = True
+                continue
+            if change.state is PaymentState.ACKNOWLEDGED and change.record is not None:
+                transaction_id = change.record.transaction_id
+                if transaction_id is not None and not change.record.is_final:
+                    return transaction_id
         await anyio.sleep_forever()
         raise AssertionError
 

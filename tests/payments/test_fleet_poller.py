@@ -29,7 +29,7 @@ from mobilemoney_async import (
 from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.schema import changes
+from mobilemoney_async.database.schema import accounts, changes
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, PaymentState, Source
@@ -608,6 +608,28 @@ async def test_payments_that_are_made_later_are_followed_too(
         record = await other.payments.get("order-1")
         assert record is not None
         assert record.is_final
+
+
+async def test_payments_are_followed_after_the_feed_has_begun_anew(store_url: str) -> None:
+    """As where the store is found to be behind its service: those made before that is noticed, and later ones."""
+    sandbox = Sandbox()
+    async with sandbox.client(store=SQLStore(store_url)) as one, sandbox.client(store=SQLStore(store_url)) as other:
+
+        async def pay(key: str) -> str:
+            creates = other.collections
+            made = await creates.create(phone_number="+255780000789", amount=1000, idempotency_key=key)
+            return made.transaction_id
+
+        async with one.poller(resume=True) as poller:
+            outcomes = poller.outcomes(forever=True)
+            made = await pay("order-1")
+            assert (await anext(outcomes)).transaction_id == made
+            new = accounts.update().values(feed_epoch="0123abcd")
+            await Database(store_url).write(lambda connection: connection.execute(new))
+            for key in ("order-2", "order-3"):
+                made = await pay(key)
+                with anyio.fail_after(600):
+                    assert (await anext(outcomes)).transaction_id == made
 
 
 async def test_resuming_needs_a_store_that_works(sqlite_file_url: str) -> None:
