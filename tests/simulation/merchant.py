@@ -237,12 +237,13 @@ class Merchant:
         for row in await payments.unclaimed():
             if row.is_gap:
                 owner = next((each.owner for each in world.service.payments if each.id == row.transaction_id), None)
-                key = f"extra-{row.transaction_id}"
-                if owner is not None and await payments.get(owner) is None:
-                    key = owner
+                known = None if owner is None else await payments.get(owner)
+                # A second transaction of a key gets a key of its own.
+                is_second = owner is None or (known is not None and known.transaction_id is not None)
+                key = f"extra-{row.transaction_id}" if is_second else str(owner)
                 self._note(f"operator: imports {row.transaction_id} of {owner} as {key}")
-                number = next(each.phone_number for each in world.service.payments if each.id == row.transaction_id)
-                names = {row.transaction_id: number}
+                whole = next(each.phone_number for each in world.service.payments if each.id == row.transaction_id)
+                names = {row.transaction_id: whole}
                 await payments.recover({key: row.transaction_id}, note="found in the books", phone_numbers=names)
             elif (world.utcnow() - row.first_seen_at).total_seconds() > 1800:
                 self._note(f"operator: explains {row.transaction_id}")
