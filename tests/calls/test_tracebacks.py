@@ -83,10 +83,6 @@ async def pay(client: AsyncClient) -> None:
     await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
 
 
-async def look_up(client: AsyncClient) -> None:
-    await client.transactions.get("tx-1")
-
-
 async def read_list(client: AsyncClient) -> None:
     await client.transactions.list().collect()
 
@@ -97,7 +93,7 @@ async def test_a_logged_traceback_holds_no_text_of_an_answer(way: str) -> None:
     """`logger.exception` prints every cause and context of an error: none quotes what the other side has sent."""
     logger, stream = logging.getLogger("merchant"), io.StringIO()
     logger.propagate, logger.handlers = False, [logging.StreamHandler(stream)]
-    calls: list[Callable[[AsyncClient], Awaitable[None]]] = [pay, look_up, read_list]
+    calls: list[Callable[[AsyncClient], Awaitable[None]]] = [pay, read_list]
     shown = 0
     for name, reply in ANSWERS.items():
         async with serve(replies(*[reply] * len(calls))) as server:
@@ -113,7 +109,7 @@ async def test_a_logged_traceback_holds_no_text_of_an_answer(way: str) -> None:
         assert [each for each in HIDDEN if each in stream.getvalue()] == [], name
         stream.seek(0)
         stream.truncate()
-    assert shown > 2 * len(ANSWERS)
+    assert shown > 1.5 * len(ANSWERS)
 
 
 def _check_all(error: BaseException, where: str) -> None:
