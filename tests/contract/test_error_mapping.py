@@ -545,6 +545,15 @@ def test_an_error_in_a_shape_of_its_own_keeps_its_words() -> None:
     assert (caught.value.outcome, caught.value.is_certain) == ("refused", False)
 
 
+@pytest.mark.parametrize("status", [199, 300, 301, 399])
+def test_only_a_status_from_200_to_299_is_a_success(status: int) -> None:
+    """A transaction that comes with another one may be a cache's or a proxy's."""
+    for each in (200, 299):
+        assert read_answer(GET_TRANSACTION, answer(samples.found(), each)).transaction.id
+    with pytest.raises(UnexpectedResponse):
+        read_answer(GET_TRANSACTION, answer(samples.found(), status))
+
+
 @pytest.mark.parametrize("effect", [Effect.READ, Effect.SESSION])
 def test_no_content_is_an_answer_where_no_money_moves(effect: Effect) -> None:
     """An endpoint of yours may answer 204 without a body; under 200 or 205 an empty body is no answer."""

@@ -453,6 +453,10 @@ def test_a_row_that_another_payment_may_be_is_not_adopted() -> None:
     dearer = attrs.evolve(other, amount="1001")
     alone = evidence(rows, _BEFORE, _AFTER, searches={"order-1": search(), "order-2": dearer})
     assert alone.judge("order-1", Control()).by is Match.LEARNED
+    dismissed = evidence(
+        rows, _BEFORE, _AFTER, searches={"order-1": search(), "order-2": other}, explained_ids={"tx-1": "order-2"}
+    )
+    assert dismissed.judge("order-1", Control()).by is Match.LEARNED
 
 
 @pytest.mark.parametrize(("edge", "outwards"), [(0, -_TICK), (1, _TICK)], ids=["first", "last"])

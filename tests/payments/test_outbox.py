@@ -466,8 +466,9 @@ async def test_a_queued_payment_may_be_cancelled_until_it_is_sent(store_url: str
         with pytest.raises(StoreError):
             await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
         for key in ("a", "nothing"):
-            with pytest.raises(StoreError):
+            with pytest.raises(StoreError) as caught:
                 await client.payments.cancel(key, note="again")
+            assert caught.value.outcome == "not_sent"
     assert world.sent == 0
 
 
