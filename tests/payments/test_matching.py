@@ -198,6 +198,13 @@ def test_a_whole_number_is_imported_in_our_spelling(shown: str, whole: str | Non
     assert international(shown) == whole
 
 
+def test_a_window_is_from_two_seconds_before_the_request_to_two_minutes_after_it() -> None:
+    """As far as the clocks are known: a request may wait in the service after we gave it up, and clocks drift."""
+    known = search(took=5 * SECOND).window(Skew(low=-SECOND, high=3 * SECOND))
+    assert known == (NOON - 3 * SECOND, NOON + (5 + 3 + 120 + 2) * SECOND)
+    assert search(took=5 * SECOND).window(None) == (NOON - 60 * SECOND, NOON + (5 + 120 + 60) * SECOND)
+
+
 def test_a_short_foreign_number_has_no_national_form() -> None:
     """A zero in front of it makes another number."""
     assert same_number("12345678", "+12345678") is NumberForm.EXACT
@@ -221,6 +228,7 @@ def test_a_short_foreign_number_has_no_national_form() -> None:
         ("0681234568", False),
         ("681234568", False),
         ("25568***4568", False),
+        ("0681XXX568", False),
         ("2556812345", True),
         ("2556812346", False),
     ],
