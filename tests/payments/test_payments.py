@@ -156,6 +156,29 @@ async def test_the_external_id_that_the_service_shows_is_found(store_url: str) -
         assert (record.external_id, record.transaction) == ("shop/1", ended)
 
 
+async def test_a_final_state_stays_whatever_the_service_shows_later(store_url: str) -> None:
+    """Another final state is an error, and one entry of the payment's history."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        made = await client.collections.create(**ORDER, idempotency_key="order-1")
+        shown = await client.transactions.get(made.transaction_id)
+        said = []
+        for status in (TransactionStatus.SUCCESS, TransactionStatus.FAILED):
+            ended = attrs.evolve(shown, status=status)
+            assert client._store is not None
+            said.append(
+                await client._store.database.write(
+                    lambda each, ended=ended: Journal(each, "default").record_seen(  # type: ignore[misc]
+                        ended, source=Source.POLL, at=world.utcnow()
+                    )
+                )
+            )
+        assert said[0] is None and "was finally SUCCESS, and is FAILED" in str(said[1])
+        record = await client.payments.get("order-1")
+    assert record is not None and record.status == TransactionStatus.SUCCESS
+    assert [each.what for each in record.history] == ["sent", "acknowledged", "final", "contradiction"]
+
+
 @pytest.mark.parametrize("other", [{"amount": Decimal(1)}, {"phone_number": "+255689999999"}], ids=str)
 async def test_the_end_of_another_payment_is_not_recorded(store_url: str, other: dict[str, Any]) -> None:
     """What the service shows under a payment's id ends that payment only if it may be the same one."""
