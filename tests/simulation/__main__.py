@@ -21,8 +21,7 @@ FAILED = Path(".simulation-failed")
 def fix_hashes() -> None:
     """Begin this program again, unless strings have the hashes that they have in each run: sets are in their order."""
     if os.environ.get("PYTHONHASHSEED") != "0":
-        command = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": "0"})
 
 
 def main() -> int:
