@@ -154,7 +154,9 @@ def is_conflict(error: Exception) -> bool:
 
 def has_stood_still(error: Exception) -> bool:
     """Return whether PostgreSQL has ended a transaction in which this process did nothing: nothing was committed."""
-    return getattr(getattr(error, "orig", None), "sqlstate", None) == "25P03"
+    cause = getattr(error, "orig", None)
+    # Old releases of psycopg show the server's last words without their code.
+    return getattr(cause, "sqlstate", None) == "25P03" or "idle-in-transaction timeout" in str(cause)
 
 
 def is_locked(error: Exception) -> bool:

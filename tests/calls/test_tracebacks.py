@@ -89,6 +89,8 @@ async def read_list(client: AsyncClient) -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("way", WAYS)
+# aiohttp 3.12.0 gives the connection of a body that was cut back only when it is deleted, and warns of that.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function Connection.__del__")
 async def test_a_logged_traceback_holds_no_text_of_an_answer(way: str) -> None:
     """`logger.exception` prints every cause and context of an error: none quotes what the other side has sent."""
     logger, stream = logging.getLogger("merchant"), io.StringIO()

@@ -168,7 +168,7 @@ async def test_a_process_that_was_stopped_in_a_transaction_runs_it_again(postgre
 
     with anyio.fail_after(60):
         await database.write(lambda connection: stop(connection, "once", times=1))
-        with pytest.raises(StoreError, match="IdleInTransactionSessionTimeout"):
+        with pytest.raises(StoreError, match="idle-in-transaction"):
             await database.write(lambda connection: stop(connection, "always", times=9))
     assert runs == ["once"] * 2 + ["always"] * 2
     assert rows(postgres_url, "SELECT account FROM mobilemoney_budgets") == [("once",)]
