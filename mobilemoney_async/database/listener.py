@@ -33,15 +33,15 @@ class Listener:
         self._place = (channel, topic)
         self._database = database
         self._connection: _Connection | None = None
-        self._heard: list[str] | None = None
+        self._heard: set[str] | None = None
         self._failure: StoreError | None = None
         self._woken: anyio.Event | None = None
 
-    async def wait(self) -> list[str]:
+    async def wait(self) -> set[str]:
         """Return the texts after the colon of the notices since the last time, after a wait if there was none.
 
-        The list is empty once the connection has begun to listen: notices may have been missed before. Cancelling
-        loses no notice.
+        Each text is there once; after the connection has begun to listen there may be none, and notices that were
+        missed before. Cancelling loses no notice.
 
         Raises:
             StoreError: The database cannot be listened to.
@@ -84,9 +84,9 @@ class Listener:
 
     def hear(self, text: str | None) -> None:
         """Keep a notice, or that notices may have been missed (None), and wake the reader."""
-        self._heard = [] if self._heard is None else self._heard
+        self._heard = set() if self._heard is None else self._heard
         if text is not None:
-            self._heard.append(text)
+            self._heard.add(text)
         self.wake()
 
     def wake(self, failure: StoreError | None = None) -> bool:
