@@ -18,7 +18,8 @@ from mobilemoney_async.calls.limiter import Limiter
 from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
 from mobilemoney_async.calls.tokens import TokenSource
-from mobilemoney_async.calls.transport import Flight, Wire
+from mobilemoney_async.calls.transport import Wire
+from mobilemoney_async.calls.transport_errors import Flight
 from mobilemoney_async.contract.codec import Content, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer, read_answer

@@ -1,9 +1,5 @@
 """Wire: sends one request through httpx, and maps every failure to one of our errors.
 
-Whether a request was *provably not sent* is decided here, by one table of exceptions and one veto: once a transport
-other than httpx's own pool has begun to read the body, the service may have it. On transports of our own making the
-converse holds too: a body that was never read was not sent.
-
 Invariant: nothing but a `MobileMoneyError` leaves `Wire.send`, cancellation aside. Whatever is answered, no more than
 1 MiB of it is read, and no more is made of it by decompression.
 """
@@ -12,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -20,13 +15,13 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import anyio
-import attrs
 import httpx
 
+from mobilemoney_async.calls.transport_errors import Flight, library, map_error, without_text
 from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.error_mapping import Answer
-from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError, RequestTimeout, TransportError
+from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError
 from mobilemoney_async.values import refuse
 
 T = TypeVar("T")
@@ -38,60 +33,12 @@ _CODINGS: dict[str, tuple[int, ...]] = {"": (), "identity": (), "gzip": (31,), "
 _TOO_LARGE = "the answer is larger than any answer of the contract"
 _CLOSE_TIMEOUT = 5.0
 
-# By name, so that one table serves httpx, httpcore, httpx2 and aiohttp without importing them. After any other error
-# the request may have been sent.
-_NOT_SENT = frozenset(
-    {
-        # httpx, httpx2, httpcore, httpcore2
-        "ConnectError",
-        "ConnectTimeout",
-        "PoolTimeout",
-        "ProxyError",
-        "UnsupportedProtocol",
-        "InvalidURL",
-        # aiohttp
-        "ClientConnectorError",
-        "ConnectionTimeoutError",
-        "ClientProxyConnectionError",
-        "ClientHttpProxyError",
-        # the standard library
-        "ConnectionRefusedError",
-        "gaierror",
-    }
-)
-_LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
-_TIMEOUTS = frozenset({"TimeoutException", "TimeoutError", "ServerTimeoutError"})
-
 HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp"]
 """Type of `AsyncClient`'s argument ``transport``."""
 HTTPClient: TypeAlias = httpx.AsyncClient
 """Type of `AsyncClient`'s argument ``http_client``; httpx2's client has the same interface."""
 
 _in_our_call: ContextVar[bool] = ContextVar("mobilemoney_async_in_our_call", default=False)
-
-
-@attrs.define(eq=False)
-class Flight:
-    """Progress of one request.
-
-    Attributes:
-        begun: Whether the transport has begun to read the body, after which the service may have it.
-        proves_unsent: Whether `begun` being False proves that nothing was sent.
-        is_direct: Whether httpx's own pool sends it, so that its connection errors decide alone. A caller's transport
-            may have sent the request before, and retried; a mock of the pool in a test reads the body of a request
-            that it then does not send.
-        is_suspect: Whether the answer may be that to another request: then its connection is closed.
-    """
-
-    begun: bool = False
-    proves_unsent: bool = False
-    is_direct: bool = False
-    is_suspect: bool = False
-
-    @property
-    def may_have_arrived(self) -> bool:
-        """True if the service may have the request."""
-        return self.begun or not self.proves_unsent
 
 
 class _Body(httpx.AsyncByteStream):
@@ -227,7 +174,7 @@ class _ClientSender:
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
-        logging.getLogger(_library(type(client))).addFilter(_drop_our_calls)
+        logging.getLogger(library(type(client))).addFilter(_drop_our_calls)
 
     async def send(
         self,
@@ -342,7 +289,7 @@ class Wire:
         except MobileMoneyError:
             raise
         except Exception as exc:  # noqa: BLE001 (a table maps them)
-            failed, cause = _map_error(exc, flight), _without_text(exc, set())
+            failed, cause = map_error(exc, flight), without_text(exc, set())
         # Outside: what is left of the cause must not come back as the context.
         raise failed from cause
 
@@ -351,65 +298,6 @@ class Wire:
         self._closed = True
         with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True):
             await self._sender.aclose()
-
-
-def _map_error(exc: Exception, flight: Flight) -> TransportError:
-    chain = _library_errors(exc)
-    origin = type(chain[-1])
-    not_sent = flight.proves_unsent and not flight.begun
-    if flight.is_direct or not flight.begun:
-        not_sent = not_sent or all(map(_is_not_sent, chain))
-    kind = RequestTimeout if {cls.__name__ for cls in origin.__mro__} & _TIMEOUTS else ConnectionFailed
-    # The texts of other libraries may hold URLs, or bytes of the answer.
-    text = f"{origin.__name__}: {'not sent' if not_sent else 'sent, no answer'}"
-    return kind(text, outcome="not_sent" if not_sent else "unknown")
-
-
-def _library_errors(exc: BaseException) -> list[BaseException]:
-    """Return an exception and its causes, as far as they are an HTTP library's.
-
-    httpx-aiohttp turns every broken connection into a ConnectTimeout, so its cause must prove the same: a lost answer
-    behind a harmless name would be money sent twice.
-    """
-    chain = [exc]
-    while (cause := chain[-1].__cause__) is not None and _library(type(cause)) in _LIBRARIES and cause not in chain:
-        chain.append(cause)
-    return chain
-
-
-def _without_text(exc: BaseException | None, seen: set[int]) -> BaseException | None:
-    """Return an exception for a traceback: it and its causes without their texts, which may quote an answer.
-
-    Those of the operating system stay as they are. One that still shows a text is left out, with its causes.
-    """
-    if exc is None or id(exc) in seen:
-        return None
-    seen.add(id(exc))
-    cause, context, is_suppressed = exc.__cause__, exc.__context__, exc.__suppress_context__
-    inside = exc.exceptions if isinstance(exc, BaseExceptionGroup) else ()
-    if inside:
-        if None in [_without_text(each, seen) for each in inside]:
-            return None
-    elif not (isinstance(exc, ssl.SSLError) or (isinstance(exc, OSError) and exc.errno is not None)):
-        exc.args = ()
-        with suppress(Exception):  # without its arguments, a class of its own may have no text
-            if str(exc):
-                return None
-    with suppress(AttributeError):
-        del exc.__notes__
-    exc.__cause__, exc.__context__ = _without_text(cause, seen), _without_text(context, seen)
-    exc.__suppress_context__ = is_suppressed
-    return exc
-
-
-def _is_not_sent(exc: BaseException) -> bool:
-    """Return whether an exception, by itself, proves that nothing was sent."""
-    libraries = _LIBRARIES | {"builtins", "socket"}
-    return any(cls.__name__ in _NOT_SENT and _library(cls) in libraries for cls in type(exc).__mro__)
-
-
-def _library(cls: type) -> str:
-    return cls.__module__.partition(".")[0]
 
 
 async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer], T]) -> T:

@@ -41,7 +41,8 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.calls import transport as wire
 from mobilemoney_async.calls import transport_pool
-from mobilemoney_async.calls.transport import Flight, Wire
+from mobilemoney_async.calls.transport import Wire
+from mobilemoney_async.calls.transport_errors import Flight
 from mobilemoney_async.testing import run_virtual
 from tests.support.fakes import (
     BASE_URL,

@@ -1,0 +1,124 @@
+"""Failures of a transport: what they prove about a request, and what a traceback may show of them.
+
+Whether a request was *provably not sent* is decided here, by one table of exceptions and one veto: once a transport
+other than httpx's own pool has begun to read the body, the service may have it. On transports of our own making the
+converse holds too: a body that was never read was not sent.
+"""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+
+import attrs
+
+from mobilemoney_async.errors import ConnectionFailed, RequestTimeout, TransportError
+
+# By name, so that one table serves httpx, httpcore, httpx2 and aiohttp without importing them. After any other error
+# the request may have been sent.
+_NOT_SENT = frozenset(
+    {
+        # httpx, httpx2, httpcore, httpcore2
+        "ConnectError",
+        "ConnectTimeout",
+        "PoolTimeout",
+        "ProxyError",
+        "UnsupportedProtocol",
+        "InvalidURL",
+        # aiohttp
+        "ClientConnectorError",
+        "ConnectionTimeoutError",
+        "ClientProxyConnectionError",
+        "ClientHttpProxyError",
+        # the standard library
+        "ConnectionRefusedError",
+        "gaierror",
+    }
+)
+_LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
+_TIMEOUTS = frozenset({"TimeoutException", "TimeoutError", "ServerTimeoutError"})
+
+
+@attrs.define(eq=False)
+class Flight:
+    """Progress of one request.
+
+    Attributes:
+        begun: Whether the transport has begun to read the body, after which the service may have it.
+        proves_unsent: Whether `begun` being False proves that nothing was sent.
+        is_direct: Whether httpx's own pool sends it, so that its connection errors decide alone. A caller's transport
+            may have sent the request before, and retried; a mock of the pool in a test reads the body of a request
+            that it then does not send.
+        is_suspect: Whether the answer may be that to another request: then its connection is closed.
+    """
+
+    begun: bool = False
+    proves_unsent: bool = False
+    is_direct: bool = False
+    is_suspect: bool = False
+
+    @property
+    def may_have_arrived(self) -> bool:
+        """True if the service may have the request."""
+        return self.begun or not self.proves_unsent
+
+
+def map_error(exc: Exception, flight: Flight) -> TransportError:
+    """Return our error for a failure of a transport, with an outcome that says whether the request may have arrived."""
+    chain = _library_errors(exc)
+    origin = type(chain[-1])
+    not_sent = flight.proves_unsent and not flight.begun
+    if flight.is_direct or not flight.begun:
+        not_sent = not_sent or all(map(_is_not_sent, chain))
+    kind = RequestTimeout if {cls.__name__ for cls in origin.__mro__} & _TIMEOUTS else ConnectionFailed
+    # The texts of other libraries may hold URLs, or bytes of the answer.
+    text = f"{origin.__name__}: {'not sent' if not_sent else 'sent, no answer'}"
+    return kind(text, outcome="not_sent" if not_sent else "unknown")
+
+
+def _library_errors(exc: BaseException) -> list[BaseException]:
+    """Return an exception and its causes, as far as they are an HTTP library's.
+
+    httpx-aiohttp turns every broken connection into a ConnectTimeout, so its cause must prove the same: a lost answer
+    behind a harmless name would be money sent twice.
+    """
+    chain = [exc]
+    while (cause := chain[-1].__cause__) is not None and library(type(cause)) in _LIBRARIES and cause not in chain:
+        chain.append(cause)
+    return chain
+
+
+def without_text(exc: BaseException | None, seen: set[int]) -> BaseException | None:
+    """Return an exception for a traceback: it and its causes without their texts, which may quote an answer.
+
+    Those of the operating system stay as they are. One that still shows a text is left out, with its causes.
+    """
+    if exc is None or id(exc) in seen:
+        return None
+    seen.add(id(exc))
+    cause, context, is_suppressed = exc.__cause__, exc.__context__, exc.__suppress_context__
+    inside = exc.exceptions if isinstance(exc, BaseExceptionGroup) else ()
+    if inside:
+        if None in [without_text(each, seen) for each in inside]:
+            return None
+    elif not (isinstance(exc, ssl.SSLError) or (isinstance(exc, OSError) and exc.errno is not None)):
+        exc.args = ()
+        with suppress(Exception):  # without its arguments, a class of its own may have no text
+            if str(exc):
+                return None
+    with suppress(AttributeError):
+        del exc.__notes__
+    exc.__cause__, exc.__context__ = without_text(cause, seen), without_text(context, seen)
+    exc.__suppress_context__ = is_suppressed
+    return exc
+
+
+def _is_not_sent(exc: BaseException) -> bool:
+    """Return whether an exception, by itself, proves that nothing was sent."""
+    libraries = _LIBRARIES | {"builtins", "socket"}
+    return any(cls.__name__ in _NOT_SENT and library(cls) in libraries for cls in type(exc).__mro__)
+
+
+def library(cls: type) -> str:
+    """Return the name of the package that a class comes from."""
+    return cls.__module__.partition(".")[0]
