@@ -14,7 +14,7 @@ from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.migrations import OLD_PAYMENTS
 from mobilemoney_async.database.schema import VERSION, accounts, history, logins, payments, unclaimed
 from mobilemoney_async.payments.evidence import IN_GRACE, NO_LATER, Walk
-from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal, to_record
+from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, UNKNOWN_EXTRA, WAS_REFUSED_SOFTLY, Journal, to_record
 from mobilemoney_async.payments.matching import shift
 from mobilemoney_async.payments.records import EXPLAINED, UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
 
@@ -37,6 +37,8 @@ _SEARCHABLE: Sequence[sa.ColumnElement[bool] | sa.TextClause] = (
     *(_columns.state == state for state in (PaymentState.UNKNOWN, PaymentState.ABSENT, PaymentState.RELEASED)),
     WAS_REFUSED_SOFTLY,
 )
+# Payments whose transaction is that of a request whose time is known. An imported one shows only the service's clock.
+_COMPARABLE = (_columns.transaction_id.is_not(None), _columns.attempt == 1, _columns.extra_digest != UNKNOWN_EXTRA)
 # Payments whose transaction is final, and contradicts them; see `Journal.record_seen`.
 IS_CONTRADICTED: sa.ColumnElement[bool] = sa.and_(
     _columns.state == PaymentState.ACKNOWLEDGED, _columns.reason.is_not(None)
@@ -137,7 +139,7 @@ def _comparable_now(journal: Journal, now: datetime, grace: float) -> list[Payme
     # Of payments after the list's grace period: those that the latest look could not be compared with.
     settles = timedelta(seconds=grace)
     since = min(row.sent_at for row in rows)
-    known = (_columns.transaction_id.is_not(None), _columns.attempt == 1, _columns.ended_at <= now - settles)
+    known = (*_COMPARABLE, _columns.ended_at <= now - settles)
     found: list[PaymentRecord] = []
     for kind in {row.type for row in rows}:
         latest = journal.connection.execute(
@@ -186,12 +188,7 @@ def neighbours(journal: Journal, record: PaymentRecord) -> list[PaymentRecord]:
         (sent_at.between(at - _COMPARED, at), sent_at.desc()),
         (sent_at.between(ended_at, ended_at + _COMPARED), sent_at),
     )
-    known = (
-        _columns.account == journal.account,
-        _columns.type == str(record.type),
-        _columns.transaction_id.is_not(None),
-        _columns.attempt == 1,
-    )
+    known = (_columns.account == journal.account, _columns.type == str(record.type), *_COMPARABLE)
     nearest = (sa.select(payments).where(*known, where).order_by(order).limit(_NEAREST) for where, order in sides)
     return [to_record(row) for statement in nearest for row in journal.connection.execute(statement)]
 
@@ -204,8 +201,7 @@ def hidden(journal: Journal, walk: Walk, grace: float) -> list[PaymentRecord]:
     known = (
         _columns.account == journal.account,
         _columns.sent_at.between(shift(first, _ZONES), shift(last, -_ZONES)),
-        _columns.transaction_id.is_not(None),
-        _columns.attempt == 1,
+        *_COMPARABLE,
         _columns.ended_at <= walk.began_at - timedelta(seconds=grace),
     )
     statement = sa.select(_columns.key, _columns.transaction_id).where(*known)

@@ -63,6 +63,25 @@ async def test_a_service_with_another_clock(store_url: str, kind: str, ahead: ti
 
 @BOTH
 @KIND
+@pytest.mark.parametrize("ahead", [timedelta(minutes=20), timedelta(minutes=-20)], ids=str)
+async def test_an_imported_transaction_is_not_compared_by_its_time(store_url: str, kind: str, ahead: timedelta) -> None:
+    """The store knows it by the service's clock only, and a list that shows it there hides nothing."""
+    world = make_world(store_url)
+    let_run(world, ahead)
+    orders = await sell(world, kind, forgotten=3)
+    await anyio.sleep(HOUR)
+    async with world.client() as client:
+        await stopped(world, client, orders[:1])
+        await client.payments.recover({each.key: world.made(each.key)[0] for each in orders}, note="Asha: our books")
+        await world.lose(client, order(kind, "lost", 200), made=False)
+        await anyio.sleep(10 * MINUTE)
+        await world.pay(client, [order(kind, "later", 201)])
+        await world.reconcile(client, 2 * GRACE, HOUR)
+        assert (await world.get(client, "lost")).state == PaymentState.ABSENT
+
+
+@BOTH
+@KIND
 async def test_an_empty_list_shows_nothing(store_url: str, kind: str) -> None:
     """A list without any payment of ours stops nothing; but it is compared once more after the grace period."""
     world = make_world(store_url)
