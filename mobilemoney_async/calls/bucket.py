@@ -84,24 +84,23 @@ class Places(Protocol):
 class Bucket:
     """Token bucket and sliding window in one. Times are monotonic seconds."""
 
-    __slots__ = ("_grants", "_held_until", "_jitter", "_made_up", "_seconds_per_token", "_taken", "_window")
-
     def __init__(self, *, per_minute: float, burst: int, window: float, jitter: float) -> None:
-        limit = max(1, int(per_minute * window / 60 + 1e-9))
+        self._limit = max(1, int(per_minute * window / 60 + 1e-9))
+        self._burst = min(burst, self._limit)
         self._seconds_per_token = 60 / per_minute
         self._window = window
         self._jitter = jitter + _ROUNDING
-        self._grants: deque[float] = deque(maxlen=limit)
-        self._made_up: deque[float] = deque(maxlen=min(burst, limit))
+        self._grants: deque[float] = deque(maxlen=self._limit)
+        self._made_up: deque[float] = deque(maxlen=self._burst)
         self._held_until = float("-inf")
         self._taken = 0  # since it was last emptied
 
     def ready_at(self) -> float:
         """Return the time from which the next request may go; a time in the past means now."""
         ready = self._held_until
-        if len(self._made_up) == self._made_up.maxlen:
+        if len(self._made_up) == self._burst:
             ready = max(ready, self._made_up[0] + self._jitter)
-        if len(self._grants) == self._grants.maxlen:
+        if len(self._grants) == self._limit:
             ready = max(ready, self._grants[0] + self._window + self._jitter)
         return ready
 
@@ -115,7 +114,7 @@ class Bucket:
         recent = [at for at in self._grants if at > now - window]
         return Usage(
             granted=len(recent),
-            limit=self._grants.maxlen or 1,
+            limit=self._limit,
             window=window,
             history=now - recent[0] if recent else 0.0,
         )
@@ -164,11 +163,9 @@ class Bucket:
             return
         self._held_until = until
         self._taken = 0
-        burst = self._made_up.maxlen or 1
-        emptied = [until - self._jitter + self._seconds_per_token * token for token in range(burst)]
-        known = [0.0] * (burst - len(self._made_up)) + list(self._made_up)
-        self._made_up.clear()
-        self._made_up.extend(max(pair) for pair in zip(emptied, known, strict=True))
+        known = [float("-inf")] * (self._burst - len(self._made_up)) + list(self._made_up)
+        emptied_at = until - self._jitter
+        self._made_up.extend(max(at, emptied_at + self._seconds_per_token * token) for token, at in enumerate(known))
 
     def dump(self) -> Past:
         """Return the state from which a bucket of the same limit can go on."""
@@ -176,7 +173,7 @@ class Bucket:
             grants=tuple(self._grants),
             made_up=tuple(self._made_up),
             held_until=self._held_until,
-            taken=min(self._taken, self._made_up.maxlen or 1),
+            taken=min(self._taken, self._burst),
         )
 
     def load(self, past: Past) -> None:

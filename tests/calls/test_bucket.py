@@ -1,6 +1,7 @@
 """The bucket, as arithmetic, against a service written from the contract a second time (section 8)."""
 
 import itertools
+import math
 from collections import deque
 from fractions import Fraction
 from typing import Literal
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mobilemoney_async.calls.bucket import Bucket, patience
+from mobilemoney_async.calls.bucket import Bucket, Past, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
 
 JITTER = 0.5
@@ -157,31 +158,84 @@ def test_taking_back_and_holding_keep_the_law(steps: list[Operation]) -> None:
 )
 def test_places_given_back_in_any_order_keep_the_law(steps: list[tuple[float, float, int | None, float]]) -> None:
     """Of the last places any may turn out not to have been used, also when the bucket was stored in between."""
-    bucket, now = make_bucket(), 0.0
+    bucket, unstored, now = make_bucket(), make_bucket(), 0.0
     granted: list[tuple[float, float]] = []
     holds: list[tuple[float, int]] = []
     for gap, delay, back, hold in steps:
         now = grant(bucket, now + gap)
+        unstored.take(now)
         granted.append((now, delay))
         if hold:
             bucket.hold(now + hold)
+            unstored.hold(now + hold)
             holds.append((now + hold, len(granted)))
         if back is not None and back < len(granted):
             at, _ = granted[-1 - back]
             index = max(number for number, (each, _) in enumerate(granted) if each == at)
             bucket.give_back(at)
+            unstored.give_back(at)
             del granted[index]
             holds = [(until, before - (index < before)) for until, before in holds]
         bucket.give_back(now + 1)  # unknown
         kept = make_bucket()
         kept.load(bucket.dump())
         bucket = kept
+        assert bucket.ready_at() == unstored.ready_at()
 
     service = StrictService()
     assert service.rejections([at + delay for at, delay in granted]) == []
     for until, before in holds:
         after = [at + delay for at, delay in granted[before:]]
         assert service.rejections(after, [(until - 1e-6, 1)]) == []
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 9), st.sampled_from([None, None, 0.0, 0.3, 7.0]), st.integers(0, 9), st.booleans()),
+        max_size=30,
+    )
+)
+@example([(0.0, None, 9, True)] * 30)
+@example([(0.0, 7.0, 0, True), (7.0, None, 2, False), (0.0, None, 3, True)])
+def test_places_that_were_not_used_cost_nothing(steps: list[tuple[float, float | None, int, bool]]) -> None:
+    """Requests that give their places back at once delay no other, neither then nor later, also after a hold."""
+    bucket, untouched, now = make_bucket(), make_bucket(), 0.0
+    for gap, hold, extra, is_last in steps:
+        now = grant(bucket, now + gap)
+        untouched.take(now)
+        if hold is not None:
+            bucket.hold(now + hold)
+            untouched.hold(now + hold)
+        taken = 0
+        while taken < extra and bucket.ready_at() <= now:
+            bucket.take(now)
+            taken += 1
+        for _ in range(taken):
+            if is_last:
+                bucket.undo()
+            else:
+                bucket.give_back(now)
+        assert max(now, bucket.ready_at()) == pytest.approx(max(now, untouched.ready_at()))
+    turns, expected = ([grant(each, now) for _ in range(20)] for each in (bucket, untouched))
+    assert turns == pytest.approx(expected)
+
+
+def test_a_new_bucket_is_full_and_has_no_past() -> None:
+    """A limiter that is new knows of no request."""
+    bucket = make_bucket()
+    assert bucket.dump() == Past(grants=(), made_up=(), held_until=-math.inf, taken=0)
+    assert bucket.ready_at() == bucket.last_at() == -math.inf
+    assert bucket.usage(0.0) == Usage(granted=0, limit=60, window=60 + JITTER + 1e-6, history=0.0)
+
+
+def test_the_last_request_is_the_last_that_counts() -> None:
+    """One that was given back does not."""
+    bucket = make_bucket()
+    for at in (1.0, 2.0, 3.0):
+        bucket.take(at)
+    bucket.undo()
+    assert bucket.last_at() == 2.0
 
 
 def test_a_place_given_back_from_among_others_is_free_again() -> None:
@@ -277,6 +331,24 @@ def test_a_shorter_hold_does_not_end_a_longer_one() -> None:
     assert bucket.ready_at() == 30.0
 
 
+def test_the_same_hold_a_second_time_changes_nothing() -> None:
+    """Two answers that ask for the same pause are one pause."""
+    bucket = make_bucket()
+    bucket.hold(30.0)
+    bucket.take(30.0)
+    before = bucket.dump()
+    bucket.hold(30.0)
+    assert bucket.dump() == before
+
+
+@pytest.mark.parametrize("start", [-1000.0, 0.0, 1000.0])
+def test_a_hold_of_a_new_bucket_ends_on_time(start: float) -> None:
+    """Wherever the clock begins: one request goes at its end, then one a second."""
+    bucket = make_bucket()
+    bucket.hold(start + 0.3)
+    assert [grant(bucket, start) for _ in range(3)] == pytest.approx([start + 0.3, start + 1.3, start + 2.3])
+
+
 def test_a_hold_forgets_nothing_that_the_bucket_knew() -> None:
     """A hold shorter than the cost of the burst does not shorten that."""
     held, plain = make_bucket(), make_bucket()
@@ -313,6 +385,15 @@ def test_usage_counts_what_the_window_still_holds() -> None:
         usage = bucket.usage(now)
         assert (usage.granted, usage.limit) == (granted, 60)
         assert usage.history == pytest.approx([0.0, now - 10, now][granted])
+
+
+def test_a_request_counts_until_its_place_is_free() -> None:
+    """To the moment: what `usage` counts and what `ready_at` allows are the same."""
+    bucket = Bucket(per_minute=1, burst=1, window=60, jitter=JITTER)
+    bucket.take(0.0)
+    free_at = bucket.ready_at()
+    assert bucket.usage(math.nextafter(free_at, 0)).granted == 1
+    assert bucket.usage(free_at).granted == 0
 
 
 def test_the_window_alone_may_be_the_limit() -> None:
