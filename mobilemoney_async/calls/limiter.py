@@ -210,7 +210,7 @@ class LaneQueue:
 
     def look_again(self) -> None:
         """Let the timekeeper ask again for the time of the next place, which has changed."""
-        if self._timekeeper is not None and self._alarm is not None:
+        if self._alarm is not None:  # else nothing has waited yet
             self._alarm.cancel()
 
     def fail(self, error: Exception) -> None:

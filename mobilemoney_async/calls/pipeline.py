@@ -246,7 +246,6 @@ class Pipeline:
 
     async def _prepare(self, call: _Call) -> None:
         """Wait for token and limiter, before anything is sent."""
-        call.flight = None
         if call.endpoint.bearer:
             # Before the limiter: a place must be used when it is granted, not after a login.
             token = await self.token()

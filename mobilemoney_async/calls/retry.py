@@ -180,8 +180,8 @@ def decide(
     pause = policy.delay(attempt, chance)
     if action is Action.RENEW_AND_REPLAY:
         return Decision(Action.RENEW_AND_RAISE if renewed else action)
-    if action in {Action.HOLD_AND_RETRY, Action.HOLD_AND_RAISE}:
-        asked = getattr(error, "retry_after", None) or 0.0
+    if isinstance(error, APIError) and action in {Action.HOLD_AND_RETRY, Action.HOLD_AND_RAISE}:
+        asked = error.retry_after or 0.0
         impatient = asked > policy.max_retry_after
         hold = max(pause, min(asked, policy.max_retry_after))
         return Decision(Action.HOLD_AND_RAISE if spent or impatient else action, hold=hold)

@@ -2,7 +2,7 @@
 
 import gc
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -301,6 +301,56 @@ async def test_ahead_goes_to_the_head_of_its_lane() -> None:
     assert queue.names == ["login", 0, 1, 2, 3, 4]
 
 
+class Timetable:
+    """Places at fixed times, by the loop's clock."""
+
+    def __init__(self, times: Iterable[float]) -> None:
+        self.times = list(times)
+
+    def ready_at(self) -> float:
+        return self.times[0]
+
+    def take(self, now: float) -> None:
+        del self.times[0]
+
+    def undo(self) -> None:
+        raise AssertionError
+
+
+async def turns_at(queue: LaneQueue, waiters: Iterable[Priority]) -> list[Priority]:
+    """Let requests wait in a queue from now on, and return their lanes in the order of their turns."""
+    turns: list[Priority] = []
+
+    async def wait(lane: Priority, now: float) -> None:
+        await queue.wait(lane, now, ahead=False)
+        turns.append(lane)
+
+    now = queue.now()
+    async with anyio.create_task_group() as tasks:
+        for lane in waiters:
+            tasks.start_soon(wait, lane, now)
+            await settle()
+    return turns
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("elsewhere", "turn"), [(None, 9), (-5.0, 9), (0.0, 9), (2.0, 11)])
+async def test_a_lookup_is_served_from_the_moment_on_at_which_its_patience_ends(
+    elsewhere: float | None, turn: int
+) -> None:
+    """With a place each second its lane waits nine behind payments, not one more: since it came, or since a turn.
+
+    A turn in another process counts too, whichever was the last.
+    """
+    start = anyio.current_time()
+    queue = LaneQueue(Timetable(start + second for second in range(1, 31)), 60)
+    if elsewhere is not None:
+        for at in (elsewhere, elsewhere - 1):
+            queue.note_turn(LOOKUP, start + at)
+    turns = await turns_at(queue, [PAYMENT] * 20 + [LOOKUP])
+    assert turns.index(LOOKUP) + 1 == turn
+
+
 # -- hold --------------------------------------------------------------------------------------------------------------
 
 
@@ -325,6 +375,18 @@ async def test_a_hold_begins_for_whoever_comes_later_too() -> None:
     queue.limiter.hold(5)
     await queue.wait()
     assert queue.times == [5]
+
+
+@pytest.mark.anyio
+async def test_a_hold_ends_at_its_very_end() -> None:
+    """A caller that asks then finds a place; a hold of no time leaves a place, and no burst."""
+    for seconds in (5.0, 0.0):
+        limiter = RateLimiter()
+        limiter.hold(seconds)
+        await anyio.sleep(seconds)
+        assert limiter.has_capacity()
+        await limiter.acquire()
+        assert not limiter.has_capacity()
 
 
 @pytest.mark.anyio
@@ -531,6 +593,24 @@ def test_a_limit_of_nonsense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         RateLimiter(**options)
     assert caught.value.argument in options
+
+
+@pytest.mark.anyio
+async def test_the_defaults_are_the_contract_s_limit() -> None:
+    """60 in any minute, ten at once (section 8)."""
+    limiter = RateLimiter()
+    assert (limiter.per_minute, limiter.burst, limiter.window, limiter.jitter) == (60, 10, 60, 0.5)
+    assert limiter.usage().limit == 60
+
+
+@pytest.mark.anyio
+async def test_a_limit_may_be_as_low_as_you_like() -> None:
+    """Less than one a minute too, one at a time, and without a reserve for a slow network."""
+    for per_minute in (1, 0.5, 0.001):
+        queue = Queue(RateLimiter(per_minute=per_minute, burst=1, jitter=0))
+        for _ in range(3):
+            await queue.wait()
+        assert queue.times == pytest.approx([0, 60 / per_minute, 120 / per_minute])
 
 
 @pytest.mark.parametrize(("per_minute", "jitter"), [(60, 0.5), (600, 0.05), (6, 0.5)])

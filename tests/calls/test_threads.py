@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, RateLimiter, SQLStore
+from mobilemoney_async.calls.limiter import LoopLock, OneLoop
 from tests.contract import samples
 from tests.support.fakes import BASE_URL, EMAIL, PASSWORD, PHONE_NUMBER
 
@@ -107,6 +108,37 @@ def test_a_shared_limiter_takes_one_loop_after_the_other() -> None:
 
     asyncio.run(give_up())
     asyncio.run(wait())
+
+
+def test_a_loop_is_alone_until_its_last_wait_has_ended() -> None:
+    """The next one may wait then, and not before."""
+    guard, first, second = OneLoop(), object(), object()
+    for mine, other in ((first, second), (second, first)):
+        guard.enter(mine)
+        guard.enter(mine)
+        guard.leave()
+        with pytest.raises(InvalidRequest, match="in each thread"):
+            guard.enter(other)
+        guard.leave()
+
+
+def test_a_wait_for_a_login_that_is_given_up_leaves_nothing_behind() -> None:
+    """One loop holds the lock of a login, and a call there gives up waiting for it: the next loop has it at once."""
+    lock = LoopLock()
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0), lock:
+                raise AssertionError
+        assert lock.locked()
+
+    async def hold() -> None:
+        async with lock, asyncio.TaskGroup() as tasks:
+            tasks.create_task(give_up())
+        assert not lock.locked()
+
+    for _ in range(2):
+        asyncio.run(hold())
 
 
 def test_a_client_in_each_thread_and_one_store_for_all_work(tmp_path: Path) -> None:
