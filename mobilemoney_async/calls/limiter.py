@@ -69,11 +69,11 @@ class _Lane:
 
     patience: float
     last_turn: float = float("-inf")
-    waiters: OrderedDict[int, _Waiter] = attrs.field(factory=OrderedDict)
+    waiters: OrderedDict[_Waiter, None] = attrs.field(factory=OrderedDict)
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the first in a line that is not empty has waited long enough."""
-        first = next(iter(self.waiters.values()))
+        first = next(iter(self.waiters))
         return now >= max(first.since, self.last_turn) + self.patience
 
 
@@ -163,7 +163,7 @@ class LaneQueue:
             before it.
     """
 
-    __slots__ = ("_alarm", "_backend", "_lanes", "_loop", "_number", "_pause", "_places", "_timekeeper", "length")
+    __slots__ = ("_alarm", "_backend", "_lanes", "_loop", "_pause", "_places", "_timekeeper", "length")
 
     def __init__(
         self, places: Places, per_minute: float, *, pause: Callable[[float, float], Awaitable[None]] = _sleep
@@ -173,7 +173,6 @@ class LaneQueue:
         self._pause = pause
         self._lanes = {priority: _Lane(seconds) for priority, seconds in patience(per_minute).items()}
         self._loop = OneLoop()
-        self._number = 0
         self._timekeeper: _Waiter | None = None
         self._alarm: anyio.CancelScope | None = None
         self._backend: type[AsyncBackend] | None = None
@@ -198,7 +197,7 @@ class LaneQueue:
     def lines(self) -> dict[Priority, Line]:
         """Return the lanes in which requests wait."""
         return {
-            priority: Line(len(lane.waiters), next(iter(lane.waiters.values())).since)
+            priority: Line(len(lane.waiters), next(iter(lane.waiters)).since)
             for priority, lane in self._lanes.items()
             if lane.waiters
         }
@@ -216,7 +215,7 @@ class LaneQueue:
     def fail(self, error: Exception) -> None:
         """End the wait of all in line, each with its own copy of an error."""
         for lane in self._lanes.values():
-            for waiter in lane.waiters.values():
+            for waiter in lane.waiters:
                 waiter.error = copy.copy(error)
                 waiter.woken.set()
             lane.waiters.clear()
@@ -231,11 +230,11 @@ class LaneQueue:
         assert self._backend is not None  # `now` comes from it
         self._loop.enter(self._backend.current_token())
         lane = self._lanes[priority]
-        number = self._number = self._number + 1
         # `anyio.Event()` would ask once more which library runs, and set the event up twice: felt in a long queue.
-        waiter = lane.waiters[number] = _Waiter(now, self._backend.create_event())
+        waiter = _Waiter(now, self._backend.create_event())
+        lane.waiters[waiter] = None
         if ahead:
-            lane.waiters.move_to_end(number, last=False)
+            lane.waiters.move_to_end(waiter, last=False)
         self.length += 1
         if self._timekeeper is None:
             self._timekeeper = waiter
@@ -252,7 +251,7 @@ class LaneQueue:
             if waiter.granted:
                 self._give_back()
             elif waiter.error is None:
-                del lane.waiters[number]
+                del lane.waiters[waiter]
                 self.length -= 1
             raise
         finally:
@@ -283,7 +282,7 @@ class LaneQueue:
         lane = waiting[0]
         if len(waiting) > 1:
             lane = next((each for each in waiting if each.is_overdue(now)), lane)
-        _, waiter = lane.waiters.popitem(last=False)
+        waiter, _ = lane.waiters.popitem(last=False)
         self.length -= 1
         lane.last_turn = now
         waiter.granted = True
@@ -298,7 +297,7 @@ class LaneQueue:
     def _appoint_timekeeper(self) -> None:
         """Let the last in line keep the time: it is the one that stays longest."""
         lane = next((lane for lane in reversed(self._lanes.values()) if lane.waiters), None)
-        self._timekeeper = None if lane is None else next(reversed(lane.waiters.values()))
+        self._timekeeper = None if lane is None else next(reversed(lane.waiters))
         if self._timekeeper is not None:
             self._timekeeper.woken.set()
 

@@ -232,10 +232,10 @@ def test_a_new_bucket_is_full_and_has_no_past() -> None:
 def test_the_last_request_is_the_last_that_counts() -> None:
     """One that was given back does not."""
     bucket = make_bucket()
-    for at in (1.0, 2.0, 3.0):
+    for at in (1.0, 2.0, 3.0, 4.0):
         bucket.take(at)
     bucket.undo()
-    assert bucket.last_at() == 2.0
+    assert bucket.last_at() == 3.0
 
 
 def test_a_place_given_back_from_among_others_is_free_again() -> None:
@@ -247,6 +247,20 @@ def test_a_place_given_back_from_among_others_is_free_again() -> None:
     assert bucket.ready_at() <= 0.09
     bucket.take(0.09)
     assert bucket.ready_at() > 1
+
+
+@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("gap", [0.01, 0.7, 1.0, 3.0])
+def test_a_place_given_back_from_among_others_leaves_no_trace(gap: float, number: int) -> None:
+    """Those that come later get the turns that they would have had without it, whichever it was."""
+    bucket, without = make_bucket(), make_bucket()
+    for each in range(10):
+        bucket.take(gap * each)
+        if each != number:
+            without.take(gap * each)
+    bucket.give_back(gap * number)
+    turns, expected = ([grant(each, gap * 9) for _ in range(20)] for each in (bucket, without))
+    assert turns == pytest.approx(expected)
 
 
 def test_a_place_given_back_is_used_up_by_nobody() -> None:

@@ -351,6 +351,15 @@ async def test_a_lookup_is_served_from_the_moment_on_at_which_its_patience_ends(
     assert turns.index(LOOKUP) + 1 == turn
 
 
+@pytest.mark.anyio
+async def test_places_that_change_while_nothing_waits_disturb_nothing() -> None:
+    """There is no timekeeper to wake, before the first request and after the last."""
+    queue = LaneQueue(Timetable([0.0]), 60)
+    queue.look_again()
+    assert await turns_at(queue, [LOOKUP]) == [LOOKUP]
+    queue.look_again()
+
+
 # -- hold --------------------------------------------------------------------------------------------------------------
 
 

@@ -268,6 +268,7 @@ class TestNoCode:
         assert type(read) is InvalidToken
         assert type(create) is AuthenticationError
         assert (create.outcome, create.is_certain, read.is_certain) == ("refused", False, False)
+        assert (create.status_code, read.status_code) == (401, 401)
         assert type(refused(LOGIN, answer(body, 401))) is UnexpectedResponse
 
 
@@ -348,6 +349,13 @@ class TestUnusable:
         assert error.message.startswith("no wallet for +25568…001, token=[redacted] word")
         assert len(error.message) <= 200
 
+    def test_of_a_long_body_two_thousand_bytes_are_looked_at(self) -> None:
+        """However much there is that cannot be shown."""
+        hidden = "\U000e0001".encode() * 499
+        error = refused(GET_TRANSACTION, answer(hidden + b"1234567", 404))
+        assert isinstance(error, UnexpectedResponse)
+        assert error.excerpt == "1234"
+
 
 class TestEmpty:
     @pytest.mark.parametrize("status", [200, 201, 204])
@@ -367,6 +375,11 @@ class TestRetryAfter:
             ("30", 30.0),
             ("0", 0.0),
             ('"30"', 30.0),
+            ("1", 1.0),
+            ("999999999", 999999999.0),
+            ('"999999999"', 999999999.0),
+            ('"000000030"', 30.0),
+            ('"0000000030"', None),
             ("-1", None),
             ('"-1"', None),
             ("null", None),

@@ -263,6 +263,23 @@ async def test_a_payment_does_not_wait_behind_lookups_of_its_own_process() -> No
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("lane", [LOOKUP, BULK])
+async def test_a_payment_does_not_wait_until_its_process_would_have_asked(lane: Priority) -> None:
+    """In a large fleet other work waits seconds for its turn; a payment that comes then gets one of the next slots."""
+    row = Row()
+    here, *others = (Queue(OnPaper(row, RateLimiter(120), latency=0.002)) for _ in range(9))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(saturate, here, lane, 2)
+        start(tasks, saturate, [(queue, LOOKUP, 2) for queue in others])
+        for number in range(5):
+            await anyio.sleep(5 + number / 1.3)
+            began = anyio.current_time()
+            await here.wait("payment", PAYMENT)
+            assert anyio.current_time() - began <= 0.25 + 0.5
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
 async def test_a_hold_holds_the_whole_fleet() -> None:
     """A hold for one process reaches the others within a second, and no process sends before its end."""
     row = Row()
