@@ -1,6 +1,7 @@
 """One call around its attempts: the order before a request leaves, its record, and the figures of its events."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +25,7 @@ from mobilemoney_async import (
     UnexpectedResponse,
 )
 from mobilemoney_async.calls import transport as transport_module
-from mobilemoney_async.contract.endpoints import CREATE_COLLECTION
+from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION
 from mobilemoney_async.errors import CallOutcome
 from mobilemoney_async.events import AttemptEnded, Event, LimiterWaited, RetryScheduled, TokenRenewed
 from tests.contract import samples
@@ -39,6 +40,7 @@ from tests.support.fakes import (
     Hang,
     Sent,
     Step,
+    acknowledgement,
     logged_in,
     make_client,
     refusal,
@@ -146,11 +148,86 @@ async def test_a_place_that_waited_for_a_token_is_used_within_half_a_second(
     assert len(transport.sent) == 1
 
 
+async def test_a_call_may_wait_in_another_lane_than_its_endpoint_s() -> None:
+    """A lookup of many is bulk work, one of a poller is polling."""
+    limiter = NotingLimiter()
+    pipeline = make_client(FakeTransport(), rate_limiter=limiter)._pipeline
+    for lane in (None, Priority.POLL, Priority.BULK):
+        await pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": "tx-1"}, lane=lane)
+    assert limiter.asked == [(LOOKUP, False), (Priority.POLL, False), (Priority.BULK, False)]
+
+
+async def test_a_lookup_has_no_body() -> None:
+    """Neither content nor its type: some proxies refuse a GET with a body."""
+    transport = FakeTransport()
+    await look_up(make_client(transport))
+    (sent,) = transport.sent
+    assert (sent.method, sent.path, sent.body) == ("GET", "/v1/payment-service/transaction/tx-1", b"")
+    assert not {"content-type", "content-length"} & set(sent.headers)
+
+
+class OverSocket(FakeTransport):
+    """Transport that shows the socket of its connection, as httpx's own does.
+
+    Attributes:
+        ended: How often that was shut down.
+    """
+
+    ended = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        response.extensions["network_stream"] = self
+        return response
+
+    def get_extra_info(self, name: str) -> Any:
+        return self
+
+    def shutdown(self, how: int) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize(
+    ("call", "answer", "is_suspect"),
+    [
+        (look_up, service("/v1/payment-service/transaction/tx-1"), False),
+        (look_up, service("/v1/payment-service/transaction/tx-2"), True),
+        (look_up, refusal("TRANSACTION_NOT_FOUND", 404), False),
+        (look_up, Response.json({"status": "success"}), True),
+        (look_up, Response.html(200), True),
+        (pay, acknowledgement(), False),
+        (pay, refusal("insufficient_permissions", 403), False),
+        (pay, Response.json(samples.acknowledgement(phone_number="+255781111111", amount="250")), True),
+        (pay, Response.json({"status": "success"}), True),
+    ],
+)
+async def test_the_connection_of_a_doubtful_answer_is_not_used_again(
+    call: Callable[[AsyncClient], Any], answer: Response, is_suspect: bool
+) -> None:
+    """It may be the answer to another request, and the next one would be too."""
+    transport = OverSocket(script(answer))
+    with suppress(MobileMoneyError):
+        await call(make_client(transport, retry=RetryPolicy(max_attempts=1)))
+    assert transport.ended == is_suspect
+
+
 async def test_a_login_goes_ahead_of_the_payments_that_wait_for_it() -> None:
     """In their lane, so that lookups do not delay them."""
     limiter = NotingLimiter()
     await look_up(make_client(FakeTransport(), auth=LoginAuth(EMAIL, PASSWORD), rate_limiter=limiter))
     assert limiter.asked == [(PAYMENT, True), (LOOKUP, False)]
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.parametrize("limited", [False, True])
+async def test_the_attempts_of_a_call_and_of_its_login_do_not_multiply(attempts: int, limited: bool) -> None:
+    """A service that is down, or busy, for good is asked `max_attempts` times by a call that has no token yet."""
+    transport = FakeTransport(lambda sent: refusal("RATE_LIMIT_EXCEEDED", 429), refuse=0 if limited else 1000)
+    client = make_client(transport, auth=LoginAuth(EMAIL, PASSWORD), retry=RetryPolicy(max_attempts=attempts))
+    with pytest.raises(MobileMoneyError) as caught:
+        await pay(client)
+    assert caught.value.outcome == "not_sent"
+    assert (transport.paths if limited else [LOGIN] * (1000 - transport._refuse)) == [LOGIN] * attempts
 
 
 async def test_the_login_of_another_user_is_not_believed() -> None:

@@ -341,6 +341,37 @@ def test_of_two_limits_the_stricter_is_kept_while_it_is_asked_for() -> None:
     assert rejections(times, double) == []
 
 
+def test_another_limit_begins_with_nothing_in_hand() -> None:
+    """What the service's bucket holds under it is unknown: one request goes, then one a second."""
+    row = Row()
+    row.ask(START, limit=FAST)
+    assert len(row.ask(START + 1, 10).slots) == 1
+    assert len(row.ask(START + 2.01, 10).slots) == 1
+
+
+def test_another_limit_does_not_end_a_hold() -> None:
+    """The service asked all for it, whatever they believe the limit to be."""
+    row = Row()
+    row.ask(START, limit=FAST, hold=30.0)
+    assert row.ask(START + 1).slots == []
+    assert row.ask(START + 29.7).slots == []
+    assert row.ask(START + 29.8).slots == [START + 30]
+
+
+@pytest.mark.parametrize(("hold", "slots"), [(HORIZON, 1), (HORIZON + 0.001, 0)])
+def test_slots_are_reserved_up_to_the_horizon(hold: float, slots: int) -> None:
+    """A quarter of a second ahead, and no more: what is reserved is lost if its process dies."""
+    assert len(Row().ask(START, hold=hold).slots) == slots
+
+
+def test_the_time_of_the_row_never_goes_back() -> None:
+    """A process whose clock is a little behind is not served as if it had come before the others."""
+    row = Row()
+    for now in (START, START - 0.9, START - 0.5):
+        row.ask(now)
+        assert json.loads(row.text or "")["at"] == START * 1_000_000
+
+
 def test_the_row_stays_small() -> None:
     """A budget of 1,200 a minute is some kilobytes, whatever processes have come and gone."""
     fleet = Fleet(FAST, *(Member(str(each), BULK, 9, dies_at=START + 2 * each) for each in range(40)))
