@@ -1,6 +1,6 @@
 """One call around its attempts: the order before a request leaves, its record, and the figures of its events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from mobilemoney_async import (
     AsyncClient,
+    AuthenticationError,
     InvalidRequest,
     InvalidToken,
     LoginAuth,
@@ -22,12 +23,13 @@ from mobilemoney_async import (
     RequestTimeout,
     RetryPolicy,
     StoreError,
+    Transaction,
     UnexpectedResponse,
 )
 from mobilemoney_async.calls import transport as transport_module
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION
 from mobilemoney_async.errors import CallOutcome
-from mobilemoney_async.events import AttemptEnded, Event, LimiterWaited, RetryScheduled, TokenRenewed
+from mobilemoney_async.events import AttemptEnded, Event, LimiterWaited, PaymentUnknown, RetryScheduled, TokenRenewed
 from tests.contract import samples
 from tests.support.fakes import (
     EMAIL,
@@ -46,6 +48,7 @@ from tests.support.fakes import (
     refusal,
     script,
     service,
+    transaction,
 )
 from tests.support.server import Response
 
@@ -249,6 +252,52 @@ async def test_a_token_that_is_refused_twice_ends_in_the_service_s_own_words() -
     assert (caught.value.message, caught.value.status_code, caught.value.code) == ("no", 401, "token_expired")
 
 
+EXPIRED, BARE_401, FOUND = refusal("token_expired", 401), Response(401), transaction()
+
+
+@pytest.mark.parametrize(
+    ("calls", "answers", "refused"),
+    [
+        # A create is not replayed after a bare 401; the next one's token is the replacement.
+        ((pay, pay, pay), (BARE_401,) * 3, [("token-1", False), ("token-2", True), ("token-3", True)]),
+        # A token that ran out and was replaced is no evidence against later ones.
+        ((look_up, pay), (EXPIRED, FOUND, BARE_401), [("token-1", False), ("token-2", False)]),
+        ((pay, look_up), (BARE_401, EXPIRED, FOUND), [("token-1", False), ("token-2", False)]),
+        ((look_up, look_up), (EXPIRED, FOUND, EXPIRED, FOUND), [("token-1", False), ("token-2", False)]),
+    ],
+)
+async def test_a_refused_token_counts_as_a_replacement_only_after_a_refused_one(
+    calls: tuple[Callable[[AsyncClient], Any], ...], answers: tuple[Response, ...], refused: list[tuple[str, bool]]
+) -> None:
+    """For the same call, or for a create after one that got a 401: so that not each of them costs a login."""
+    source = CountingSource()
+    client = make_client(FakeTransport(script(*answers)), auth=source)
+    for call in calls:
+        with suppress(AuthenticationError):
+            await call(client)
+    assert source.refused == refused
+
+
+class Observer:
+    """Observer of the list, which notes the rows of each page."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    async def observe(self, rows: Sequence[Transaction]) -> None:
+        self.seen.append([row.id for row in rows])
+
+
+async def test_an_observer_sees_each_page_of_the_list_and_nothing_else() -> None:
+    """Whichever part of the client reads it: what is found there is new."""
+    observer = Observer()
+    client = make_client(FakeTransport(script(Response.json(samples.page(samples.transaction(id="tx-9"))))))
+    client._pipeline.observer = observer
+    await client.transactions.list().collect()
+    await look_up(client)
+    assert observer.seen == [["tx-9"]]
+
+
 # -- the record of a create --------------------------------------------------------------------------------------------
 
 
@@ -432,6 +481,18 @@ async def test_the_figures_of_events_are_those_of_the_clock() -> None:
         TokenRenewed(error=None, duration=0.25),
         LimiterWaited(lane="LOOKUP", waited=0.75),
         AttemptEnded(**call, attempt=3, status_code=200, outcome="answered", error=None, duration=1.5),
+    ]
+
+
+async def test_a_payment_with_an_unknown_result_is_one_event() -> None:
+    """With its key and the time of its request, by which it can be found; it is never sent again."""
+    events: list[Event] = []
+    client = make_client(FakeTransport(lambda sent: Response(503)), on_event=events.append)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await pay(client)
+    key = caught.value.idempotency_key
+    assert [each for each in events if not isinstance(each, AttemptEnded)] == [
+        PaymentUnknown(idempotency_key=key, sent_at=NOON, error="ServerError")
     ]
 
 

@@ -349,6 +349,15 @@ def test_another_limit_begins_with_nothing_in_hand() -> None:
     assert len(row.ask(START + 2.01, 10).slots) == 1
 
 
+def test_requests_under_another_limit_count() -> None:
+    """The service counted them: a merchant who lowers the limit has used up that minute."""
+    row = Row()
+    for number in range(60):
+        row.ask(START + number / 20, limit=FAST)
+    reservation = row.ask(START + 10)
+    assert (reservation.slots, reservation.bucket.usage(START + 10).granted) == ([], 60)
+
+
 def test_another_limit_does_not_end_a_hold() -> None:
     """The service asked all for it, whatever they believe the limit to be."""
     row = Row()
