@@ -195,7 +195,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             is_busy = any(_kind(record) == _kind(each) for each, _ in self._sending.values())
             if not is_busy and self._paused is None:
                 await self._begin(tasks, record, extra)
-                self._next_at = max(self._next_at, now + self._interval)
+                self._next_at = now + self._interval
                 return 0.0
         return _LOOK
 

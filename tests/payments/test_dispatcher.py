@@ -1,0 +1,369 @@
+"""The dispatcher of queued payments: its pace, its pauses, its lease, its figures, and its end."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import APIError, AsyncClient, OutcomeUnknown, PaymentState, RetryPolicy, SQLStore
+from mobilemoney_async.events import DispatcherPaused, Event
+from mobilemoney_async.payments.store import account_store
+from mobilemoney_async.sandbox import faults
+from mobilemoney_async.sandbox.messages import Reply, payment_error
+from tests.payments.service import PHONE_NUMBER, Outage, World, make_world, on_asyncio
+
+pytestmark = pytest.mark.anyio
+
+NO_RETRIES = RetryPolicy(max_attempts=1)
+ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000}
+
+
+async def enqueue(client: AsyncClient, count: int, *, start: int = 0, **options: Any) -> None:
+    for number in range(start, start + count):
+        await client.payments.enqueue(**{**ORDER, "amount": 1000 + number, **options}, idempotency_key=f"k{number:02}")
+
+
+def refuse(world: World, code: str, *, status: int = 422, times: int = 1, on: str = "c2b") -> None:
+    reply = payment_error(status, code, "no")
+    world.sandbox.script(faults.Fault(name="refusal", instead=partial(_answer, reply)), on=on, times=times)
+
+
+def _answer(reply: Reply, _: object) -> Reply:
+    return reply
+
+
+async def tries(world: World, seconds: int) -> list[int]:
+    """Return the seconds at which a connection was refused, while time passes."""
+    found, began, left = list[int](), anyio.current_time(), world.line.refuse
+    for _ in range(seconds):
+        await anyio.sleep(1)
+        if world.line.refuse < left:
+            found.append(round(anyio.current_time() - began))
+            left = world.line.refuse
+    return found
+
+
+def pauses(events: list[Event]) -> list[str]:
+    return [each.reason for each in events if isinstance(each, DispatcherPaused)]
+
+
+# Pauses
+
+
+@on_asyncio
+async def test_the_pauses_while_nothing_can_be_sent_grow_to_five_minutes(sqlite_file_url: str) -> None:
+    """Each is twice the last one; first each payment is tried once: the reason might be its own after all."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await enqueue(client, 4)
+        world.line.refuse, began = 100, world.utcnow()
+        async with client.dispatcher(per_minute=600):
+            found = await tries(world, 16)
+            records = [await client.payments.get(f"k{number:02}") for number in range(4)]
+            found += [16 + each for each in await tries(world, 910)]
+    assert [later - earlier for earlier, later in pairwise(found)] == pytest.approx(
+        [5, 10, 20, 40, 80, 160, 300, 300], abs=1.5
+    )
+    assert [record.attempt for record in records if record] == [1, 1, 1, 0]
+    waits = [(each.not_before - began).total_seconds() for each in records if each and each.not_before]
+    assert waits == pytest.approx([5 + 30, 5 + 10 + 30, 15 + 20 + 30], abs=1.5)
+
+
+async def test_each_outage_is_reported_and_begins_with_a_short_pause(sqlite_file_url: str) -> None:
+    """A payment that was sent ends the last one, and so does one that was refused: the service was reached."""
+    world, events = make_world(sqlite_file_url), list[Event]()
+    async with world.client(retry=NO_RETRIES, on_event=events.append) as client:
+        await enqueue(client, 10)
+        async with client.dispatcher(per_minute=30) as dispatcher:
+            for outage in range(3):
+                world.line.refuse = 2
+                await anyio.sleep(14)
+                assert dispatcher.stats.paused is not None and len(pauses(events)) == outage + 1
+                if outage == 1:
+                    refuse(world, "NO_FLOAT")
+                await anyio.sleep(4)
+                stats = dispatcher.stats
+                assert (stats.paused, stats.sent) == (None, world.sent)
+    assert [each.count("ConnectError") for each in pauses(events)] == [1, 1, 1]
+
+
+async def test_an_obstacle_of_one_type_does_not_stop_the_other(sqlite_file_url: str) -> None:
+    """While no collection can be sent, payouts go on."""
+    world = make_world(sqlite_file_url)
+
+    def fail(request: httpx.Request) -> None:
+        if "c2b" in request.url.path:
+            raise httpx.ConnectError("All connection attempts failed")
+
+    world.line.before = fail
+    async with world.client(retry=NO_RETRIES) as client:
+        await enqueue(client, 3)
+        await enqueue(client, 3, start=10, type="disbursement")
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(4)
+            assert (dispatcher.stats.sent, len(world.made)) == (3, 3)
+            assert "ConnectError" in (dispatcher.stats.paused or "")
+
+
+async def test_a_reason_of_its_own_delays_one_payment_by_half_a_minute(sqlite_file_url: str) -> None:
+    """Nor is it an obstacle for those of its type, which go on at their pace."""
+    world, events = make_world(sqlite_file_url), list[Event]()
+    async with world.client(retry=NO_RETRIES, on_event=events.append) as client:
+        world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="lost")
+        await enqueue(client, 4)
+        began = world.utcnow()
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(2)
+            waiting = await client.payments.get("k00")
+            assert waiting is not None and waiting.not_before is not None
+            assert (waiting.not_before - began).total_seconds() == pytest.approx(30, abs=1)
+            assert (dispatcher.stats.sent, dispatcher.stats.paused, pauses(events)) == (3, None, [])
+
+
+async def test_a_payment_that_the_store_cannot_put_off_is_not_tried_at_full_speed(sqlite_file_url: str) -> None:
+    """Its record does not say when to try again: the dispatcher rests instead, as after any obstacle."""
+    world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="lost")
+        await enqueue(client, 1)
+    outage = Outage(account_store(store).database, fails=lambda number: True)
+    async with world.client(store) as client, client.dispatcher(per_minute=600) as dispatcher:
+        await anyio.sleep(60)
+        assert dispatcher.stats.paused is not None
+        assert 2 <= outage.writes <= 5
+
+
+async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str) -> None:
+    """A payment that is taken in between shows that the reason is gone, and so does one of another reason."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, 70)
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            refuse(world, "NO_FLOAT", times=19)
+            await anyio.sleep(1.95)
+            assert dispatcher.stats.sent == 20
+            refuse(world, "NO_FLOAT", times=19)
+            refuse(world, "CLOSED")
+            refuse(world, "NO_FLOAT", times=100)
+            await anyio.sleep(7)
+            assert (dispatcher.stats.sent, dispatcher.stats.finishes_at) == (60, None)
+            assert "20 payments in a row were refused" in (dispatcher.stats.paused or "")
+
+
+async def test_after_a_resume_as_many_refusals_pause_it_again(sqlite_file_url: str) -> None:
+    """It counts from the beginning, and reports each pause once, also where answers take long."""
+    world, events = make_world(sqlite_file_url), list[Event]()
+
+    async def dawdle(request: httpx.Request) -> None:
+        await anyio.sleep(0.7)
+
+    world.line.after = dawdle
+    async with world.client(on_event=events.append) as client:
+        await enqueue(client, 70)
+        refuse(world, "NO_FLOAT", times=100)
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            for number in (1, 2):
+                await anyio.sleep(10)
+                assert 20 * number <= world.sent <= 28 * number
+                assert len(pauses(events)) == number
+                dispatcher.resume()
+                assert dispatcher.stats.paused is None
+            await anyio.sleep(1.5)
+            dispatcher.pause("closing time")
+            await anyio.sleep(10)
+            assert dispatcher.stats.paused == "closing time"
+
+
+async def test_a_paused_dispatcher_goes_on_at_once_when_it_is_resumed(sqlite_file_url: str) -> None:
+    """However slow its pace, and it counts the queue while it is paused."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client, client.dispatcher(per_minute=1) as dispatcher:
+        await enqueue(client, 1)
+        await anyio.sleep(1)
+        dispatcher.pause()
+        await enqueue(client, 3, start=1)
+        await anyio.sleep(5)
+        assert (dispatcher.stats.queued, dispatcher.stats.paused) == (3, "the program has paused it")
+        dispatcher.resume()
+        await anyio.sleep(0.1)
+        assert world.sent == 2
+
+
+# Pace
+
+
+@pytest.mark.parametrize("per_minute", [80, 90])
+async def test_a_pace_is_exact(sqlite_file_url: str, per_minute: int) -> None:
+    """Neither faster nor slower by a hundredth."""
+    world, pause = make_world(sqlite_file_url), 60 / per_minute
+    async with world.client() as client:
+        await enqueue(client, 14)
+        async with client.dispatcher(per_minute=per_minute):
+            await anyio.sleep(12 * pause - 0.05)
+            assert world.sent == 12
+            await anyio.sleep(0.1)
+            assert world.sent == 13
+
+
+async def test_a_payment_of_the_same_kind_waits_for_the_first_one_and_the_others_do_not(sqlite_file_url: str) -> None:
+    """Two of one type, number and amount are never on their way at once; another amount, number or type may go."""
+    world = make_world(sqlite_file_url)
+
+    async def dawdle(request: httpx.Request) -> None:
+        await anyio.sleep(4)
+
+    world.line.after = dawdle
+    async with world.client() as client:
+        alike = [ORDER, ORDER, {**ORDER, "amount": 5}, {**ORDER, "phone_number": "+255681234599"}]
+        for number, order in enumerate([*alike, {**ORDER, "type": "disbursement"}]):
+            await client.payments.enqueue(**order, idempotency_key=f"k{number}")
+        async with client.dispatcher(per_minute=600):
+            await anyio.sleep(2)
+            records = {record.key: record.state for record in await client.payments.list()}
+            assert records.pop("k1") is PaymentState.QUEUED
+            assert {*records.values()} == {PaymentState.SENDING}
+            await anyio.sleep(4)
+            assert world.sent == 5
+
+
+async def test_a_payment_that_waits_for_the_list_holds_up_the_others_for_ten_seconds(sqlite_file_url: str) -> None:
+    """However long the list takes that may show it."""
+    world = make_world(sqlite_file_url)
+
+    async def dawdle(request: httpx.Request) -> None:
+        if request.method == "GET":
+            await anyio.sleep(60)
+
+    async with world.client(world.store(grace=1), retry=NO_RETRIES, timeout=120.0) as client:
+        refuse(world, "ODD")
+        with pytest.raises(APIError):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="k00")
+        await enqueue(client, 3)
+        await anyio.sleep(180)
+        world.line.before = dawdle
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(9)
+            assert dispatcher.stats.sent == 0
+            await anyio.sleep(3)
+            assert dispatcher.stats.sent == 2
+
+
+# Figures
+
+
+async def test_the_figures_say_when_the_last_queued_payment_will_have_been_sent(sqlite_file_url: str) -> None:
+    """At the pace, or at its own time if that is later; of a process that does not dispatch they say nothing."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client, world.client() as other:
+        await enqueue(client, 30)
+        async with client.dispatcher(per_minute=30) as dispatcher:
+            await anyio.sleep(20.1)
+            assert (dispatcher.stats.sent, dispatcher.stats.queued) == (11, 20)
+            expected = world.utcnow() + timedelta(seconds=40)
+            assert dispatcher.stats.finishes_at == pytest.approx(expected, abs=timedelta(seconds=3))
+            async with other.dispatcher() as rival:
+                await anyio.sleep(3)
+                assert (rival.stats.queued, rival.stats.finishes_at, rival.stats.paused) == (18, None, None)
+            later = world.utcnow() + timedelta(hours=2)
+            await enqueue(client, 1, start=50, not_before=later)
+            await anyio.sleep(3)
+            assert dispatcher.stats.finishes_at == later
+            dispatcher.pause()
+            assert dispatcher.stats.finishes_at is None
+
+
+# Processes, and the end
+
+
+async def test_an_idle_dispatcher_writes_to_the_database_no_more_than_every_five_seconds(sqlite_file_url: str) -> None:
+    """It renews its lease halfway; what it asks in between writes nothing."""
+    world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
+    database, writes = account_store(store).database, list[float]()
+    timed = database.timed
+
+    async def count(work: Any, **options: Any) -> Any:
+        writes.append(anyio.current_time())
+        return await timed(work, **options)
+
+    database.timed = count  # type: ignore[method-assign]
+    async with world.client(store) as client, client.dispatcher():
+        await anyio.sleep(60)
+    pauses = [later - earlier for earlier, later in pairwise(writes)]
+    assert len(writes) <= 14 and max(pauses) < 10
+
+
+async def test_a_dispatcher_that_is_left_hands_over_within_two_seconds(store_url: str) -> None:
+    """It gives its lease back, rather than let the next process wait until that ends."""
+    world = make_world(store_url)
+    async with world.client() as one, world.client() as other, anyio.create_task_group() as tasks:
+        await enqueue(one, 4)
+
+        async def dispatch() -> None:
+            async with other.dispatcher(per_minute=600):
+                await anyio.sleep(4)
+
+        async with one.dispatcher(per_minute=60):
+            await anyio.sleep(0.5)
+            tasks.start_soon(dispatch)
+            await anyio.sleep(0.1)
+            assert world.sent == 1
+        await anyio.sleep(2.5)
+        assert world.sent == 4
+
+
+async def test_a_dispatcher_whose_lease_ended_while_it_was_renewed_sends_nothing(sqlite_file_url: str) -> None:
+    """As on a machine that was asleep: another process may dispatch by now."""
+    world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
+    database = account_store(store).database
+    timed, slow = database.timed, 0.0
+
+    async def dawdle(work: Any, **options: Any) -> Any:
+        done = await timed(work, **options)
+        await anyio.sleep(slow)
+        return done
+
+    database.timed = dawdle  # type: ignore[method-assign]
+    async with world.client(store) as client, client.dispatcher(per_minute=600):
+        await anyio.sleep(1)
+        slow = 11.0
+        await anyio.sleep(6)
+        await enqueue(client, 2)
+        await anyio.sleep(60)
+        assert world.sent == 0
+        slow = 0.0
+        await anyio.sleep(15)
+        assert world.sent == 2
+
+
+@pytest.mark.parametrize(
+    ("answers_in", "ends_in", "state"), [(8, 8, PaymentState.ACKNOWLEDGED), (40, 10, PaymentState.UNKNOWN)]
+)
+async def test_the_end_waits_ten_seconds_for_answers(
+    sqlite_file_url: str, answers_in: float, ends_in: float, state: PaymentState
+) -> None:
+    """Nothing else is begun; a payment without an answer is unknown, and left to reconcile."""
+    world = make_world(sqlite_file_url)
+
+    async def dawdle(request: httpx.Request) -> None:
+        await anyio.sleep(answers_in)
+
+    world.line.after = dawdle
+    async with world.client(timeout=60.0) as client:
+        await enqueue(client, 3)
+        async with client.dispatcher(per_minute=60) as dispatcher:
+            await anyio.sleep(0.5)
+            ended_at = anyio.current_time()
+        assert anyio.current_time() - ended_at == pytest.approx(ends_in, abs=0.6)
+        assert dispatcher.stats.paused == "the dispatcher is closed"
+        assert [record.state for record in await client.payments.list()] == [state, *[PaymentState.QUEUED] * 2]
+    assert world.sent == 1
