@@ -212,7 +212,7 @@ class ConsumerReader:
         for each in again:
             self._again.pop(each, None)
         if self._open is not None and self._open <= place:
-            self._open = None if self._last is None or self._last.number <= place else place + 1
+            self._open_after(place)
 
     async def failed(self, change: PaymentChange, reason: str) -> None:
         """Record that a change could not be handled, so that it comes again."""
@@ -227,7 +227,11 @@ class ConsumerReader:
         self._again.pop(number, None)
         self._held.add(_name_of(change))
         if is_next:
-            self._open = None if self._last is None or self._last.number <= number else number + 1
+            self._open_after(number)
+
+    def _open_after(self, number: int) -> None:
+        assert self._last is not None
+        self._open = number + 1 if number < self._last.number else None
 
     def _require_open(self) -> Delivery:
         if self._delivery is None:
@@ -336,8 +340,6 @@ class ConsumerReader:
         # Noted before the lease is taken: this task may be cancelled, or leave the iterator without closing it.
         self._store.consuming[self.me] = self._name
         result, _ = await self._store.database.timed(run, durable=True)
-        if result is None:
-            self._store.consuming.pop(self.me, None)
         self._leased_until = -math.inf if result is None else began + ttl
         return result
 

@@ -282,6 +282,22 @@ async def test_the_figures_say_when_the_last_queued_payment_will_have_been_sent(
             assert dispatcher.stats.finishes_at is None
 
 
+async def test_the_figures_count_what_was_sent_whatever_its_result(sqlite_file_url: str) -> None:
+    """Unknown, refused or taken; not what could not be sent."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await enqueue(client, 7)
+        world.line.refuse = 1
+        world.sandbox.script(faults.drop(processed=True), on="c2b", times=2)
+        refuse(world, "NO_FLOAT", times=2)
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(8)
+            assert (dispatcher.stats.sent, world.sent) == (6, 6)
+            assert repr(dispatcher) == "<Dispatcher: 1 queued, 6 sent>"
+    counts = {each: world.states().count(each) for each in ("UNKNOWN", "REFUSED", "ACKNOWLEDGED", "QUEUED")}
+    assert counts == {"UNKNOWN": 2, "REFUSED": 2, "ACKNOWLEDGED": 2, "QUEUED": 1}
+
+
 # Processes, and the end
 
 

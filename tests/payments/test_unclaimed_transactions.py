@@ -24,7 +24,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.database.schema import accounts
 from mobilemoney_async.database.schema import unclaimed as table
-from mobilemoney_async.events import Event, TransactionUnclaimed
+from mobilemoney_async.events import ChangeParked, Event, TransactionUnclaimed
 from mobilemoney_async.payments import unclaimed as module
 from mobilemoney_async.payments.store import account_store
 from tests.payments.second_world import (
@@ -227,6 +227,32 @@ async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str
         await client.payments.identify("k", world.made("k")[1], note="Asha found the receipt")
         await world.read(client)
         assert await unclaimed(client) == {world.made("k")[0]}
+
+
+async def test_readers_of_the_feed_get_an_unclaimed_transaction_and_the_log_its_id(
+    store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A consumer that cannot handle it ten times has it parked, as any change: it has no key to name it by."""
+    world, events = make_world(store_url), list[Event]()
+    async with world.client(on_event=events.append) as client:
+        await begin(world, client)
+        second = await another_system_pays(world, client, order("collections"))
+        await world.read(client)
+        cursors = set[str]()
+        async for change in client.payments.changes(consumer="books", start="oldest"):
+            if change.key is not None:
+                continue
+            assert change.transaction is not None and change.transaction.transaction_id == second
+            cursors.add(change.cursor)
+            await change.failed("unknown to the books")
+            if any(isinstance(each, ChangeParked) for each in events):
+                break
+        (consumer,) = await client.payments.consumers()
+    assert [each for each in events if isinstance(each, ChangeParked)] == [
+        ChangeParked(consumer="books", key=None, cursor=cursors.pop())
+    ]
+    assert [each.name for each in consumer.parked] == [second]
+    assert f"could not handle a change of '{second}' 10 times" in caplog.text
 
 
 # Which rows are judged, and when

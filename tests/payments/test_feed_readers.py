@@ -1,0 +1,247 @@
+"""Readers of the feed in detail: where they begin and end, what `done` and `failed` count for, who has the place."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import pytest
+
+from mobilemoney_async import AsyncClient, PaymentChange, PaymentState
+from mobilemoney_async.payments.store import account_store
+from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
+
+pytestmark = pytest.mark.anyio
+
+CHOICES: list[dict[str, Any]] = [{}, {"consumer": "books"}]
+
+
+async def enqueue(client: AsyncClient, keys: str) -> None:
+    """Make a change of each key."""
+    for key in keys:
+        order: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000 + ord(key)}
+        await client.payments.enqueue(**order, idempotency_key=key)
+
+
+async def take(feed: Any, count: int) -> list[PaymentChange]:
+    return [await anext(feed) for _ in range(count)]
+
+
+def keys(found: list[PaymentChange]) -> str:
+    return "".join(change.key or "?" for change in found)
+
+
+async def rest(client: AsyncClient) -> str:
+    """Return the keys of what a restarted process reads as the consumer now."""
+    return keys([change async for change in client.payments.changes(consumer="books", forever=False)])
+
+
+async def behind(client: AsyncClient) -> tuple[int, str]:
+    (consumer,) = await client.payments.consumers()
+    return consumer.behind, "".join(consumer.lagging)
+
+
+# Begin and end
+
+
+@on_asyncio
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_start_now_is_behind_all_changes_however_many_were_never_read(
+    sqlite_file_url: str, choice: dict[str, Any]
+) -> None:
+    """As after an import of thousands into a store whose feed nobody has used."""
+    world = make_world(sqlite_file_url)
+    store = world.store()
+    async with world.client(store) as client:
+        await client.payments.unresolved()
+        many = [f"k{number}" for number in range(10_001)]
+        await account_store(store).write(
+            lambda journal: journal.publish_new(many, PaymentState.QUEUED, at=world.utcnow())
+        )
+        feed = client.payments.changes(**choice, start="now")
+        await feed.begin()
+        await enqueue(client, "a")
+        assert keys(await take(feed, 1)) == "a"
+        assert [change async for change in client.payments.changes(start="now", forever=False)] == []
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_a_reader_that_begins_gets_each_change_from_then_on(store_url: str, choice: dict[str, Any]) -> None:
+    """Also those that are made before it is first read."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await enqueue(client, "a")
+        feed = client.payments.changes(**choice, start="now")
+        await feed.begin()
+        await enqueue(client, "bc")
+        assert keys(await take(feed, 2)) == "bc"
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_a_reader_can_be_cancelled_between_any_two_changes(sqlite_file_url: str, choice: dict[str, Any]) -> None:
+    """Though it has read them all at once, and others run in between."""
+    world, found = make_world(sqlite_file_url), list[PaymentChange]()
+    async with world.client() as client:
+        await enqueue(client, "abcd")
+        with anyio.CancelScope() as scope:
+            async for change in client.payments.changes(**choice, start="oldest", forever=False):
+                found.append(change)
+                if len(found) == 2:
+                    scope.cancel()
+    assert keys(found) == "ab"
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_a_closed_reader_ends(sqlite_file_url: str, choice: dict[str, Any]) -> None:
+    """What it had read ahead is not handed out; a consumer begins again there, and closing twice is no fault."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, "abc")
+        feed = client.payments.changes(**choice, start="oldest", forever=False)
+        await take(feed, 2)
+        await feed.aclose()
+        await feed.aclose()
+        assert keys([change async for change in feed]) == ("abc" if choice else "")
+
+
+# What `done` and `failed` count for
+
+
+async def test_a_failed_change_passes_no_other_that_is_open(sqlite_file_url: str) -> None:
+    """Whatever was done before: each change that was neither done nor failed comes again after a restart."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, "abcde")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            found = await take(feed, 4)
+            await found[0].done()
+            found += await take(feed, 1)
+            await found[4].failed("away")
+            assert await behind(client) == (4, "e")
+        assert await rest(client) == "bcd"
+
+
+async def test_failed_changes_in_their_order_leave_nothing_behind(sqlite_file_url: str) -> None:
+    """Each is kept by itself: the consumer's place goes on, after one that was done too."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, "abcdef")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            found = await take(feed, 5)
+            await found[0].done()
+            await found[1].failed("away")
+            assert await behind(client) == (4, "b")
+            await found[2].failed("away")
+            assert await behind(client) == (3, "bc")
+            await found[4].failed("away")
+            assert await behind(client) == (3, "bce")
+            await found[3].failed("away")
+            assert await behind(client) == (2, "bcde")
+            await found[4].done()
+        assert await rest(client) == "f"
+
+
+async def test_a_change_that_is_held_back_is_not_waited_for(sqlite_file_url: str) -> None:
+    """The next one that is handed out may fail too, and the consumer's place is behind both."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, "ab")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            first, second = await take(feed, 2)
+            await first.failed("away")
+            await second.done()
+            await client.payments.cancel("a", note="no")
+            await enqueue(client, "c")
+            (third,) = await take(feed, 1)
+            assert third.key == "c"
+            await third.failed("away")
+            assert await behind(client) == (0, "ac")
+
+
+async def test_done_counts_for_what_was_handed_out_before_it_and_for_nothing_else(sqlite_file_url: str) -> None:
+    """Where changes come again between new ones, in either direction."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, "ab")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            first, second = await take(feed, 2)
+            await first.failed("away")
+            await anyio.sleep(3)
+            again = await take(feed, 1)
+            assert keys(again) == "a"
+            await second.done()
+            assert await behind(client) == (0, "a")
+            await enqueue(client, "c")
+            await take(feed, 1)
+            await again[0].done()
+            assert await behind(client) == (1, "")
+            await enqueue(client, "d")
+        async with aclosing(client.payments.changes(consumer="books")) as feed:
+            found = await take(feed, 2)
+            await found[0].failed("away")
+            await anyio.sleep(3)
+            again = await take(feed, 1)
+            assert keys(again) == "c"
+            await again[0].done()
+            assert await behind(client) == (0, "")
+
+
+async def test_of_two_that_came_again_the_first_may_be_done(sqlite_file_url: str) -> None:
+    """The second is not, and the other way round both are."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, "abc")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            for change in await take(feed, 3):
+                await change.failed("away")
+            await anyio.sleep(3)
+            found = await take(feed, 3)
+            await found[0].done()
+            assert await behind(client) == (0, "bc")
+            await found[2].done()
+            assert await behind(client) == (0, "")
+
+
+async def test_a_change_may_be_done_after_all(sqlite_file_url: str) -> None:
+    """A handler that has said `failed` too early takes it back; the payment's later changes come at once."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, "a")
+        await client.payments.cancel("a", note="no")
+        await enqueue(client, "b")
+        async with aclosing(client.payments.changes(consumer="books", start="oldest")) as feed:
+            (first,) = await take(feed, 1)
+            await first.failed("away")
+            await first.done()
+            found = await take(feed, 2)
+            assert sorted(keys(found)) == ["a", "b"]
+            await found[0].done()
+            await found[1].done()
+        assert await rest(client) == ""
+
+
+# Places
+
+
+async def test_a_reader_that_waits_for_changes_keeps_its_place(sqlite_file_url: str) -> None:
+    """However long nothing happens, no other process takes it."""
+    world = make_world(sqlite_file_url)
+    heard = list[str]()
+
+    async def read(client: AsyncClient, name: str) -> None:
+        async for change in client.payments.changes(consumer="books", start="now"):
+            heard.append(f"{name}: {change.key}")
+            await change.done()
+
+    async with world.client() as one, world.client() as other, anyio.create_task_group() as tasks:
+        await one.payments.unresolved()
+        tasks.start_soon(read, one, "one")
+        await anyio.sleep(1)
+        tasks.start_soon(read, other, "other")
+        for number in range(4):
+            await anyio.sleep(65 + 3 * number)
+            await enqueue(one, "abcd"[number])
+        await anyio.sleep(2)
+        tasks.cancel_scope.cancel()
+    assert heard == [f"one: {key}" for key in "abcd"]
