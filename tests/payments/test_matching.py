@@ -18,6 +18,7 @@ from mobilemoney_async import Transaction
 from mobilemoney_async.contract.comparison import NumberForm, international, may_be_number, read_date, same_number
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.payments.matching import (
+    ClockSample,
     KindIndex,
     Match,
     Skew,
@@ -54,6 +55,14 @@ def test_a_clock_that_was_set_meanwhile_widens_the_estimate(
     tolerance = max(seen.ended_at - seen.began_at for seen in (*earlier, *later)) + SECOND
     assert skew.low <= min(before, after) + tolerance
     assert max(before, after) - tolerance <= skew.high
+
+
+def test_looks_that_leave_one_moment_name_it() -> None:
+    """Two looks may agree on a single difference of the clocks: that is it, to the microsecond."""
+    first = ClockSample(shown=NOON, began_at=NOON - SECOND, ended_at=NOON)
+    second = ClockSample(shown=NOON, began_at=NOON - SECOND, ended_at=NOON - 2 * SECOND)
+    skew = estimate_skew([first, second])
+    assert skew == Skew(low=2 * SECOND, high=2 * SECOND)
 
 
 def test_nothing_is_said_of_a_clock_that_was_never_seen() -> None:

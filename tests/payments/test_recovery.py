@@ -22,6 +22,7 @@ from mobilemoney_async import (
     DuplicateSuspected,
     MobileMoneyError,
     OutcomeUnknown,
+    RequestTimeout,
     SQLStore,
     StoreError,
     Transaction,
@@ -242,6 +243,44 @@ def fail_list() -> Any:
         raise dropped(request)
 
     return fail
+
+
+@KIND
+@pytest.mark.anyio
+async def test_a_process_that_makes_all_payments_asks_for_no_list(sqlite_file_url: str, kind: str) -> None:
+    """However quiet it was, it would miss any payment that the store has lost; not those of another process."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        for each in range(4):
+            await world.pay(client, [order(kind, f"own {each}", each)])
+            await anyio.sleep(10 * MINUTE)
+        assert world.service.lists == 0
+        async with world.client() as other:
+            await world.pay(other, [order(kind, "of another", 50)])
+        before = world.service.lists
+        await anyio.sleep(10 * MINUTE)
+        await world.pay(client, [order(kind, "later", 60)])
+    assert world.service.lists == before + 1
+
+
+@pytest.mark.anyio
+async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: str) -> None:
+    """Nothing was sent. Once `reconcile` has made the comparison, the same call goes through, and asks for no list."""
+    world = make_world(sqlite_file_url)
+    payout = order("disbursements", "payout", 1)
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "first", 100)])
+    await anyio.sleep(10 * MINUTE)
+    async with world.client(deadline=4.0) as client:
+        world.service.latency = 1000.0
+        said = await world.attempt(client, payout)
+        assert isinstance(said, RequestTimeout) and said.outcome == "not_sent"
+        assert "the service's list was not read yet: call payments.reconcile()" in str(said)
+        world.service.latency = 0.0
+        await client.payments.reconcile()
+        lists = world.service.lists
+        await world.pay(client, [payout])
+        assert world.service.lists == lists
 
 
 @BOTH
