@@ -13,6 +13,7 @@ import pytest
 
 from mobilemoney_async import APIError, AsyncClient, OutcomeUnknown, PaymentState, RetryPolicy, SQLStore
 from mobilemoney_async.events import DispatcherPaused, Event
+from mobilemoney_async.payments.evidence import IN_GRACE
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
@@ -126,6 +127,30 @@ async def test_a_reason_of_its_own_delays_one_payment_by_half_a_minute(sqlite_fi
             assert waiting is not None and waiting.not_before is not None
             assert (waiting.not_before - began).total_seconds() == pytest.approx(30, abs=1)
             assert (dispatcher.stats.sent, dispatcher.stats.paused, pauses(events)) == (3, None, [])
+
+
+async def test_the_record_has_the_latest_reason_or_that_of_a_look(sqlite_file_url: str) -> None:
+    """A pause of the queue replaces the reason of an earlier one; not what a look in the list has shown."""
+    world = make_world(sqlite_file_url)
+    async with world.client(world.store(grace=600), retry=NO_RETRIES) as client:
+        refuse(world, "ODD")
+        with pytest.raises(APIError):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000, idempotency_key="k00")
+        await enqueue(client, 2)
+        world.line.refuse = 1
+        async with client.dispatcher(per_minute=600):
+            await anyio.sleep(4)
+            looked, unsent = [await client.payments.get(f"k{number:02}") for number in range(2)]
+            assert looked is not None and unsent is not None and "ConnectError" in (unsent.reason or "")
+            assert looked.looked_at is not None
+            world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
+            with pytest.raises(OutcomeUnknown):
+                await client.collections.create(phone_number=PHONE_NUMBER, amount=1001, idempotency_key="lost")
+            await anyio.sleep(60)
+            looked, unsent = [await client.payments.get(f"k{number:02}") for number in range(2)]
+    assert looked is not None and unsent is not None
+    assert "'lost'" in (unsent.reason or "")
+    assert looked.reason == IN_GRACE
 
 
 async def test_a_payment_that_the_store_cannot_put_off_is_not_tried_at_full_speed(sqlite_file_url: str) -> None:

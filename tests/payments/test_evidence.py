@@ -286,6 +286,40 @@ def test_nothing_is_concluded_without_payments_to_compare_with(changes: dict[str
     assert controlled(**changes) == Control(reason=reason)
 
 
+@pytest.mark.parametrize(("edge", "outwards"), [(0, -_TICK), (1, _TICK)], ids=["first", "last"])
+def test_a_payment_of_the_control_may_be_at_the_edge_of_its_own_window(edge: int, outwards: timedelta) -> None:
+    """It is recognised there, and not a microsecond further out, as the search itself would be."""
+    after = attrs.evolve(_AFTER, is_adopted=True)
+    at = query_for(after).window(_STEADY)[edge]
+    before = attrs.evolve(_BEFORE, is_adopted=True)
+    assert controlled([_SHOWN[0], row(at, id="after")], [before], [after]).passed
+    assert controlled([_SHOWN[0], row(at + outwards, id="after")], [before], [after]).is_failed
+
+
+def test_the_control_compares_payments_that_touch_the_search_or_are_a_week_away() -> None:
+    """One that ended at its send, one that was sent at its end; a microsecond nearer they may be in any order."""
+    ended, begun = own(NOON - 2 * SECOND, id="before"), own(NOON + 2 * SECOND, id="after")
+    rows = [row(NOON - 2 * SECOND, id="before"), row(NOON + 2 * SECOND, id="after")]
+    assert controlled(rows, [ended], [begun]).passed
+    late = attrs.evolve(ended, ended_at=NOON + _TICK)
+    older = row(NOON - HOUR, id="older", amount=Decimal(5))
+    assert controlled([*rows, older], [late], [begun]).reason == _NO_EARLIER
+    early = attrs.evolve(begun, sent_at=NOON + 2 * SECOND - _TICK)
+    assert controlled(rows, [ended], [early]).reason == _NO_LATER
+    for distance, reason in ((7 * _DAY, None), (7 * _DAY + _TICK, _NO_EARLIER)):
+        old = own(NOON - distance, id="before")
+        assert controlled([row(NOON - distance, id="before"), _SHOWN[1]], [old]).reason == reason
+
+
+def test_the_list_is_as_old_as_the_payment_with_a_row_at_its_window() -> None:
+    """Then an earlier payment is missing, rather than the older part of the list."""
+    start = search().window(_STEADY)[0]
+    for at, reason in ((start, _NO_EARLIER), (start + _TICK, "the list shows nothing as old as the payment")):
+        stranger = row(at, id="stranger", amount=Decimal(5))
+        after = attrs.evolve(_AFTER, is_adopted=True)
+        assert controlled([stranger, _SHOWN[1]], [], [after]).reason == reason
+
+
 def test_the_control_waits_for_the_grace_period() -> None:
     """A list that already shows the payments on both sides may still lack the one between them."""
     assert controlled(began_at=NOON + _MINUTE + 122 * SECOND).passed
@@ -361,6 +395,25 @@ def test_a_listing_that_may_have_missed_the_payment_does_not_count(changes: dict
     """A listing with a gap, of other days, or with an unreadable row near the payment shows no absence."""
     verdict = evidence(_SHOWN, _BEFORE, _AFTER, **changes).judge("order-1", Control(passed=True))
     assert verdict == (_CLEAR if reason is None else Verdict(reason=reason))
+
+
+@pytest.mark.parametrize(("edge", "outwards"), [(0, -_TICK), (1, _TICK)], ids=["first", "last"])
+def test_an_unreadable_row_a_day_around_the_window_may_be_the_payment(edge: int, outwards: timedelta) -> None:
+    """Up to the last microsecond in which a readable one would forbid an absence."""
+    at = search().reach(evidence(_SHOWN, _BEFORE, _AFTER).skew(search()))[edge]
+    for created_at, is_clear in ((at, False), (at + outwards, True)):
+        unreadable = (UnreadableRow(created_at=created_at),)
+        verdict = evidence(_SHOWN, _BEFORE, _AFTER, unreadable=unreadable).judge("order-1", Control(passed=True))
+        assert verdict.is_clear is is_clear
+
+
+@pytest.mark.parametrize("shown", [{"unreadable": (UnreadableRow(id="tx-9", created_at=NOON),)}, {}])
+def test_a_row_that_was_explained_as_not_one_payment_may_still_be_another(shown: dict[str, Any]) -> None:
+    """An operator has said of one key that the transaction is not its payment; whether it can be read or not."""
+    rows = _SHOWN if shown else [*_SHOWN, row(id="tx-9")]
+    for key, is_clear in (("order-1", True), ("order-2", False)):
+        seen = evidence(rows, _BEFORE, _AFTER, explained_ids={"tx-9": key}, **shown)
+        assert seen.judge("order-1", Control(passed=True)).is_clear is is_clear
 
 
 def test_an_unreadable_row_does_not_keep_a_payment_from_being_found() -> None:
@@ -598,6 +651,14 @@ def test_a_looked_up_transaction_is_ours_if_all_of_it_fits(
 ) -> None:
     """Type, amount, number and time decide, whatever the acknowledgement has said."""
     assert names(search(), row(**changes), skew) is is_ours
+
+
+@pytest.mark.parametrize(("edge", "outwards"), [(0, -_TICK), (1, _TICK)], ids=["first", "last"])
+def test_a_looked_up_transaction_may_be_at_the_edge_of_the_window(edge: int, outwards: timedelta) -> None:
+    """A microsecond further out it is another payment."""
+    at = search().window(_STEADY)[edge]
+    assert names(search(), row(at), _STEADY)
+    assert not names(search(), row(at + outwards), _STEADY)
 
 
 # The laws, against a list that misbehaves

@@ -28,6 +28,8 @@ from mobilemoney_async.payments.matching import (
     learn,
     match,
     query_for,
+    read_sample,
+    shift,
 )
 from tests.payments.listed import SECOND, misspelt, offsets, own, row, search, sightings
 from tests.support.fakes import NOON, PHONE_NUMBER
@@ -63,6 +65,33 @@ def test_looks_that_leave_one_moment_name_it() -> None:
     second = ClockSample(shown=NOON, began_at=NOON - SECOND, ended_at=NOON - 2 * SECOND)
     skew = estimate_skew([first, second])
     assert skew == Skew(low=2 * SECOND, high=2 * SECOND)
+
+
+def test_a_time_beyond_the_calendar_is_its_end() -> None:
+    """On either side: a service may show any date."""
+    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    assert (shift(first, -SECOND), shift(first, SECOND)) == (first, first + SECOND)
+    assert (shift(last, SECOND), shift(last, -SECOND)) == (last, last - SECOND)
+
+
+def test_a_date_header_is_a_look_at_the_clock() -> None:
+    """To the second; one that is missing or unreadable is none."""
+    ended_at = NOON + SECOND
+    sample = read_sample("Fri, 02 Jan 2026 12:00:00 GMT", began_at=NOON, ended_at=ended_at)
+    assert sample == ClockSample(shown=datetime(2026, 1, 2, 12, tzinfo=UTC), began_at=NOON, ended_at=ended_at)
+    assert sample.skew == Skew(low=-SECOND, high=SECOND)
+    for missing in (None, "", "soon"):
+        assert read_sample(missing, began_at=NOON, ended_at=ended_at) is None
+
+
+def test_days_that_touch_are_listed_once() -> None:
+    """Two payments whose days end and begin on the same one are one listing; with a day between they are two."""
+    day = timedelta(days=1)
+    spans = {"a": (NOON, NOON), "b": (NOON + 3 * day, NOON + 3 * day), "c": (NOON + 7 * day, NOON + 7 * day)}
+    (both, alone) = date_ranges(spans)
+    assert (both.keys, alone.keys) == (("a", "b"), ("c",))
+    assert (both.first, both.last) == ((NOON - day).date(), (NOON + 5 * day).date())
+    assert (alone.first, alone.last) == ((NOON + 6 * day).date(), (NOON + 9 * day).date())
 
 
 def test_nothing_is_said_of_a_clock_that_was_never_seen() -> None:

@@ -208,6 +208,27 @@ def test_an_absent_payment_is_sent_again_by_machine_only_where_the_merchant_allo
     assert clearance(looked, NOON, absent_suffices=False, grace=GRACE) is Clearance.NEVER
 
 
+def test_a_look_counts_for_the_grace_period_or_half_a_minute() -> None:
+    """To the microsecond; and where nothing but the look was compared, it must have come after the grace period."""
+    tick = timedelta(microseconds=1)
+    looked = record(REFUSED, **SOFT, **CONTROLLED, looked_at=NOON)
+    for grace, valid in ((120.0, 120), (5.0, 30)):
+        until = NOON + timedelta(seconds=valid)
+        assert clearance(looked, until, grace=grace) is Clearance.SEND
+        assert clearance(looked, until + tick, grace=grace) is Clearance.LOOK
+    over_at, early = NOON + timedelta(seconds=GRACE), record(REFUSED, **SOFT, looked_at=NOON + timedelta(seconds=100))
+    assert clearance(early, over_at - tick, grace=GRACE) is Clearance.WAIT
+    assert clearance(early, over_at, grace=GRACE) is Clearance.LOOK
+
+
+def test_under_the_lock_of_a_row_the_age_of_a_look_does_not_matter() -> None:
+    """The caller has judged it before: only what another process may have changed counts."""
+    looked = record(ABSENT, **LOOKED_EARLIER, **CONTROLLED)
+    assert clearance(looked, None) is Clearance.SEND
+    assert clearance(record(REFUSED, **SOFT), None) is Clearance.LOOK
+    assert clearance(record(REFUSED, **SOFT, **LOOKED_EARLIER), None) is Clearance.LOOK
+
+
 @pytest.mark.parametrize("state", PaymentState)
 def test_only_a_payment_that_is_being_sent_grows_stale(state: PaymentState) -> None:
     """A payment that is being sent counts as unknown from its time on, not before; no other ever does."""
