@@ -116,7 +116,7 @@ class ChangePages:
                     return after, page
 
         after, page = await self._store.write(read)
-        self._number, self._is_from_now = page[-1].number if page else after, False
+        self._number, self._is_from_now = after, False
         if page:
             self._after = page[-1].change.cursor
         self._page.extend(page)
@@ -188,7 +188,6 @@ class ConsumerReader:
     async def aclose(self) -> None:
         """Give the lease back, and let what was handed out come again at once."""
         self._begin_again()
-        self._leased_until = -math.inf
         await leave_consumers(self._store, self.me, is_closed=True)
 
     async def done(self, cursor: str) -> None:
@@ -255,7 +254,7 @@ class ConsumerReader:
                 elif anyio.current_time() < self._leased_until - _LEASE / 2:
                     await checkpoint()
                     return self._hand_out(self._page.popleft())
-                elif await self._leased(_LEASE, lambda _: True) is None:
+                elif await self._leased(lambda _: True) is None:
                     self._begin_again()
             if not await self._take():
                 await anyio.sleep(_RIVAL_PAUSE)
@@ -294,7 +293,7 @@ class ConsumerReader:
             tried = None if self._has_begun else row.tried
             return table.take(feed, row, now, after=after, limit=_PAGE, tried=tried, reader=self)
 
-        taken = await self._leased(_LEASE, take)
+        taken = await self._leased(take)
         if taken is None:
             self._begin_again()
             return False
@@ -318,7 +317,7 @@ class ConsumerReader:
             if anyio.current_time() < self._leased_until - _LEASE / 2:
                 # Not on disk yet: after a power cut, the change comes again.
                 return await self._store.database.write(lambda each: work(self._table(each)), durable=False)
-            result = await self._leased(_LEASE, lambda table: (work(table),))
+            result = await self._leased(lambda table: (work(table),))
         except StoreError:
             self._begin_again()
             raise
@@ -328,19 +327,20 @@ class ConsumerReader:
             raise StoreError(said, outcome="not_sent")
         return result[0]
 
-    async def _leased(self, ttl: float, work: Callable[[ConsumerTable], T]) -> T | None:
+    async def _leased(self, work: Callable[[ConsumerTable], T]) -> T | None:
         """Take or renew the lease, and run work in the same transaction; None if another process has the lease."""
         name, account, began = _lease_name(self._name), self._store.account, anyio.current_time()
 
         def run(connection: sa.Connection, clock: Clock) -> T | None:
-            if not change_lease(connection, account, name, by=self.me, ttl=ttl, clock=clock):
+            if not change_lease(connection, account, name, by=self.me, ttl=_LEASE, clock=clock):
                 return None
             return work(self._table(connection))
 
         # Noted before the lease is taken: this task may be cancelled, or leave the iterator without closing it.
         self._store.consuming[self.me] = self._name
         result, _ = await self._store.database.timed(run, durable=True)
-        self._leased_until = -math.inf if result is None else began + ttl
+        # Without the lease nothing is left to hand out: each caller begins again.
+        self._leased_until = began + _LEASE
         return result
 
     def _table(self, connection: sa.Connection) -> ConsumerTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -187,7 +187,46 @@ async def test_wrong_arguments_and_connections_are_refused_before_anything_is_wr
         assert await client.payments.list() == []
 
 
+async def test_the_limits_of_arguments_are_allowed(sqlite_file_url: str) -> None:
+    """A million either way, no more; a time needs its zone."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        for number, priority in enumerate((1_000_000, -1_000_000)):
+            order = {**ORDER, "amount": 1000 + number, "idempotency_key": f"k{number}"}
+            assert (await client.payments.enqueue(**order, priority=priority)).priority == priority
+            with pytest.raises(InvalidRequest, match="priority"):
+                await client.payments.enqueue(**order, priority=priority + (1 if priority > 0 else -1))
+        with pytest.raises(InvalidRequest, match="not_before"):
+            await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=datetime(2026, 1, 2))  # noqa: DTZ001
+        assert len(await client.payments.list()) == 2
+
+
 # Dispatching
+
+
+async def test_a_payment_is_due_at_its_very_moment(sqlite_file_url: str) -> None:
+    """The first look of a dispatcher finds one whose time has just come."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=world.utcnow())
+        await dispatch(client, 0.3)
+    assert world.sent == 1
+
+
+async def test_a_key_is_cancelled_in_its_account_alone(store_url: str) -> None:
+    """The queued payment of another account under the same key is sent."""
+    world = make_world(store_url)
+    async with world.client(world.store(account="one")) as one, world.client(world.store(account="two")) as two:
+        for client in (one, two):
+            await client.payments.enqueue(**ORDER, idempotency_key="a")
+        await one.payments.cancel("a", note="no")
+        await dispatch(one, 3)
+        await dispatch(two, 3)
+        assert [await state(client, "a") for client in (one, two)] == [
+            PaymentState.CANCELLED,
+            PaymentState.ACKNOWLEDGED,
+        ]
+    assert world.sent == 1
 
 
 async def test_payments_are_sent_by_priority_then_age_and_not_before_their_time(sqlite_file_url: str) -> None:
