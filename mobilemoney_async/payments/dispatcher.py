@@ -292,11 +292,10 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if known is None:
             emit(self._on_event, DispatcherPaused(reason=str(error)))
 
-    def _count_refusal(self, error: MobileMoneyError) -> None:
+    def _count_refusal(self, error: APIError) -> None:
         """Pause after many equal refusals, such as those for an empty float: the next one would be refused, too."""
         # Their texts may name the payment.
-        code = error.code if isinstance(error, APIError) else None
-        refusal = code or _DIGITS.sub("", str(error))
+        refusal = error.code or _DIGITS.sub("", str(error))
         self._refusals = self._refusals + 1 if refusal == self._last_refusal else 1
         self._last_refusal = refusal
         if self._refusals >= _REFUSALS and self._paused is None:

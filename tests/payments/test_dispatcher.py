@@ -172,7 +172,7 @@ async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str)
     """A payment that is taken in between shows that the reason is gone, and so does one of another reason."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
-        await enqueue(client, 70)
+        await enqueue(client, 85)
         async with client.dispatcher(per_minute=600) as dispatcher:
             refuse(world, "NO_FLOAT", times=19)
             await anyio.sleep(1.95)
@@ -183,6 +183,9 @@ async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str)
             await anyio.sleep(7)
             assert (dispatcher.stats.sent, dispatcher.stats.finishes_at) == (60, None)
             assert "20 payments in a row were refused" in (dispatcher.stats.paused or "")
+            dispatcher.resume()
+            await anyio.sleep(5)
+            assert dispatcher.stats.sent == 80
 
 
 async def test_after_a_resume_as_many_refusals_pause_it_again(sqlite_file_url: str) -> None:
