@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
 
-from mobilemoney_async import AsyncClient, PaymentChange, PaymentState
+from mobilemoney_async import AsyncClient, InvalidCursor, PaymentChange, PaymentState
+from mobilemoney_async.payments.changes import prune_changes, read_changes
+from mobilemoney_async.payments.feed import ChangePages
+from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
 
@@ -103,6 +107,42 @@ async def test_a_closed_reader_ends(sqlite_file_url: str, choice: dict[str, Any]
         await feed.aclose()
         await feed.aclose()
         assert keys([change async for change in feed]) == ("abc" if choice else "")
+
+
+async def test_a_reader_that_starts_over_gets_what_comes_next(sqlite_file_url: str) -> None:
+    """Neither what it had read ahead, nor what is after its old cursor: that one is of another feed."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await enqueue(client, "abc")
+        feed = client.payments.changes()
+        assert isinstance(feed, ChangePages)
+        await take(feed, 1)
+        feed.restart()
+        await feed.begin()
+        await enqueue(client, "d")
+        assert keys(await take(feed, 1)) == "d"
+
+
+async def test_changes_that_are_pruned_while_a_page_is_read_are_not_skipped(
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL another process may delete them between two statements: the cursor is refused, as any older one."""
+    world, times = make_world(sqlite_file_url), list[int]()
+
+    def prune_and_read(journal: Journal, *arguments: Any, **options: Any) -> Any:
+        times.append(len(times))
+        if len(times) == 1:
+            prune_changes(journal, world.utcnow() + timedelta(days=1))
+        return read_changes(journal, *arguments, **options)
+
+    async with world.client() as client:
+        await enqueue(client, "a")
+        await client.payments.cancel("a", note="no")
+        await enqueue(client, "b")
+        (first, *_) = [change async for change in client.payments.changes(forever=False)]
+        monkeypatch.setattr("mobilemoney_async.payments.feed.read_changes", prune_and_read)
+        with pytest.raises(InvalidCursor, match="behind"):
+            await anext(client.payments.changes(after=first.cursor))
 
 
 # What `done` and `failed` count for
