@@ -6,6 +6,7 @@ Invariant: nothing but a `MobileMoneyError` leaves `Wire.send`, cancellation asi
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket
 import zlib
@@ -61,6 +62,27 @@ class _Body(httpx.AsyncByteStream):
             raise StopAsyncIteration
         self._read = self._flight.begun = True
         return self._content
+
+
+@functools.cache
+def _watched(kind: Any) -> Any:
+    """Return a subclass of a library's request body whose objects note when they begin to be read, for `_watch`."""
+
+    class Watched(kind):  # type: ignore[misc]
+        flight: Flight
+
+        def __aiter__(self) -> Any:
+            self.flight.begun = True
+            return super().__aiter__()
+
+    return Watched
+
+
+def _watch(stream: Any, flight: Flight) -> Any:
+    """Return the request body of a caller's client, which notes from now on when it begins to be read."""
+    stream.__class__ = _watched(type(stream))  # httpx and httpx2 refuse a body of any other class
+    stream.flight = flight
+    return stream
 
 
 class _Sender(Protocol):
@@ -121,6 +143,7 @@ class _TransportSender:
     ) -> T:
         flight.proves_unsent = self._owned and content is not None
         flight.is_direct = self._owned and not self._aiohttp
+        flight.begun = not self._owned and content is None and method != "GET"  # no body to watch; it may move money
         transport = self._open() if self._owned else self._transport
         assert transport is not None
         # A deadline of its own for each phase lets the pool name the phase; the attempt's own scope ends the whole.
@@ -191,6 +214,8 @@ class _ClientSender:
         request = self._client.build_request(
             method, url, headers=headers, content=content, timeout=(phase, timeout, timeout, phase)
         )
+        flight.begun = content is None and method != "GET"  # it has no body to watch, and may move money
+        request.stream = _watch(request.stream, flight)
         token = _in_our_call.set(True)
         try:
             response = await self._client.send(request, auth=None, follow_redirects=False, stream=True)

@@ -47,8 +47,8 @@ class Flight:
         begun: Whether the transport has begun to read the body, after which the service may have it.
         proves_unsent: Whether `begun` being False proves that nothing was sent.
         is_direct: Whether httpx's own pool sends it, so that its connection errors decide alone. A caller's transport
-            may have sent the request before, and retried; a mock of the pool in a test reads the body of a request
-            that it then does not send.
+            or client may have sent the request before, and retried; a mock of the pool in a test reads the body of a
+            request that it then does not send.
         is_suspect: Whether the answer may be that to another request: then its connection is closed.
     """
 

@@ -809,18 +809,26 @@ async def test_a_pool_that_a_test_mocks_loses_answers_as_the_real_one_does(error
     assert route.call_count == 1
 
 
-async def test_a_retrying_transport_of_a_callers_cannot_make_us_send_twice() -> None:
-    """Where a layer of a caller's lost an answer and then found no connection, the payment may exist."""
+@pytest.mark.parametrize("library", [None, httpx, httpx2])
+@pytest.mark.parametrize("has_body", [True, False])
+async def test_a_callers_retries_cannot_make_us_send_twice(library: Any, has_body: bool) -> None:
+    """Where a transport or client of a caller's lost an answer and then found no connection, the payment may exist."""
     sent = 0
+    made_by = library or httpx
 
-    class Retrying(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    class Retrying(made_by.AsyncBaseTransport):  # type: ignore[misc, name-defined]
+        async def handle_async_request(self, request: Any) -> Any:
             nonlocal sent
-            async for _ in request.stream:  # type: ignore[union-attr]
-                sent += 1
-            raise httpx.ConnectError("the second time")
+            sent += 1
+            async for _ in request.stream:
+                pass
+            raise made_by.ConnectError("the second time")
 
-    async with AsyncClient(BASE_URL, auth=TOKEN, transport=Retrying()) as client:
+    ours: Any = {"http_client": library.AsyncClient(transport=Retrying())} if library else {"transport": Retrying()}
+    async with AsyncClient(BASE_URL, auth=TOKEN, **ours) as client:
         with pytest.raises(OutcomeUnknown):
-            await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+            if has_body:
+                await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+            else:
+                await client.request("POST", "/payment-service/airtel/refund")
     assert sent == 1
