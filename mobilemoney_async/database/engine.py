@@ -35,7 +35,7 @@ from mobilemoney_async.database.url import (
     read_url,
     readable_files,
 )
-from mobilemoney_async.errors import StoreError
+from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.values import redact
 
 T = TypeVar("T")
@@ -285,6 +285,12 @@ class Database:
                 elif not is_conflict(exc) or time.monotonic() > until:
                     # Not as the cause: a driver quotes the values of a row in its errors, phone numbers among them.
                     raise self._failed(exc) from None
+            except MobileMoneyError:
+                raise
+            except (ValueError, TypeError, ArithmeticError, RecursionError) as exc:
+                # A row that was edited: SQLite keeps any text as a time. Not as the cause, as above.
+                said = f"the store holds a row that cannot be read ({type(exc).__name__})"
+                raise StoreError(said, outcome="not_sent") from None
             time.sleep(random.uniform(0, _CONFLICT_PAUSE))  # noqa: S311 (no secret)
 
     def _run(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+import traceback
 import uuid
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -395,6 +398,19 @@ async def test_a_message_that_cannot_be_read_back_stalls_no_other_payment(
     assert "message about transaction t-000001: the store holds a transaction that cannot be read" in caplog.text
 
 
+async def test_a_time_that_someone_has_edited_is_an_error_of_ours(tmp_path: Path) -> None:
+    """SQLite keeps any text as a time. Nothing of the text is shown, and payments of other keys go on."""
+    world = make_world(url := f"sqlite:///{tmp_path / 'store.db'}")
+    async with world.client(store=SQLStore(url, grace=GRACE)) as client:
+        await world.pay(client, [order("collections", f"k{each}", each) for each in (1, 2)])
+        with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
+            file.execute("UPDATE mobilemoney_payment_records SET changed_at = '+255681234567' WHERE key = 'k1'")
+        with pytest.raises(StoreError, match="a row that cannot be read") as caught:
+            await client.payments.list()
+        assert "681234567" not in "".join(traceback.format_exception(caught.value))
+        assert await client.payments.get("k2") is not None
+
+
 @BOTH
 async def test_a_record_that_cannot_be_read_hides_no_other(store_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Its state counts, its error names the fault, and the log has one line; a row without sense is a `StoreError`."""
@@ -423,6 +439,10 @@ async def test_a_record_that_cannot_be_read_hides_no_other(store_url: str, caplo
         await spoil(state="odd")
         with pytest.raises(StoreError, match="cannot read its payment 'k1'"):
             await client.payments.get("k1")
+        await spoil(state="FINAL", candidates="[" * 100_000)
+        with pytest.raises(StoreError, match="a row that cannot be read") as caught:
+            await client.payments.list()
+        assert caught.value.outcome == "not_sent"
     assert (
         caplog.text.count(f"payment 'k1' of account {account!r}: the store holds a transaction that cannot be read")
         == 1
