@@ -40,6 +40,9 @@ CONNECTION = "mobilemoney_async.sandbox.connection"
 With `reset=True` it resets the connection, otherwise it closes it after the bytes already written.
 """
 
+# Characters of a path and query in the log.
+_MOST_SHOWN = 500
+
 MAX_BODY = 1024 * 1024
 """Bytes of a request's body that are read."""
 
@@ -186,10 +189,11 @@ def _log(request: Request, outcome: str, *, seconds: float) -> None:
 
 
 def target(request: Request) -> str:
-    """Return path and query with masked phone numbers."""
+    """Return path and query for a log, with masked phone numbers: any web page may have sent them."""
     path = "/".join(map(_masked, request.path.split("/")))
     query = "&".join(f"{name}={_masked(value)}" for name, value in request.query.items())
-    return f"{path}?{query}" if query else path
+    whole = f"{path}?{query}" if query else path
+    return "".join(filter(str.isprintable, whole[:_MOST_SHOWN]))
 
 
 def _masked(text: str) -> str:

@@ -78,6 +78,16 @@ def test_phone_numbers_are_masked_wherever_they_stand() -> None:
     assert target(request) == "/v1/+25568…001/x?a=255681…001&b=12"
 
 
+async def test_no_web_page_writes_to_the_terminal(sandbox: Sandbox, caplog: pytest.LogCaptureFixture) -> None:
+    """An image's address on any page may hold escape sequences, line ends and bidi controls, as long as it likes."""
+    caplog.set_level(logging.INFO, "mobilemoney_async.sandbox")
+    async with http(sandbox) as client:
+        for text in ("\x1b]0;x\x07\x1b[2J", "a\r\nGET / 200", "\u202e\x9b", "W" * 5_000):
+            await client.get("/payment-service/transactions", params={text: text})
+    lines = [record.getMessage() for record in caplog.records if record.name == "mobilemoney_async.sandbox"]
+    assert len(lines) == 4 and all(line.isprintable() and len(line) < 600 for line in lines), lines
+
+
 async def test_a_server_that_cannot_drop_connections_is_told_so(sandbox: Sandbox) -> None:
     sandbox.script(faults.drop(processed=True))
     async with http(sandbox) as client:
