@@ -29,11 +29,11 @@ _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 # Patterns that clean error texts, linear in any text: quantifiers are possessive, and words are read from their start.
 # Uncompiled: `re` compiles them at the first error, and keeps them.
 _FIELD_TO_HIDE = (
-    r"""(?i)(?<![\w-])((?=[\w-]*?(?:password|token|secret|otp|pin|authorization|bearer))[\w-]++[\\"']*+"""
-    r"""(?:\s*+[:=]\s*+|\s++(?=\d)))"""
+    r"""(?i)(?<![\w-])((?=[\w-]*?(?:passw|pwd|token|secret|otp|pin|authorization|bearer))[\w-]++[\\"']*+"""
+    r"""(?:\s*+[:=>]++\s*+|\s++(?:is\s++)?+(?=\S*\d)))"""
     r"""(\\++"(?:[^\\]|\\++(?!"))*+(?:\\++")?|"(?:[^"\\]|\\.)*+"?|'[^']*+'?|[^\s,;&}<]++)"""
 )
-_LONG_WORD = r"(?a)[\w\-.~+/=]{24,}+"
+_LONG_WORD = r"(?a)[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+"  # by the latter a JWT begins
 # Nine digits with any separators, or six with spaces and hyphens. What is masked already stays as it is.
 _NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){6,}+|(?:[ \-]*+\d){5}+(?!…))"
 # Without dots, which tokens have.
@@ -203,10 +203,10 @@ def redact(text: str, limit: int = 200) -> str:
     text = printable(text[: 8 * limit], 8 * limit)
     # Fields before decoding too: a decoded quotation mark may end a text too early.
     text = re.sub(_ESCAPE, _unescape, re.sub(_FIELD_TO_HIDE, r"\1[redacted]", text))
-    if not text.isascii():  # the digits of all scripts, raised and encircled ones too
-        import unicodedata
+    if not text.isascii():  # the digits of all scripts, raised and encircled ones too; and letters of full width
+        from unicodedata import digit, normalize
 
-        text = "".join(str(unicodedata.digit(each, each)) for each in text)
+        text = "".join(str(digit(each, each if each == "…" else normalize("NFKC", each))) for each in text)
     text = re.sub(_FIELD_TO_HIDE, r"\1[redacted]", printable(text, 8 * limit))
     text = re.sub(_LONG_WORD, "[redacted]", text)
     return printable(re.sub(_NUMBER, _mask_match, text), limit)
