@@ -1,8 +1,7 @@
 """Payments of a merchant's backend, without a web framework: one object for the life of a process.
 
-The store is the only book. Creates run in the backend's own tasks, not in those of HTTP requests, so that a customer
-who closes the page does not leave a payment unknown. Beside them run the poller, the dispatcher of queued payments, the
-reconciliation of unknown ones, and a reader of the feed of changes, which wakes those who watch an order.
+The store is the only book: an order is queued there before its create begins, in a task of the backend. A customer who
+closes the page does not take the create along, and if the process dies, the dispatcher of another one sends it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import copy
 import logging
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import anyio
 import anyio.abc
@@ -21,14 +21,20 @@ import attrs
 
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
-from mobilemoney_async.contrib.prompt_limit import Names, PromptLimits
+from mobilemoney_async.contrib.orders import (
+    OrderState,
+    OrderStatus,
+    PromptLimits,
+    TooManyOrders,
+    TooManyPrompts,
+    read_record,
+)
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
-from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.values import (
     Secret,
+    normalise_amount,
     normalise_phone_number,
     refuse,
     require_integer,
@@ -37,27 +43,27 @@ from mobilemoney_async.values import (
     require_text,
 )
 
-if TYPE_CHECKING:
-    from mobilemoney_async.payments.dispatcher import Dispatcher
-    from mobilemoney_async.polling.poller import Poller
-
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds until unknown payments are reconciled again, the first time, and until a failed store is tried again.
 _FIRST_LOOK, _FAULT_PAUSE = 2.0, 2.0
+# Seconds after which the dispatcher sends an order whose process has died: so many, and more for each that waits.
+_HEAD_START, _FOR_EACH = 30.0, 3.0
 
 OnSettled: TypeAlias = Callable[[PaymentChange], Awaitable[None]]
 """Function of the change by which an order's payment became final: its key is the order."""
 
+_Wanted: TypeAlias = tuple[str, str, str, str]  # type, order, phone number and amount
+
 
 @attrs.define(eq=False)
-class _Attempt:
-    """One create in progress, with an event for the tasks that wait for it."""
+class _Create:
+    """Create in progress: whether the store shows it as being sent, whether it has ended, and its error."""
 
-    request: tuple[Collections | Disbursements, str, int | Decimal | str] = attrs.field(repr=False)
-    names: Names | None = attrs.field(default=None, repr=False)  # that the limits count
-    admitted_at: float = float("-inf")
-    done: anyio.Event = attrs.field(factory=anyio.Event)
+    takes: tuple[str, str | None] | None  # number and caller that the limits count
+    since: float
+    is_shown: anyio.Event = attrs.field(factory=anyio.Event)
+    is_done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
 
 
@@ -66,42 +72,41 @@ class _Watch:
     """Iterator over the statuses of one order; a class, since an async generator left early would stay open."""
 
     order: str
-    heartbeat: float  # seconds after which the same status is returned again
+    heartbeat: float
     read: Callable[[str], Awaitable[OrderStatus | None]]
-    signals: weakref.WeakValueDictionary[str, anyio.Event]
-    last: OrderStatus | None = None  # the status returned last
+    signals: weakref.WeakValueDictionary[str, anyio.Event]  # a signal is kept as long as a watcher holds it
+    last: OrderStatus | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> OrderStatus:
-        if self.last is not None and self.last.is_settled:
-            raise StopAsyncIteration
-        until = anyio.current_time() + self.heartbeat
-        while True:
+        until, last = anyio.current_time() + self.heartbeat, self.last
+        while last is None or not last.is_settled:
             # Before the read, so that a change in between is not missed.
             signal = self.signals.setdefault(self.order, anyio.Event())
             try:
                 status = await self.read(self.order)
             except StoreError:
-                if self.last is None:
+                if last is None:
                     await anyio.sleep(_FAULT_PAUSE)
                     continue
-                status = self.last
+                status = last
             if status is None:
-                raise StopAsyncIteration
-            if status != self.last or anyio.current_time() >= until:
+                break
+            if status != last or anyio.current_time() >= until:
                 self.last = status
                 return status
             with anyio.CancelScope(deadline=until):
                 await signal.wait()
+        raise StopAsyncIteration
 
 
 class Backend(anyio.AsyncContextManagerMixin):
     """Client, poller, dispatcher and callbacks of one process, with the orders that it pays for.
 
     ``async with client, Backend(client) as backend: ...``. Entering resumes the store's open payments. Leaving waits
-    for creates in progress, `drain` seconds at most; those cut short are reconciled after the next start.
+    for creates in progress, `drain` seconds at most; the next process goes on with those cut short.
 
     Attributes:
         client: The client.
@@ -113,12 +118,11 @@ class Backend(anyio.AsyncContextManagerMixin):
         client: With a store. Not closed by the backend.
         verify: As for `CallbackReceiver`.
         secret: As for `CallbackReceiver`.
-        on_settled: Awaited with each change by which a payment becomes final, whichever process finds it out, and
-            whenever: at least once, also across crashes, and by one process at a time. If it raises, the change comes
-            again, ten times at most. It should take less than half a minute; since a change may come twice, its work
-            must be safe to repeat.
-        name: With `on_settled`: the name of the consumer, as for ``client.payments.changes``. When a backend with
-            this name is entered for the first time, it begins with the changes from then on.
+        on_settled: Awaited with each change by which a payment becomes final, whichever process finds it out: at least
+            once, also across crashes, and by one process at a time. If it raises, the change comes again, ten times at
+            most. It should take less than half a minute, and its work must be safe to repeat.
+        name: With `on_settled`: the name of the consumer, as for ``client.payments.changes``. It begins with the
+            changes from the first time on that a backend with this name is entered.
         min_interval: As for `AsyncClient.poller`, seconds.
         per_minute: As for `AsyncClient.dispatcher`.
         reconcile_every: Between two reconciliations of unknown payments, seconds, more than 0; the first come sooner.
@@ -132,11 +136,6 @@ class Backend(anyio.AsyncContextManagerMixin):
         InvalidRequest: An argument is not what it accepts, or the client has no store.
         StoreError: On entering: the store cannot be reached.
     """
-
-    client: AsyncClient
-    poller: Poller
-    dispatcher: Dispatcher
-    callbacks: CallbackReceiver
 
     def __init__(
         self,
@@ -169,8 +168,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._drain = require_seconds("drain", drain, allow_zero=True)
         self._most_waiting = require_integer("most_waiting", most_waiting, 1)
         self._limits = PromptLimits(per_number=per_number, per_caller=per_caller)
-        self._attempts: dict[str, _Attempt] = {}
-        # A signal is kept as long as a watcher holds it.
+        self._creates: dict[_Wanted, _Create] = {}
         self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
         self._is_unknown = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -181,29 +179,26 @@ class Backend(anyio.AsyncContextManagerMixin):
             # Before anything can become final: it is handed out after a crash only if there is a consumer.
             await self._payments.changes(consumer=self._name, start="now").begin()
         failure: BaseException | None = None
-        async with self.poller, self.dispatcher, anyio.create_task_group() as tasks:
-            self._tasks = tasks
-            tasks.start_soon(self._read, None, self._show)
-            if self._on_settled is not None:
-                tasks.start_soon(self._read, self._name, self._settle)
-            tasks.start_soon(self._listen)
-            tasks.start_soon(self._reconcile)
-            try:
-                yield self
-            except (GeneratorExit, anyio.get_cancelled_exc_class()):
-                raise
-            except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
-                failure = exc
-            finally:
-                self._tasks = None
-                with anyio.move_on_after(self._drain, shield=True):
-                    for attempt in list(self._attempts.values()):
-                        await attempt.done.wait()
-                tasks.cancel_scope.cancel()
+        try:
+            async with self.poller, self.dispatcher, anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._read, None, self._show)
+                if self._on_settled is not None:
+                    tasks.start_soon(self._read, self._name, self._settle)
+                tasks.start_soon(self._listen)
+                tasks.start_soon(self._reconcile)
+                try:
+                    yield self
+                finally:
+                    self._tasks = None
+                    with anyio.move_on_after(self._drain, shield=True):
+                        for create in list(self._creates.values()):
+                            await create.is_done.wait()
+                    tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as exc:
+            failure = exc if exc.exceptions[1:] else exc.exceptions[0]  # of the block, as it is
         if failure is not None:
             raise failure
-
-    # Paying
 
     async def collect(
         self,
@@ -227,7 +222,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             caller: Name of the caller, such as the user of your login; None if unknown. Not an address of a crowd.
 
         Returns:
-            The order's status: ``sending`` if patience ended first.
+            The order's status as the store has it: ``sending`` if patience ended first.
 
         Raises:
             TooManyPrompts: The order has no payment, and its number or caller has too many; nothing was sent.
@@ -236,29 +231,23 @@ class Backend(anyio.AsyncContextManagerMixin):
         """
         number = normalise_phone_number(phone_number)
         names = (number, None if caller is None else require_text("caller", caller))
-        return await self._pay(order, _Attempt((self.client.collections, number, amount), names), patience)
+        return await self._pay(("collection", order, number, normalise_amount(amount)), patience, names)
 
     async def disburse(
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
     ) -> OrderStatus:
-        """Send money for an order, once, and answer soon; otherwise as `collect`."""
+        """Send money for an order, once, and answer soon; otherwise as `collect`, without its limits."""
         number = normalise_phone_number(phone_number)
-        return await self._pay(order, _Attempt((self.client.disbursements, number, amount)), patience)
-
-    # Knowing
+        return await self._pay(("disbursement", order, number, normalise_amount(amount)), patience, None)
 
     async def status(self, order: str) -> OrderStatus | None:
-        """Return an order's status as the store has it, or None if it never had a payment.
-
-        An order that waits here for the rate limit is ``sending``; other processes know it once it is sent.
+        """Return an order's status as the store has it, the same in every process; None if it never had a payment.
 
         Raises:
             InvalidRequest: The name is blank.
             StoreError: The store failed.
         """
         record = await self._payments.get(require_text("order", order))
-        if order in self._attempts and _is_new(record):
-            return OrderStatus(order=order, state=OrderState.SENDING)
         return None if record is None else read_record(record)
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
@@ -278,69 +267,65 @@ class Backend(anyio.AsyncContextManagerMixin):
         return _Watch(name, seconds, self.status, self._signals)
 
     def __repr__(self) -> str:
-        return f"<Backend: {len(self._attempts)} being created>"
+        return f"<Backend: {len(self._creates)} being created>"
 
     # Inside
 
-    async def _pay(self, order: str, wanted: _Attempt, patience: float) -> OrderStatus:
-        require_text("order", order)
+    async def _pay(self, wanted: _Wanted, patience: float, names: tuple[str, str | None] | None) -> OrderStatus:
+        order = require_name("order", wanted[1])
         require_seconds("patience", patience, allow_zero=True)
-        if order not in self._attempts:
-            record = await self._payments.get(order)
-            if self._tasks is None:
-                raise refuse("backend", "open: use it inside its `async with`")
-            # No await from here on: by now another task may have begun the order, which this one joins then.
-            if order not in self._attempts:
-                if _is_new(record):
-                    self._admit(order, wanted)
-                elif record is not None and len(self._attempts) >= self._most_waiting:
+        record = await self._payments.get(order)
+        if self._tasks is None:
+            raise refuse("backend", "open: use it inside its `async with`")
+        # No await from here to the start of the task. Another one may have begun it by now: then this one joins.
+        if wanted not in self._creates:
+            create = _Create(names if _is_new(record) else None, anyio.current_time())
+            if len(self._creates) >= self._most_waiting:
+                if record is not None and not _is_new(record):
                     return read_record(record)
-                self._attempts[order] = wanted
-                self._tasks.start_soon(self._create, order, wanted)
-        attempt = self._attempts[order]
-        if attempt.request != wanted.request:
-            raise IdempotencyConflict("the order is being paid with another number or amount", idempotency_key=order)
+                raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
+            if create.takes is not None and (wait := self._limits.take(create.takes, create.since)) > 0:
+                text = "too many new payments for this phone number, or by this caller"
+                raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
+            self._creates[wanted] = create
+            self._tasks.start_soon(self._create, create, wanted, _is_new(record))
+        create = self._creates[wanted]
+        await create.is_shown.wait()
         with anyio.move_on_after(patience):
-            await attempt.done.wait()
-        if isinstance(attempt.error, MobileMoneyError):
-            raise copy.copy(attempt.error) from attempt.error  # each waiter its own: raising it changes its traceback
-        if attempt.error is not None:
-            raise attempt.error
-        return await self.status(order) or OrderStatus(order=order, state=OrderState.SENDING)
+            await create.is_done.wait()
+        status, error = await self.status(order), create.error
+        if error is not None and _is_true(error, status):
+            raise copy.copy(error) if isinstance(error, MobileMoneyError) else error  # its traceback is each waiter's
+        return status or OrderStatus(order=order, state=OrderState.SENDING)
 
-    def _admit(self, order: str, attempt: _Attempt) -> None:
-        """Refuse an order without a payment where too many others wait, or its number or caller has too many."""
-        if len(self._attempts) >= self._most_waiting:
-            raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
-        attempt.admitted_at = anyio.current_time()
-        if attempt.names is not None and (wait := self._limits.take(attempt.names, attempt.admitted_at)) > 0:
-            text = "too many new payments for this phone number, or by this caller"
-            raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
-
-    async def _create(self, order: str, attempt: _Attempt) -> None:
-        creates, phone_number, amount = attempt.request
+    async def _create(self, create: _Create, wanted: _Wanted, is_new: bool) -> None:
+        kind, order, number, amount = wanted
+        paid: Any = {"phone_number": number, "amount": amount, "idempotency_key": order}
+        is_ours = False
         try:
-            answer = await creates.create(phone_number=phone_number, amount=amount, idempotency_key=order)
-            self.callbacks.track(answer)
-        except MobileMoneyError as exc:
-            attempt.error = exc
-            if exc.outcome == "not_sent" and attempt.names is not None:  # no phone rang
-                self._limits.give_back(attempt.names, attempt.admitted_at)
-            logger.warning("order %r: the create ended as %s, %s: %s", order, exc.outcome, type(exc).__name__, exc)
-            if exc.outcome == "unknown":
-                self._is_unknown.set()
+            wait = timedelta(seconds=_HEAD_START + _FOR_EACH * len(self._creates))
+            record = await self._payments.enqueue(type=kind, not_before=wait, priority=1, **paid)
+            is_ours = is_new and record.state is PaymentState.QUEUED
+            if not _is_new(record):  # (a released payment is shown as not made until it is sent)
+                create.is_shown.set()
+            creates = self.client.collections if kind == "collection" else self.client.disbursements
+            self.callbacks.track(await creates.create(**paid))
         except Exception as exc:  # (a caller's own token source may raise anything)
-            logger.exception("paying for order %r failed", order)
-            attempt.error = exc
+            create.error, outcome = exc, getattr(exc, "outcome", "failed")
+            if create.takes is not None and outcome == "not_sent":  # no phone rang
+                self._limits.give_back(create.takes, create.since)
+            said = "order %r: the create ended as %s, %s: %s"
+            is_foreign = not isinstance(exc, MobileMoneyError)
+            logger.warning(said, order, outcome, type(exc).__name__, exc, exc_info=is_foreign)
+            if is_ours:
+                # Out of the queue, if it is there: its customer hears that nothing was paid.
+                with suppress(StoreError):
+                    await self._payments.cancel(order, note="its create has failed", reusable=True)
         finally:
-            # No await from here on: a task that wakes finds the attempt gone.
-            self._attempts.pop(order, None)
-            attempt.done.set()
-            self._wake(order)
-
-    def _wake(self, order: str) -> None:
-        if (signal := self._signals.pop(order, None)) is not None:
-            signal.set()
+            # No await from here on: a task that wakes finds the create gone.
+            del self._creates[wanted]
+            create.is_shown.set()
+            create.is_done.set()
 
     async def _read(self, consumer: str | None, handle: Callable[[PaymentChange], Awaitable[None]]) -> None:
         """Handle each change from now on, or from where the consumer was; while the store fails, try again."""
@@ -353,7 +338,10 @@ class Backend(anyio.AsyncContextManagerMixin):
                 await anyio.sleep(_FAULT_PAUSE)
 
     async def _show(self, change: PaymentChange) -> None:
-        self._wake(change.key or "")
+        if change.state is PaymentState.UNKNOWN:
+            self._is_unknown.set()
+        if (signal := self._signals.pop(change.key or "", None)) is not None:
+            signal.set()
 
     async def _settle(self, change: PaymentChange) -> None:
         """Hand a final payment to `on_settled`. Others are done, too: after a crash, the first open change lags."""
@@ -383,10 +371,9 @@ class Backend(anyio.AsyncContextManagerMixin):
                 self._is_unknown, pause = anyio.Event(), _FIRST_LOOK
             try:
                 await self._payments.reconcile()
-            except MobileMoneyError as exc:
-                logger.warning("unknown payments are reconciled later: %s", exc)
-            except Exception:  # (a caller's own token source may raise anything)
-                logger.exception("unknown payments are reconciled later")
+            except Exception as exc:  # (a caller's own token source may raise anything)
+                is_foreign = not isinstance(exc, MobileMoneyError)
+                logger.warning("unknown payments are reconciled later: %s", exc, exc_info=is_foreign)
             pause = min(self._reconcile_every, max(_FIRST_LOOK, 2 * pause))
 
     async def _find(self, names: Sequence[str]) -> list[str]:
@@ -398,3 +385,10 @@ class Backend(anyio.AsyncContextManagerMixin):
 def _is_new(record: PaymentRecord | None) -> bool:
     """Return whether an order has no payment, so that `collect` would make one."""
     return record is None or read_record(record).state is OrderState.NOT_MADE
+
+
+def _is_true(error: Exception, status: OrderStatus | None) -> bool:
+    """Return whether the error of a create agrees with the store: another process may have sent it, or found it."""
+    if isinstance(error, IdempotencyConflict) or status is None or status.state is OrderState.NOT_MADE:
+        return True
+    return status.state is OrderState.FINDING_OUT and getattr(error, "outcome", None) == "unknown"

@@ -20,28 +20,18 @@ FINDING_OUT = "We are finding out whether this payment was made. Please do not p
 
 @attrs.frozen
 class HTTPAnswer:
-    """HTTP answer for a framework to send.
-
-    Attributes:
-        status: The HTTP status.
-        body: The JSON object.
-        headers: Content type and others.
-    """
+    """HTTP answer for a framework to send: the status, the JSON object, and the headers, content type included."""
 
     status: int
     body: Mapping[str, Any]
     headers: Mapping[str, str]
 
 
+_NOTHING = " Nothing was paid."
 # The first that fits, subclasses first: status, title, seconds until another attempt makes sense.
 _ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...] = (
     (errors.IdempotencyConflict, 409, "This order was used for another payment.", None),
-    (
-        errors.DuplicateSuspected,
-        409,
-        "An earlier payment of this amount to this number is still being looked into.",
-        None,
-    ),
+    (errors.DuplicateSuspected, 409, "An earlier payment like this one is still being looked into.", None),
     (TooManyPrompts, 429, "Too many payments were asked for here. Please try again later.", 60),
     (TooManyOrders, 503, "There are very many orders now. Nothing was paid; please try again in a moment.", 10),
     (errors.StoreError, 503, "Payments are not available now. Please try again in a moment.", 5),
@@ -49,10 +39,10 @@ _ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...]
     (errors.TransactionNotFound, 404, "There is no such payment.", None),
     (errors.InvalidTransactionId, 404, "There is no such payment.", None),
     # The merchant's credentials: the customer cannot fix them.
-    (errors.AuthenticationError, 502, "The payment service does not let us in. Nothing was paid.", None),
-    (errors.PermissionDenied, 502, "The payment service does not let us in. Nothing was paid.", None),
+    (errors.AuthenticationError, 502, f"The payment service does not let us in.{_NOTHING}", None),
+    (errors.PermissionDenied, 502, f"The payment service does not let us in.{_NOTHING}", None),
     (errors.ServerError, 502, "The payment service has a problem.", 5),
-    (errors.APIError, 422, "The payment service refused this payment. Nothing was paid.", None),
+    (errors.APIError, 422, f"The payment service refused this payment.{_NOTHING}", None),
     (errors.RequestTimeout, 504, "The payment service did not answer in time.", 5),
     (errors.TransportError, 503, "The payment service cannot be reached.", 5),
     (errors.MobileMoneyError, 502, "The payment service has a problem.", 5),
@@ -60,10 +50,7 @@ _ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...]
 
 
 def answer_error(error: errors.MobileMoneyError) -> HTTPAnswer:
-    """Return the answer for an error of this library.
-
-    A create with an unknown outcome gives 202, whatever the error.
-    """
+    """Return the answer for an error of this library: 202 for a create with an unknown outcome, whatever the error."""
     order = error.idempotency_key
     if isinstance(error, errors.WaitTimeout):
         return HTTPAnswer(202, {"state": str(OrderState.PENDING), "detail": "The payment is still open."}, {})
@@ -71,14 +58,13 @@ def answer_error(error: errors.MobileMoneyError) -> HTTPAnswer:
         return HTTPAnswer(202, order_fields(OrderStatus(order=order, state=OrderState.FINDING_OUT)), {})
     if isinstance(error, errors.InvalidRequest):
         return _problem(422, f"Please check this value: {error.argument}.", order, argument=error.argument)
-    status, title, retry_after = next(row[1:] for row in _ANSWERS if isinstance(error, row[0]))
+    status, title, seconds = next(row[1:] for row in _ANSWERS if isinstance(error, row[0]))
     if isinstance(error, errors.APIError) and not error.is_certain:  # refused as far as is known
-        title = title.removesuffix(" Nothing was paid.")
+        title = title.removesuffix(_NOTHING)
     asked = error.retry_after if isinstance(error, errors.APIError | TooManyPrompts) else None
-    if retry_after is None:
-        return _problem(status, title, order)
-    seconds = retry_after if asked is None else max(1, math.ceil(asked))
-    return _problem(status, title, order, {"Retry-After": str(seconds)})
+    if seconds is not None and asked is not None:
+        seconds = max(1, math.ceil(asked))
+    return _problem(status, title, order, retry_after=seconds)
 
 
 def answer_status(status: OrderStatus | None) -> HTTPAnswer:
@@ -94,10 +80,7 @@ def order_fields(status: OrderStatus) -> dict[str, Any]:
     return fields | ({"detail": FINDING_OUT} if status.state is OrderState.FINDING_OUT else {})
 
 
-def _problem(
-    status: int, title: str, order: str | None, headers: Mapping[str, str] | None = None, **more: str
-) -> HTTPAnswer:
-    body: dict[str, Any] = {"title": title, "status": status, **more}
-    if order is not None:
-        body["order"] = order
-    return HTTPAnswer(status, body, {"Content-Type": "application/problem+json", **(headers or {})})
+def _problem(status: int, title: str, order: str | None, *, retry_after: int | None = None, **more: str) -> HTTPAnswer:
+    body = {"title": title, "status": status, **more} | ({} if order is None else {"order": order})
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return HTTPAnswer(status, body, {"Content-Type": "application/problem+json", **headers})

@@ -183,14 +183,19 @@ def postpone(journal: Journal, key: str, *, reason: str, until: datetime) -> Pay
     return to_record(journal.update(key, {"not_before": until, "reason": known or shorten(reason)}))
 
 
-def cancel(journal: Journal, key: str, *, note: str, at: datetime) -> PaymentRecord | StoreError:
-    """Take a payment out of the queue as `cancel_batch` does, and return it as it is now, or the error to raise."""
+def cancel(
+    journal: Journal, key: str, *, note: str, at: datetime, state: PaymentState = PaymentState.CANCELLED
+) -> PaymentRecord | StoreError:
+    """Take a payment out of the queue as `cancel_batch` does, and return it as it is now, or the error to raise.
+
+    Instead of cancelled, it may be as one that was not sent: its key may then be used again.
+    """
     record = journal.find(key, lock=True)
     if record is None:
         return StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if record.state is not PaymentState.QUEUED:
         return StoreError(f"payment {key!r} is {record.state}, not queued: nothing was changed", outcome="not_sent")
-    _cancel(journal, _columns.key == key, note=note, at=at)
+    _cancel(journal, _columns.key == key, state, note=note, at=at)
     cancelled = journal.find(key)
     assert cancelled is not None
     return cancelled
@@ -202,18 +207,18 @@ def cancel_batch(journal: Journal, batch: str, *, note: str, at: datetime) -> No
     One that was refused before without a code of the contract may exist: it is refused, as far as is known, again. One
     that was tried in vain, and provably not sent, is cancelled as if it never had been.
     """
-    _cancel(journal, _columns.batch == batch, note=note, at=at)
+    _cancel(journal, _columns.batch == batch, PaymentState.CANCELLED, note=note, at=at)
 
 
-def _cancel(journal: Journal, which: sa.ColumnElement[bool], *, note: str, at: datetime) -> None:
+def _cancel(journal: Journal, which: sa.ColumnElement[bool], state: PaymentState, *, note: str, at: datetime) -> None:
     queued = (_columns.account == journal.account, which, sa.text("state = 'QUEUED'"))
-    for state, is_doubtful in ((PaymentState.REFUSED, True), (PaymentState.CANCELLED, False)):
+    for stopped_as, is_doubtful in ((PaymentState.REFUSED, True), (state, False)):
         doubt = (_columns.is_certain.is_(False),) if is_doubtful else ()
-        values = {"state": str(state), "changed_at": at, "next_look_at": None, "reason": None}
+        values = {"state": str(stopped_as), "changed_at": at, "next_look_at": None, "reason": None}
         stopped = payments.update().where(*queued, *doubt).values(values).returning(_columns.key)
         keys = list(journal.connection.execute(stopped).scalars())
         if keys:
-            journal.record_all(keys, PaymentEvent.CANCEL, state, source=Source.PERSON, detail=note, at=at)
+            journal.record_all(keys, PaymentEvent.CANCEL, stopped_as, source=Source.PERSON, detail=note, at=at)
 
 
 def is_cancelled(journal: Journal, key: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -198,27 +198,27 @@ class PaymentBook:
         amount: int | Decimal | str,
         idempotency_key: str,
         extra: Mapping[str, Any] | None = None,
-        not_before: datetime | None = None,
+        not_before: datetime | timedelta | None = None,
         priority: int = 0,
     ) -> PaymentRecord:
         """Record a payment, in a transaction of its own, for a dispatcher to send; see `SQLStore.enqueue`.
 
-        A cancelled call may have recorded it.
+        `not_before` may also be the time from now. A cancelled call may have recorded it.
         """
+        await self._store.database.open()
+        now = self._utcnow()
         order = read_order(
             type=type,
             phone_number=phone_number,
             amount=amount,
             idempotency_key=idempotency_key,
             extra=extra,
-            not_before=not_before,
+            not_before=now + not_before if isinstance(not_before, timedelta) else not_before,
             priority=priority,
         )
-        await self._store.database.open()
-        now = self._utcnow()
         return await self._store.write(lambda journal: enqueue(journal, *order, now))
 
-    async def cancel(self, key: str, *, note: str) -> PaymentRecord:
+    async def cancel(self, key: str, *, note: str, reusable: bool = False) -> PaymentRecord:
         """Take a payment out of the queue: no dispatcher sends it. Its key is used up, unless it was refused before.
 
         Tries that provably did not reach the service count as none. One that was refused before it was queued again,
@@ -227,9 +227,10 @@ class PaymentBook:
         Args:
             key: The payment's idempotency key.
             note: The reason and your name; kept in the payment's history.
+            reusable: Whether the key may be used again: the payment is then as one that was not sent.
 
         Returns:
-            The payment, in the state ``CANCELLED`` or ``REFUSED``.
+            The payment, in the state ``CANCELLED`` or ``REFUSED``; with `reusable`, ``NOT_SENT`` or ``REFUSED``.
 
         Raises:
             InvalidRequest: An argument is blank.
@@ -239,7 +240,8 @@ class PaymentBook:
         name, text = require_name("key", key), require_text("note", note)
         await self._store.database.open()
         now = self._utcnow()
-        return await self._decide(name, lambda journal: cancel(journal, name, note=text, at=now))
+        state = PaymentState.NOT_SENT if reusable else PaymentState.CANCELLED
+        return await self._decide(name, lambda journal: cancel(journal, name, note=text, at=now, state=state))
 
     async def unclaimed(self, state: str | None = OPEN) -> builtins.list[UnclaimedTransaction]:
         """Return the transactions in the service's list that no payment of this store claims, first seen first.

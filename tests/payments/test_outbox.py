@@ -541,6 +541,30 @@ async def test_a_payment_that_was_tried_in_vain_can_be_cancelled(store_url: str)
     ]
 
 
+async def test_a_payment_is_taken_back_with_its_key(store_url: str) -> None:
+    """A cancelled payment whose key is reusable is as one that was not sent; one that may exist is refused again."""
+    world = make_world(store_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=60))
+        queued = await client.payments.cancel("a", note="no", reusable=True)
+        assert (queued.state, queued.attempt) == (PaymentState.NOT_SENT, 0)
+        world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=1)
+        with pytest.raises(APIError):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=50, idempotency_key="soft")
+        await client.payments.enqueue(**{**ORDER, "amount": 50}, idempotency_key="soft")
+        refused = await client.payments.cancel("soft", note="no", reusable=True)
+        assert (refused.state, refused.is_certain) == (PaymentState.REFUSED, False)
+        await dispatch(client, 120)
+        assert world.sent == 1
+        await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=60))
+        await dispatch(client, 55)
+        assert world.sent == 1
+        await dispatch(client, 120)
+        found = [each.state async for each in client.payments.changes(forever=False) if each.key == "a"]
+    assert world.sent == 2
+    assert found[:4] == [PaymentState.QUEUED, PaymentState.NOT_SENT, PaymentState.QUEUED, PaymentState.SENDING]
+
+
 async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(store_url: str) -> None:
     """`enqueue` returns it as it is, and no dispatcher sends it; released, a create does, after a look in the list."""
     world = make_world(store_url)

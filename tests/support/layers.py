@@ -78,7 +78,6 @@ PURE = (
     "calls.retry",
     "contrib.http_answers",
     "contrib.orders",
-    "contrib.prompt_limit",
     "polling.list_model",
     "polling.pacing",
     "polling.planner",
