@@ -19,6 +19,7 @@ import anyio
 import anyio.abc
 import attrs
 
+from mobilemoney_async import values
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import (
@@ -29,25 +30,15 @@ from mobilemoney_async.contrib.orders import (
     TooManyPrompts,
     read_record,
 )
-from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, StoreError
+from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState
-from mobilemoney_async.values import (
-    Secret,
-    normalise_amount,
-    normalise_phone_number,
-    refuse,
-    require_integer,
-    require_name,
-    require_seconds,
-    require_text,
-)
+from mobilemoney_async.payments.records import PaymentState
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds until unknown payments are reconciled again, the first time, and until a failed store is tried again.
-_FIRST_LOOK, _FAULT_PAUSE = 2.0, 2.0
-# Seconds after which the dispatcher sends an order whose process has died: so many, and more for each that waits.
+_PAUSE = 2.0
+# Seconds after which a dispatcher sends an order whose process has died: so many, and more for each that waits.
 _HEAD_START, _FOR_EACH = 30.0, 3.0
 
 OnSettled: TypeAlias = Callable[[PaymentChange], Awaitable[None]]
@@ -60,7 +51,8 @@ _Wanted: TypeAlias = tuple[str, str, str, str]  # type, order, phone number and 
 class _Create:
     """Create in progress: whether the store shows it as being sent, whether it has ended, and its error."""
 
-    takes: tuple[str, str | None] | None  # number and caller that the limits count
+    is_new: bool  # of an order without a payment
+    names: tuple[str, str | None] | None  # number and caller that the limits count, if they do
     since: float
     is_shown: anyio.Event = attrs.field(factory=anyio.Event)
     is_done: anyio.Event = attrs.field(factory=anyio.Event)
@@ -89,7 +81,7 @@ class _Watch:
                 status = await self.read(self.order)
             except StoreError:
                 if last is None:
-                    await anyio.sleep(_FAULT_PAUSE)
+                    await anyio.sleep(_PAUSE)
                     continue
                 status = last
             if status is None:
@@ -110,21 +102,19 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     Attributes:
         client: The client.
-        poller: The poller of the payments; open inside the block.
-        dispatcher: The dispatcher of queued payments; open inside the block.
-        callbacks: The receiver of the service's callbacks; open inside the block.
+        poller: The poller of the payments; open inside the block, as the next two are.
+        dispatcher: The dispatcher of queued payments.
+        callbacks: The receiver of the service's callbacks.
 
     Args:
         client: With a store. Not closed by the backend.
-        verify: As for `CallbackReceiver`.
-        secret: As for `CallbackReceiver`.
+        verify: As for `CallbackReceiver`; so is `secret`.
         on_settled: Awaited with each change by which a payment becomes final, whichever process finds it out: at least
             once, also across crashes, and by one process at a time. If it raises, the change comes again, ten times at
             most. It should take less than half a minute, and its work must be safe to repeat.
         name: With `on_settled`: the name of the consumer, as for ``client.payments.changes``. It begins with the
             changes from the first time on that a backend with this name is entered.
-        min_interval: As for `AsyncClient.poller`, seconds.
-        per_minute: As for `AsyncClient.dispatcher`.
+        min_interval: As for `AsyncClient.poller`, seconds; `per_minute` is that of `AsyncClient.dispatcher`.
         reconcile_every: Between two reconciliations of unknown payments, seconds, more than 0; the first come sooner.
         drain: How long to wait for creates at the end, seconds, at least 0.
         most_waiting: How many creates may be in progress, at least 1. Sixty a minute are sent.
@@ -142,7 +132,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         client: AsyncClient,
         *,
         verify: Verify | None = None,
-        secret: str | Secret | None = None,
+        secret: str | values.Secret | None = None,
         on_settled: OnSettled | None = None,
         name: str | None = None,
         min_interval: float = 1.0,
@@ -154,19 +144,19 @@ class Backend(anyio.AsyncContextManagerMixin):
         per_caller: tuple[int, float] | None = (30, 600.0),
     ) -> None:
         if not isinstance(client, AsyncClient):
-            raise refuse("client", "an AsyncClient", client)
+            raise values.refuse("client", "an AsyncClient", client)
         self._payments = client.payments  # refuses a client without a store
         if on_settled is not None and name is None:
-            raise refuse("name", "given with on_settled: the name of its place in the feed, such as 'shop'")
+            raise values.refuse("name", "given with on_settled: the name of its place in the feed, such as 'shop'")
         self.client = client
         self.poller = client.poller(min_interval=min_interval, resume=True)
         self.dispatcher = client.dispatcher(per_minute=per_minute)
         self.callbacks = CallbackReceiver(self.poller, verify=verify, secret=secret, find=self._find)
         self._on_settled = on_settled
-        self._name = None if name is None else require_name("name", name)
-        self._reconcile_every = require_seconds("reconcile_every", reconcile_every)
-        self._drain = require_seconds("drain", drain, allow_zero=True)
-        self._most_waiting = require_integer("most_waiting", most_waiting, 1)
+        self._name = None if name is None else values.require_name("name", name)
+        self._reconcile_every = values.require_seconds("reconcile_every", reconcile_every)
+        self._drain = values.require_seconds("drain", drain, allow_zero=True)
+        self._most_waiting = values.require_integer("most_waiting", most_waiting, 1)
         self._limits = PromptLimits(per_number=per_number, per_caller=per_caller)
         self._creates: dict[_Wanted, _Create] = {}
         self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
@@ -229,16 +219,16 @@ class Backend(anyio.AsyncContextManagerMixin):
             TooManyOrders: Too many others are waiting; nothing was sent.
             MobileMoneyError: As of ``client.collections.create``.
         """
-        number = normalise_phone_number(phone_number)
-        names = (number, None if caller is None else require_text("caller", caller))
-        return await self._pay(("collection", order, number, normalise_amount(amount)), patience, names)
+        number = values.normalise_phone_number(phone_number)
+        names = (number, None if caller is None else values.require_text("caller", caller))
+        return await self._pay(("collection", order, number, values.normalise_amount(amount)), patience, names)
 
     async def disburse(
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
     ) -> OrderStatus:
         """Send money for an order, once, and answer soon; otherwise as `collect`, without its limits."""
-        number = normalise_phone_number(phone_number)
-        return await self._pay(("disbursement", order, number, normalise_amount(amount)), patience, None)
+        number = values.normalise_phone_number(phone_number)
+        return await self._pay(("disbursement", order, number, values.normalise_amount(amount)), patience, None)
 
     async def status(self, order: str) -> OrderStatus | None:
         """Return an order's status as the store has it, the same in every process; None if it never had a payment.
@@ -247,7 +237,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             InvalidRequest: The name is blank.
             StoreError: The store failed.
         """
-        record = await self._payments.get(require_text("order", order))
+        record = await self._payments.get(values.require_text("order", order))
         return None if record is None else read_record(record)
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
@@ -263,63 +253,59 @@ class Backend(anyio.AsyncContextManagerMixin):
         Raises:
             InvalidRequest: An argument is not what it accepts.
         """
-        name, seconds = require_text("order", order), require_seconds("heartbeat", heartbeat)
+        name, seconds = values.require_text("order", order), values.require_seconds("heartbeat", heartbeat)
         return _Watch(name, seconds, self.status, self._signals)
-
-    def __repr__(self) -> str:
-        return f"<Backend: {len(self._creates)} being created>"
 
     # Inside
 
     async def _pay(self, wanted: _Wanted, patience: float, names: tuple[str, str | None] | None) -> OrderStatus:
-        order = require_name("order", wanted[1])
-        require_seconds("patience", patience, allow_zero=True)
-        record = await self._payments.get(order)
+        order = values.require_name("order", wanted[1])
+        values.require_seconds("patience", patience, allow_zero=True)
+        known = await self.status(order)
         if self._tasks is None:
-            raise refuse("backend", "open: use it inside its `async with`")
+            raise values.refuse("backend", "open: use it inside its `async with`")
         # No await from here to the start of the task. Another one may have begun it by now: then this one joins.
         if wanted not in self._creates:
-            create = _Create(names if _is_new(record) else None, anyio.current_time())
+            is_new = known is None or known.state is OrderState.NOT_MADE
+            create = _Create(is_new, names if is_new else None, anyio.current_time())
             if len(self._creates) >= self._most_waiting:
-                if record is not None and not _is_new(record):
-                    return read_record(record)
+                if known is not None and not is_new:
+                    return known
                 raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
-            if create.takes is not None and (wait := self._limits.take(create.takes, create.since)) > 0:
+            if create.names is not None and (wait := self._limits.take(create.names, create.since)) > 0:
                 text = "too many new payments for this phone number, or by this caller"
                 raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
             self._creates[wanted] = create
-            self._tasks.start_soon(self._create, create, wanted, _is_new(record))
+            self._tasks.start_soon(self._create, wanted, create)
         create = self._creates[wanted]
         await create.is_shown.wait()
         with anyio.move_on_after(patience):
             await create.is_done.wait()
         status, error = await self.status(order), create.error
-        if error is not None and _is_true(error, status):
+        is_not_made = status is None or status.state is OrderState.NOT_MADE  # or else another process has sent it
+        if error is not None and (is_not_made or isinstance(error, OutcomeUnknown | IdempotencyConflict)):
             raise copy.copy(error) if isinstance(error, MobileMoneyError) else error  # its traceback is each waiter's
         return status or OrderStatus(order=order, state=OrderState.SENDING)
 
-    async def _create(self, create: _Create, wanted: _Wanted, is_new: bool) -> None:
+    async def _create(self, wanted: _Wanted, create: _Create) -> None:
         kind, order, number, amount = wanted
         paid: Any = {"phone_number": number, "amount": amount, "idempotency_key": order}
         is_ours = False
         try:
             wait = timedelta(seconds=_HEAD_START + _FOR_EACH * len(self._creates))
             record = await self._payments.enqueue(type=kind, not_before=wait, priority=1, **paid)
-            is_ours = is_new and record.state is PaymentState.QUEUED
-            if not _is_new(record):  # (a released payment is shown as not made until it is sent)
+            is_ours = create.is_new and record.state is PaymentState.QUEUED
+            if record.state is not PaymentState.RELEASED:  # which is shown as not made until it is sent
                 create.is_shown.set()
             creates = self.client.collections if kind == "collection" else self.client.disbursements
             self.callbacks.track(await creates.create(**paid))
-        except Exception as exc:  # (a caller's own token source may raise anything)
+        except Exception as exc:  # noqa: BLE001 (logged, and raised by those who wait)
             create.error, outcome = exc, getattr(exc, "outcome", "failed")
-            if create.takes is not None and outcome == "not_sent":  # no phone rang
-                self._limits.give_back(create.takes, create.since)
-            said = "order %r: the create ended as %s, %s: %s"
-            is_foreign = not isinstance(exc, MobileMoneyError)
-            logger.warning(said, order, outcome, type(exc).__name__, exc, exc_info=is_foreign)
+            if create.names is not None and outcome == "not_sent":  # no phone rang
+                self._limits.give_back(create.names, create.since)
+            _warn(f"order {order!r}: the create ended as {outcome}, {type(exc).__name__}", exc)
             if is_ours:
-                # Out of the queue, if it is there: its customer hears that nothing was paid.
-                with suppress(StoreError):
+                with suppress(StoreError):  # it is not in the queue, or stays there: the order is shown as it is
                     await self._payments.cancel(order, note="its create has failed", reusable=True)
         finally:
             # No await from here on: a task that wakes finds the create gone.
@@ -327,15 +313,15 @@ class Backend(anyio.AsyncContextManagerMixin):
             create.is_shown.set()
             create.is_done.set()
 
-    async def _read(self, consumer: str | None, handle: Callable[[PaymentChange], Awaitable[None]]) -> None:
+    async def _read(self, consumer: str | None, handle: OnSettled) -> None:
         """Handle each change from now on, or from where the consumer was; while the store fails, try again."""
         while True:
             try:
                 async for change in self._payments.changes(consumer=consumer, start="now"):
                     await handle(change)
             except StoreError as exc:
-                logger.warning("changes of orders are shown, or settled, later: %s", exc)
-                await anyio.sleep(_FAULT_PAUSE)
+                _warn("changes of orders are shown, or settled, later", exc)
+                await anyio.sleep(_PAUSE)
 
     async def _show(self, change: PaymentChange) -> None:
         if change.state is PaymentState.UNKNOWN:
@@ -366,15 +352,14 @@ class Backend(anyio.AsyncContextManagerMixin):
         while True:
             with anyio.move_on_after(pause):
                 await self._is_unknown.wait()
-                await anyio.sleep(_FIRST_LOOK)
+                await anyio.sleep(_PAUSE)
             if self._is_unknown.is_set():
-                self._is_unknown, pause = anyio.Event(), _FIRST_LOOK
+                self._is_unknown, pause = anyio.Event(), _PAUSE
             try:
                 await self._payments.reconcile()
-            except Exception as exc:  # (a caller's own token source may raise anything)
-                is_foreign = not isinstance(exc, MobileMoneyError)
-                logger.warning("unknown payments are reconciled later: %s", exc, exc_info=is_foreign)
-            pause = min(self._reconcile_every, max(_FIRST_LOOK, 2 * pause))
+            except Exception as exc:  # noqa: BLE001 (logged)
+                _warn("unknown payments are reconciled later", exc)
+            pause = min(self._reconcile_every, max(_PAUSE, 2 * pause))
 
     async def _find(self, names: Sequence[str]) -> list[str]:
         """Return the open payments that have one of these names."""
@@ -382,13 +367,6 @@ class Backend(anyio.AsyncContextManagerMixin):
         return [each.transaction_id for each in named if each.transaction_id is not None]
 
 
-def _is_new(record: PaymentRecord | None) -> bool:
-    """Return whether an order has no payment, so that `collect` would make one."""
-    return record is None or read_record(record).state is OrderState.NOT_MADE
-
-
-def _is_true(error: Exception, status: OrderStatus | None) -> bool:
-    """Return whether the error of a create agrees with the store: another process may have sent it, or found it."""
-    if isinstance(error, IdempotencyConflict) or status is None or status.state is OrderState.NOT_MADE:
-        return True
-    return status.state is OrderState.FINDING_OUT and getattr(error, "outcome", None) == "unknown"
+def _warn(said: str, error: Exception) -> None:
+    """Log an error, with its traceback if it is none of this library's: a caller's token source may raise anything."""
+    logger.warning("%s: %s", said, error, exc_info=not isinstance(error, MobileMoneyError))

@@ -324,7 +324,7 @@ async def test_an_order_whose_process_has_died_is_sent_by_another(sandbox: Sandb
 async def test_an_order_that_was_not_made_is_not_sent_later(sandbox: Sandbox, tmp_path: Path) -> None:
     """Who heard that nothing was paid is not rung when the service is back; their own click pays the same order."""
     sandbox.script(faults.refused(), on="POST c2b", times=4)
-    quiet = {"min_interval": 1.0, "reconcile_every": 1000.0}
+    quiet: dict[str, Any] = {"min_interval": 1.0, "reconcile_every": 1000.0}
     async with opened(sandbox, tmp_path, **quiet) as one, opened(sandbox, tmp_path, **quiet) as other:
         with pytest.raises(ConnectionFailed):
             await one.collect("order-1", phone_number=PAYS, amount=1500, patience=20)
@@ -535,7 +535,6 @@ async def test_a_quiet_watch_says_the_same_again(sandbox: Sandbox, tmp_path: Pat
                 break
         assert heard == [OrderState.PENDING] * 3
         assert [status async for status in backend.watch("order-9")] == []
-        assert repr(backend) == "<Backend: 0 being created>"
 
 
 async def test_arguments_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
