@@ -25,11 +25,11 @@ from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import (
     OrderState,
     OrderStatus,
-    PromptLimits,
     TooManyOrders,
     TooManyPrompts,
     read_record,
 )
+from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentState

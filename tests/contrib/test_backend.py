@@ -24,7 +24,8 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.contrib.backend import Backend
-from mobilemoney_async.contrib.orders import OrderState, OrderStatus, PromptLimits, TooManyOrders, TooManyPrompts
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts
+from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.messages import Reply

@@ -78,6 +78,7 @@ PURE = (
     "calls.retry",
     "contrib.http_answers",
     "contrib.orders",
+    "contrib.prompt_limit",
     "polling.list_model",
     "polling.pacing",
     "polling.planner",
