@@ -290,21 +290,23 @@ class Backend(anyio.AsyncContextManagerMixin):
     async def _create(self, wanted: _Wanted, create: _Create) -> None:
         kind, order, number, amount = wanted
         paid: Any = {"phone_number": number, "amount": amount, "idempotency_key": order}
-        is_ours = False
+        state: PaymentState | None = None
         try:
-            wait = timedelta(seconds=_HEAD_START + _FOR_EACH * len(self._creates))
-            record = await self._payments.enqueue(type=kind, not_before=wait, priority=1, **paid)
-            is_ours = create.is_new and record.state is PaymentState.QUEUED
-            if record.state is not PaymentState.RELEASED:  # which is shown as not made until it is sent
+            if create.is_new:
+                wait = timedelta(seconds=_HEAD_START + _FOR_EACH * len(self._creates))
+                state = (await self._payments.enqueue(type=kind, not_before=wait, priority=1, **paid)).state
+            if state is not PaymentState.RELEASED:  # which is shown as not made until it is sent
                 create.is_shown.set()
             creates = self.client.collections if kind == "collection" else self.client.disbursements
             self.callbacks.track(await creates.create(**paid))
         except Exception as exc:  # noqa: BLE001 (logged, and raised by those who wait)
-            create.error, outcome = exc, getattr(exc, "outcome", "failed")
+            create.error, outcome = exc, "failed"
+            if isinstance(exc, MobileMoneyError):
+                exc.idempotency_key, outcome = order, exc.outcome
             if create.names is not None and outcome == "not_sent":  # no phone rang
                 self._limits.give_back(create.names, create.since)
             _warn(f"order {order!r}: the create ended as {outcome}, {type(exc).__name__}", exc)
-            if is_ours:
+            if state is PaymentState.QUEUED:  # by this create, not in a transaction of the merchant
                 with suppress(StoreError):  # it is not in the queue, or stays there: the order is shown as it is
                     await self._payments.cancel(order, note="its create has failed", reusable=True)
         finally:
