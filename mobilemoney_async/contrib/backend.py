@@ -38,8 +38,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds until unknown payments are reconciled again, the first time, and until a failed store is tried again.
 _PAUSE = 2.0
-# Seconds after which a dispatcher sends an order whose process has died: so many, and more for each that waits.
-_HEAD_START, _FOR_EACH = 30.0, 3.0
+# Time for which no dispatcher sends an order that waits for the rate limit here; renewed after a third of it.
+_HELD = timedelta(seconds=15)
 
 OnSettled: TypeAlias = Callable[[PaymentChange], Awaitable[None]]
 """Function of the change by which an order's payment became final: its key is the order."""
@@ -177,6 +177,7 @@ class Backend(anyio.AsyncContextManagerMixin):
                     tasks.start_soon(self._read, self._name, self._settle)
                 tasks.start_soon(self._listen)
                 tasks.start_soon(self._reconcile)
+                tasks.start_soon(self._hold)
                 try:
                     yield self
                 finally:
@@ -293,8 +294,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         state: PaymentState | None = None
         try:
             if create.is_new:
-                wait = timedelta(seconds=_HEAD_START + _FOR_EACH * len(self._creates))
-                state = (await self._payments.enqueue(type=kind, not_before=wait, priority=1, **paid)).state
+                state = (await self._payments.enqueue(type=kind, not_before=_HELD, priority=1, **paid)).state
             if state is not PaymentState.RELEASED:  # which is shown as not made until it is sent
                 create.is_shown.set()
             creates = self.client.collections if kind == "collection" else self.client.disbursements
@@ -362,6 +362,17 @@ class Backend(anyio.AsyncContextManagerMixin):
             except Exception as exc:  # noqa: BLE001 (logged)
                 _warn("unknown payments are reconciled later", exc)
             pause = min(self._reconcile_every, max(_PAUSE, 2 * pause))
+
+    async def _hold(self) -> None:
+        """Keep the dispatchers off orders that wait for the rate limit here; once this process dies, they send them."""
+        while True:
+            await anyio.sleep(_HELD.total_seconds() / 3)
+            try:
+                await self._payments.hold(
+                    [order for (_, order, *_), create in self._creates.items() if create.is_new], _HELD
+                )
+            except StoreError as exc:
+                _warn("orders that wait may be sent by a dispatcher", exc)
 
     async def _find(self, names: Sequence[str]) -> list[str]:
         """Return the open payments that have one of these names."""

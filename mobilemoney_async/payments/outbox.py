@@ -183,6 +183,13 @@ def postpone(journal: Journal, key: str, *, reason: str, until: datetime) -> Pay
     return to_record(journal.update(key, {"not_before": until, "reason": known or shorten(reason)}))
 
 
+def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
+    """Let payments that are still queued wait until a time."""
+    for some in chunks(keys):
+        here = (_columns.account == journal.account, _columns.key.in_(some), _IS_QUEUED)
+        journal.connection.execute(payments.update().where(*here).values(not_before=until))
+
+
 def cancel(
     journal: Journal, key: str, *, note: str, at: datetime, state: PaymentState = PaymentState.CANCELLED
 ) -> PaymentRecord | StoreError:

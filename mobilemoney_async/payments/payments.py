@@ -23,7 +23,7 @@ from mobilemoney_async.payments.feed import ChangePages, ConsumerChanges
 from mobilemoney_async.payments.imports import import_transactions
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
-from mobilemoney_async.payments.outbox import cancel, enqueue, read_order
+from mobilemoney_async.payments.outbox import cancel, enqueue, hold, read_order
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.reconciliation import adopt, dismiss_candidates
 from mobilemoney_async.payments.records import (
@@ -217,6 +217,14 @@ class PaymentBook:
             priority=priority,
         )
         return await self._store.write(lambda journal: enqueue(journal, *order, now))
+
+    async def hold(self, keys: Iterable[str], time: timedelta) -> None:
+        """Let no dispatcher send these payments for a time from now, as far as they are queued: a create does, say."""
+        names = sorted({require_name("keys", each) for each in keys})
+        if names:
+            await self._store.database.open()
+            until = self._utcnow() + time
+            await self._store.write(lambda journal: hold(journal, names, until=until))
 
     async def cancel(self, key: str, *, note: str, reusable: bool = False) -> PaymentRecord:
         """Take a payment out of the queue: no dispatcher sends it. Its key is used up, unless it was refused before.

@@ -554,12 +554,14 @@ async def test_a_payment_is_taken_back_with_its_key(store_url: str) -> None:
         await client.payments.enqueue(**{**ORDER, "amount": 50}, idempotency_key="soft")
         refused = await client.payments.cancel("soft", note="no", reusable=True)
         assert (refused.state, refused.is_certain) == (PaymentState.REFUSED, False)
-        await dispatch(client, 120)
+        await dispatch(client, 118.3)  # ends while it does not renew its lease
         assert world.sent == 1
         await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=60))
-        await dispatch(client, 55)
+        await dispatch(client, 53.3)
+        await client.payments.hold(["a", "soft", "nothing"], timedelta(seconds=60))
+        await dispatch(client, 53.3)
         assert world.sent == 1
-        await dispatch(client, 120)
+        await dispatch(client, 118.3)
         found = [each.state async for each in client.payments.changes(forever=False) if each.key == "a"]
     assert world.sent == 2
     assert found[:4] == [PaymentState.QUEUED, PaymentState.NOT_SENT, PaymentState.QUEUED, PaymentState.SENDING]
