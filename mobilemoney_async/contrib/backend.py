@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import anyio
 import anyio.abc
@@ -33,6 +33,10 @@ from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentState
+
+if TYPE_CHECKING:
+    from mobilemoney_async.payments.dispatcher import Dispatcher
+    from mobilemoney_async.polling.poller import Poller
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -149,9 +153,9 @@ class Backend(anyio.AsyncContextManagerMixin):
         if on_settled is not None and name is None:
             raise values.refuse("name", "given with on_settled: the name of its place in the feed, such as 'shop'")
         self.client = client
-        self.poller = client.poller(min_interval=min_interval, resume=True)
-        self.dispatcher = client.dispatcher(per_minute=per_minute)
-        self.callbacks = CallbackReceiver(self.poller, verify=verify, secret=secret, find=self._find)
+        self.poller: Poller = client.poller(min_interval=min_interval, resume=True)
+        self.dispatcher: Dispatcher = client.dispatcher(per_minute=per_minute)
+        self.callbacks: CallbackReceiver = CallbackReceiver(self.poller, verify=verify, secret=secret, find=self._find)
         self._on_settled = on_settled
         self._name = None if name is None else values.require_name("name", name)
         self._reconcile_every = values.require_seconds("reconcile_every", reconcile_every)
@@ -268,16 +272,10 @@ class Backend(anyio.AsyncContextManagerMixin):
         # No await from here to the start of the task. Another one may have begun it by now: then this one joins.
         if wanted not in self._creates:
             is_new = known is None or known.state is OrderState.NOT_MADE
-            create = _Create(is_new, names if is_new else None, anyio.current_time())
-            if len(self._creates) >= self._most_waiting:
-                if known is not None and not is_new:
-                    return known
-                raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
-            if create.names is not None and (wait := self._limits.take(create.names, create.since)) > 0:
-                text = "too many new payments for this phone number, or by this caller"
-                raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
-            self._creates[wanted] = create
-            self._tasks.start_soon(self._create, wanted, create)
+            if known is not None and not is_new and len(self._creates) >= self._most_waiting:
+                return known
+            self._creates[wanted] = self._admit(order, names, is_new=is_new)
+            self._tasks.start_soon(self._create, wanted, self._creates[wanted])
         create = self._creates[wanted]
         await create.is_shown.wait()
         with anyio.move_on_after(patience):
@@ -287,6 +285,16 @@ class Backend(anyio.AsyncContextManagerMixin):
         if error is not None and (is_not_made or isinstance(error, OutcomeUnknown | IdempotencyConflict)):
             raise copy.copy(error) if isinstance(error, MobileMoneyError) else error  # its traceback is each waiter's
         return status or OrderStatus(order=order, state=OrderState.SENDING)
+
+    def _admit(self, order: str, names: tuple[str, str | None] | None, *, is_new: bool) -> _Create:
+        """Return a create to begin, unless too many others wait, or the number or caller of a new one has too many."""
+        create = _Create(is_new, names if is_new else None, anyio.current_time())
+        if len(self._creates) >= self._most_waiting:
+            raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
+        if create.names is not None and (wait := self._limits.take(create.names, create.since)) > 0:
+            text = "too many new payments for this phone number, or by this caller"
+            raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
+        return create
 
     async def _create(self, wanted: _Wanted, create: _Create) -> None:
         kind, order, number, amount = wanted
