@@ -54,7 +54,7 @@ class TablesBusy(Exception):
 
 _NEW_COLUMNS = {
     *("is_certain", "reason", "looked_at", "look_passed", "next_look_at"),
-    *("not_before", "priority", "extra", "batch", "line"),
+    *("not_before", "not_after", "priority", "extra", "batch", "line"),
 }
 _KEPT_COLUMNS = [each.name for each in payments.columns if each.name not in _NEW_COLUMNS]
 OLD_PAYMENTS: sa.TableClause = sa.table(

@@ -85,7 +85,7 @@ payments: sa.Table = sa.Table(
     sa.Column("look_passed", sa.Boolean),
     sa.Column("next_look_at", UTCDateTime),
     # Of a queued payment: when and in which order it is sent, its extra fields as JSON, and its place in a batch.
-    sa.Column("not_before", UTCDateTime),
+    *_columns(UTCDateTime, "not_before", "not_after"),
     sa.Column("priority", sa.Integer, nullable=False, default=0),
     *_columns(sa.Text, "extra", "batch"),
     sa.Column("line", sa.Integer),

@@ -28,7 +28,7 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import Journal, JournalEntry
-from mobilemoney_async.payments.records import PaymentEvent, PaymentRequest, Source
+from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, Source, withdrawal
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -76,6 +76,7 @@ class RecordedAttempts:
     outcome: CallOutcome = "not_sent"
     on_sending: Callable[[], object] | None = None
     is_queued: bool = False
+    asked_at: datetime | None = None  # as of `withdrawal`
 
     async def sending(self, lives: float) -> float:
         """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
@@ -89,8 +90,13 @@ class RecordedAttempts:
         expected = self.expected if self.attempt is None else self.attempt
         made: list[int | None] = []
 
+        def is_wanted(record: PaymentRecord) -> bool:
+            return withdrawal(record, sent_at, asked_at=self.asked_at) is None
+
         def begin(journal: Journal) -> int | None:
-            return journal.begin(self.request, expected=expected, sent_at=sent_at, lives=lives + _MARGIN)
+            return journal.begin(
+                self.request, expected=expected, sent_at=sent_at, lives=lives + _MARGIN, is_wanted=is_wanted
+            )
 
         def note(attempt: int | None) -> None:
             made.append(attempt)

@@ -55,6 +55,7 @@ from mobilemoney_async.payments.records import (
     Source,
     clearance,
     is_stale,
+    withdrawal,
 )
 from mobilemoney_async.payments.recovery import Recovery
 from mobilemoney_async.values import shown_id, valid_name
@@ -76,6 +77,7 @@ class _Progress:
     is_comparing: bool = False
     earlier: PaymentRecord | None = None
     on_sending: Callable[[], object] | None = None
+    asked_at: datetime | None = None
     attempts: RecordedAttempts | None = None
 
     @property
@@ -106,10 +108,12 @@ class IdempotentCreates:
         *,
         idempotency_key: str,
         on_sending: Callable[[], object] | None = None,
+        from_queue: bool = False,
     ) -> Acknowledgement:
         """Make a payment, once; `body` has ``phone_number`` and ``amount`` as they are sent.
 
-        `on_sending` is called when the rate limit has granted the request.
+        `on_sending` is called when the rate limit has granted the request. With `from_queue`, it is sent only if it is
+        in the queue at that moment, and its `not_after` has not passed.
 
         Raises:
             IdempotencyConflict: The key was used for another payment; nothing was sent.
@@ -121,7 +125,7 @@ class IdempotentCreates:
         """
         kind = TransactionType.COLLECTION if endpoint is CREATE_COLLECTION else TransactionType.DISBURSEMENT
         request = payment_request(kind, body, idempotency_key)
-        progress = _Progress(on_sending=on_sending)
+        progress = _Progress(on_sending=on_sending, asked_at=None if from_queue else self._pipeline.utcnow())
         with anyio.move_on_after(self._deadline):
             return await self._create(endpoint, body, request, progress)
         said = f"the call's deadline of {self._deadline:g} s passed"
@@ -162,6 +166,7 @@ class IdempotentCreates:
                     self._pipeline.utcnow,
                     on_sending=progress.on_sending,
                     is_queued=progress.earlier is not None and progress.earlier.state is PaymentState.QUEUED,
+                    asked_at=progress.asked_at,
                 )
                 try:
                     return await self._pipeline.call(
@@ -196,7 +201,7 @@ class IdempotentCreates:
                 return None, acknowledgement
             now = self._pipeline.utcnow()
             # Another process may send from here on: `Journal.begin` finds out.
-            answer = self._clearance(record, now)
+            answer = self._clearance(record, now, progress.asked_at)
             if record is None or answer is Clearance.SEND:
                 progress.is_comparing = True
                 took_time = await self._recovery.admit(request, facts)
@@ -213,14 +218,17 @@ class IdempotentCreates:
                 await self._look(record, facts)
                 progress.is_looking, has_looked = False, True
 
-    def _clearance(self, record: PaymentRecord | None, now: datetime) -> Clearance:
-        """Return whether a key may be sent now; raise `StoreError` if its payment was cancelled."""
+    def _clearance(self, record: PaymentRecord | None, now: datetime, asked_at: datetime | None) -> Clearance:
+        """Return whether a key may be sent now; raise `StoreError` if its payment was taken out of the queue."""
         if record is None:
             return Clearance.SEND
         if record.state is PaymentState.CANCELLED:
             said = f"payment {record.key!r} was cancelled, and its key is used up: nothing was sent"
             raise StoreError(said, outcome="not_sent")
-        return clearance(record, now, absent_suffices=self._store.resend_absent_collections, grace=self._store.grace)
+        answer = clearance(record, now, absent_suffices=self._store.resend_absent_collections, grace=self._store.grace)
+        if answer is Clearance.SEND and (reason := withdrawal(record, now, asked_at=asked_at)) is not None:
+            raise StoreError(f"payment {record.key!r}: {reason}; nothing was sent", outcome="not_sent")
+        return answer
 
     async def _look(self, record: PaymentRecord, facts: AccountFacts) -> None:
         """Look for a payment in the service's list."""

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Self
@@ -38,7 +38,14 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import REFUSED_FOR_ALL
 from mobilemoney_async.payments.creates import IdempotentCreates
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.outbox import cancel, count_queued, is_cancelled, next_queued, postpone
+from mobilemoney_async.payments.outbox import (
+    cancel,
+    count_queued,
+    is_cancelled,
+    next_queued,
+    postpone,
+    withdraw_late,
+)
 from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.values import require_text
 
@@ -177,20 +184,13 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         """Send the next payment if it is time, and return the seconds until the next step."""
         # After many refusals it keeps the lease, since another process would let as many be refused.
         is_refused = self._refusals >= _REFUSALS
-        if (self._paused is not None and not is_refused) or not await self._is_holder():
-            self._queued, self._latest = await self._store.read(count_queued)
+        if (self._paused is not None and not is_refused) or not await self._is_holder() or is_refused:
+            await self._look(())
             return _WAIT
         now = anyio.current_time()
-        if is_refused or now < self._next_at or len(self._sending) >= _IN_FLIGHT:
+        if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
             return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
-
-        at, free = self._utcnow(), [each for each in TransactionType if not self._is_blocked(each, now)]
-
-        def look(journal: Journal) -> tuple[int, datetime | None, list[tuple[PaymentRecord, str | None]]]:
-            return *count_queued(journal), next_queued(journal, at, types=free, limit=_IN_FLIGHT + 1)
-
-        self._queued, self._latest, found = await self._store.read(look)
-        for record, extra in found:
+        for record, extra in await self._look([each for each in TransactionType if not self._is_blocked(each, now)]):
             # One of a kind that is being sent would only wait for it.
             is_busy = any(_kind(record) == _kind(each) for each, _ in self._sending.values())
             if not is_busy and self._paused is None:
@@ -198,6 +198,17 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 self._next_at = now + self._interval
                 return 0.0
         return _LOOK
+
+    async def _look(self, types: Collection[TransactionType]) -> Sequence[tuple[PaymentRecord, str | None]]:
+        """Count what is queued, take out what is late, and return the payments of some types to send next."""
+        at = self._utcnow()
+        counted, found = await self._store.read(
+            lambda journal: (count_queued(journal), next_queued(journal, at, types=types, limit=_IN_FLIGHT + 1))
+        )
+        self._queued, self._latest, earliest = counted
+        if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
+            _warn_late(await self._store.write(lambda journal: withdraw_late(journal, at)))
+        return found
 
     def _is_blocked(self, kind: TransactionType, now: float) -> bool:
         return kind in self._obstacles and now < self._obstacles[kind].until
@@ -239,7 +250,9 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             body |= {} if extra is None else json.loads(extra)
             endpoint = CREATE_COLLECTION if is_collection else CREATE_DISBURSEMENT
             with scope:
-                await self._creates.create(endpoint, body, idempotency_key=record.key, on_sending=sending)
+                await self._creates.create(
+                    endpoint, body, idempotency_key=record.key, on_sending=sending, from_queue=True
+                )
             if scope.cancelled_caught:
                 return
             self._sent += 1
@@ -273,16 +286,18 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         until = self._utcnow() + timedelta(seconds=_OWN_PAUSE if is_own else pause + _OWN_PAUSE)
         at = self._utcnow()
 
-        def put_off(journal: Journal) -> PaymentRecord | None:
+        def put_off(journal: Journal) -> tuple[list[str], PaymentRecord | None]:
             if is_cancelled(journal, record.key):
                 cancel(journal, record.key, note="its batch was cancelled meanwhile", at=at)
-            return postpone(journal, record.key, reason=str(error), until=until)
+            return withdraw_late(journal, at), postpone(journal, record.key, reason=str(error), until=until)
 
         try:
-            if await self._store.write(put_off):
+            late, waiting = await self._store.write(put_off)
+            _warn_late(late)
+            if waiting is not None:
                 logger.info("queued payment %r waits: %s", record.key, error)
             else:
-                return  # it was cancelled, or sent by someone else
+                return  # it was taken out of the queue, or sent by someone else
         except StoreError:
             is_own = False
         if is_own:
@@ -306,6 +321,11 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     def _stir(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def _warn_late(keys: Sequence[str]) -> None:
+    if keys:
+        logger.warning("taken out of the queue, since they were not sent in time: %s", ", ".join(map(repr, keys)))
 
 
 def _kind(record: PaymentRecord) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -220,7 +220,15 @@ class Journal:
             "of_key": request.key,
         }
 
-    def begin(self, request: PaymentRequest, *, expected: int | None, sent_at: datetime, lives: float) -> int | None:
+    def begin(
+        self,
+        request: PaymentRequest,
+        *,
+        expected: int | None,
+        sent_at: datetime,
+        lives: float,
+        is_wanted: Callable[[PaymentRecord], bool] | None = None,
+    ) -> int | None:
         """Record that a payment is about to be sent, and return the attempt's number; None if another was faster.
 
         Args:
@@ -229,6 +237,7 @@ class Journal:
                 is no record.
             sent_at: Now.
             lives: The longest that the request can be on its way, seconds.
+            is_wanted: Whether its record, as it is now, may still be sent; None for any.
 
         Raises:
             DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
@@ -242,7 +251,7 @@ class Journal:
         if expected is None:
             is_begun = self._insert(request, sending, checks)
         else:
-            is_begun = self._send_again(request, expected, sending, checks)
+            is_begun = self._send_again(request, expected, sending, checks, is_wanted)
         if not is_begun:
             # Read after the database has refused the row: because of a duplicate, or of the key itself.
             duplicate = self.find_duplicate(request)
@@ -445,7 +454,12 @@ class Journal:
         return found is not None
 
     def _send_again(
-        self, request: PaymentRequest, expected: int, sending: Mapping[str, Any], checks: Mapping[str, Any]
+        self,
+        request: PaymentRequest,
+        expected: int,
+        sending: Mapping[str, Any],
+        checks: Mapping[str, Any],
+        is_wanted: Callable[[PaymentRecord], bool] | None,
     ) -> bool:
         """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
         found = self.connection.execute(_CHECKS, checks).one()
@@ -455,6 +469,8 @@ class Journal:
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what
         # another process may have changed matters.
         if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:
+            return False
+        if is_wanted is not None and not is_wanted(to_record(row)):
             return False
         values = {**sending, "attempt": expected + 1, "walks": 0, "walked_at": None, "candidates": None}
         values |= {"ended_at": None, "error": None, "is_certain": None, "reason": None}
@@ -533,6 +549,7 @@ def _read(row: sa.Row[Any]) -> PaymentRecord:
         is_controlled=bool(row.look_passed),
         next_look_at=row.next_look_at,
         not_before=row.not_before,
+        not_after=row.not_after,
         priority=row.priority,
         error=error,
         external_id=row.external_id,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Container, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -41,7 +41,7 @@ from mobilemoney_async.payments.records import (
 from mobilemoney_async.resources.creates import create_body
 from mobilemoney_async.values import refuse, require_integer, require_name
 
-_MOST_PRIORITY = 1_000_000
+_MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 
 _columns = payments.c
 _IS_QUEUED = sa.text("state = 'QUEUED'")
@@ -58,6 +58,7 @@ class QueueOptions:
     Attributes:
         extra: The extra fields of its request, as JSON, or None.
         not_before: The time before which it is not sent, or None.
+        not_after: The time from which it is not sent any more, or None.
         priority: Higher ones are sent first.
         batch: The batch that it is a line of, or None.
         line: The line, from 1, or None.
@@ -65,6 +66,7 @@ class QueueOptions:
 
     extra: str | None = None
     not_before: datetime | None = None
+    not_after: datetime | None = None
     priority: int = 0
     batch: str | None = None
     line: int | None = None
@@ -77,8 +79,10 @@ def read_order(
     amount: int | Decimal | str,
     idempotency_key: str,
     extra: Mapping[str, Any] | None,
-    not_before: object,
+    not_before: datetime | timedelta | None,
+    not_after: datetime | timedelta | None,
     priority: int,
+    now: datetime,
 ) -> tuple[PaymentRequest, QueueOptions]:
     """Return the payment that the arguments of an `enqueue` ask for.
 
@@ -89,14 +93,23 @@ def read_order(
     kind = next((each for each in TransactionType if type == each), None)
     if kind is None:
         raise refuse("type", "collection or disbursement")
-    if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
-        raise refuse("not_before", "an aware datetime", not_before)
+    begin, end = _read_time("not_before", not_before, now), _read_time("not_after", not_after, now)
+    if end is not None and begin is not None and end <= begin:
+        raise refuse("not_after", "later than not_before")
     place = require_integer("priority", priority, -_MOST_PRIORITY)
     if place > _MOST_PRIORITY:
         raise refuse("priority", f"at most {_MOST_PRIORITY:,}", priority)
     body = create_body(phone_number, amount, extra)
     text = None if not extra else encode("extra", dict(extra)).decode()
-    return payment_request(kind, body, key), QueueOptions(extra=text, not_before=not_before, priority=place)
+    return payment_request(kind, body, key), QueueOptions(extra=text, not_before=begin, not_after=end, priority=place)
+
+
+def _read_time(argument: str, value: datetime | timedelta | None, now: datetime) -> datetime | None:
+    if isinstance(value, timedelta):
+        return now + value
+    if value is not None and (not isinstance(value, datetime) or value.tzinfo is None):
+        raise refuse(argument, "an aware datetime, or a timedelta from now", value)
+    return value
 
 
 def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at: datetime) -> PaymentRecord:
@@ -191,18 +204,18 @@ def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
 
 
 def cancel(
-    journal: Journal, key: str, *, note: str, at: datetime, state: PaymentState = PaymentState.CANCELLED
+    journal: Journal, key: str, *, note: str, at: datetime, event: PaymentEvent = PaymentEvent.CANCEL
 ) -> PaymentRecord | StoreError:
     """Take a payment out of the queue as `cancel_batch` does, and return it as it is now, or the error to raise.
 
-    Instead of cancelled, it may be as one that was not sent: its key may then be used again.
+    After `PaymentEvent.WITHDRAW` instead, its key may be used again.
     """
     record = journal.find(key, lock=True)
     if record is None:
         return StoreError(f"there is no payment {key!r}", outcome="not_sent")
     if record.state is not PaymentState.QUEUED:
         return StoreError(f"payment {key!r} is {record.state}, not queued: nothing was changed", outcome="not_sent")
-    _cancel(journal, _columns.key == key, state, note=note, at=at)
+    _take_out(journal, _columns.key == key, event, source=Source.PERSON, note=note, at=at)
     cancelled = journal.find(key)
     assert cancelled is not None
     return cancelled
@@ -214,18 +227,34 @@ def cancel_batch(journal: Journal, batch: str, *, note: str, at: datetime) -> No
     One that was refused before without a code of the contract may exist: it is refused, as far as is known, again. One
     that was tried in vain, and provably not sent, is cancelled as if it never had been.
     """
-    _cancel(journal, _columns.batch == batch, PaymentState.CANCELLED, note=note, at=at)
+    _take_out(journal, _columns.batch == batch, PaymentEvent.CANCEL, source=Source.PERSON, note=note, at=at)
 
 
-def _cancel(journal: Journal, which: sa.ColumnElement[bool], state: PaymentState, *, note: str, at: datetime) -> None:
-    queued = (_columns.account == journal.account, which, sa.text("state = 'QUEUED'"))
-    for stopped_as, is_doubtful in ((PaymentState.REFUSED, True), (state, False)):
+def withdraw_late(journal: Journal, at: datetime) -> list[str]:
+    """Take payments out of the queue whose `not_after` has passed, as `cancel` does, and return their keys.
+
+    At most a thousand, and none whose row another process changes right now, which may be sending it.
+    """
+    here = (_columns.account == journal.account, _IS_QUEUED, _columns.not_after <= at)
+    late = sa.select(_columns.key).where(*here).limit(_MOST_AT_ONCE).with_for_update(skip_locked=True)
+    keys = list(journal.connection.execute(late).scalars())
+    note = "it was not sent before its not_after"
+    _take_out(journal, _columns.key.in_(keys), PaymentEvent.WITHDRAW, source=Source.CALLER, note=note, at=at)
+    return keys
+
+
+def _take_out(
+    journal: Journal, which: sa.ColumnElement[bool], event: PaymentEvent, *, source: Source, note: str, at: datetime
+) -> None:
+    queued, target = (_columns.account == journal.account, which, _IS_QUEUED), move(PaymentState.QUEUED, event)
+    assert target is not None
+    for state, is_doubtful in ((PaymentState.REFUSED, True), (target, False)):
         doubt = (_columns.is_certain.is_(False),) if is_doubtful else ()
-        values = {"state": str(stopped_as), "changed_at": at, "next_look_at": None, "reason": None}
+        values = {"state": str(state), "changed_at": at, "next_look_at": None, "reason": None}
         stopped = payments.update().where(*queued, *doubt).values(values).returning(_columns.key)
         keys = list(journal.connection.execute(stopped).scalars())
         if keys:
-            journal.record_all(keys, PaymentEvent.CANCEL, stopped_as, source=Source.PERSON, detail=note, at=at)
+            journal.record_all(keys, event, state, source=source, detail=note, at=at)
 
 
 def is_cancelled(journal: Journal, key: str) -> bool:
@@ -238,7 +267,10 @@ def next_queued(
     journal: Journal, now: datetime, *, types: Collection[TransactionType], limit: int
 ) -> list[tuple[PaymentRecord, str | None]]:
     """Return the payments of some types to send next, with their extra fields: by priority, then age."""
-    is_due = sa.or_(_columns.not_before.is_(None), _columns.not_before <= now)
+    is_due = sa.and_(
+        sa.or_(_columns.not_before.is_(None), _columns.not_before <= now),
+        sa.or_(_columns.not_after.is_(None), _columns.not_after > now),
+    )
     here = (_columns.account == journal.account, _IS_QUEUED, _columns.type.in_([*map(str, types)]))
     statement = (
         sa.select(payments)
@@ -249,8 +281,9 @@ def next_queued(
     return [(to_record(row), row.extra) for row in journal.connection.execute(statement)]
 
 
-def count_queued(journal: Journal) -> tuple[int, datetime | None]:
-    """Return the number of queued payments, and the latest time before which one of them is not sent."""
-    figures = sa.select(sa.func.count(), sa.func.max(_columns.not_before)).select_from(payments)
-    count, latest = journal.connection.execute(figures.where(_columns.account == journal.account, _IS_QUEUED)).one()
-    return count, latest
+def count_queued(journal: Journal) -> tuple[int, datetime | None, datetime | None]:
+    """Return the number of queued payments, the latest `not_before` of them, and the earliest `not_after`."""
+    figures = sa.select(sa.func.count(), sa.func.max(_columns.not_before), sa.func.min(_columns.not_after))
+    here = (_columns.account == journal.account, _IS_QUEUED)
+    count, latest, earliest = journal.connection.execute(figures.select_from(payments).where(*here)).one()
+    return count, latest, earliest

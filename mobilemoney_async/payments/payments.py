@@ -199,11 +199,12 @@ class PaymentBook:
         idempotency_key: str,
         extra: Mapping[str, Any] | None = None,
         not_before: datetime | timedelta | None = None,
+        not_after: datetime | timedelta | None = None,
         priority: int = 0,
     ) -> PaymentRecord:
         """Record a payment, in a transaction of its own, for a dispatcher to send; see `SQLStore.enqueue`.
 
-        `not_before` may also be the time from now. A cancelled call may have recorded it.
+        A cancelled call may have recorded it.
         """
         await self._store.database.open()
         now = self._utcnow()
@@ -213,8 +214,10 @@ class PaymentBook:
             amount=amount,
             idempotency_key=idempotency_key,
             extra=extra,
-            not_before=now + not_before if isinstance(not_before, timedelta) else not_before,
+            not_before=not_before,
+            not_after=not_after,
             priority=priority,
+            now=now,
         )
         return await self._store.write(lambda journal: enqueue(journal, *order, now))
 
@@ -248,8 +251,8 @@ class PaymentBook:
         name, text = require_name("key", key), require_text("note", note)
         await self._store.database.open()
         now = self._utcnow()
-        state = PaymentState.NOT_SENT if reusable else PaymentState.CANCELLED
-        return await self._decide(name, lambda journal: cancel(journal, name, note=text, at=now, state=state))
+        event = PaymentEvent.WITHDRAW if reusable else PaymentEvent.CANCEL
+        return await self._decide(name, lambda journal: cancel(journal, name, note=text, at=now, event=event))
 
     async def unclaimed(self, state: str | None = OPEN) -> builtins.list[UnclaimedTransaction]:
         """Return the transactions in the service's list that no payment of this store claims, first seen first.

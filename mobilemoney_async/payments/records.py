@@ -1,7 +1,8 @@
 """Records of payments and their state machine. Pure: the store only keeps the decisions made here.
 
     (none) ──enqueue──▶ QUEUED ──send──▶ SENDING
-                          └──cancel──▶ CANCELLED
+                          ├──cancel──▶ CANCELLED
+                          └──withdraw──▶ NOT_SENT
     (none) ──send──▶ SENDING ──answer──▶ ACKNOWLEDGED ──final state seen──▶ FINAL
                        │  └──no usable answer──▶ UNKNOWN ──found in the list──▶ ACKNOWLEDGED
                        │                            └──two listings without it──▶ ABSENT
@@ -67,6 +68,7 @@ class PaymentEvent(enum.Enum):
 
     ENQUEUE = "queued"
     CANCEL = "cancelled"
+    WITHDRAW = "withdrawn"
     SEND = "sent"
     ACKNOWLEDGE = "acknowledged"
     REFUSE = "refused"
@@ -115,6 +117,7 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     (_S.NOT_SENT, _E.ENQUEUE): _S.QUEUED,
     (_S.REFUSED, _E.ENQUEUE): _S.QUEUED,
     (_S.QUEUED, _E.CANCEL): _S.CANCELLED,
+    (_S.QUEUED, _E.WITHDRAW): _S.NOT_SENT,
     (_S.SENDING, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.SENDING, _E.REFUSE): _S.REFUSED,
     (_S.SENDING, _E.FAIL_UNSENT): _S.NOT_SENT,
@@ -181,10 +184,11 @@ class HistoryEntry:
 
     Attributes:
         at: Its time.
-        what: ``queued``, ``cancelled``, ``sent``, ``acknowledged``, ``refused``, ``not_sent``,
-            ``put_back`` (into the queue: not sent, or refused for a reason that is not the payment's), ``unknown``,
-            ``adopted``, ``absent``, ``confirmed``, ``doubted``, ``final``, ``ambiguous``, ``spelling`` (the list spells
-            it otherwise than the contract, as payments of ours show), or ``contradiction``.
+        what: ``queued``, ``cancelled``, ``withdrawn`` (from the queue; the key may be used again), ``sent``,
+            ``acknowledged``, ``refused``, ``not_sent``, ``put_back`` (into the queue: not sent, or refused for a reason
+            that is not the payment's), ``unknown``, ``adopted``, ``absent``, ``confirmed``, ``doubted``, ``final``,
+            ``ambiguous``, ``spelling`` (the list spells it otherwise than the contract, as payments of ours show), or
+            ``contradiction``.
         source: ``caller``, ``answer``, ``poll``, ``reconcile`` or ``person``.
         detail: A transaction id, a final status, an error, or someone's note.
     """
@@ -230,6 +234,7 @@ class PaymentRecord:
             the state leaves nothing to look for.
         not_before: Of a queued payment: the time before which it is not sent, yours or, after a failure, that of the
             dispatcher; or None.
+        not_after: Of a payment that was queued: the time from which it is not sent any more, or None.
         priority: Of a queued payment: higher ones are sent first.
         error: Its last error, redacted, or None.
         history: Its history, oldest first; filled by ``payments.get`` only.
@@ -259,6 +264,7 @@ class PaymentRecord:
     is_controlled: bool = False
     next_look_at: datetime | None = None
     not_before: datetime | None = None
+    not_after: datetime | None = None
     priority: int = 0
     error: str | None = None
     external_id: str | None = None
@@ -273,6 +279,12 @@ class PaymentRecord:
     def is_ambiguous(self) -> bool:
         """True if it may be one of several transactions, or one that is not certain."""
         return self.state in UNIDENTIFIED and bool(self.candidates)
+
+    @property
+    def is_late(self) -> bool:
+        """True if it was not sent, and left the queue only after its `not_after`."""
+        is_over = self.not_after is not None and self.not_after <= self.changed_at
+        return is_over and self.state is PaymentState.NOT_SENT
 
     @property
     def is_final(self) -> bool:
@@ -380,6 +392,23 @@ def _clear_without_control(record: PaymentRecord, now: datetime | None, grace: f
         over_at = (record.ended_at or record.changed_at) + timedelta(seconds=grace)
         return Clearance.WAIT if now is not None and now < over_at else Clearance.LOOK
     return Clearance.SEND if record.type == TransactionType.COLLECTION else Clearance.DOUBT
+
+
+def withdrawal(record: PaymentRecord, now: datetime, *, asked_at: datetime | None) -> str | None:
+    """Return why a payment of the queue is not sent any more, or None.
+
+    Args:
+        record: Its record.
+        now: The time.
+        asked_at: When a caller's create began; None for a dispatcher, which sends what is queued now and nothing else.
+    """
+    if record.state is not PaymentState.QUEUED:
+        return f"it is {record.state}, not queued" if asked_at is None else None
+    end = record.not_after
+    # A create that began later is a new wish.
+    if end is None or now < end or (asked_at is not None and asked_at >= end):
+        return None
+    return f"it was to be sent before {end:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def is_stale(record: PaymentRecord, now: datetime) -> bool:

@@ -118,7 +118,8 @@ class SQLStore:
         amount: int | Decimal | str,
         idempotency_key: str,
         extra: Mapping[str, Any] | None = None,
-        not_before: datetime | None = None,
+        not_before: datetime | timedelta | None = None,
+        not_after: datetime | timedelta | None = None,
         priority: int = 0,
     ) -> PaymentRecord:
         """Record a payment in your own transaction, to be sent once that is committed. Never sent if it is rolled back.
@@ -136,7 +137,9 @@ class SQLStore:
             amount: As for ``client.collections.create``.
             idempotency_key: Your name for this payment, such as the order's, at most 200 characters.
             extra: As for ``client.collections.create``.
-            not_before: The time before which it is not sent; an aware datetime.
+            not_before: The time before which it is not sent: an aware datetime, or a timedelta from now.
+            not_after: The time from which no dispatcher sends it, given like `not_before`. It leaves the queue then, as
+                ``NOT_SENT``, and its key may be used again.
             priority: Payments with a higher one are sent first; from -1,000,000 to 1,000,000.
 
         Returns:
@@ -154,6 +157,8 @@ class SQLStore:
         from mobilemoney_async.payments.journal import Journal
         from mobilemoney_async.payments.outbox import enqueue, read_order
 
+        database = self._parts.database
+        now = database.wall_clock.utcnow()
         order = read_order(
             type=type,
             phone_number=phone_number,
@@ -161,12 +166,13 @@ class SQLStore:
             idempotency_key=idempotency_key,
             extra=extra,
             not_before=not_before,
+            not_after=not_after,
             priority=priority,
+            now=now,
         )
-        database = self._parts.database
         journal = Journal(guest_connection(connection, database.dialect), self.account)
         with explained():
-            return enqueue(journal, *order, database.wall_clock.utcnow())
+            return enqueue(journal, *order, now)
 
     def close(self) -> None:
         """Close the idle connections to the database, of all accounts, as the last client that is closed does too.

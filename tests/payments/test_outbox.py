@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import attrs
 import httpx
 import psycopg
 import pytest
@@ -164,6 +165,8 @@ async def test_wrong_arguments_and_connections_are_refused_before_anything_is_wr
         {"idempotency_key": " "},
         {"extra": {"amount": 1}},
         {"not_before": 5},
+        {"not_after": datetime(2026, 1, 1)},  # noqa: DTZ001 (it is not aware)
+        {"not_before": timedelta(seconds=5), "not_after": timedelta(seconds=5)},
         {"priority": "high"},
         {"priority": 10**9},
     ]
@@ -565,6 +568,106 @@ async def test_a_payment_is_taken_back_with_its_key(store_url: str) -> None:
         found = [each.state async for each in client.payments.changes(forever=False) if each.key == "a"]
     assert world.sent == 2
     assert found[:4] == [PaymentState.QUEUED, PaymentState.NOT_SENT, PaymentState.QUEUED, PaymentState.SENDING]
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_a_payment_that_waited_past_its_not_after_is_not_sent(
+    store_url: str, caplog: pytest.LogCaptureFixture, is_paused: bool
+) -> None:
+    """After an outage it leaves the queue, also if dispatchers are paused; record, feed and log say so."""
+    world, minute = make_world(store_url), timedelta(minutes=1)
+    async with world.client() as client, world.client(world.store()) as other:
+        for number, options in enumerate([{}, {"not_after": 10 * minute}, {"not_after": 30 * minute}]):
+            order = {**ORDER, "amount": 1000 + number, "idempotency_key": f"k{number}"}
+            assert not (await client.payments.enqueue(**order, **options)).is_late
+        await anyio.sleep(601)
+        async with client.dispatcher() as one:
+            if is_paused:
+                one.pause()
+            async with other.dispatcher() as two:
+                if is_paused:
+                    two.pause()
+                await anyio.sleep(5)
+        assert world.sent == (0 if is_paused else 2)
+        late = await client.payments.get("k1")
+        assert late is not None and (late.state, late.is_late) == (PaymentState.NOT_SENT, True)
+        assert [(each.what, each.source) for each in late.history] == [("queued", "caller"), ("withdrawn", "caller")]
+        found = [each.state async for each in client.payments.changes(forever=False) if each.key == "k1"]
+        assert found == [PaymentState.QUEUED, PaymentState.NOT_SENT]
+        assert caplog.text.count("'k1'") == caplog.text.count("not sent in time") == 1
+        again = await client.payments.enqueue(**{**ORDER, "amount": 1001}, idempotency_key="k1", not_after=minute)
+        assert (again.state, again.is_late) == (PaymentState.QUEUED, False)
+        await dispatch(client, 15)
+        assert await state(client, "k1") is PaymentState.ACKNOWLEDGED
+    assert world.sent == 3
+
+
+@attrs.define
+class SlowLogin:
+    """Token source that waits: a create has its payment in hand meanwhile, as in a long line for the rate limit."""
+
+    value: str
+    opened: anyio.Event = attrs.field(factory=anyio.Event)
+
+    async def open_in(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        self.opened.set()
+
+    async def token(self, login: object) -> str:
+        await self.opened.wait()
+        return self.value
+
+    def rejected(self, token: object, *, replacement: bool) -> None:
+        raise AssertionError
+
+
+async def test_a_payment_that_becomes_late_in_a_dispatcher_s_hands_is_not_sent(store_url: str) -> None:
+    """The decision is made in the transaction in which the dispatcher would begin to send."""
+    world = make_world(store_url)
+    login = SlowLogin(world.sandbox.token)
+    async with world.client(auth=login) as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a", not_after=timedelta(seconds=20))
+        async with client.dispatcher() as dispatcher:
+            await anyio.sleep(25)
+            assert await state(client, "a") is PaymentState.QUEUED
+            login.opened.set()
+            await anyio.sleep(5)
+            late = await client.payments.get("a")
+            assert late is not None and (late.state, late.is_late) == (PaymentState.NOT_SENT, True)
+            assert dispatcher.stats.paused is None
+    assert world.sent == 0
+
+
+async def test_a_create_that_waits_until_its_payment_is_late_does_not_send_it(store_url: str) -> None:
+    """A create that begins after the `not_after` of a queued payment is a new wish, and sends it."""
+    world = make_world(store_url)
+    login = SlowLogin(world.sandbox.token)
+    async with world.client(auth=login) as client:
+        await client.payments.enqueue(**ORDER, idempotency_key="a", not_after=timedelta(seconds=20))
+        create = partial(client.collections.create, phone_number=PHONE_NUMBER, amount=1000, idempotency_key="a")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(login.open_in, 20)
+            with pytest.raises(StoreError, match="was to be sent before") as caught:
+                await create()
+        assert (caught.value.outcome, world.sent) == ("not_sent", 0)
+        assert await state(client, "a") is PaymentState.QUEUED
+        await create()
+    assert world.sent == 1
+
+
+async def test_a_payment_that_was_taken_back_is_not_sent_by_another_process_that_has_it_in_hand(store_url: str) -> None:
+    """Once `cancel(reusable=True)` has returned, the queue does not send it, though its key may be used again."""
+    world = make_world(store_url)
+    login = SlowLogin(world.sandbox.token)
+    async with world.client(auth=login) as client, world.client(world.store()) as other:
+        await client.payments.enqueue(**ORDER, idempotency_key="a")
+        async with client.dispatcher() as dispatcher:
+            await anyio.sleep(5)
+            assert (await other.payments.cancel("a", note="no", reusable=True)).state is PaymentState.NOT_SENT
+            login.opened.set()
+            await anyio.sleep(5)
+            assert dispatcher.stats.paused is None
+        assert (world.sent, await state(client, "a")) == (0, PaymentState.NOT_SENT)
 
 
 async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(store_url: str) -> None:

@@ -103,7 +103,8 @@ async def begin_again(processes: Nursery, url: str, number: int) -> float:
 
 
 def queue(store: AccountStore, number: int) -> Any:
-    orders = [read_order(**{"not_before": None, "priority": 0, **order_of(each)}) for each in range(number)]
+    plain = {"not_before": None, "not_after": None, "priority": 0, "now": datetime.now(UTC)}
+    orders = [read_order(**{**plain, **order_of(each)}) for each in range(number)]
     return lambda journal: enqueue_all(journal, orders, datetime.now(UTC), used=())
 
 

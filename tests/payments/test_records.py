@@ -32,6 +32,7 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
         PaymentEvent.PUT_BACK: PaymentState.QUEUED,
         PaymentEvent.SEND: PaymentState.SENDING,
         PaymentEvent.CANCEL: PaymentState.CANCELLED,
+        PaymentEvent.WITHDRAW: PaymentState.NOT_SENT,
         PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
         PaymentEvent.DOUBT: PaymentState.UNKNOWN,
     },
