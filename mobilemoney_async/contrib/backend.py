@@ -19,20 +19,23 @@ import anyio
 import anyio.abc
 import attrs
 
-from mobilemoney_async import values
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
-from mobilemoney_async.contrib.orders import (
-    OrderState,
-    OrderStatus,
-    TooManyOrders,
-    TooManyPrompts,
-    read_record,
-)
+from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentState
+from mobilemoney_async.values import (
+    Secret,
+    normalise_amount,
+    normalise_phone_number,
+    refuse,
+    require_integer,
+    require_name,
+    require_seconds,
+    require_text,
+)
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.dispatcher import Dispatcher
@@ -46,7 +49,7 @@ _PAUSE = 2.0
 _HELD = timedelta(seconds=15)
 
 OnSettled: TypeAlias = Callable[[PaymentChange], Awaitable[None]]
-"""Function of the change by which an order's payment became final: its key is the order."""
+"""Function of the change that settled an order's payment: its key is the order, its status None if nothing was sent."""
 
 _Wanted: TypeAlias = tuple[str, str, str, str]  # type, order, phone number and amount
 
@@ -57,7 +60,7 @@ class _Create:
 
     is_new: bool  # of an order without a payment
     names: tuple[str, str | None] | None  # number and caller that the limits count, if they do
-    since: float
+    began_at: float
     is_shown: anyio.Event = attrs.field(factory=anyio.Event)
     is_done: anyio.Event = attrs.field(factory=anyio.Event)
     error: Exception | None = None
@@ -106,19 +109,24 @@ class Backend(anyio.AsyncContextManagerMixin):
 
     Attributes:
         client: The client.
-        poller: The poller of the payments; open inside the block, as the next two are.
+        poller: The poller of the payments. Open inside the block, as dispatcher and callbacks are.
         dispatcher: The dispatcher of queued payments.
         callbacks: The receiver of the service's callbacks.
 
     Args:
         client: With a store. Not closed by the backend.
-        verify: As for `CallbackReceiver`; so is `secret`.
-        on_settled: Awaited with each change by which a payment becomes final, whichever process finds it out: at least
-            once, also across crashes, and by one process at a time. If it raises, the change comes again, ten times at
-            most. It should take less than half a minute, and its work must be safe to repeat.
-        name: With `on_settled`: the name of the consumer, as for ``client.payments.changes``. It begins with the
-            changes from the first time on that a backend with this name is entered.
-        min_interval: As for `AsyncClient.poller`, seconds; `per_minute` is that of `AsyncClient.dispatcher`.
+        verify: As for `CallbackReceiver`.
+        secret: As for `CallbackReceiver`.
+        on_settled: Awaited with each change by which a payment becomes final, or was not sent in its time
+            (`send_within`), whichever process finds it out: at least once, also across crashes, and by one process at a
+            time. If it raises, the change comes again, ten times at most. It should take less than half a minute, and
+            its work must be safe to repeat.
+        name: With `on_settled`: the name of the consumer, as for ``client.payments.changes``. When a backend with
+            this name is entered for the first time, it begins with the changes from then on.
+        min_interval: As for `AsyncClient.poller`, seconds.
+        per_minute: As for `AsyncClient.dispatcher`.
+        send_within: How long an order of `collect` may wait, seconds, more than 0: for the rate limit, or for another
+            process if its own dies. Then it is not made, so that no phone rings for what its customer has given up.
         reconcile_every: Between two reconciliations of unknown payments, seconds, more than 0; the first come sooner.
         drain: How long to wait for creates at the end, seconds, at least 0.
         most_waiting: How many creates may be in progress, at least 1. Sixty a minute are sent.
@@ -136,11 +144,12 @@ class Backend(anyio.AsyncContextManagerMixin):
         client: AsyncClient,
         *,
         verify: Verify | None = None,
-        secret: str | values.Secret | None = None,
+        secret: str | Secret | None = None,
         on_settled: OnSettled | None = None,
         name: str | None = None,
         min_interval: float = 1.0,
         per_minute: float = 45.0,
+        send_within: float = 600.0,
         reconcile_every: float = 60.0,
         drain: float = 10.0,
         most_waiting: int = 500,
@@ -148,19 +157,20 @@ class Backend(anyio.AsyncContextManagerMixin):
         per_caller: tuple[int, float] | None = (30, 600.0),
     ) -> None:
         if not isinstance(client, AsyncClient):
-            raise values.refuse("client", "an AsyncClient", client)
+            raise refuse("client", "an AsyncClient", client)
         self._payments = client.payments  # refuses a client without a store
         if on_settled is not None and name is None:
-            raise values.refuse("name", "given with on_settled: the name of its place in the feed, such as 'shop'")
+            raise refuse("name", "given with on_settled: the name of its place in the feed, such as 'shop'")
         self.client = client
         self.poller: Poller = client.poller(min_interval=min_interval, resume=True)
         self.dispatcher: Dispatcher = client.dispatcher(per_minute=per_minute)
         self.callbacks: CallbackReceiver = CallbackReceiver(self.poller, verify=verify, secret=secret, find=self._find)
         self._on_settled = on_settled
-        self._name = None if name is None else values.require_name("name", name)
-        self._reconcile_every = values.require_seconds("reconcile_every", reconcile_every)
-        self._drain = values.require_seconds("drain", drain, allow_zero=True)
-        self._most_waiting = values.require_integer("most_waiting", most_waiting, 1)
+        self._name = None if name is None else require_name("name", name)
+        self._send_within = timedelta(seconds=require_seconds("send_within", send_within))
+        self._reconcile_every = require_seconds("reconcile_every", reconcile_every)
+        self._drain = require_seconds("drain", drain, allow_zero=True)
+        self._most_waiting = require_integer("most_waiting", most_waiting, 1)
         self._limits = PromptLimits(per_number=per_number, per_caller=per_caller)
         self._creates: dict[_Wanted, _Create] = {}
         self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
@@ -224,16 +234,16 @@ class Backend(anyio.AsyncContextManagerMixin):
             TooManyOrders: Too many others are waiting; nothing was sent.
             MobileMoneyError: As of ``client.collections.create``.
         """
-        number = values.normalise_phone_number(phone_number)
-        names = (number, None if caller is None else values.require_text("caller", caller))
-        return await self._pay(("collection", order, number, values.normalise_amount(amount)), patience, names)
+        number = normalise_phone_number(phone_number)
+        names = (number, None if caller is None else require_text("caller", caller))
+        return await self._pay(("collection", order, number, normalise_amount(amount)), patience, names)
 
     async def disburse(
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
     ) -> OrderStatus:
         """Send money for an order, once, and answer soon; otherwise as `collect`, without its limits."""
-        number = values.normalise_phone_number(phone_number)
-        return await self._pay(("disbursement", order, number, values.normalise_amount(amount)), patience, None)
+        number = normalise_phone_number(phone_number)
+        return await self._pay(("disbursement", order, number, normalise_amount(amount)), patience, None)
 
     async def status(self, order: str) -> OrderStatus | None:
         """Return an order's status as the store has it, the same in every process; None if it never had a payment.
@@ -242,7 +252,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             InvalidRequest: The name is blank.
             StoreError: The store failed.
         """
-        record = await self._payments.get(values.require_text("order", order))
+        record = await self._payments.get(require_text("order", order))
         return None if record is None else read_record(record)
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
@@ -258,23 +268,23 @@ class Backend(anyio.AsyncContextManagerMixin):
         Raises:
             InvalidRequest: An argument is not what it accepts.
         """
-        name, seconds = values.require_text("order", order), values.require_seconds("heartbeat", heartbeat)
+        name, seconds = require_text("order", order), require_seconds("heartbeat", heartbeat)
         return _Watch(name, seconds, self.status, self._signals)
 
     # Inside
 
     async def _pay(self, wanted: _Wanted, patience: float, names: tuple[str, str | None] | None) -> OrderStatus:
-        order = values.require_name("order", wanted[1])
-        values.require_seconds("patience", patience, allow_zero=True)
+        order = require_name("order", wanted[1])
+        require_seconds("patience", patience, allow_zero=True)
         known = await self.status(order)
         if self._tasks is None:
-            raise values.refuse("backend", "open: use it inside its `async with`")
-        # No await from here to the start of the task. Another one may have begun it by now: then this one joins.
+            raise refuse("backend", "open: use it inside its `async with`")
+        # No await from here to the start of the task: another call may have begun it by now, and this one joins it.
         if wanted not in self._creates:
             is_new = known is None or known.state is OrderState.NOT_MADE
             if known is not None and not is_new and len(self._creates) >= self._most_waiting:
                 return known
-            self._creates[wanted] = self._admit(order, names, is_new=is_new)
+            self._creates[wanted] = self._admit(order, names if is_new else None, is_new=is_new)
             self._tasks.start_soon(self._create, wanted, self._creates[wanted])
         create = self._creates[wanted]
         await create.is_shown.wait()
@@ -287,32 +297,36 @@ class Backend(anyio.AsyncContextManagerMixin):
         return status or OrderStatus(order=order, state=OrderState.SENDING)
 
     def _admit(self, order: str, names: tuple[str, str | None] | None, *, is_new: bool) -> _Create:
-        """Return a create to begin, unless too many others wait, or the number or caller of a new one has too many."""
-        create = _Create(is_new, names if is_new else None, anyio.current_time())
+        """Return a create to begin, unless too many others wait, or its number or caller has too many payments."""
         if len(self._creates) >= self._most_waiting:
             raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)
-        if create.names is not None and (wait := self._limits.take(create.names, create.since)) > 0:
+        create = _Create(is_new, names, anyio.current_time())
+        if names is not None and (wait := self._limits.take(names, create.began_at)) > 0:
             text = "too many new payments for this phone number, or by this caller"
             raise TooManyPrompts(text, retry_after=wait, idempotency_key=order)
         return create
 
     async def _create(self, wanted: _Wanted, create: _Create) -> None:
         kind, order, number, amount = wanted
-        paid: Any = {"phone_number": number, "amount": amount, "idempotency_key": order}
+        payment: Any = {"phone_number": number, "amount": amount, "idempotency_key": order}
         state: PaymentState | None = None
         try:
             if create.is_new:
-                state = (await self._payments.enqueue(type=kind, not_before=_HELD, priority=1, **paid)).state
+                until = self._send_within if kind == "collection" else None
+                queued = await self._payments.enqueue(
+                    type=kind, not_before=_HELD, not_after=until, priority=1, **payment
+                )
+                state = queued.state
             if state is not PaymentState.RELEASED:  # which is shown as not made until it is sent
                 create.is_shown.set()
             creates = self.client.collections if kind == "collection" else self.client.disbursements
-            self.callbacks.track(await creates.create(**paid))
+            self.callbacks.track(await creates.create(**payment))
         except Exception as exc:  # noqa: BLE001 (logged, and raised by those who wait)
             create.error, outcome = exc, "failed"
             if isinstance(exc, MobileMoneyError):
                 exc.idempotency_key, outcome = order, exc.outcome
             if create.names is not None and outcome == "not_sent":  # no phone rang
-                self._limits.give_back(create.names, create.since)
+                self._limits.give_back(create.names, create.began_at)
             _warn(f"order {order!r}: the create ended as {outcome}, {type(exc).__name__}", exc)
             if state is PaymentState.QUEUED:  # by this create, not in a transaction of the merchant
                 with suppress(StoreError):  # it is not in the queue, or stays there: the order is shown as it is
@@ -340,9 +354,10 @@ class Backend(anyio.AsyncContextManagerMixin):
             signal.set()
 
     async def _settle(self, change: PaymentChange) -> None:
-        """Hand a final payment to `on_settled`. Others are done, too: after a crash, the first open change lags."""
+        """Hand a settled payment to `on_settled`. Others are done, too: after a crash, the first open change lags."""
+        is_late = change.state is PaymentState.NOT_SENT and change.record is not None and change.record.is_late
         try:
-            if change.state is PaymentState.FINAL and self._on_settled is not None:
+            if self._on_settled is not None and (change.state is PaymentState.FINAL or is_late):
                 await self._on_settled(change)
         except Exception as exc:
             logger.exception("on_settled failed for order %r, and is called again", change.key)

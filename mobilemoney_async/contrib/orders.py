@@ -39,7 +39,8 @@ class OrderStatus:
         state: State of the payment.
         amount: Whole TZS.
         reference: The service's reference, once known: for questions to the service.
-        reason: Reason of the failure, in the service's words, or None; ``CANCELLED`` if it was never sent.
+        reason: Reason of the failure, in the service's words; ``CANCELLED`` if it was taken out of the queue,
+            ``TOO_LATE`` if it was not made because it had waited for too long; or None.
     """
 
     order: str
@@ -86,17 +87,18 @@ _STATES = {
     PaymentState.RELEASED: OrderState.NOT_MADE,
     PaymentState.ACKNOWLEDGED: OrderState.PENDING,
 }
+_FINAL_STATES = {TransactionStatus.SUCCESS: OrderState.SUCCEEDED, TransactionStatus.TIMEOUT: OrderState.EXPIRED}
 
 
 def read_record(record: PaymentRecord) -> OrderStatus:
     """Return the order status of a record."""
-    state, reason = _STATES.get(record.state, OrderState.FINDING_OUT), None
-    if record.is_final and record.transaction is not None:
-        status = record.transaction.status
-        state = OrderState.EXPIRED if status == TransactionStatus.TIMEOUT else OrderState.FAILED
-        state = OrderState.SUCCEEDED if record.transaction.succeeded else state
-        reason = record.transaction.failure_reason or str(status)
-    elif state is OrderState.FAILED:
-        reason = str(record.state)
-    shown = reason if state is OrderState.FAILED else None
-    return OrderStatus(order=record.key, state=state, amount=record.amount, reference=record.reference, reason=shown)
+    state, reason, transaction = _STATES.get(record.state, OrderState.FINDING_OUT), None, record.transaction
+    if record.is_final and transaction is not None:
+        state = _FINAL_STATES.get(transaction.status, OrderState.FAILED)
+        if state is OrderState.FAILED:
+            reason = transaction.failure_reason or str(transaction.status)
+    elif record.state is PaymentState.CANCELLED:
+        reason = "CANCELLED"
+    elif record.is_late:
+        reason = "TOO_LATE"
+    return OrderStatus(order=record.key, state=state, amount=record.amount, reference=record.reference, reason=reason)

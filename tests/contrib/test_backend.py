@@ -322,6 +322,41 @@ async def test_an_order_whose_process_has_died_is_sent_by_another(sandbox: Sandb
     assert len(sandbox.transactions) == 3
 
 
+async def test_an_order_that_waited_for_too_long_is_not_made(
+    sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No phone rings hours after a crash: status, `on_settled` and log say so, and the order may be paid again."""
+    slow, settled = RateLimiter(per_minute=1, burst=1, window=60), list[tuple[str | None, str | None]]()
+
+    async def on_settled(change: PaymentChange) -> None:
+        settled.append((change.key, change.status and str(change.status)))
+
+    ours: dict[str, Any] = {"on_settled": on_settled, "name": "shop"}
+    async with opened(sandbox, tmp_path, limiter=slow, per_minute=1, drain=0, **ours) as dying:
+        await dying.collect("order-1", phone_number=PAYS, amount=1500)
+        await dying.collect("order-2", phone_number=PAYS, amount=2, patience=0)
+        await dying.disburse("refund-3", phone_number=PAYS, amount=3, patience=0)
+    await anyio.sleep(600)
+    async with opened(sandbox, tmp_path, **ours) as backend, opened(sandbox, tmp_path, **ours) as other:
+        for each in (backend, other):
+            late = await end(each, "order-2")
+            assert (late.state, late.reason) == (OrderState.NOT_MADE, "TOO_LATE")
+        assert (await end(backend, "refund-3")).state is OrderState.SUCCEEDED
+        with anyio.fail_after(60):
+            while len(settled) < 3:
+                await anyio.sleep(0.5)
+        assert ("order-2", None) in settled
+        assert caplog.text.count("order-2") == 1
+        assert len(sandbox.transactions) == 2
+        again = await other.collect("order-2", phone_number=PAYS, amount=2)
+        assert (again.state, again.reason) == (OrderState.PENDING, None)
+        assert (await end(backend, "order-2")).state is OrderState.SUCCEEDED
+        with anyio.fail_after(60):
+            while len(settled) < 4:
+                await anyio.sleep(0.5)
+    assert settled[-1] == ("order-2", "SUCCESS")
+
+
 async def test_an_order_that_was_not_made_is_not_sent_later(sandbox: Sandbox, tmp_path: Path) -> None:
     """Who heard that nothing was paid is not rung when the service is back; their own click pays the same order."""
     sandbox.script(faults.refused(), on="POST c2b", times=4)
@@ -551,6 +586,8 @@ async def test_arguments_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
         await backend.collect("order-1", phone_number=PAYS, amount=1500)
     with pytest.raises(InvalidRequest):
         Backend(client, reconcile_every=0)
+    with pytest.raises(InvalidRequest, match="send_within"):
+        Backend(client, send_within=0)
     for wrong in (5, (0, 60.0), (5, 0.0), (5,), ("5", 60.0)):
         with pytest.raises(InvalidRequest, match="per_number"):
             Backend(client, per_number=wrong)  # type: ignore[arg-type]

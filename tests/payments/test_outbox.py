@@ -577,9 +577,9 @@ async def test_a_payment_that_waited_past_its_not_after_is_not_sent(
     """After an outage it leaves the queue, also if dispatchers are paused; record, feed and log say so."""
     world, minute = make_world(store_url), timedelta(minutes=1)
     async with world.client() as client, world.client(world.store()) as other:
-        for number, options in enumerate([{}, {"not_after": 10 * minute}, {"not_after": 30 * minute}]):
+        for number, until in enumerate([None, 10 * minute, 30 * minute]):
             order = {**ORDER, "amount": 1000 + number, "idempotency_key": f"k{number}"}
-            assert not (await client.payments.enqueue(**order, **options)).is_late
+            assert not (await client.payments.enqueue(**order, not_after=until)).is_late
         await anyio.sleep(601)
         async with client.dispatcher() as one:
             if is_paused:
