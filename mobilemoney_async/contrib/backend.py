@@ -19,6 +19,7 @@ import anyio
 import anyio.abc
 import attrs
 
+from mobilemoney_async import values
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
@@ -26,16 +27,6 @@ from mobilemoney_async.contrib.prompt_limit import PromptLimits
 from mobilemoney_async.errors import IdempotencyConflict, MobileMoneyError, OutcomeUnknown, StoreError
 from mobilemoney_async.payments.payment_change import PaymentChange
 from mobilemoney_async.payments.records import PaymentState
-from mobilemoney_async.values import (
-    Secret,
-    normalise_amount,
-    normalise_phone_number,
-    refuse,
-    require_integer,
-    require_name,
-    require_seconds,
-    require_text,
-)
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.dispatcher import Dispatcher
@@ -52,6 +43,7 @@ OnSettled: TypeAlias = Callable[[PaymentChange], Awaitable[None]]
 """Function of the change that settled an order's payment: its key is the order, its status None if nothing was sent."""
 
 _Wanted: TypeAlias = tuple[str, str, str, str]  # type, order, phone number and amount
+_Names: TypeAlias = tuple[str, str | None]  # number and caller, for the limits
 
 
 @attrs.define(eq=False)
@@ -59,7 +51,7 @@ class _Create:
     """Create in progress: whether the store shows it as being sent, whether it has ended, and its error."""
 
     is_new: bool  # of an order without a payment
-    names: tuple[str, str | None] | None  # number and caller that the limits count, if they do
+    names: _Names | None  # if the limits count it
     began_at: float
     is_shown: anyio.Event = attrs.field(factory=anyio.Event)
     is_done: anyio.Event = attrs.field(factory=anyio.Event)
@@ -144,7 +136,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         client: AsyncClient,
         *,
         verify: Verify | None = None,
-        secret: str | Secret | None = None,
+        secret: str | values.Secret | None = None,
         on_settled: OnSettled | None = None,
         name: str | None = None,
         min_interval: float = 1.0,
@@ -157,20 +149,21 @@ class Backend(anyio.AsyncContextManagerMixin):
         per_caller: tuple[int, float] | None = (30, 600.0),
     ) -> None:
         if not isinstance(client, AsyncClient):
-            raise refuse("client", "an AsyncClient", client)
+            raise values.refuse("client", "an AsyncClient", client)
         self._payments = client.payments  # refuses a client without a store
         if on_settled is not None and name is None:
-            raise refuse("name", "given with on_settled: the name of its place in the feed, such as 'shop'")
+            raise values.refuse("name", "given with on_settled: the name of its place in the feed, such as 'shop'")
         self.client = client
         self.poller: Poller = client.poller(min_interval=min_interval, resume=True)
         self.dispatcher: Dispatcher = client.dispatcher(per_minute=per_minute)
         self.callbacks: CallbackReceiver = CallbackReceiver(self.poller, verify=verify, secret=secret, find=self._find)
         self._on_settled = on_settled
-        self._name = None if name is None else require_name("name", name)
-        self._send_within = timedelta(seconds=require_seconds("send_within", send_within))
-        self._reconcile_every = require_seconds("reconcile_every", reconcile_every)
-        self._drain = require_seconds("drain", drain, allow_zero=True)
-        self._most_waiting = require_integer("most_waiting", most_waiting, 1)
+        self._name = None if name is None else values.require_name("name", name)
+        # Thirty years are as good as for ever, and no date is too large after them.
+        self._send_within = timedelta(seconds=min(1e9, values.require_seconds("send_within", send_within)))
+        self._reconcile_every = values.require_seconds("reconcile_every", reconcile_every)
+        self._drain = values.require_seconds("drain", drain, allow_zero=True)
+        self._most_waiting = values.require_integer("most_waiting", most_waiting, 1)
         self._limits = PromptLimits(per_number=per_number, per_caller=per_caller)
         self._creates: dict[_Wanted, _Create] = {}
         self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
@@ -234,16 +227,16 @@ class Backend(anyio.AsyncContextManagerMixin):
             TooManyOrders: Too many others are waiting; nothing was sent.
             MobileMoneyError: As of ``client.collections.create``.
         """
-        number = normalise_phone_number(phone_number)
-        names = (number, None if caller is None else require_text("caller", caller))
-        return await self._pay(("collection", order, number, normalise_amount(amount)), patience, names)
+        number = values.normalise_phone_number(phone_number)
+        names = (number, None if caller is None else values.require_text("caller", caller))
+        return await self._pay(("collection", order, number, values.normalise_amount(amount)), patience, names)
 
     async def disburse(
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
     ) -> OrderStatus:
         """Send money for an order, once, and answer soon; otherwise as `collect`, without its limits."""
-        number = normalise_phone_number(phone_number)
-        return await self._pay(("disbursement", order, number, normalise_amount(amount)), patience, None)
+        number = values.normalise_phone_number(phone_number)
+        return await self._pay(("disbursement", order, number, values.normalise_amount(amount)), patience, None)
 
     async def status(self, order: str) -> OrderStatus | None:
         """Return an order's status as the store has it, the same in every process; None if it never had a payment.
@@ -252,7 +245,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             InvalidRequest: The name is blank.
             StoreError: The store failed.
         """
-        record = await self._payments.get(require_text("order", order))
+        record = await self._payments.get(values.require_text("order", order))
         return None if record is None else read_record(record)
 
     def watch(self, order: str, *, heartbeat: float = 15.0) -> AsyncIterator[OrderStatus]:
@@ -268,17 +261,17 @@ class Backend(anyio.AsyncContextManagerMixin):
         Raises:
             InvalidRequest: An argument is not what it accepts.
         """
-        name, seconds = require_text("order", order), require_seconds("heartbeat", heartbeat)
+        name, seconds = values.require_text("order", order), values.require_seconds("heartbeat", heartbeat)
         return _Watch(name, seconds, self.status, self._signals)
 
     # Inside
 
-    async def _pay(self, wanted: _Wanted, patience: float, names: tuple[str, str | None] | None) -> OrderStatus:
-        order = require_name("order", wanted[1])
-        require_seconds("patience", patience, allow_zero=True)
+    async def _pay(self, wanted: _Wanted, patience: float, names: _Names | None) -> OrderStatus:
+        order = values.require_name("order", wanted[1])
+        values.require_seconds("patience", patience, allow_zero=True)
         known = await self.status(order)
         if self._tasks is None:
-            raise refuse("backend", "open: use it inside its `async with`")
+            raise values.refuse("backend", "open: use it inside its `async with`")
         # No await from here to the start of the task: another call may have begun it by now, and this one joins it.
         if wanted not in self._creates:
             is_new = known is None or known.state is OrderState.NOT_MADE
@@ -296,7 +289,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             raise copy.copy(error) if isinstance(error, MobileMoneyError) else error  # its traceback is each waiter's
         return status or OrderStatus(order=order, state=OrderState.SENDING)
 
-    def _admit(self, order: str, names: tuple[str, str | None] | None, *, is_new: bool) -> _Create:
+    def _admit(self, order: str, names: _Names | None, *, is_new: bool) -> _Create:
         """Return a create to begin, unless too many others wait, or its number or caller has too many payments."""
         if len(self._creates) >= self._most_waiting:
             raise TooManyOrders("too many orders are waiting for the rate limit", idempotency_key=order)

@@ -94,8 +94,6 @@ def read_order(
     if kind is None:
         raise refuse("type", "collection or disbursement")
     begin, end = _read_time("not_before", not_before, now), _read_time("not_after", not_after, now)
-    if end is not None and begin is not None and end <= begin:
-        raise refuse("not_after", "later than not_before")
     place = require_integer("priority", priority, -_MOST_PRIORITY)
     if place > _MOST_PRIORITY:
         raise refuse("priority", f"at most {_MOST_PRIORITY:,}", priority)
@@ -106,7 +104,10 @@ def read_order(
 
 def _read_time(argument: str, value: datetime | timedelta | None, now: datetime) -> datetime | None:
     if isinstance(value, timedelta):
-        return now + value
+        try:
+            return now + value
+        except OverflowError:
+            raise refuse(argument, "less than some thousand years from now") from None
     if value is not None and (not isinstance(value, datetime) or value.tzinfo is None):
         raise refuse(argument, "an aware datetime, or a timedelta from now", value)
     return value
