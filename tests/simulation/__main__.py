@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tests.simulation import planted
 from tests.simulation.cases import CASES, Case
 from tests.simulation.history import Result, play
 from tests.simulation.shrink import shrink
@@ -26,6 +27,8 @@ def fix_hashes() -> None:
 
 def main() -> int:
     """Run the histories of some seeds; print those that break a law."""
+    if "--planted" in sys.argv:
+        return planted.main([each for each in sys.argv[1:] if each != "--planted"])
     options = read_options()
     failed, hours, count = 0, 0.0, 0
     totals = {"payments": 0, "requests": 0, "faults": 0, "deaths": 0}
@@ -55,9 +58,11 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="fresh seeds for so long, the last failing ones first")
     parser.add_argument("--cases", action="store_true", help="the fixed histories of tests/simulation/cases.py")
     parser.add_argument("--without", default="", help="faults, with commas between them")
+    parser.add_argument("--weights", default="", help="probabilities of faults, such as crash=0.1,stop=0")
     for name in ("orders", "processes", "openings"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--all", action="store_true", help="print each history, also if all laws hold")
+    parser.add_argument("--planted", nargs="*", metavar="NAME", help="how soon known defects are found: all, or some")
     parser.add_argument("--as-is", action="store_true", help="do not shrink a history that breaks a law")
     return parser.parse_args()
 
@@ -66,6 +71,8 @@ def choose(options: argparse.Namespace) -> Iterator[Case]:
     """Yield the histories to run."""
     without = tuple(filter(None, options.without.split(",")))
     sizes = {name: getattr(options, name) for name in ("orders", "processes", "openings")}
+    pairs = (each.partition("=") for each in filter(None, options.weights.split(",")))
+    more = {**sizes, "weights": {name: float(weight) for name, _, weight in pairs}}
     if options.cases:
         yield from CASES
     elif options.minutes is not None:
@@ -73,11 +80,11 @@ def choose(options: argparse.Namespace) -> Iterator[Case]:
         for seed in (*last_failed(), *fresh(options.seed)):
             if time.monotonic() > until:
                 return
-            yield Case(seed, without, **sizes)
+            yield Case(seed, without, **more)
     else:
         first = options.seed or next(iter(fresh(None)))
         for number in range(options.seeds):
-            yield Case(first if options.seeds == 1 else str(int(first) + number), without, **sizes)
+            yield Case(first if options.seeds == 1 else str(int(first) + number), without, **more)
 
 
 def last_failed() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 import attrs
@@ -11,13 +12,19 @@ from tests.simulation.plan import Plan
 
 @attrs.frozen(repr=False)
 class Case:
-    """History: a seed, and how its plan was made smaller."""
+    """History: a seed, and how its plan was made smaller.
+
+    Attributes:
+        without: The faults that are left out.
+        weights: The probabilities of faults that are not those of the seed.
+    """
 
     seed: str
     without: tuple[str, ...] = ()
     orders: int | None = None
     processes: int | None = None
     openings: int | None = None
+    weights: Mapping[str, float] = attrs.field(factory=dict, kw_only=True)
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
@@ -25,7 +32,9 @@ class Case:
         drawn = Plan.drawn(plan.seed)
         sizes = {name: getattr(plan, name) for name in ("orders", "processes", "openings")}
         changed = {name: size for name, size in sizes.items() if size != getattr(drawn, name)}
-        return cls(plan.seed, tuple(each for each in drawn.weights if each not in plan.weights), **changed)
+        weights = {name: weight for name, weight in plan.weights.items() if weight != drawn.weights.get(name)}
+        without = tuple(each for each in drawn.weights if each not in plan.weights)
+        return cls(plan.seed, without, **changed, weights=weights)
 
     def _sizes(self) -> dict[str, int]:
         sizes = {"orders": self.orders, "processes": self.processes, "openings": self.openings}
@@ -33,19 +42,24 @@ class Case:
 
     def plan(self) -> Plan:
         """Return its plan."""
-        return Plan.drawn(self.seed).without(*self.without).resized(**self._sizes())
+        return Plan.drawn(self.seed).weighing(self.weights).without(*self.without).resized(**self._sizes())
 
     def options(self) -> str:
         """Return it as the arguments of the command."""
         chosen = [f"--seed {self.seed}", *(f"--{name} {size}" for name, size in self._sizes().items())]
-        return " ".join([*chosen, f"--without {','.join(self.without)}"] if self.without else chosen)
+        chosen += [f"--weights {','.join(f'{name}={each!r}' for name, each in self.weights.items())}"] * bool(
+            self.weights
+        )
+        chosen += [f"--without {','.join(self.without)}"] * bool(self.without)
+        return " ".join(chosen)
 
     def __str__(self) -> str:
         return f"seed {self.options().removeprefix('--seed ')}"
 
     def __repr__(self) -> str:
         sizes = "".join(f", {name}={size}" for name, size in self._sizes().items())
-        return f"Case({self.seed!r}{f', {self.without!r}' if self.without else ''}{sizes})"
+        weights = f", weights={dict(self.weights)!r}" if self.weights else ""
+        return f"Case({self.seed!r}{f', {self.without!r}' if self.without else ''}{sizes}{weights})"
 
 
 CASES: tuple[Case, ...] = (

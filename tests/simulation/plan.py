@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -27,7 +28,7 @@ FAULTS: dict[str, float] = {
     "refused_before": 0.2,
     "lie_refused": 0.2,
     "error_after": 0.2,
-    "answers_mixed": 0.05,
+    "answers_mixed": 0.2,
     "proxy_repeats": 0.1,
     "lookup_lost": 0.03,
     "list_empty": 0.1,
@@ -53,8 +54,24 @@ FAULTS: dict[str, float] = {
     "restored_backup": 1.0,
 }
 
-# Faults that seeds meet only by choice: they break what the guarantee assumes, and the laws that rest on it.
-RARE = {"operator_wrong": 0.2, "restored_backup": 0.15, "answers_mixed": 0.2}
+# The shares of seeds that meet these faults: they break what the guarantee assumes, and the laws that rest on it.
+RARE = {"operator_wrong": 0.2, "restored_backup": 0.15}
+# Of the others each seed draws how many it meets; and a few that come often, so that they meet each other.
+SHARES, OFTEN, MOST = (0.2, 0.4, 0.6, 0.8), (0, 1, 2, 3), 0.5
+
+
+def draw_weights(seed: str) -> dict[str, float]:
+    """Return the probabilities of a seed's faults. What is drawn for one fault does not change the others."""
+    dice = random.Random(f"{seed}/swarm")
+    share, often = dice.choice(SHARES), dice.sample(sorted(FAULTS.keys() - RARE), dice.choice(OFTEN))
+    weights: dict[str, float] = {}
+    for name, most in FAULTS.items():
+        dice = random.Random(f"{seed}/weight of {name}")
+        if name in often:
+            weights[name] = min(MOST, most * dice.uniform(1, 5))
+        elif dice.random() < RARE.get(name, share):
+            weights[name] = most * 10 ** -dice.uniform(0, 1.3)
+    return weights
 
 
 @attrs.frozen(kw_only=True)
@@ -88,14 +105,9 @@ class Plan:
     def drawn(cls, seed: str) -> Plan:
         """Return the plan of a seed."""
         dice = random.Random(f"{seed}/plan")
-        weights = {}
-        for name, most in FAULTS.items():
-            share, size = RARE.get(name, 0.5), 10 ** -dice.uniform(0, 1.3)
-            if dice.random() < share:
-                weights[name] = most * size
         return cls(
             seed=seed,
-            weights=weights,
+            weights=draw_weights(seed),
             nature=Nature.drawn(dice),
             orders=dice.choice([3, 5, 8, 12]),
             processes=dice.choice([1, 1, 1, 2, 2, 3, 5]),
@@ -112,6 +124,10 @@ class Plan:
     def resized(self, **sizes: Any) -> Plan:
         """Return the plan with another number of orders, processes or openings."""
         return attrs.evolve(self, **sizes)
+
+    def weighing(self, weights: Mapping[str, float]) -> Plan:
+        """Return the plan with other probabilities of some faults; 0 leaves a fault out."""
+        return attrs.evolve(self, weights={name: each for name, each in {**self.weights, **weights}.items() if each})
 
     def without(self, *faults: str) -> Plan:
         """Return the plan without some faults."""

@@ -1,22 +1,30 @@
-"""Known defects, planted one at a time into a copy of the package: how soon does the simulator find each?
+"""Known defects, planted one at a time into the package: how soon does the simulator find each?
 
-``python -m tests.simulation.planted [--seeds 40] [name …]``. Each is a piece of text and what it was, or might have
-been, before it was repaired. One that is not found is a hole in the simulator.
+``python -m tests.simulation --planted [NAME …]``. Each is a piece of text and what it was, or might have been, before
+it was repaired. The text is replaced while the module is imported, in a process of its own; no file changes. A defect
+that is not found is a hole in the simulator.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-import shutil
+import os
 import subprocess
 import sys
-import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import attrs
 
-ROOT = Path(__file__).parents[2]
+_spec = find_spec("mobilemoney_async")
+assert _spec is not None
+assert _spec.origin is not None
+PACKAGE = Path(_spec.origin).parent
 
 
 @attrs.frozen
@@ -30,83 +38,268 @@ class Defect:
 
 
 DEFECTS = (
-    # As before "payments: looks for payments rest on evidence".
-    Defect(
+    # Of this project's history.
+    Defect(  # before "payments: looks for payments rest on evidence"
         "soft refusal is sent again without a look",
         "payments/records.py",
         "record.state is PaymentState.NOT_SENT or (record.state in _LOOKED_FOR and record.is_certain)",
         "record.state is PaymentState.NOT_SENT or record.state in _LOOKED_FOR",
     ),
-    # As before "resources: an acknowledgement counts without a store, too, only if it names what was asked for".
-    Defect(
+    Defect(  # before "resources: an acknowledgement counts without a store, too, only if it names what was asked for"
         "any acknowledgement is believed",
         "payments/attempts.py",
         "problem = contradiction(answer, phone_number=self.request.phone_number, amount=self.request.amount)",
         "problem = None",
     ),
-    # A lost answer behind the name of a harmless error, as httpx-aiohttp once named every broken connection.
-    Defect(
+    Defect(  # as httpx-aiohttp once named every broken connection
         "a lost answer counts as not sent",
         "calls/transport.py",
         "    if flight.is_direct or not flight.begun:\n        not_sent = not_sent or all(map(_is_not_sent, chain))\n",
         "    not_sent = not_sent or origin.__name__ in {'ReadError', 'ConnectError', 'ConnectTimeout'}\n",
     ),
-    # As before "payments: a list that hides any own payment of its days shows no absence", and more of it.
-    Defect(
+    Defect(  # before "payments: a list that hides any own payment of its days shows no absence", and more of it
         "absence needs no control and no grace period",
         "payments/evidence.py",
         "        if reason is not None:\n            return Control(is_failed=True, reason=reason)\n"
         "        if not self._is_settled(query):\n            return Control(reason=IN_GRACE)\n",
         "        return Control(passed=True)\n",
     ),
-    # Of the kind of "payments: no reader of the feed loses a change …".
+    Defect(  # before "sharing: a poller follows new payments also after the feed has begun anew"
+        "the poller's cursor is dead for ever",
+        "sharing/poller.py",
+        "                self._is_lost = True\n                continue\n",
+        "                await anyio.sleep(5)\n                continue\n",
+    ),
+    Defect(  # before "contract, calls: a create is refused only with evidence"
+        "a proxy's 401 replays a create",
+        "calls/retry.py",
+        "(Failure.STATUS_401, Effect.MONEY): Action.RENEW_AND_RAISE",
+        "(Failure.STATUS_401, Effect.MONEY): Action.RENEW_AND_REPLAY",
+    ),
+    Defect(  # before "contract: an error that names a transaction anywhere refuses no create", and more of it
+        "every refusal is certain",
+        "payments/attempts.py",
+        "is_certain = isinstance(error, APIError) and error.is_certain",
+        "is_certain = isinstance(error, APIError)",
+    ),
+    Defect(  # before "payments: a lost payment is found in a list that shows another clock, however far back"
+        "the service's clock counts as ours",
+        "payments/matching.py",
+        "    if not samples:\n        return None\n    skews",
+        "    return Skew(low=timedelta(0), high=timedelta(0), is_own=True)\n    skews",
+    ),
+    Defect(  # a payment adopted as final of which no reader heard
+        "the end of an adopted payment is not published",
+        "payments/journal.py",
+        "            self.publish(row.key, PaymentState.FINAL, status, at=at)\n        self._change",
+        "            if not row.is_adopted:\n                self.publish(row.key, PaymentState.FINAL, status, at=at)\n"
+        "        self._change",
+    ),
+    Defect(  # an order's state that went back
+        "a final state gives way to an earlier one",
+        "payments/journal.py",
+        '            return self._contradict(entry, f"was finally {row.status}, and is {status}")\n',
+        "            pass\n",
+    ),
+    Defect(  # a second payment after a late list
+        "a look is valid for ever",
+        "payments/records.py",
+        "    return now <= record.looked_at + timedelta(seconds=max(grace, _SHORTEST_LOOK))\n",
+        "    return True\n",
+    ),
+    Defect(  # before the grace period was counted from the end of the request
+        "listings count within the grace period",
+        "payments/reconciliation.py",
+        "is_late = self.walk.began_at >= record.ended_at + timedelta(seconds=self.grace)",
+        "is_late = True",
+    ),
+    Defect(  # a snapshot that was restored
+        "a store behind its service is not noticed",
+        "payments/gap.py",
+        "    newest = facts.newest\n    if facts.stopped is not None:\n",
+        "    newest = facts.newest\n    return None\n    if facts.stopped is not None:\n",
+    ),
+    Defect(  # before "payments: no reader of the feed loses a change to pruning, a restored store, or a lost lease"
+        "a consumer's place is ahead of what is done",
+        "payments/consumers.py",
+        "            self._pass(fresh[0].number - 1 if fresh else upto)\n",
+        "            self._pass(upto)\n",
+    ),
+    # Of the kinds that a change could bring back.
     Defect(
         "a cursor skips a change",
         "payments/changes.py",
         '_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number"))',
         '_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number") + 1)',
     ),
+    Defect(
+        "a cursor repeats a change: >= for >",
+        "payments/changes.py",
+        '_AFTER = _ROWS.where(_columns.number > sa.bindparam("of_number"))',
+        '_AFTER = _ROWS.where(_columns.number >= sa.bindparam("of_number"))',
+    ),
+    Defect(
+        "a create without an answer is repeated",
+        "calls/retry.py",
+        "(Failure.NO_ANSWER, Effect.MONEY): Action.RAISE_UNKNOWN",
+        "(Failure.NO_ANSWER, Effect.MONEY): Action.RETRY",
+    ),
+    Defect(
+        "the record is written after the answer",
+        "calls/pipeline.py",
+        "patience = await recorder.sending(self.options.timeout)",
+        "early = await self._exchange(call)\n        await recorder.sending(self.options.timeout)\n"
+        "        await recorder.answered(early)\n        return early\n        patience = 0.0",
+    ),
+    Defect(
+        "a shield is dropped: the record does not learn of a cancelled call",
+        "calls/pipeline.py",
+        "            with anyio.CancelScope(shield=True):\n                await recorder.failed(",
+        "            if True:\n                await recorder.failed(",
+    ),
+    Defect(
+        "a lock is missing: nobody looks again before an attempt",
+        "payments/journal.py",
+        "        if row is None or row.attempt != expected or clearance(to_record(row), None) is not Clearance.SEND:\n",
+        "        if row is None:\n",
+    ),
+    Defect(
+        "the budget forgets what was sent",
+        "sharing/budget.py",
+        '                grants=[seconds(micros) for micros in accumulate(raw["grants"])],\n'
+        '                made_up=[seconds(micros) for micros in accumulate(raw["made_up"])],\n',
+        "                grants=[],\n                made_up=[],\n",
+    ),
+    Defect(
+        "the minute of the limit is a second short",
+        "calls/bucket.py",
+        "ready = max(ready, self._grants[0] + self._window + self._jitter)",
+        "ready = max(ready, self._grants[0] + self._window - 1)",
+    ),
+    Defect(
+        "the limit is half used",
+        "sharing/budget.py",
+        "        return _round_up(max(earliest, self.bucket.ready_at(), self.bucket.last_at()))\n",
+        "        return _round_up(max(earliest, self.bucket.ready_at(), self.bucket.last_at() + 2.6))\n",
+    ),
+    Defect(
+        "a poller that begins follows nothing of before",
+        "payments/queries.py",
+        ".where(_columns.account == journal.account, _columns.state == PaymentState.ACKNOWLEDGED)\n        .order_by",
+        ".where(_columns.account == journal.account, _columns.state == PaymentState.FINAL)\n        .order_by",
+    ),
+    Defect(
+        "a change that failed does not come again",
+        "payments/consumers.py",
+        'values |= {"next_at": now + pause(1), "error": error}',
+        'values |= {"next_at": None, "error": error}',
+    ),
+    Defect(
+        "amounts are not compared",
+        "payments/matching.py",
+        "    if row.amount != Decimal(query.amount):\n        return Match.NONE\n    if row.merchant_id",
+        "    if row.merchant_id",
+    ),
+    Defect(
+        "a part of the list counts as the whole",
+        "payments/listing.py",
+        "        return reader.walk()\n\n    async def _begins_as_before",
+        "        return reader.walk(is_complete=True)\n\n    async def _begins_as_before",
+    ),
+    Defect(
+        "a rival is not looked for",
+        "payments/evidence.py",
+        "            rival = self._rival(key, row, skew)\n",
+        "            rival = None\n",
+    ),
+    Defect(
+        "phone numbers are not masked",
+        "values.py",
+        '    return f"{phone_number[:head]}…{phone_number[-tail:]}"\n',
+        "    return phone_number\n",
+    ),
+    Defect(
+        "a payment under way counts as lost at once",
+        "payments/attempts.py",
+        "sent_at=sent_at, lives=lives + _MARGIN)",
+        "sent_at=sent_at, lives=-3_600.0)",
+    ),
 )
 
 
-def plant(defect: Defect, folder: Path) -> None:
-    """Make a copy of the package with a defect, beside the simulator."""
-    shutil.copytree(ROOT / "mobilemoney_async", folder / "mobilemoney_async")
-    shutil.copytree(ROOT / "tests/simulation", folder / "tests/simulation")
-    shutil.copy(ROOT / "tests/__init__.py", folder / "tests/__init__.py")
-    file = folder / "mobilemoney_async" / defect.file
-    text = file.read_text()
+class _Loader(SourceFileLoader):
+    """Loader of the module that has the defect."""
+
+    def __init__(self, defect: Defect) -> None:
+        name = "mobilemoney_async." + defect.file.removesuffix(".py").replace("/", ".")
+        super().__init__(name, str(PACKAGE / defect.file))
+        self.text = planted(defect)
+
+    def path_stats(self, path: str | bytes) -> Mapping[str, float]:
+        raise OSError("compiled code is of the file, without the defect")
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return self.text.encode()
+
+
+@attrs.define(eq=False)
+class _Planter(MetaPathFinder):
+    """Importer of that module."""
+
+    loader: _Loader
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        is_it = fullname == self.loader.name
+        return spec_from_file_location(fullname, self.loader.path, loader=self.loader) if is_it else None
+
+
+def planted(defect: Defect) -> str:
+    """Return the text of a module with its defect."""
+    text = (PACKAGE / defect.file).read_text()
     assert text.count(defect.text) == 1, f"{defect.name}: {defect.file} has changed"
-    file.write_text(text.replace(defect.text, defect.instead))
+    return text.replace(defect.text, defect.instead)
 
 
-def look_for(defect: Defect, seeds: int) -> bool:
-    """Simulate until a law is broken, and print when that was."""
-    hours = seconds = 0.0
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        plant(defect, folder)
-        for seed in range(1, seeds + 1):
-            command = [sys.executable, "-m", "tests.simulation", "--seed", str(seed), "--as-is"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=1_200)
-            if (found := re.search(r": ([\d.]+) h, .*\(([\d.]+) s\)", done.stdout)) is not None:
-                hours, seconds = hours + float(found[1]), seconds + float(found[2])
-            if done.returncode:
-                laws = re.findall("BROKEN: (.*)", done.stdout) or [done.stderr[-300:]]
-                print(f"{defect.name}: {seed} histories, {hours:.1f} h, {seconds:.0f} s of CPU: {laws[0]}", flush=True)
-                return True
-    print(f"{defect.name}: NOT FOUND in {seeds} histories, {hours:.1f} h, {seconds:.0f} s of CPU", flush=True)
+def look_for(defect: Defect, first: int, seconds: float) -> bool:
+    """Simulate with a defect until a law is broken, or for so many seconds of a processor; print when that was."""
+    assert not any(each.startswith("mobilemoney_async") for each in sys.modules)
+    sys.meta_path.insert(0, _Planter(_Loader(defect)))
+    from tests.simulation.history import play
+    from tests.simulation.plan import Plan
+
+    hours, began, seed = 0.0, time.process_time(), first
+    while time.process_time() < began + seconds:
+        result = play(Plan.drawn(str(seed)))
+        hours, took = hours + result.hours, time.process_time() - began
+        if result.broken:
+            print(f"{defect.name}: seed {seed}, {hours:.1f} h, {took:.0f} s of CPU: {result.broken[0]}")
+            return True
+        seed += 1
+    print(f"{defect.name}: NOT FOUND in {seed - first} histories, {hours:.1f} h, {seconds:.0f} s of CPU")
     return False
 
 
-def main() -> int:
-    """Look for each defect, or for those that are named."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted", description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Look for each defect, or for those that are named, each in a process of its own."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation --planted", description=__doc__)
     parser.add_argument("names", nargs="*", help="the beginnings of the defects' names")
-    parser.add_argument("--seeds", type=int, default=40)
-    options = parser.parse_args()
+    parser.add_argument("--cpu", type=float, default=3_600.0, help="seconds of a processor for each")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--here", action="store_true", help="the only one, in this process")
+    options = parser.parse_args(arguments)
     chosen = [each for each in DEFECTS if not options.names or each.name.startswith(tuple(options.names))]
-    return 0 if min([True, *(look_for(each, options.seeds) for each in chosen)]) else 1
+    if options.here:
+        return 0 if look_for(chosen[0], options.seed, options.cpu) else 1
+    command = [sys.executable, "-m", "tests.simulation.planted", "--here"]
+    command += ["--cpu", str(options.cpu), "--seed", str(options.seed)]
+    variables = {**os.environ, "PYTHONHASHSEED": "0"}
+    failures = 0
+    for each in chosen:
+        failures += subprocess.run([*command, each.name], env=variables, check=False).returncode != 0
+    print(f"{len(chosen) - failures} of {len(chosen)} planted defects found")
+    return 1 if failures or not chosen else 0
 
 
 if __name__ == "__main__":
