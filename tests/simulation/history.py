@@ -57,10 +57,32 @@ class History:
             if not laws.unsettled(world, self.orders):
                 break
             await anyio.sleep(pause)
+        if plan.rush:
+            await self._rush()
         world.is_audited = True
         await self._open(2 * plan.grace + 120, lambda: world.audited is not None)
         laws.check_end(world, self.orders)
         world.note("the end")
+
+    async def _rush(self) -> None:
+        """Queue many payments at once, and look how long they take."""
+        world = self.world
+        world.note(f"{self.world.plan.rush} orders at once", "shop")
+        made = {
+            f"order-{len(self.orders) + number}": Order(
+                key=f"order-{len(self.orders) + number}",
+                type="collection",
+                phone_number="+255681234501",
+                amount=30_000 + number,
+                at=world.now(),
+                is_queued=True,
+            )
+            for number in range(world.plan.rush)
+        }
+        self.orders.update(made)
+        for _ in range(12):
+            await self._open(1_200, lambda: not laws.unsettled(world, self.orders))
+        laws.check_rush(world, list(made))
 
     def _draw_orders(self, opening: int) -> None:
         plan, dice = self.world.plan, random.Random(f"{self.world.plan.seed}/orders {opening}")
@@ -80,6 +102,7 @@ class History:
     async def _open(self, seconds: float, done: Callable[[], bool] = lambda: False) -> None:
         """Run all processes for some time, and end them in order, or kill them."""
         world = self.world
+        troubles = self._troubles()
         async with anyio.create_task_group() as tasks:
             for number in range(world.running):
                 tasks.start_soon(self._keep_alive, number)
@@ -92,6 +115,13 @@ class History:
                     world.make_backup()
                     backup_at = math.inf
             tasks.cancel_scope.cancel()
+        if troubles == self._troubles():
+            laws.check_quiet(world)
+
+    def _troubles(self) -> int:
+        """Return how often something has kept a process from recording what it knows."""
+        names = ("killed", "commit_lost", *(f"database_{each}" for each in ("fails", "full", "away", "slow")))
+        return sum(self.world.counts[each] for each in names)
 
     async def _keep_alive(self, number: int) -> None:
         """Run a process, again and again after its deaths."""
@@ -130,7 +160,7 @@ class History:
             world.note("ends")
         except Exception as exc:  # noqa: BLE001 (a program that ends by an error is started again)
             world.note(f"ends by {exc!r}"[:400])
-            if not world.strikes_happened("database_fails", "commit_lost"):
+            if not world.strikes_happened("database_fails", "commit_lost", "database_full", "database_away"):
                 world.breaks(f"a process ends by {_leaf(exc)!r}"[:400])
         finally:
             ended.set()

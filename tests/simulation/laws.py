@@ -23,6 +23,7 @@ def check_always(world: World) -> None:
     for key, state, is_certain, transaction_id, status, *_ in world.look(_RECORDS):
         if key in world.wrong:
             continue
+        _check_end_stays(world, key, state, status)
         exists = world.clear(key)
         if exists and not world.is_restored and (state in GONE or (state == "REFUSED" and is_certain)):
             world.breaks(f"{key} is {state}, and exists: {exists[-1].id}")
@@ -34,6 +35,28 @@ def check_always(world: World) -> None:
             world.breaks(f"{key} is taken for {transaction_id}, which is {payment and payment.owner}")
         elif state == "FINAL" and payment.status(world.now()) != status:
             world.breaks(f"{key} is FINAL and {status}, but {payment.status(world.now())} at the service")
+
+
+def _check_end_stays(world: World, key: str, state: str, status: str) -> None:
+    before = world.ended_states.get(key)
+    if before not in {None, (state, status)} and not world.is_restored:
+        world.breaks(f"{key} was {before}, and is {state} {status}")
+    if state in {"FINAL", "CANCELLED"}:
+        world.ended_states[key] = state, status
+
+
+def check_quiet(world: World) -> None:
+    """Check that processes that ended in order have recorded the end of each request."""
+    for key, state, *_ in world.look(_RECORDS) if has_records(world) else ():
+        if state == "SENDING":
+            world.breaks(f"{key} is SENDING, though all processes have ended in order")
+
+
+def check_rush(world: World, keys: list[str]) -> None:
+    """Check that the limit is used when there is work: a dispatcher sends 45 payments a minute."""
+    made = sorted(world.made[key][0].made_at for key in keys if world.made.get(key))
+    if len(made) > 1 and (took := made[-1] - made[0]) > (most := len(made) * 60 / 45 + 10):
+        world.breaks(f"{len(made)} queued payments took {took:.1f} s to be sent, more than {most:.1f} s")
 
 
 def has_records(world: World) -> bool:

@@ -31,6 +31,7 @@ FAULTS: dict[str, float] = {
     "answers_mixed": 0.2,
     "proxy_repeats": 0.1,
     "lookup_lost": 0.03,
+    "status_stale": 0.2,
     "list_empty": 0.1,
     "list_lag": 0.1,
     "list_cap": 0.1,
@@ -44,7 +45,11 @@ FAULTS: dict[str, float] = {
     "stop": 0.002,
     "database_fails": 0.03,
     "commit_lost": 0.02,
+    "database_full": 0.01,
+    "database_slow": 0.01,
+    "database_away": 0.01,
     "clock_jumps": 0.002,
+    "service_clock_jumps": 0.05,
     "customer_leaves": 0.1,
     # People
     "operator_wrong": 0.2,
@@ -85,6 +90,8 @@ class Plan:
         idle: Seconds between two looks of an idle dispatcher, poller or reader of changes: 0.5 in the package, where
             most of a simulation's time would go.
         openings: How often they run for some minutes before the calm; in between there is a pause of up to a day.
+        drift: How much faster the host's clock runs than the world's.
+        rush: How many payments are queued at once in the calm, to see the rate limit used.
     """
 
     seed: str
@@ -100,6 +107,8 @@ class Plan:
     sole_writer: bool | None
     late: float
     idle: float
+    drift: float
+    rush: int
 
     @classmethod
     def drawn(cls, seed: str) -> Plan:
@@ -119,6 +128,8 @@ class Plan:
             sole_writer=dice.choice([None, None, None, True, False]),
             late=dice.choice([0.0, 0.0, 0.05]),
             idle=dice.choice([0.5, 4.0, 4.0, 4.0, 4.0, 4.0]),
+            drift=dice.choice([0.0, dice.uniform(-5e-5, 5e-5)]),
+            rush=dice.choices([0, 30], [9, 1])[0],
         )
 
     def resized(self, **sizes: Any) -> Plan:

@@ -137,17 +137,20 @@ class Service:
     lists_empty_until: float = 0.0
     lists_lag_until: float = 0.0
     long_lag: float = 0.0
+    leap: float = 0.0
     on_change: list[Callable[[Payment], None]] = attrs.field(factory=list)
 
     def utcnow(self) -> datetime:
         """Return the service's clock."""
         now = self.now()
-        return self.began + timedelta(seconds=now * (1 + self.nature.drift) + self.nature.ahead)
+        return self.began + timedelta(seconds=now * (1 + self.nature.drift) + self.nature.ahead + self.leap)
 
     def answer(self, method: str, url: str, token: str | None, content: bytes, request: int) -> Answer:
         """Process one request."""
         parts = urlsplit(url)
         path = parts.path.removeprefix("/v1")
+        if self.chance("service_clock_jumps"):
+            self.leap = self.dice.choice([self.dice.uniform(-3, 3), self.dice.uniform(-60, 60)])
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if path == "/user-service/login":
             return self._login(json.loads(content))
@@ -265,6 +268,8 @@ class Service:
 
     def _row(self, payment: Payment) -> Row:
         now, status = self.now(), payment.status(self.now())
+        if self.chance("status_stale"):
+            now, status = payment.made_at, payment.status(-math.inf)
         number = payment.phone_number
         row: Row = {
             "id": payment.id,

@@ -77,6 +77,7 @@ class World:
         broken: The laws that were seen broken.
         is_calm: Whether faults have stopped.
         audited: The transactions that differ by the audit at the end.
+        ended_states: The last state and status of each payment that was seen at its end.
         is_restored: Whether the database was restored from a backup.
         is_doubted: Whether the package took it for restored, as it does where the last transaction before a pause is
             one that nobody claims: then its feed begins anew, and readers with a cursor read all of it again.
@@ -102,6 +103,10 @@ class World:
     is_restored: bool = False
     is_doubted: bool = False
     skew: float = 0.0
+    full_until: float = 0.0
+    slow_until: float = 0.0
+    away_until: float = 0.0
+    ended_states: dict[str, tuple[str, str]] = attrs.field(factory=dict)
     _dice: dict[str, random.Random] = attrs.field(factory=dict)
     _requests: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
@@ -124,7 +129,7 @@ class World:
 
     def host_time(self) -> float:
         """Return the clock of the merchant's host, seconds since 1970."""
-        return BEGAN.timestamp() + self.now() + self.skew
+        return BEGAN.timestamp() + self.now() * (1 + self.plan.drift) + self.skew
 
     def utcnow(self) -> datetime:
         """Return the clock of the merchant's host."""
@@ -217,7 +222,10 @@ class World:
     async def run_inline(self, work: Callable[[], T], *, limiter: object = None) -> T:
         """Run a piece of work of the database, in place of a thread: at a time of the seed's, in one step."""
         dice = self.dice("disk")
-        await anyio.sleep(dice.choice([0.0, 0.0, 0.001, 0.02]))
+        if PROCESS.get() is not None:
+            self._trouble()
+        is_slow = self.now() < self.slow_until and not self.is_calm
+        await anyio.sleep(dice.uniform(0, 8) if is_slow else dice.choice([0.0, 0.0, 0.001, 0.02]))
         await self.point("before a transaction")
         try:
             return work()
@@ -227,12 +235,26 @@ class World:
                 await self.point("after a transaction")
                 await anyio.sleep(dice.choice([0.0, 0.001, 0.005]))
 
+    def _trouble(self) -> None:
+        """Let the database be full, slow or away for a while."""
+        for fault in ("full", "slow", "away"):
+            if self.strikes(f"database_{fault}"):
+                seconds = self.dice("trouble").choice([0.5, 5.0, 20.0, 60.0])
+                setattr(self, f"{fault}_until", self.now() + seconds)
+                self.note(f"the database is {fault} for {seconds:g} s", "world")
+
     def run_transaction(self, run: Callable[..., T], *args: Any, **options: Any) -> T:
         """Run one transaction, which may fail before its end, or after it although it was committed."""
         writes = options.get("writes", False)
-        if PROCESS.get() is not None and self.strikes("database_fails"):
-            self.note("database: a transaction fails")
-            raise sa.exc.OperationalError("statement", {}, sqlite3.OperationalError("disk I/O error"))
+        if PROCESS.get() is not None and not self.is_calm:
+            trouble = "disk I/O error" if self.strikes("database_fails") else None
+            if self.now() < self.away_until:
+                trouble = "unable to open database file"
+            elif writes and self.now() < self.full_until:
+                trouble = "database or disk is full"
+            if trouble is not None:
+                self.note(f"database: {trouble}")
+                raise sa.exc.OperationalError("statement", {}, sqlite3.OperationalError(trouble))
         done = run(*args, **options)
         if PROCESS.get() is not None and writes and self.strikes("commit_lost"):
             self.note("database: a commit is done, and reported as failed")
