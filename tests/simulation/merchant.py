@@ -133,7 +133,11 @@ class Merchant:
             record = await self.client.payments.get(order.key)
             if record is None and order.is_queued:
                 await self._place(order)
+            elif record is not None and self._may_be_queued_again(order, record) and dice.random() < 0.5:
+                await self._place(order)
             elif record is None or self._may_go_again(record):
+                await self._pay(order)
+            elif record.state is PaymentState.QUEUED and world.strikes("order_hastened"):
                 await self._pay(order)
             elif record.state is PaymentState.QUEUED and world.strikes("order_cancelled"):
                 with suppress(StoreError):
@@ -145,6 +149,9 @@ class Merchant:
     def _may_go_again(self, record: PaymentRecord) -> bool:
         is_absent = record.state is PaymentState.ABSENT and self.world.plan.resend and record.type == "collection"
         return is_absent or record.state in PAYABLE
+
+    def _may_be_queued_again(self, order: Order, record: PaymentRecord) -> bool:
+        return order.is_queued and record.state in {PaymentState.NOT_SENT, PaymentState.REFUSED}
 
     async def _place(self, order: Order) -> None:
         def place(connection: sqlite3.Connection) -> None:

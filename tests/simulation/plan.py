@@ -55,6 +55,7 @@ FAULTS: dict[str, float] = {
     "operator_wrong": 0.2,
     "order_cancelled": 0.1,
     "order_twice": 0.2,
+    "order_hastened": 0.1,
     "books_fail": 0.05,
     "restored_backup": 1.0,
 }
