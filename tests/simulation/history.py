@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import math
 import random
@@ -131,13 +130,14 @@ class History:
             turn += 1
             world.counts[f"run of {number}"] = turn
             life = Life(f"process {number + 1}.{turn}", late=self._late())
-            ended = world.ended[life.name] = asyncio.Event()
+            ended = world.ended[life.name] = anyio.Event()
             merchant = self.merchants[life.name] = Merchant(world, number, self.orders)
             world.lives[number] = life
             context = contextvars.Context()
             context.run(PROCESS.set, life)
             world.note("begins", life.name)
             scope = anyio.CancelScope()
+            life.end = scope.cancel
             world.loop.create_task(self._live(merchant, scope, ended), context=context)
             try:
                 await ended.wait()
@@ -152,7 +152,7 @@ class History:
                 raise
             await anyio.sleep(dice.choice([0.1, 2.0, 30.0]))
 
-    async def _live(self, merchant: Merchant, scope: anyio.CancelScope, ended: asyncio.Event) -> None:
+    async def _live(self, merchant: Merchant, scope: anyio.CancelScope, ended: anyio.Event) -> None:
         world = self.world
         try:
             with scope:
@@ -230,10 +230,12 @@ class Result:
     faults: dict[str, int]
 
 
-def play(plan: Plan) -> Result:
+def play(plan: Plan, *, is_trio: bool = False) -> Result:
     """Run the history of a plan."""
     began = time.process_time()
-    world = run_world(plan, lambda world: History(world).run())
+    if is_trio:
+        plan = plan.without("stop")
+    world = run_world(plan, lambda world: History(world).run(), is_trio=is_trio)
     return Result(
         plan=plan,
         lines=tuple(map(str, world.history)),

@@ -38,10 +38,12 @@ class Life:
     Attributes:
         name: Of the process, with the number of its run.
         late: Returns by how much a timer of it fires late, seconds.
+        end: Cancels it, where its death cannot be had otherwise.
     """
 
     name: str
     late: Callable[[], float] = float
+    end: Callable[[], object] = bool
     is_dead: bool = False
     is_stopped: bool = False
     backlog: list[events.Handle] = attrs.field(factory=list)

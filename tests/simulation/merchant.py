@@ -131,13 +131,9 @@ class Merchant:
             if hash_of(order.key) % world.running != self.number and not world.strikes("order_twice"):
                 continue
             record = await self.client.payments.get(order.key)
-            if record is None and order.is_queued:
-                await self._place(order)
-            elif record is not None and self._may_be_queued_again(order, record) and dice.random() < 0.5:
+            if self._is_placed(order, record):
                 await self._place(order)
             elif record is None or self._may_go_again(record):
-                await self._pay(order)
-            elif record.state is PaymentState.QUEUED and world.strikes("order_hastened"):
                 await self._pay(order)
             elif record.state is PaymentState.QUEUED and world.strikes("order_cancelled"):
                 with suppress(StoreError):
@@ -147,11 +143,15 @@ class Merchant:
                 await anyio.sleep(dice.uniform(0, 2))
 
     def _may_go_again(self, record: PaymentRecord) -> bool:
+        if record.state is PaymentState.QUEUED:
+            return self.world.strikes("order_hastened")
         is_absent = record.state is PaymentState.ABSENT and self.world.plan.resend and record.type == "collection"
         return is_absent or record.state in PAYABLE
 
-    def _may_be_queued_again(self, order: Order, record: PaymentRecord) -> bool:
-        return order.is_queued and record.state in {PaymentState.NOT_SENT, PaymentState.REFUSED}
+    def _is_placed(self, order: Order, record: PaymentRecord | None) -> bool:
+        """Return whether an order is queued now, perhaps again."""
+        is_over = record is not None and record.state in {PaymentState.NOT_SENT, PaymentState.REFUSED}
+        return order.is_queued and (record is None or (is_over and self.world.dice("orders").random() < 0.5))
 
     async def _place(self, order: Order) -> None:
         def place(connection: sqlite3.Connection) -> None:

@@ -35,6 +35,12 @@ def test_the_laws_hold_in_the_fixed_histories() -> None:
     assert simulate("--cases").endswith("break a law: 0\n")
 
 
+def test_the_laws_hold_on_trio_too() -> None:
+    """In an order of tasks that the seed does not choose."""
+    plan = Plan.drawn("4000").resized(orders=3, processes=2, openings=1).weighing({"crash": 0.01})
+    assert play(plan, is_trio=True).broken == ()
+
+
 def test_a_history_that_breaks_a_law_is_shrunk_to_the_fault_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Faults that have nothing to do with it are left out, half of them at once."""
     run = History.run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import gc
@@ -37,6 +36,7 @@ from mobilemoney_async.sharing.poller import StoreFleet
 from tests.simulation.loop import PROCESS, Life, Livelock, SimulatedLoop, numbered, same_order
 from tests.simulation.plan import Plan
 from tests.simulation.service import PASSWORD, Payment, Service
+from tests.simulation.trio_loop import TrioLoop
 
 T = TypeVar("T")
 BEGAN = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
@@ -85,7 +85,7 @@ class World:
 
     plan: Plan
     folder: Path
-    loop: SimulatedLoop
+    loop: SimulatedLoop | TrioLoop
     service: Service = attrs.field(init=False)
     history: list[Happening] = attrs.field(factory=list)
     counts: Counter[str] = attrs.field(factory=Counter)
@@ -95,7 +95,7 @@ class World:
     departures: list[float] = attrs.field(factory=list)
     broken: list[str] = attrs.field(factory=list)
     lives: dict[int, Life] = attrs.field(factory=dict)
-    ended: dict[str, asyncio.Event] = attrs.field(factory=dict)
+    ended: dict[str, anyio.Event] = attrs.field(factory=dict)
     is_calm: bool = False
     is_over: bool = False
     is_audited: bool = False
@@ -146,16 +146,17 @@ class World:
 
     def note(self, what: str, who: str | None = None) -> None:
         """Write a line of the history."""
-        if self.is_over:
+        life = PROCESS.get()
+        if self.is_over or (life is not None and life.is_dead):
             return
         if who is None:
-            life = PROCESS.get()
             who = "world" if life is None else life.name
         self.history.append(Happening(self.now(), who, what.replace(str(self.folder), "<folder>")))
 
     def breaks(self, law: str) -> None:
         """Note that a law is broken, once."""
-        if law not in self.broken and not self.is_over:
+        life = PROCESS.get()
+        if law not in self.broken and not self.is_over and (life is None or not life.is_dead):
             self.broken.append(law)
             self.note(f"LAW BROKEN: {law}", "laws")
 
@@ -373,11 +374,11 @@ def given_from_outside(world: World) -> Iterator[None]:
 _remembered_scrypt = functools.cache(encryption._scrypt)
 
 
-def run_world(plan: Plan, main: Callable[[World], Awaitable[None]]) -> World:
+def run_world(plan: Plan, main: Callable[[World], Awaitable[None]], *, is_trio: bool = False) -> World:
     """Run a world to its end, and return it with its history and the laws that it broke."""
     parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="world-", dir=parent))
-    loop = SimulatedLoop()
+    loop = TrioLoop() if is_trio else SimulatedLoop()
     world = World(plan, folder, loop)
     gc.collect()
     gc.disable()  # it would close what the dead have left, at any time
