@@ -8,12 +8,14 @@ import random
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.simulation import planted
 from tests.simulation.cases import CASES, Case
 from tests.simulation.history import Result, play
 from tests.simulation.shrink import shrink
+from tests.support.databases import Postgres, postgres
 
 # Seeds that have failed, the last one first: the next run begins with them.
 FAILED = Path(".simulation-failed")
@@ -30,10 +32,16 @@ def main() -> int:
     if "--planted" in sys.argv:
         return planted.main([each for each in sys.argv[1:] if each != "--planted"])
     options = read_options()
+    with ExitStack() as stack:
+        return run(options, stack.enter_context(postgres()) if options.postgresql else None)
+
+
+def run(options: argparse.Namespace, server: Postgres | None) -> int:
+    """Run the histories that the options ask for, on a server of PostgreSQL or on SQLite."""
     failed, hours, count = 0, 0.0, 0
     totals = {"payments": 0, "requests": 0, "faults": 0, "deaths": 0}
     for case in choose(options):
-        result = play(case.plan(), is_trio=options.loop == "trio")
+        result = play(case.plan(), is_trio=options.loop == "trio", server=server)
         hours, count = hours + result.hours, count + 1
         totals["payments"] += result.payments
         totals["requests"] += result.requests
@@ -44,7 +52,7 @@ def main() -> int:
         print(line_of(case, result), flush=True)
         if result.broken:
             failed += 1
-            report(case, result, is_shrunk=not options.as_is and options.loop == "asyncio")
+            report(case, result, is_shrunk=not options.as_is and options.loop == "asyncio" and server is None)
     said = ", ".join(f"{number} {name}" for name, number in totals.items())
     print(f"{count} histories, {hours:.1f} simulated hours, {said}; histories that break a law: {failed}")
     return 1 if failed else 0
@@ -63,6 +71,7 @@ def read_options() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--all", action="store_true", help="print each history, also if all laws hold")
     parser.add_argument("--loop", choices=("asyncio", "trio"), default="asyncio", help="on trio without exact replay")
+    parser.add_argument("--postgresql", action="store_true", help="on a server of PostgreSQL, without exact replay")
     parser.add_argument("--planted", nargs="*", metavar="NAME", help="how soon known defects are found: all, or some")
     parser.add_argument("--as-is", action="store_true", help="do not shrink a history that breaks a law")
     return parser.parse_args()

@@ -18,6 +18,7 @@ from tests.simulation.merchant import Merchant, Order
 from tests.simulation.plan import Plan
 from tests.simulation.service import Payment
 from tests.simulation.world import World, run_world
+from tests.support.databases import Postgres
 
 # The pauses between two openings after the faults have stopped, seconds, and for how long each lasts.
 CALM = (60, 300, 600, 1_800, 3_600, 3 * 3_600, 6 * 3_600, 12 * 3_600, 86_400, 86_400, 2 * 86_400, 3 * 86_400)
@@ -111,7 +112,7 @@ class History:
                 await anyio.sleep(10)
                 laws.check_always(world)
                 if world.now() > backup_at and not world.is_calm and laws.has_sent(world):
-                    world.make_backup()
+                    world.disk.make_backup()
                     backup_at = math.inf
             tasks.cancel_scope.cancel()
         if troubles == self._troubles():
@@ -230,12 +231,12 @@ class Result:
     faults: dict[str, int]
 
 
-def play(plan: Plan, *, is_trio: bool = False) -> Result:
+def play(plan: Plan, *, is_trio: bool = False, server: Postgres | None = None) -> Result:
     """Run the history of a plan."""
     began = time.process_time()
     if is_trio:
         plan = plan.without("stop")
-    world = run_world(plan, lambda world: History(world).run(), is_trio=is_trio)
+    world = run_world(plan, lambda world: History(world).run(), is_trio=is_trio, server=server)
     return Result(
         plan=plan,
         lines=tuple(map(str, world.history)),

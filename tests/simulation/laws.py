@@ -20,7 +20,7 @@ def check_always(world: World) -> None:
     _check_sends(world)
     if not has_records(world):
         return
-    for key, state, is_certain, transaction_id, status, *_ in world.look(_RECORDS):
+    for key, state, is_certain, transaction_id, status, *_ in world.disk.look(_RECORDS):
         if key in world.wrong:
             continue
         _check_end_stays(world, key, state, status)
@@ -47,7 +47,7 @@ def _check_end_stays(world: World, key: str, state: str, status: str) -> None:
 
 def check_quiet(world: World) -> None:
     """Check that processes that ended in order have recorded the end of each request."""
-    for key, state, *_ in world.look(_RECORDS) if has_records(world) else ():
+    for key, state, *_ in world.disk.look(_RECORDS) if has_records(world) else ():
         if state == "SENDING":
             world.breaks(f"{key} is SENDING, though all processes have ended in order")
 
@@ -61,14 +61,13 @@ def check_rush(world: World, keys: list[str]) -> None:
 
 def has_records(world: World) -> bool:
     """Return whether the tables of the package and of the shop are there."""
-    query = "SELECT count(*) FROM sqlite_master WHERE name IN ('mobilemoney_payment_records', 'shop_place')"
-    return world.file.exists() and world.look(query) == [(2,)]
+    return {"mobilemoney_payment_records", "shop_place"} <= world.disk.tables()
 
 
 def has_sent(world: World) -> bool:
     """Return whether the database knows a payment's transaction: an empty one cannot be compared with the service."""
     query = "SELECT count(*) FROM mobilemoney_payment_records WHERE transaction_id IS NOT NULL"
-    return has_records(world) and world.look(query) != [(0,)]
+    return has_records(world) and world.disk.look(query) != [(0,)]
 
 
 def _check_sends(world: World) -> None:
@@ -107,9 +106,9 @@ def unsettled(world: World, orders: dict[str, Order]) -> list[str]:
     """Return the orders that are not at their end."""
     if not has_records(world):
         return list(orders)
-    states = {row[0]: row for row in world.look(_RECORDS)}
+    states = {row[0]: row for row in world.disk.look(_RECORDS)}
     books = defaultdict(list)
-    for key, state in world.look("SELECT key, state FROM shop_books ORDER BY n"):
+    for key, state in world.disk.look("SELECT key, state FROM shop_books ORDER BY n"):
         books[key].append(state)
     return [
         key
@@ -126,10 +125,10 @@ def check_end(world: World, orders: dict[str, Order]) -> None:
     check_rate(world)
     if world.audited is None:
         world.breaks("the audit at the end was never done")
-    states = {row[0]: row for row in world.look(_RECORDS)}
+    states = {row[0]: row for row in world.disk.look(_RECORDS)}
     for key in unsettled(world, orders):
         world.breaks(f"{key} waits for ever: {states.get(key)}")
-    unclaimed = {row[0] for row in world.look("SELECT transaction_id FROM mobilemoney_unclaimed")}
+    unclaimed = {row[0] for row in world.disk.look("SELECT transaction_id FROM mobilemoney_unclaimed")}
     for payment in world.service.payments:
         _check_listed(world, payment, states, unclaimed)
     if not world.is_doubted:
@@ -149,7 +148,7 @@ def _check_listed(world: World, payment: Payment, states: dict[str, Any], unclai
 
 def _check_feed(world: World, states: dict[str, Any]) -> None:
     """Check that each reader got every change of the feed, in order; the one with a cursor exactly once."""
-    feed = world.look(
+    feed = world.disk.look(
         "SELECT name, state, number FROM mobilemoney_changes WHERE number IS NOT NULL AND entry > 0 ORDER BY number"
     )
     entries: dict[str, list[str]] = defaultdict(list)
@@ -157,7 +156,7 @@ def _check_feed(world: World, states: dict[str, Any]) -> None:
         entries[name].append(state)
     for table, is_exact in (("shop_books", True), ("shop_shipped", False)):
         read: dict[str, list[str]] = defaultdict(list)
-        for key, state in world.look(f"SELECT key, state FROM {table} WHERE key IS NOT NULL ORDER BY n"):
+        for key, state in world.disk.look(f"SELECT key, state FROM {table} WHERE key IS NOT NULL ORDER BY n"):
             if is_exact or not read[key] or read[key][-1] != state:
                 read[key].append(state)
         for key, row in states.items():

@@ -38,12 +38,14 @@ class Life:
     Attributes:
         name: Of the process, with the number of its run.
         late: Returns by how much a timer of it fires late, seconds.
+        engines: Those of its databases, whose connections end with it.
         end: Cancels it, where its death cannot be had otherwise.
     """
 
     name: str
     late: Callable[[], float] = float
     end: Callable[[], object] = bool
+    engines: list[Any] = attrs.field(factory=list)
     is_dead: bool = False
     is_stopped: bool = False
     backlog: list[events.Handle] = attrs.field(factory=list)

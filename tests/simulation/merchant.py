@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -23,6 +22,7 @@ from mobilemoney_async import (
     StoreError,
 )
 from mobilemoney_async.callbacks import CallbackReceiver
+from tests.simulation.disk import Books
 from tests.simulation.service import EMAIL, PASSWORD
 from tests.simulation.wire import BASE_URL, Network
 from tests.simulation.world import World, check_text
@@ -77,7 +77,7 @@ class Merchant:
         """Run everything that a merchant's process runs, until it is cancelled."""
         world, plan = self.world, self.world.plan
         self.store = SQLStore(
-            f"sqlite:///{world.file}",
+            world.disk.url,
             grace=plan.grace,
             key="key-of-the-store-1",
             resend_absent_collections=plan.resend,
@@ -154,9 +154,9 @@ class Merchant:
         return order.is_queued and (record is None or (is_over and self.world.dice("orders").random() < 0.5))
 
     async def _place(self, order: Order) -> None:
-        def place(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR IGNORE INTO shop_orders VALUES (?, 1)", (order.key,))
-            self.store.enqueue(connection, type=order.type, **order.arguments())
+        def place(connection: Books) -> None:
+            connection.execute("INSERT INTO shop_orders VALUES (?, 1) ON CONFLICT DO NOTHING", (order.key,))
+            self.store.enqueue(connection.raw, type=order.type, **order.arguments())
 
         await self.world.in_books(place)
         self._note(f"places {order.key}: {order.type} of {order.amount}, queued")
@@ -283,18 +283,23 @@ def hash_of(key: str) -> int:
     return int(key.rpartition("-")[2])
 
 
-def _make_tables(books: sqlite3.Connection) -> None:
+def _make_tables(books: Books) -> None:
     for each in TABLES:
         books.execute(each)
     books.execute("INSERT INTO shop_place SELECT NULL WHERE NOT EXISTS (SELECT 1 FROM shop_place)")
 
 
-def _booking(change: PaymentChange, place: str | None) -> Callable[[sqlite3.Connection], bool]:
+def _booking(change: PaymentChange, place: str | None) -> Callable[[Books], bool]:
     """Return the transaction that books one change, and moves the place from where it was read."""
     values = (change.key, change.state, change.status, change.cursor)
 
-    def book(books: sqlite3.Connection) -> bool:
-        if books.execute("UPDATE shop_place SET place = ? WHERE place IS ?", (change.cursor, place)).rowcount != 1:
+    def book(books: Books) -> bool:
+        if (
+            books.execute(
+                "UPDATE shop_place SET place = ? WHERE coalesce(place, '') = coalesce(?, '')", (change.cursor, place)
+            ).rowcount
+            != 1
+        ):
             return False
         books.execute("INSERT INTO shop_books (key, state, status, cursor) VALUES (?, ?, ?, ?)", values)
         return True

@@ -45,6 +45,8 @@ FAULTS: dict[str, float] = {
     "stop": 0.002,
     "database_fails": 0.03,
     "commit_lost": 0.02,
+    "serialization": 0.05,
+    "notify_lost": 0.5,
     "database_full": 0.01,
     "database_slow": 0.01,
     "database_away": 0.01,

@@ -96,10 +96,11 @@ DEFECTS = (
         "        self._change",
     ),
     Defect(  # an order's state that went back
-        "a final state gives way to an earlier one",
-        "payments/journal.py",
-        '            return self._contradict(entry, f"was finally {row.status}, and is {status}")\n',
-        "            pass\n",
+        "a late loss takes back what was found",
+        "payments/records.py",
+        "    (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,\n",
+        "    (_S.ACKNOWLEDGED, _E.FINISH): _S.FINAL,\n"
+        "    (_S.ACKNOWLEDGED, _E.LOSE): _S.UNKNOWN,\n    (_S.FINAL, _E.LOSE): _S.UNKNOWN,\n",
     ),
     Defect(  # a second payment after a late list
         "a look is valid for ever",

@@ -18,7 +18,7 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,16 +27,21 @@ from unittest import mock
 
 import anyio
 import attrs
+import psycopg
 import sqlalchemy as sa
 
-from mobilemoney_async.database import encryption, engine
+from mobilemoney_async.database import encryption, engine, listener
 from mobilemoney_async.database.clock import WallClock
-from mobilemoney_async.payments import dispatcher, feed, feed_watch
+from mobilemoney_async.database.url import make_engine
+from mobilemoney_async.payments import binding, dispatcher, feed, feed_watch
 from mobilemoney_async.sharing.poller import StoreFleet
+from mobilemoney_async.testing import virtual_time
+from tests.simulation.disk import Books, PostgresDisk, SQLiteDisk
 from tests.simulation.loop import PROCESS, Life, Livelock, SimulatedLoop, numbered, same_order
 from tests.simulation.plan import Plan
 from tests.simulation.service import PASSWORD, Payment, Service
 from tests.simulation.trio_loop import TrioLoop
+from tests.support.databases import Postgres
 
 T = TypeVar("T")
 BEGAN = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
@@ -78,13 +83,14 @@ class World:
         is_calm: Whether faults have stopped.
         audited: The transactions that differ by the audit at the end.
         ended_states: The last state and status of each payment that was seen at its end.
+        timeline: That of the database's server: a failover changes it.
         is_restored: Whether the database was restored from a backup.
         is_doubted: Whether the package took it for restored, as it does where the last transaction before a pause is
             one that nobody claims: then its feed begins anew, and readers with a cursor read all of it again.
     """
 
     plan: Plan
-    folder: Path
+    disk: SQLiteDisk | PostgresDisk
     loop: SimulatedLoop | TrioLoop
     service: Service = attrs.field(init=False)
     history: list[Happening] = attrs.field(factory=list)
@@ -102,6 +108,7 @@ class World:
     audited: set[str] | None = None
     is_restored: bool = False
     is_doubted: bool = False
+    timeline: int = 1
     skew: float = 0.0
     full_until: float = 0.0
     slow_until: float = 0.0
@@ -113,11 +120,6 @@ class World:
     def __attrs_post_init__(self) -> None:
         self.service = Service(self.now, BEGAN, self.plan.nature, self.strikes, self.dice("service"))
         self.service.on_change.append(self._note_made)
-
-    @property
-    def file(self) -> Path:
-        """The database."""
-        return self.folder / "shop.db"
 
     def dice(self, name: str) -> random.Random:
         """Return a source of chance for one purpose: what is drawn for one does not change the others."""
@@ -151,11 +153,11 @@ class World:
             return
         if who is None:
             who = "world" if life is None else life.name
-        self.history.append(Happening(self.now(), who, what.replace(str(self.folder), "<folder>")))
+        self.history.append(Happening(self.now(), who, re.sub(r"/\S*/world-\w+", "<folder>", what)))
 
     def breaks(self, law: str) -> None:
         """Note that a law is broken, once."""
-        life = PROCESS.get()
+        life, law = PROCESS.get(), law[:400]
         if law not in self.broken and not self.is_over and (life is None or not life.is_dead):
             self.broken.append(law)
             self.note(f"LAW BROKEN: {law}", "laws")
@@ -189,6 +191,8 @@ class World:
             self.note(f"killed {why}", life.name)
             self.counts["killed"] += 1
             self.loop.kill(life)
+            for each in life.engines:
+                each.dispose()
             self.ended[life.name].set()
 
     async def point(self, where: str) -> None:
@@ -253,6 +257,9 @@ class World:
                 trouble = "unable to open database file"
             elif writes and self.now() < self.full_until:
                 trouble = "database or disk is full"
+            if self.disk.has_server and self.strikes("serialization"):
+                self.note("database: a transaction fails because of another")
+                raise sa.exc.OperationalError("statement", {}, psycopg.errors.SerializationFailure())
             if trouble is not None:
                 self.note(f"database: {trouble}")
                 raise sa.exc.OperationalError("statement", {}, sqlite3.OperationalError(trouble))
@@ -262,39 +269,41 @@ class World:
             raise sa.exc.OperationalError("COMMIT", {}, sqlite3.OperationalError("disk I/O error"))
         return done
 
-    async def in_books(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def in_books(self, work: Callable[[Books], T]) -> T:
         """Run a transaction of the merchant's own on the same database."""
-
-        def transact() -> T:
-            with closing(sqlite3.connect(self.file, isolation_level=None)) as connection:
-                connection.execute("PRAGMA synchronous=OFF")
-                connection.execute("BEGIN IMMEDIATE")
-                done = work(connection)
-                connection.execute("COMMIT")
-                return done
-
-        return await self.run_inline(transact)
-
-    def look(self, statement: str, *args: Any) -> list[Any]:
-        """Read the database from outside of the world."""
-        with closing(sqlite3.connect(self.file)) as connection:
-            return connection.execute(statement, args).fetchall()
-
-    def make_backup(self) -> None:
-        """Copy the database, as a nightly job does."""
-        with closing(sqlite3.connect(self.file)) as one, closing(sqlite3.connect(self.folder / "backup.db")) as other:
-            one.backup(other)
+        return await self.run_inline(lambda: self.disk.transact(work))
 
     def restore_backup(self) -> bool:
         """Bring the database back to its last backup, while no process runs; return whether there is one."""
-        if is_there := (backup := self.folder / "backup.db").exists():
-            known = {key for (key,) in self.look("SELECT key FROM mobilemoney_payment_records")}
-            with closing(sqlite3.connect(backup)) as one, closing(sqlite3.connect(self.file)) as other:
-                one.backup(other)
-            left = {key for (key,) in self.look("SELECT key FROM mobilemoney_payment_records")}
+        known = {key for (key,) in self.disk.look("SELECT key FROM mobilemoney_payment_records")}
+        if is_there := self.disk.restore_backup():
+            left = {key for (key,) in self.disk.look("SELECT key FROM mobilemoney_payment_records")}
             self.is_restored = self.is_doubted = True
+            self.timeline += 1
             self.note(f"the database is restored from a backup, and has forgotten {sorted(known - left)}", "world")
         return is_there
+
+    def read_clock(self, database: Any) -> float:
+        """Return the clock of the database's server, which is not the host's; see `Database`."""
+        asked_at, shown = database.wall_clock.host(), BEGAN.timestamp() + self.now() + 0.7
+        database.wall_clock.seen(shown, after=asked_at, before=asked_at)
+        return shown
+
+    def remember_engine(self, url: sa.URL, **options: Any) -> sa.Engine:
+        """Return a new engine, whose connections end with its process."""
+        made, life = make_engine(url, **options), PROCESS.get()
+        if life is not None:
+            life.engines.append(made)
+        return made
+
+    def read_notices(self, read: Callable[[Any], None], wire: Any) -> None:
+        """Read what the server has told a listener, or lose it."""
+        if self.strikes("notify_lost"):
+            wire.consume_input()
+            while wire.notifies() is not None:
+                self.note("database: a notice is lost")
+            return
+        read(wire)
 
     def digest(self) -> str:
         """Return the digest of the history."""
@@ -344,6 +353,8 @@ def given_from_outside(world: World) -> Iterator[None]:
             (engine, "clock_stands_still", lambda: False),
             (engine, "time", watch),
             (engine.Database, "_run", transact),
+            (engine, "make_engine", world.remember_engine),
+            *(_of_server(world) if world.disk.has_server else ()),
             (engine, "WallClock", lambda host: WallClock(world.host_time)),
             (feed_watch, "_Waiter", numbered(feed_watch._Waiter)),
             (feed_watch, "_POLL", world.plan.idle),
@@ -371,15 +382,34 @@ def given_from_outside(world: World) -> Iterator[None]:
             random.setstate(state)
 
 
+def _of_server(world: World) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what is replaced where the database is a server: its clock and timeline, and what it tells listeners."""
+    read = listener._Connection._read
+
+    def read_clock(self: Any, connection: sa.Connection) -> float:
+        return world.read_clock(self)
+
+    def read_notices(self: Any, wire: Any) -> None:
+        world.read_notices(functools.partial(read, self), wire)
+
+    yield engine.Database, "_read_clock", read_clock
+    yield listener._Connection, "_read", read_notices
+    yield binding, "timeline", lambda connection: world.timeline
+    yield virtual_time, "_GRACE", 0.0002
+
+
 _remembered_scrypt = functools.cache(encryption._scrypt)
 
 
-def run_world(plan: Plan, main: Callable[[World], Awaitable[None]], *, is_trio: bool = False) -> World:
+def run_world(
+    plan: Plan, main: Callable[[World], Awaitable[None]], *, is_trio: bool = False, server: Postgres | None = None
+) -> World:
     """Run a world to its end, and return it with its history and the laws that it broke."""
     parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="world-", dir=parent))
     loop = TrioLoop() if is_trio else SimulatedLoop()
-    world = World(plan, folder, loop)
+    disk = SQLiteDisk(folder) if server is None else PostgresDisk(server)
+    world = World(plan, disk, loop)
     gc.collect()
     gc.disable()  # it would close what the dead have left, at any time
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
@@ -393,6 +423,9 @@ def run_world(plan: Plan, main: Callable[[World], Awaitable[None]], *, is_trio: 
                 world.is_over = True
                 for life in list(world.lives.values()):
                     loop.kill(life)
+                    for each in life.engines:
+                        each.dispose()
+                disk.close()
                 loop.bury()
                 loop.close()
     finally:
