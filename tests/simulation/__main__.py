@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.simulation import planted
-from tests.simulation.cases import CASES, Case
+from tests.simulation.cases import CASES, SIZES, Case
 from tests.simulation.history import Result, play
-from tests.simulation.shrink import shrink
+from tests.simulation.page import write_page
+from tests.simulation.shrink import shrink, timeline
 from tests.support.databases import Postgres, postgres
 
 # Seeds that have failed, the last one first: the next run begins with them.
@@ -50,6 +51,8 @@ def run(options: argparse.Namespace, server: Postgres | None) -> int:
         if options.all:
             print("\n".join(result.lines))
         print(line_of(case, result), flush=True)
+        if options.page is not None:
+            write_page(result, options.page)
         if result.broken:
             failed += 1
             report(case, result, is_shrunk=not options.as_is and options.loop == "asyncio" and server is None)
@@ -67,11 +70,12 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--cases", action="store_true", help="the fixed histories of tests/simulation/cases.py")
     parser.add_argument("--without", default="", help="faults, with commas between them")
     parser.add_argument("--weights", default="", help="probabilities of faults, such as crash=0.1,stop=0")
-    for name in ("orders", "processes", "openings"):
+    for name in SIZES:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--all", action="store_true", help="print each history, also if all laws hold")
     parser.add_argument("--loop", choices=("asyncio", "trio"), default="asyncio", help="on trio without exact replay")
     parser.add_argument("--postgresql", action="store_true", help="on a server of PostgreSQL, without exact replay")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the last history as a page for a browser")
     parser.add_argument("--planted", nargs="*", metavar="NAME", help="how soon known defects are found: all, or some")
     parser.add_argument("--as-is", action="store_true", help="do not shrink a history that breaks a law")
     return parser.parse_args()
@@ -80,7 +84,7 @@ def read_options() -> argparse.Namespace:
 def choose(options: argparse.Namespace) -> Iterator[Case]:
     """Yield the histories to run."""
     without = tuple(filter(None, options.without.split(",")))
-    sizes = {name: getattr(options, name) for name in ("orders", "processes", "openings")}
+    sizes = {name: getattr(options, name) for name in SIZES}
     pairs = (each.partition("=") for each in filter(None, options.weights.split(",")))
     more = {**sizes, "weights": {name: float(weight) for name, _, weight in pairs}}
     if options.cases:
@@ -126,11 +130,7 @@ def report(case: Case, result: Result, *, is_shrunk: bool) -> None:
         print(f"  {law}")
     if is_shrunk:
         result = shrink(result)
-        case = Case.of(result.plan)
-    print("\n".join(result.lines))
-    for law in result.broken:
-        print(f"BROKEN: {law}")
-    print(f"again: python -m tests.simulation {case.options()}\nas a test, in tests/simulation/cases.py: {case!r},")
+    print(timeline(result))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import attrs
 
 from tests.simulation.plan import Plan
 
+SIZES = ("orders", "processes", "openings", "rush")
+
 
 @attrs.frozen(repr=False)
 class Case:
@@ -24,20 +26,21 @@ class Case:
     orders: int | None = None
     processes: int | None = None
     openings: int | None = None
+    rush: int | None = None
     weights: Mapping[str, float] = attrs.field(factory=dict, kw_only=True)
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """Return the history of a plan that was made smaller."""
         drawn = Plan.drawn(plan.seed)
-        sizes = {name: getattr(plan, name) for name in ("orders", "processes", "openings")}
+        sizes = {name: getattr(plan, name) for name in SIZES}
         changed = {name: size for name, size in sizes.items() if size != getattr(drawn, name)}
         weights = {name: weight for name, weight in plan.weights.items() if weight != drawn.weights.get(name)}
         without = tuple(each for each in drawn.weights if each not in plan.weights)
         return cls(plan.seed, without, **changed, weights=weights)
 
     def _sizes(self) -> dict[str, int]:
-        sizes = {"orders": self.orders, "processes": self.processes, "openings": self.openings}
+        sizes = {name: getattr(self, name) for name in SIZES}
         return {name: size for name, size in sizes.items() if size is not None}
 
     def plan(self) -> Plan:

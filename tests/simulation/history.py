@@ -17,7 +17,7 @@ from tests.simulation.loop import PROCESS, Life
 from tests.simulation.merchant import Merchant, Order
 from tests.simulation.plan import Plan
 from tests.simulation.service import Payment
-from tests.simulation.world import World, run_world
+from tests.simulation.world import Happening, World, run_world
 from tests.support.databases import Postgres
 
 # The pauses between two openings after the faults have stopped, seconds, and for how long each lasts.
@@ -221,7 +221,7 @@ class Result:
     """
 
     plan: Plan
-    lines: tuple[str, ...]
+    happenings: tuple[Happening, ...]
     broken: tuple[str, ...]
     digest: str
     hours: float
@@ -229,6 +229,11 @@ class Result:
     payments: int
     requests: int
     faults: dict[str, int]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The history, line by line."""
+        return tuple(map(str, self.happenings))
 
 
 def play(plan: Plan, *, is_trio: bool = False, server: Postgres | None = None) -> Result:
@@ -239,7 +244,7 @@ def play(plan: Plan, *, is_trio: bool = False, server: Postgres | None = None) -
     world = run_world(plan, lambda world: History(world).run(), is_trio=is_trio, server=server)
     return Result(
         plan=plan,
-        lines=tuple(map(str, world.history)),
+        happenings=tuple(world.history),
         broken=tuple(world.broken),
         digest=world.digest(),
         hours=world.now() / 3600,

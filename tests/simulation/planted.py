@@ -263,12 +263,13 @@ def planted(defect: Defect) -> str:
     return text.replace(defect.text, defect.instead)
 
 
-def look_for(defect: Defect, first: int, seconds: float) -> bool:
+def look_for(defect: Defect, first: int, seconds: float, *, is_shown: bool = False) -> bool:
     """Simulate with a defect until a law is broken, or for so many seconds of a processor; print when that was."""
     assert not any(each.startswith("mobilemoney_async") for each in sys.modules)
     sys.meta_path.insert(0, _Planter(_Loader(defect)))
     from tests.simulation.history import play
     from tests.simulation.plan import Plan
+    from tests.simulation.shrink import shrink, timeline
 
     hours, began, seed = 0.0, time.process_time(), first
     while time.process_time() < began + seconds:
@@ -276,6 +277,8 @@ def look_for(defect: Defect, first: int, seconds: float) -> bool:
         hours, took = hours + result.hours, time.process_time() - began
         if result.broken:
             print(f"{defect.name}: seed {seed}, {hours:.1f} h, {took:.0f} s of CPU: {result.broken[0]}")
+            if is_shown:
+                print(timeline(shrink(result)))
             return True
         seed += 1
     print(f"{defect.name}: NOT FOUND in {seed - first} histories, {hours:.1f} h, {seconds:.0f} s of CPU")
@@ -288,13 +291,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="the beginnings of the defects' names")
     parser.add_argument("--cpu", type=float, default=3_600.0, help="seconds of a processor for each")
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--show", action="store_true", help="print the shortest history that shows it")
     parser.add_argument("--here", action="store_true", help="the only one, in this process")
     options = parser.parse_args(arguments)
     chosen = [each for each in DEFECTS if not options.names or each.name.startswith(tuple(options.names))]
     if options.here:
-        return 0 if look_for(chosen[0], options.seed, options.cpu) else 1
+        return 0 if look_for(chosen[0], options.seed, options.cpu, is_shown=options.show) else 1
     command = [sys.executable, "-m", "tests.simulation.planted", "--here"]
     command += ["--cpu", str(options.cpu), "--seed", str(options.seed)]
+    command += ["--show"] * options.show
     variables = {**os.environ, "PYTHONHASHSEED": "0"}
     failures = 0
     for each in chosen:

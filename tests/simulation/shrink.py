@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tests.simulation.cases import Case
 from tests.simulation.history import Result, play
 from tests.simulation.plan import Plan
 
@@ -34,7 +35,16 @@ def shrink(found: Result, *, most: int = 60) -> Result:
     return best
 
 
+def timeline(result: Result) -> str:
+    """Return a history that breaks a law for people: when, who and what; the laws; and how to run it again."""
+    case = Case.of(result.plan)
+    again = f"again: python -m tests.simulation {case.options()}\nas a test, in tests/simulation/cases.py: {case!r},"
+    return "\n".join([*result.lines, *(f"BROKEN: {law}" for law in result.broken), again])
+
+
 def _smaller(plan: Plan) -> Iterator[Plan]:
+    if plan.rush:
+        yield plan.resized(rush=0)
     for name in ("processes", "openings"):
         if getattr(plan, name) > 1:
             yield plan.resized(**{name: 1})

@@ -60,8 +60,13 @@ class Happening:
     who: str
     what: str
 
+    @property
+    def when(self) -> str:
+        """Time since the world began."""
+        return clock(self.at)
+
     def __str__(self) -> str:
-        return f"{clock(self.at)}  {self.who:<12}  {self.what}"
+        return f"{self.when}  {self.who:<12}  {self.what}"
 
 
 def clock(at: float) -> str:
