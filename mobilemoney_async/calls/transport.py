@@ -80,7 +80,8 @@ def _watched(kind: Any) -> Any:
 
 def _watch(stream: Any, flight: Flight) -> Any:
     """Return the request body of a caller's client, which notes from now on when it begins to be read."""
-    stream.__class__ = _watched(type(stream))  # httpx and httpx2 refuse a body of any other class
+    kind: Any = type(stream)
+    stream.__class__ = _watched(kind)  # httpx and httpx2 refuse a body of any other class
     stream.flight = flight
     return stream
 
