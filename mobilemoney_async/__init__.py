@@ -47,6 +47,7 @@ if _typing.TYPE_CHECKING:
         UnexpectedResponse,
         WaitTimeout,
     )
+    from mobilemoney_async.merchants import Merchants
     from mobilemoney_async.payments.audit_report import AuditReport, Difference
     from mobilemoney_async.payments.payment_change import PaymentChange
     from mobilemoney_async.payments.payout_batch import PayoutBatch
@@ -83,6 +84,7 @@ __all__ = [
     "LoginAuth",
     "LoginResult",
     "Lookup",
+    "Merchants",
     "MobileMoneyError",
     "Network",
     "Outcome",
@@ -132,6 +134,7 @@ _HOMES = {
     "contract.limits": "Schedule",
     "contract.models": "Acknowledgement Fees LoginResult Pagination Settlement Transaction TransactionPage User",
     "contract.states": "Network TransactionStatus TransactionType",
+    "merchants": "Merchants",
     "payments.audit_report": "AuditReport Difference",
     "payments.payout_batch": "PayoutBatch",
     "payments.payment_change": "PaymentChange",

@@ -6,6 +6,7 @@ import math
 import random
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -367,8 +368,7 @@ class AsyncClient:
         A second call does nothing. A transport or client of yours stays open.
         """
         if self._owns_wire:
-            await self._leave_store()
-            await self._pipeline.wire.aclose()
+            await close(self)
         await anyio.lowlevel.checkpoint()
 
     async def _leave_store(self) -> None:
@@ -394,6 +394,31 @@ class AsyncClient:
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self._pipeline.wire.base_url}>"
+
+
+def lend(client: AsyncClient, in_use: Callable[[], AbstractAsyncContextManager[object]]) -> None:
+    """Let someone else close a client: its own `aclose` closes nothing from now on. For `in_use` see `Wire`."""
+    client._owns_wire, client._pipeline.wire.in_use = False, in_use
+
+
+def wake(client: AsyncClient) -> None:
+    """Join the store again after `rest`; otherwise do nothing."""
+    if client._store is not None and not client._is_attached:
+        client._store.attach()
+        client._is_attached = True
+
+
+async def rest(client: AsyncClient, *, keeps_store: bool = False) -> None:
+    """Close the idle connections of a client, and leave its store. The next call opens new ones; `wake` it before."""
+    if not keeps_store:
+        await client._leave_store()
+    await client._pipeline.wire.rest()
+
+
+async def close(client: AsyncClient) -> None:
+    """Close a client and its connections for good."""
+    await client._leave_store()
+    await client._pipeline.wire.aclose()
 
 
 def _utcnow() -> datetime:

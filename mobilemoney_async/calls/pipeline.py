@@ -177,7 +177,8 @@ class Pipeline:
         )
         del body  # it may hold a phone number, which a traceback with locals would show
         try:
-            answer: T = await self._within_deadline(call)
+            async with self.wire.in_use():
+                answer: T = await self._within_deadline(call)
         except MobileMoneyError as exc:
             exc.idempotency_key = idempotency_key
             raise

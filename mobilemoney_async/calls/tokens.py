@@ -55,10 +55,20 @@ class TokenSource(Protocol):
 
 @runtime_checkable
 class NamedSource(Protocol):
-    """Token source whose credentials have a name that shows nothing of them."""
+    """Token source whose credentials have a name that shows nothing of them.
+
+    Attributes:
+        name: The name of the credentials that are in use now, or None where it is not known yet.
+    """
+
+    name: str | None
 
     async def name_credentials(self) -> str:
         """Return the name."""
+        ...
+
+    def doubt(self) -> None:
+        """Note that the credentials are another merchant's, as it seems."""
         ...
 
 

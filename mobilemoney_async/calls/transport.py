@@ -11,7 +11,7 @@ import logging
 import socket
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -105,8 +105,8 @@ class _Sender(Protocol):
     def prepare(self) -> None:
         """Open connections ahead of the first request, where they are ours."""
 
-    async def aclose(self) -> None:
-        """Close connections, where they are ours."""
+    async def aclose(self, *, is_resting: bool = False) -> None:
+        """Close connections, where they are ours; if `is_resting`, not those of requests that are under way."""
 
 
 class _TransportSender:
@@ -185,9 +185,11 @@ class _TransportSender:
             self._loop = loop
         return self._transport
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, is_resting: bool = False) -> None:
         if self._owned and self._transport is not None:
             transport, self._transport = self._transport, None
+            if is_resting and id(transport) in self._flights:
+                return  # the last request over it closes it
             # The connections of another loop are beyond reach: it has ended, and they with it.
             if self._loop is anyio.lowlevel.current_token().native_token:
                 await transport.aclose()
@@ -227,7 +229,7 @@ class _ClientSender:
     def prepare(self) -> None:
         """Do nothing."""
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, is_resting: bool = False) -> None:
         """Do nothing."""
 
 
@@ -244,7 +246,10 @@ class Wire:
 
     Attributes:
         base_url: Where the requests go.
+        in_use: Makes the context of each call, poller and dispatcher, in which the connections are not closed as idle.
     """
+
+    in_use: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
 
     def __init__(
         self, base_url: str, transport: HTTPTransport | None = None, http_client: HTTPClient | None = None
@@ -318,6 +323,11 @@ class Wire:
             failed, cause = map_error(exc, flight), without_text(exc, set())
         # Outside: what is left of the cause must not come back as the context.
         raise failed from cause
+
+    async def rest(self) -> None:
+        """Close the idle connections of our own pool, whatever fails in it. The next request opens new ones."""
+        with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
+            await self._sender.aclose(is_resting=True)
 
     async def aclose(self) -> None:
         """Close the connections of our own pool. A second call does nothing."""

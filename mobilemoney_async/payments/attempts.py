@@ -47,7 +47,7 @@ REFUSED_FOR_ALL = (AuthenticationError, PermissionDenied, RateLimitExceeded)
 
 
 class KeyTakenError(Exception):
-    """Loss of the key to another process, which has just changed its record: look again."""
+    """Loss of the key to another process, which has just changed its record, or other credentials: look again."""
 
 
 class NotEchoedError(Exception):
@@ -77,6 +77,7 @@ class RecordedAttempts:
     on_sending: Callable[[], object] | None = None
     is_queued: bool = False
     asked_at: datetime | None = None  # as of `withdrawal`
+    is_current: Callable[[], bool] = lambda: True
 
     async def sending(self, lives: float) -> float:
         """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
@@ -84,6 +85,8 @@ class RecordedAttempts:
         Returns the seconds that may pass before it is sent: later, other processes may count it as lost. After a
         `StoreError` nothing may be sent.
         """
+        if not self.is_current():
+            raise KeyTakenError  # a secret was replaced while this waited: is it the same merchant's?
         if self.on_sending is not None:
             self.on_sending()
         self.sent_at = sent_at = self.utcnow()

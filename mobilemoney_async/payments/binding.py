@@ -68,6 +68,7 @@ class Memory:
     Attributes:
         credentials: The name of the client's credentials, once known.
         is_bound: Whether the account was bound to them when it was last looked at.
+        admitted: The name of the credentials that may pay.
         said: The differences that were reported.
         unreadable_until: The time before which the list is not asked for again, on the loop's clock.
         obstacle: The reason for that.
@@ -75,6 +76,7 @@ class Memory:
 
     credentials: str | None = None
     is_bound: bool = False
+    admitted: str | None = None
     said: set[str] = attrs.field(factory=set)
     unreadable_until: float = -math.inf
     obstacle: str = ""
@@ -132,6 +134,12 @@ class Binding:
             await self.save(host=self._host, credentials=name, merchant_id=None)
         elif facts.newest is not None and not self.is_known(facts.host, facts.credentials):
             await self._bind(facts, name, is_lenient=is_lenient)
+        self._memory.admitted = name
+
+    def is_current(self) -> bool:
+        """Return whether the credentials in use now are those for which `require_bound` has last raised nothing."""
+        tokens = self._pipeline.tokens
+        return not isinstance(tokens, NamedSource) or tokens.name == self._memory.admitted
 
     async def _bind(self, facts: AccountFacts, name: str, *, is_lenient: bool) -> None:
         """Bind the account to new credentials, if they know its transactions; see `require_bound`."""
@@ -141,6 +149,8 @@ class Binding:
         try:
             merchant_id = await self.look_up_own(facts)
         except ForeignError as exc:
+            if isinstance(self._pipeline.tokens, NamedSource):
+                self._pipeline.tokens.doubt()
             raise self._foreign(exc) from exc
         except (StoreError, InvalidCredentials, InvalidToken, TokenExpired):
             raise  # the payment would be refused, too
@@ -151,7 +161,9 @@ class Binding:
                 f"was never used with these credentials, which could not be checked: {exc} (if they are of the same "
                 "merchant, mobilemoney payments rebind accepts them)"
             ) from exc
-        if merchant_id is not None:
+        if name != await self._name_credentials():  # the secret was replaced in between: is that one the merchant's?
+            await self.require_bound(is_lenient=is_lenient)
+        elif merchant_id is not None:
             known = [*(facts.credentials or "").split(), name][-_MOST_CREDENTIALS:]
             await self.save(host=self._host, credentials=" ".join(known), merchant_id=merchant_id or facts.merchant_id)
             self._memory.is_bound = True
@@ -166,7 +178,9 @@ class Binding:
 
     def is_known(self, host: str | None, credentials: str | None) -> bool:
         """Return whether the columns of an account name this client's host and credentials."""
-        names, memory = (credentials or "").split(), self._memory
+        names, memory, tokens = (credentials or "").split(), self._memory, self._pipeline.tokens
+        if isinstance(tokens, NamedSource) and tokens.name != memory.credentials:
+            memory.credentials, memory.is_bound = tokens.name, False
         # A full list may have dropped the name, once it was known.
         is_known = memory.credentials in names or (memory.is_bound and len(names) == _MOST_CREDENTIALS)
         memory.is_bound = host == self._host and is_known
@@ -189,9 +203,9 @@ class Binding:
 
     async def _name_credentials(self) -> str:
         tokens, cipher, name = self._pipeline.tokens, self._store.cipher, self._memory.credentials
-        if name is None and isinstance(tokens, NamedSource):
-            name = await tokens.name_credentials()
-        elif name is None:
+        if isinstance(tokens, NamedSource):
+            return await tokens.name_credentials()
+        if name is None:
             # Issued tokens; those of one source of your own count as the same credentials.
             token = await self._pipeline.token()
             name = await run_in_thread(lambda: cipher.name_token(token))

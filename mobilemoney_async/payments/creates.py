@@ -167,6 +167,7 @@ class IdempotentCreates:
                     on_sending=progress.on_sending,
                     is_queued=progress.earlier is not None and progress.earlier.state is PaymentState.QUEUED,
                     asked_at=progress.asked_at,
+                    is_current=self._recovery.binding.is_current,
                 )
                 try:
                     return await self._pipeline.call(

@@ -104,6 +104,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._store = store
         self._utcnow = pipeline.utcnow
         self._on_event = pipeline.on_event
+        self._in_use = pipeline.wire.in_use
         self._creates = creates
         self._interval = 60.0 / per_minute
         self._me = uuid.uuid4().hex
@@ -121,7 +122,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         await self._store.database.open()
         failure: BaseException | None = None
-        async with anyio.create_task_group() as tasks:
+        async with self._in_use(), anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, tasks)
             try:
                 yield self

@@ -115,7 +115,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         self._was_open = True
         failure: BaseException | None = None
         try:
-            async with anyio.create_task_group() as group:
+            async with self._pipeline.wire.in_use(), anyio.create_task_group() as group:
                 self._begin(group, unfinished)
                 try:
                     yield self

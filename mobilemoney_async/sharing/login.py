@@ -91,7 +91,7 @@ class SharedLogin:
         self._utcnow = utcnow
         self._lease = lease
         self._lock = LoopLock()
-        self._name: str | None = None
+        self.name: str | None = None
         self._state = LoginState()
         # Of failures that concern only this process.
         self._own = LoginState()
@@ -104,9 +104,12 @@ class SharedLogin:
 
     async def name_credentials(self) -> str:
         """Return the name of the credentials, by which the processes that share them know each other."""
-        if self._name is None:
-            self._name = await run_in_thread(lambda: self._cipher.name(*self._auth.credentials))
-        return self._name
+        if self.name is None:
+            self.name = await run_in_thread(lambda: self._cipher.name(*self._auth.credentials))
+        return self.name
+
+    def doubt(self) -> None:
+        """Do nothing: there are no other credentials."""
 
     async def token(self, login: Login) -> Secret:
         """Return the token of all processes, after a login if there is none or it is about to end.

@@ -29,11 +29,12 @@ LAYERS: Mapping[str, int] = {
     "payments": 8,
     "sharing": 9,
     "client": 10,
-    "__init__": 11,
-    "contrib": 12,
-    "testing": 13,
-    "cli": 13,
-    "__main__": 14,
+    "merchants": 11,
+    "__init__": 12,
+    "contrib": 13,
+    "testing": 14,
+    "cli": 14,
+    "__main__": 15,
 }
 LOWEST = 1
 

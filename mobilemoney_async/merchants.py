@@ -1,0 +1,271 @@
+"""Many merchants in one process: a client for each account, made when first used, and closed when idle.
+
+Owners of state: `_merchants` knows each account whose client someone holds; `_idle` and `_busy` hold those that are
+open, and `_connected` those of the idle ones that may have connections. There is no background task: each use that
+ends closes what has become idle.
+
+Critical sections: all changes of these four are made without an await in between. An account is taken out of `_idle`
+before its client rests; used again during that, it is open at once, and what rests is only what is not in use.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from weakref import WeakValueDictionary
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint
+
+from mobilemoney_async.calls.options import Options
+from mobilemoney_async.calls.retry import RetryPolicy
+from mobilemoney_async.calls.transport import HTTPTransport, Wire
+from mobilemoney_async.client import AsyncClient, close, lend, rest, wake
+from mobilemoney_async.payments.account_store import AccountStore, KeyedLock
+from mobilemoney_async.payments.store import SQLStore, account_store
+from mobilemoney_async.sharing.account_auth import AccountAuth, AccountSecret
+from mobilemoney_async.values import refuse, require_integer, require_name
+
+if TYPE_CHECKING:
+    from mobilemoney_async.events import Event
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+MerchantTransport: TypeAlias = Literal["aiohttp"] | Callable[[str], HTTPTransport]
+"""Type of the argument ``transport`` of `Merchants`."""
+
+# Seconds for which the connections of an idle account stay open; no pool would use them after that.
+_KEPT = 5.0
+# Idle accounts that one use looks at, at most.
+_MOST_LOOKS = 10
+
+
+@attrs.define(eq=False)
+class _Merchant:
+    """Client of one account, with the number of its calls, pollers and dispatchers under way."""
+
+    client: AsyncClient
+    store: SQLStore  # held, since a store names itself only as long as somebody uses it
+    parts: AccountStore
+    users: int = 0
+    used_at: float = -math.inf
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the account reads as a consumer, or has answers that are not recorded yet."""
+        left = self.parts.left_consumers.values()
+        return bool(self.parts.unwritten) or any(me not in left for me in self.parts.consuming)
+
+
+class Merchants:
+    """Clients of many accounts in one process, on asyncio and on trio.
+
+    ``async with Merchants(base_url, store=..., auth=...) as merchants: ...``, or `aclose` at the end. Use it in one
+    event loop. The accounts share threads, connections to the database, and certificates. Each has its own rate limit,
+    token, order of lanes and connections to the service: no answer of one can come to another.
+
+    Args:
+        base_url: As for `AsyncClient`.
+        store: The store of all accounts, of which each uses its own part (`SQLStore.for_account`); or an async function
+            of the account that returns its store, for accounts in several databases.
+        auth: An async function of the account that returns its token, or a `LoginAuth`. It is called at the account's
+            first call, and again once the service has refused the token or the login, so that a secret that was
+            replaced is picked up; one call at a time for each account, and at most one in 10 s after refusals. An
+            error of it fails the account's calls: a `MobileMoneyError` as it is, every other one as `TransportError`
+            with that error as its cause; its text is never logged. It has `timeout` seconds.
+        max_open: Clients that stay open, at least 1. The least recently used one that is idle is closed first. None is
+            closed during a call, while it has a poller, a dispatcher or a named consumer, or while an answer is not
+            recorded yet: if that concerns all of them, more are open, and a warning is logged once.
+        timeout: As for `AsyncClient`.
+        deadline: As for `AsyncClient`.
+        retry: As for `AsyncClient`.
+        transport: ``"aiohttp"``, as for `AsyncClient`; or, for tests, a function of the account that returns an httpx
+            transport of its own.
+        on_event: Called with the account and each event; otherwise as for `AsyncClient`.
+        utcnow: As for `AsyncClient`.
+
+    Raises:
+        InvalidRequest: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        store: SQLStore | Callable[[str], Awaitable[SQLStore]],
+        auth: Callable[[str], Awaitable[AccountSecret]],
+        max_open: int = 1000,
+        timeout: float = 30.0,
+        deadline: float | None = None,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 (frozen)
+        transport: MerchantTransport | None = None,
+        on_event: Callable[[str, Event], object] | None = None,
+        utcnow: Callable[[], datetime] | None = None,
+    ) -> None:
+        # Checked here, although each client checks them again.
+        Options(timeout=timeout, deadline=deadline, retry=retry, headers={})
+        Wire(base_url, "aiohttp" if transport == "aiohttp" else None)
+        if not isinstance(store, SQLStore) and not callable(store):
+            raise refuse("store", "an SQLStore, or an async function of the account", store)
+        if not callable(auth):
+            raise refuse("auth", "an async function of the account", auth)
+        if transport not in (None, "aiohttp") and not callable(transport):
+            # One for all would let a surplus answer of one account come to another.
+            raise refuse("transport", '"aiohttp", or a function of the account', transport)
+        if on_event is not None and not callable(on_event):
+            raise refuse("on_event", "a function of the account and one event", on_event)
+        self._base_url = base_url
+        self._store = store
+        self._auth = auth
+        self._max_open = require_integer("max_open", max_open, 1)
+        self._timeout, self._deadline, self._retry = timeout, deadline, retry
+        self._transport = transport
+        self._on_event = on_event
+        self._utcnow = utcnow
+        self._merchants: WeakValueDictionary[str, _Merchant] = WeakValueDictionary()
+        self._locks = KeyedLock()  # by account, while its client is made
+        self._busy: set[_Merchant] = set()
+        self._idle: OrderedDict[_Merchant, None] = OrderedDict()  # the least recently used one first
+        self._connected: OrderedDict[_Merchant, None] = OrderedDict()  # in the order of `used_at`
+        self._looks = 0  # at idle accounts in a row that are pinned
+        self._has_warned = self._is_closed = False
+
+    async def client(self, account: str) -> AsyncClient:
+        """Return the client of an account, the same one as long as it is open or you hold it.
+
+        Hold it for as long as you like: while it is idle it costs a few kB, and it opens itself again. You need not
+        close it, and its ``aclose`` closes nothing.
+
+        Args:
+            account: Names the merchant in the store, at most 200 characters.
+
+        Raises:
+            InvalidRequest: The name is invalid, or this was closed.
+            Exception: Errors of `store`, where that is a function, pass unchanged.
+        """
+        account = require_name("account", account)
+        self._check_open()
+        merchant = self._merchants.get(account)
+        if merchant is not None:
+            await checkpoint()
+            return merchant.client
+        # If the task that makes it is cancelled, the next one in line makes it.
+        async with self._locks.hold(account):
+            merchant = self._merchants.get(account)
+            if merchant is None:
+                store = self._store if isinstance(self._store, SQLStore) else await self._store(account)
+                if not isinstance(store, SQLStore):
+                    raise refuse("store", "a function that returns an SQLStore", store)
+                self._check_open()
+                merchant = self._make(account, store.for_account(account))
+                await self._close_idle()
+        return merchant.client
+
+    def _make(self, account: str, store: SQLStore) -> _Merchant:
+        parts, transport = account_store(store), self._transport
+        utcnow = parts.database.wall_clock.utcnow if self._utcnow is None else self._utcnow
+        client = AsyncClient(
+            self._base_url,
+            auth=AccountAuth(self._auth, parts, utcnow, self._timeout),
+            retry=self._retry,
+            timeout=self._timeout,
+            deadline=self._deadline,
+            store=store,
+            transport=transport(account) if callable(transport) else transport,
+            on_event=None if self._on_event is None else partial(self._on_event, account),
+            utcnow=utcnow,
+        )
+        merchant = _Merchant(client, store, parts)
+        lend(client, partial(self._use, merchant))
+        self._merchants[account] = merchant
+        self._idle[merchant] = None
+        return merchant
+
+    @asynccontextmanager
+    async def _use(self, merchant: _Merchant) -> AsyncGenerator[None]:
+        """Keep a client open: entered by each call, poller and dispatcher."""
+        merchant.users += 1
+        if merchant.users == 1:
+            self._busy.add(merchant)
+            self._idle.pop(merchant, None)
+            self._connected.pop(merchant, None)
+            wake(merchant.client)
+        try:
+            await self._close_idle()
+            yield
+        finally:
+            merchant.users -= 1
+            if not merchant.users and not self._is_closed:
+                merchant.used_at = anyio.current_time()
+                self._busy.discard(merchant)
+                self._idle[merchant] = self._connected[merchant] = None
+                await self._close_idle()
+
+    async def _close_idle(self) -> None:
+        """Close connections that were idle for long, and clients beyond `max_open`, as far as nothing pins them."""
+        # Shielded where it waits; without anything to close it does not wait.
+        until = anyio.current_time() - _KEPT
+        while self._connected and (first := next(iter(self._connected))).used_at <= until:
+            del self._connected[first]
+            await rest(first.client, keeps_store=True)
+        for _ in range(_MOST_LOOKS):
+            if not self._idle or len(self._idle) + len(self._busy) <= self._max_open:
+                break
+            first = next(iter(self._idle))
+            if first.is_pinned:
+                self._idle.move_to_end(first)
+                self._looks += 1
+                continue
+            self._looks = 0
+            del self._idle[first]
+            self._connected.pop(first, None)
+            await rest(first.client)
+        is_exceeded = len(self._idle) + len(self._busy) > self._max_open and self._looks >= len(self._idle)
+        if is_exceeded and not self._has_warned:
+            self._has_warned = True
+            logger.warning("more than max_open=%d clients are open, since all of them are in use", self._max_open)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise refuse("merchants", "open: this one was closed")
+
+    async def aclose(self) -> None:
+        """Close all clients and their connections; calls made afterwards raise `InvalidRequest`.
+
+        A second call does nothing. The stores stay yours. End your calls first: a payment that is under way ends with
+        `OutcomeUnknown`, as of `AsyncClient`.
+        """
+        is_closed, self._is_closed = self._is_closed, True
+
+        async def end(merchant: _Merchant) -> None:
+            with suppress(Exception):  # of its connections, which are gone
+                await close(merchant.client)
+
+        # Shielded: results that are not recorded yet are written, also when this is cancelled.
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for merchant in [] if is_closed else list(self._merchants.values()):
+                    tasks.start_soon(end, merchant)
+        for each in (self._busy, self._idle, self._connected):
+            each.clear()
+        await checkpoint()
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Merchants {self._base_url}: {len(self._idle) + len(self._busy)} open>"
