@@ -23,6 +23,7 @@ NAMES = (
     "store",
     "feed",
     "observer",
+    "many_accounts",
 )
 
 

@@ -246,6 +246,7 @@ class Merchants:
         is_closed, self._is_closed = self._is_closed, True
 
         async def end(merchant: _Merchant) -> None:
+            wake(merchant.client)  # a consumer of one that rests is left, too
             with suppress(Exception):  # of its connections, which are gone
                 await close(merchant.client)
 

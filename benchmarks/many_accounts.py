@@ -1,0 +1,194 @@
+"""Accounts of `Merchants` in one process: seconds, CPU, memory, files and connections to the database.
+
+Run as a module it is that process: a database's URL, a number of accounts and the address of a lookup as arguments.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import anyio
+import httpx
+
+from benchmarks.bodies import one_transaction
+from benchmarks.common import Row
+from benchmarks.loopback import serving
+from mobilemoney_async import Merchants, SQLStore
+from tests.contract import samples
+
+_COUNTS = (30, 150, 1000)
+_AT_ONCE = 50
+_MOST_POLLERS = 150
+_TARGETS = {"connections": 11, "descriptors": 20, "kB": 60, "CPU": 4.0, "seconds": 4.0}  # of issue 16, at 1,000
+_ACKNOWLEDGED = {"status": "success", "message": "accepted", "currency": "TZS", "status_code": "PENDING"}
+
+
+def run() -> list[Row]:
+    """Measure a process of each size on each database, and one with pollers."""
+    # Here: only this benchmark and that of the feed need a server.
+    from tests.support.databases import postgres
+
+    rows = []
+    with (
+        TemporaryDirectory(dir=Path.cwd(), prefix=".benchmark-") as folder,
+        postgres() as server,
+        serving({"lookup": one_transaction()}) as addresses,
+    ):
+        for number in _COUNTS:
+            for kind in ("SQLite", "PostgreSQL"):
+                url = f"sqlite:///{folder}/{number}.db" if kind == "SQLite" else server.new_database()
+                rows += _rows(kind, number, _in_process(url, number, addresses["lookup"]))
+    return rows
+
+
+def _rows(kind: str, number: int, found: dict[str, Any]) -> list[Row]:
+    case = f"{number:,} accounts, {kind}: "
+    shown = [
+        Row(
+            f"{case}first create of each, {_AT_ONCE} at once: {found['seconds']:.1f} s",
+            "",
+            f"{_TARGETS['CPU']:g} ms CPU each",
+            f"{found['CPU']:.1f} ms",
+            found["CPU"] <= _TARGETS["CPU"],
+        ),
+        Row(f"{case}memory of an open account", "", f"{_TARGETS['kB']} kB", f"{found['kB']:.0f} kB", found["kB"] <= 60),
+        Row(
+            f"{case}descriptors after a lookup of each over HTTP, `max_open=10`",
+            "",
+            f"{_TARGETS['descriptors']}",
+            f"{found['descriptors']}",
+            found["descriptors"] <= _TARGETS["descriptors"],
+        ),
+    ]
+    if found["connections"] is not None:
+        most = found["connections"]
+        pollers = f"{case}connections, each with a poller"
+        shown.append(Row(pollers, "", f"{_TARGETS['connections']}", f"{most}", most <= _TARGETS["connections"]))
+    return shown
+
+
+def _in_process(url: str, number: int, address: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.many_accounts", url, str(number), address]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment, timeout=1800)
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
+
+
+class _Service(httpx.AsyncBaseTransport):
+    """Service of all accounts, which makes each payment."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            found = samples.found(id="t-1") if "transactions" not in request.url.path else samples.page()
+            return httpx.Response(200, json=found)
+        body = json.loads(await request.aread())
+        number = next(self._numbers)
+        named = {"transaction_id": f"t-{number}", "reference": f"R{number}", **body}
+        return httpx.Response(200, json={**_ACKNOWLEDGED, **named})
+
+
+async def _auth(account: str) -> str:
+    return f"token.of.{account}"
+
+
+def _resident() -> int:
+    """Return the bytes of this process in memory."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * resource.getpagesize()
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def _measure(url: str, number: int, address: str) -> dict[str, Any]:
+    accounts, store, service = [f"shop-{each}" for each in range(number)], SQLStore(url), _Service()
+    async with Merchants(
+        "https://pay.example/v1", store=store, auth=_auth, transport=lambda _: service, max_open=number + 1
+    ) as merchants:
+        await _create(merchants, "warm")  # the tables, and imports
+        before, cpu, began = _resident(), time.process_time(), time.perf_counter()
+        limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+        async def create(account: str) -> None:
+            async with limiter:
+                await _create(merchants, account)
+
+        async with anyio.create_task_group() as tasks:
+            for account in accounts:
+                tasks.start_soon(create, account)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        kept = _resident() - before
+        is_counted = url.startswith("postgres") and number <= _MOST_POLLERS
+        connections = await _connections_of_pollers(merchants, accounts, url) if is_counted else None
+    return {
+        "seconds": seconds,
+        "CPU": 1e3 * cpu / number,
+        "kB": kept / number / 1e3,
+        "descriptors": await _descriptors_of_lookups(store, accounts, address),
+        "connections": connections,
+    }
+
+
+async def _create(merchants: Merchants, account: str) -> None:
+    client = await merchants.client(account)
+    await client.collections.create(phone_number="+255681234567", amount=1000, idempotency_key="order-1")
+
+
+async def _descriptors_of_lookups(store: SQLStore, accounts: list[str], address: str) -> int:
+    """Return how many more descriptors are open at most, looking something up for each account over HTTP."""
+    before, most, transaction_id = _descriptors(), 0, json.loads(one_transaction())["transaction"]["id"]
+    async with Merchants(f"{address}/v1", store=store, auth=_auth, max_open=10) as merchants:
+        for account in accounts:
+            await (await merchants.client(account)).transactions.get(transaction_id)
+            most = max(most, _descriptors() - before)
+    return most
+
+
+async def _connections_of_pollers(merchants: Merchants, accounts: list[str], url: str) -> int:
+    """Return how many sessions the server has at most while each account has a poller, for some seconds."""
+    import psycopg
+    import sqlalchemy as sa
+
+    plain = sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+    def count() -> int:
+        with closing(psycopg.connect(plain)) as connection:
+            (found,) = connection.execute(query).fetchone() or (0,)
+            return int(found)
+
+    @asynccontextmanager
+    async def polling(account: str) -> AsyncIterator[None]:
+        async with (await merchants.client(account)).poller() as poller:
+            poller.track("t-1")
+            yield
+
+    most = 0
+    async with AsyncExitStack() as stack:
+        for account in accounts:
+            await stack.enter_async_context(polling(account))
+        for _ in range(20):
+            most = max(most, await anyio.to_thread.run_sync(count))
+            await anyio.sleep(0.2)
+    return most
+
+
+if __name__ == "__main__":
+    print(json.dumps(anyio.run(_measure, sys.argv[1], int(sys.argv[2]), sys.argv[3])))
