@@ -13,6 +13,7 @@ import attrs
 from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.url import NEVER_IDLE
 from mobilemoney_async.errors import StoreError
 
 CHANGES = "mobilemoney_changes"
@@ -21,7 +22,7 @@ CHANGES = "mobilemoney_changes"
 POLLERS = "mobilemoney_pollers"
 """Channel on which the pollers of an account learn of each other's messages; the topic is the account's."""
 
-_LISTEN = f"LISTEN {CHANGES}; LISTEN {POLLERS}"
+_LISTEN = f"LISTEN {CHANGES}; LISTEN {POLLERS}; {NEVER_IDLE}"
 
 _connections: RunVar[dict[Database, _Connection]] = RunVar("mobilemoney_async_listeners")
 

@@ -26,6 +26,12 @@ THREADS = 8
 # for the threads of other loops. Of several that wait for one longer than for a lock, the last ones fail.
 _POOL: dict[str, Any] = {"pool_size": THREADS, "max_overflow": 2, "pool_timeout": PATIENCE, "pool_use_lifo": True}
 
+# Servers since PostgreSQL 14 end a connection that is idle for longer, unless they have a time of their own for that.
+_IDLE = "SELECT set_config('idle_session_timeout', '{}', false) WHERE current_setting('idle_session_timeout', true) {}"
+_KEPT = "60s"
+NEVER_IDLE = _IDLE.format("0", "<> '0'")
+"""Statement by which a connection that listens is kept for as long as it lasts."""
+
 _ACCEPTS = 'a URL such as "sqlite:///payments.db" or "postgresql+psycopg://user:password@host/database"'
 
 
@@ -136,7 +142,7 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
         arguments["options"] = f"-c statement_timeout={PATIENCE}s -c idle_in_transaction_session_timeout={PATIENCE}s"
         # In another zone, the first and the last day of the calendar lie outside Python's.
         arguments["options"] += " -c timezone=UTC"
-    return sa.create_engine(
+    engine = sa.create_engine(
         url,
         hide_parameters=True,
         pool_pre_ping=True,
@@ -145,6 +151,10 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
         isolation_level="READ COMMITTED",
         **_POOL,
     )
+    # The pool hands out the connection that was used last, so that those above the need become idle; `pool_pre_ping`
+    # replaces one that has ended.
+    sa.event.listen(engine, "connect", _end_when_idle)
+    return engine
 
 
 def is_conflict(error: Exception) -> bool:
@@ -172,6 +182,11 @@ def _on_connect(connection: Any, record: object, *, patience: float) -> None:
     _use_wal(connection)
     for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _end_when_idle(connection: Any, record: object) -> None:
+    connection.execute(_IDLE.format(_KEPT, "= '0'"))
+    connection.commit()
 
 
 def _use_wal(connection: Any) -> None:

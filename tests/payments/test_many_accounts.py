@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import AsyncClient, InvalidRequest, PaymentState, Secret, SQLStore, StoreError
+from mobilemoney_async.database import url
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.listener import CHANGES, POLLERS, Listener
@@ -139,6 +140,32 @@ async def test_any_number_of_accounts_with_pollers_and_readers_has_eleven_connec
                     await anyio.sleep(0.1)
             assert 1 <= most <= THREADS + 2
         await until_nobody_listens(postgres_url)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_connections_that_are_idle_end_except_for_the_one_that_listens(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a minute; here, after a fifth of a second. The next work opens new ones, and no notice is lost."""
+    monkeypatch.setattr(url, "_KEPT", "200ms")
+    database = Database(postgres_url)
+    listener = Listener(database, POLLERS)
+    with anyio.fail_after(60):
+        assert await listener.wait() == set()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(database.read, lambda connection: connection.execute(sa.text("SELECT pg_sleep(0.1)")))
+        while await sessions(postgres_url, "true") > 1:
+            await anyio.sleep(0.05)
+        assert await sessions(postgres_url, "query LIKE 'LISTEN%'") == 1
+        for _ in range(3):
+            assert await database.read(lambda connection: connection.execute(sa.text("SELECT 7")).scalar_one()) == 7
+        await anyio.to_thread.run_sync(database.notify, POLLERS)
+        assert await listener.wait() == {""}
+        listener.close()
+        await until_nobody_listens(postgres_url)
+    database.close()
 
 
 @pytest.mark.real_time
