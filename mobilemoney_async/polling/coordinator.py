@@ -19,10 +19,9 @@ import anyio
 import attrs
 
 from mobilemoney_async.contract.models import Transaction
-from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle
 from mobilemoney_async.polling.planner import Planner
-from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing, Subscriptions
+from mobilemoney_async.polling.sharing import Fleet, Followed, Incoming, News, Outgoing, Subscriptions, warn_of_store
 from mobilemoney_async.polling.tracked import TrackedPayment, TrackedPayments
 from mobilemoney_async.values import refuse
 
@@ -187,7 +186,7 @@ class Coordinator:
             try:
                 await self._fleet.leave(self._outgoing.news)
             except Exception as exc:  # noqa: BLE001 (it must not take the place of what ended the block)
-                logger.warning("the payments stay tracked for a while, the store failed: %s", _shown(exc))
+                warn_of_store("the payments stay tracked for a while, the store failed", exc)
 
     # Inside
 
@@ -356,7 +355,7 @@ class Coordinator:
 
     def _failed(self, exc: Exception) -> None:
         if not self._backoff.is_on:
-            logger.warning("the poller waits for the store: %s", _shown(exc))
+            warn_of_store("the poller waits for the store", exc)
         now = anyio.current_time()
         self._backoff.extend(now, now)
         self._turn_at = math.inf
@@ -366,7 +365,3 @@ class Coordinator:
         if self._backoff.is_on:
             logger.info("the store is back: the poller goes on")
         self._backoff.clear()
-
-
-def _shown(exc: Exception) -> str:
-    return str(exc) if isinstance(exc, MobileMoneyError) else type(exc).__name__

@@ -35,7 +35,7 @@ from mobilemoney_async.polling.pacing import Pacer
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import Requester
 from mobilemoney_async.polling.scoring import InFlight, Lookup
-from mobilemoney_async.polling.sharing import Fleet, News
+from mobilemoney_async.polling.sharing import Fleet, News, warn_of_store
 from mobilemoney_async.values import refuse, require_identifier, require_seconds
 
 __all__ = ["Poller", "PollerStats"]
@@ -281,7 +281,7 @@ class Poller(anyio.AsyncContextManagerMixin):
             try:
                 transaction_id = await fleet.next_arrival()
             except StoreError as exc:
-                logger.warning("new payments of the store are tracked later: %s", exc)
+                warn_of_store("new payments of the store are tracked later", exc)
                 await anyio.sleep(_FAULT_PAUSE)
             else:
                 self._track(transaction_id, self._timeout, is_new=True)

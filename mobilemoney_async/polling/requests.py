@@ -19,6 +19,7 @@ from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, Transaction
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.polling.scoring import Page, Request
+from mobilemoney_async.polling.sharing import warn_of_store
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -107,7 +108,7 @@ class Requester:
             await self._pipeline.limiter.acquire(Priority.POLL)
         except StoreError as exc:
             if not self._store_fails:
-                logger.warning("the poller waits for the store: %s", exc)
+                warn_of_store("the poller waits for the store", exc)
             self._store_fails = True
             await anyio.sleep(_STORE_PAUSE)
             return False

@@ -5,15 +5,24 @@ The poller knows no store and the store no poller: both know these values.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterator, Sequence
 from datetime import datetime
 from typing import Protocol
 
+import anyio
 import attrs
+from anyio.lowlevel import RunVar
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.errors import MobileMoneyError
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+_WARN_AGAIN = 60.0
+
+_warned: RunVar[dict[str, float]] = RunVar("mobilemoney_async_warned")
 
 
 @attrs.frozen(kw_only=True)
@@ -209,3 +218,14 @@ class Fleet(Protocol):
 
     async def next_arrival(self) -> str:
         """Wait for a payment that was acknowledged since `join` with `resume`, and return its transaction id."""
+
+
+def warn_of_store(said: str, exc: Exception) -> None:
+    """Log that something waits for the store: the same words once a minute, for all accounts of an event loop."""
+    text = f"{said}: {exc if isinstance(exc, MobileMoneyError) else type(exc).__name__}"
+    now = anyio.current_time()
+    latest = {each: at for each, at in _warned.get({}).items() if at > now - _WARN_AGAIN}
+    if text not in latest:
+        logger.warning("%s", text)
+        latest[text] = now
+    _warned.set(latest)

@@ -362,7 +362,7 @@ async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -
 
 
 async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """While the store is away requests end with the lease; then everything goes on, logged once."""
+    """While the store is away requests end with the lease; then everything goes on, logged once for all."""
     caplog.set_level(logging.INFO, "mobilemoney_async")
     till = Till()
     till.open("x", "y")
@@ -387,7 +387,6 @@ async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.Lo
     said = [record.message.partition(":")[0] for record in caplog.records if record.levelno >= logging.INFO]
     said = [each for each in said if "store" in each]
     assert sorted(said) == [
-        "the poller waits for the store",
         "the poller waits for the store",
         "the store is back",
         "the store is back",
