@@ -11,7 +11,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database import migrations, schema
 from mobilemoney_async.database.clock import WallClock
+from mobilemoney_async.database.group import AfterCommit, Group, Piece
 from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
@@ -50,9 +51,12 @@ _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _BUSY = "the store failed: it is busy, or the database does not answer"
 _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
 _NOTIFY = sa.text("SELECT pg_notify(:channel, '')")
+# While others may wait for its locks, a shared transaction does not wait for theirs.
+_SHORT_PATIENCE = sa.text("SET LOCAL lock_timeout = 50")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 _threads: RunVar[anyio.CapacityLimiter] = RunVar("mobilemoney_async_store_threads")
+_groups: RunVar[weakref.WeakKeyDictionary[Database, tuple[Group, Group]]] = RunVar("mobilemoney_async_store_groups")
 _loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
 
 Clock = Callable[[], float]
@@ -97,12 +101,19 @@ class Database:
                 await anyio.sleep(pause)
                 pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
 
-    async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run work that changes nothing, and return its result."""
-        return await self._in_ready_thread(lambda until: self._transact(work, writes=False, durable=False, until=until))
+    async def read(self, work: Callable[[sa.Connection], T], *, joins: Sequence[str] = ()) -> T:
+        """Run work that changes nothing, and return its result; `joins` as for `write`."""
+        if joins:
+            return await self._join(work, joins, None, writes=False)
+        return await self._alone(work, writes=False, durable=False, then=None)
 
     async def write(
-        self, work: Callable[[sa.Connection], T], *, durable: bool = True, then: Callable[[T], object] | None = None
+        self,
+        work: Callable[[sa.Connection], T],
+        *,
+        durable: bool = True,
+        then: AfterCommit | None = None,
+        joins: Sequence[str] = (),
     ) -> T:
         """Run work in one transaction and return its result, once that is committed.
 
@@ -116,7 +127,9 @@ class Database:
                 this machine need not be: they are lost with its power too. That of PostgreSQL always is: after a crash
                 its server is back in a second, while they are sending.
             then: Called in the thread with the result, once it is committed: also if the task that waits for it is
-                cancelled in between and never gets it.
+                cancelled in between and never gets it. It may return a channel, which is then notified.
+            joins: Name of the row that short work locks, if it may share a durable transaction with that of other
+                tasks. It shares one that others wait for, not its errors.
 
         Raises:
             StoreError: The database failed, or cannot be reached; nothing was changed, or after a broken commit
@@ -124,14 +137,9 @@ class Database:
         """
         if self.dialect == "sqlite":
             require_no_guest()
-
-        def transact(until: float) -> T:
-            done = self._transact(work, writes=True, durable=durable, until=until)
-            if then is not None:
-                then(done)
-            return done
-
-        return await self._in_ready_thread(transact)
+        if joins:
+            return await self._join(work, joins, then, writes=True)
+        return await self._alone(work, writes=True, durable=durable, then=then)
 
     async def timed(self, work: Callable[[sa.Connection, Clock], T], *, durable: bool = False) -> tuple[T, float]:
         """Run work that needs the time which all processes share.
@@ -173,17 +181,6 @@ class Database:
         # Everything since, the commit above all, took time of its own.
         return result, anyio.current_time() - (time.monotonic() - at) - seen
 
-    def notify(self, channel: str) -> None:
-        """Notify the processes that listen to a channel of PostgreSQL; called in a thread. A failure does not matter.
-
-        In a transaction of its own: one that also writes would hold up the commits of all others.
-        """
-        if self.dialect == "postgresql":
-            with suppress(sa.exc.SQLAlchemyError, OSError, StoreError):
-                engine = self._ready_engine(time.monotonic() + _QUEUE)
-                with engine.begin() as connection:
-                    connection.execute(_NOTIFY, {"channel": channel})
-
     async def open_driver(self, statement: str) -> Any:
         """Open a connection of the driver, outside every transaction, execute a statement, and leave it open."""
         return await self._in_ready_thread(lambda until: self._open_driver(statement, until))
@@ -220,6 +217,18 @@ class Database:
         with self._lock:
             if self._engine is not None and self._pid == os.getpid():
                 self._engine.dispose()
+
+    def _notify(self, channels: Iterable[str | None]) -> None:
+        """Notify the processes that listen to channels of PostgreSQL; called in a thread. A failure does not matter.
+
+        In a transaction of its own: one that also writes would hold up the commits of all others.
+        """
+        if self.dialect == "postgresql":
+            for channel in filter(None, channels):
+                with suppress(sa.exc.SQLAlchemyError, OSError, StoreError):
+                    engine = self._ready_engine(time.monotonic() + _QUEUE)
+                    with engine.begin() as connection:
+                        connection.execute(_NOTIFY, {"channel": channel})
 
     def _failed(self, exc: Exception) -> StoreError:
         cause = getattr(exc, "orig", None) or exc
@@ -292,6 +301,77 @@ class Database:
                 said = f"the store holds a row that cannot be read ({type(exc).__name__})"
                 raise StoreError(said, outcome="not_sent") from None
             time.sleep(random.uniform(0, _CONFLICT_PAUSE))  # noqa: S311 (no secret)
+
+    async def _alone(
+        self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, then: AfterCommit | None
+    ) -> T:
+        """Run work in a transaction of its own."""
+
+        def transact(until: float) -> T:
+            result = self._transact(work, writes=writes, durable=durable, until=until)
+            if then is not None:
+                self._notify({then(result)})
+            return result
+
+        return await self._in_ready_thread(transact)
+
+    async def _join(
+        self, work: Callable[[sa.Connection], T], name: Sequence[str], then: AfterCommit | None, *, writes: bool
+    ) -> T:
+        if not self._is_prepared:
+            await self.open()
+        piece = Piece(work, tuple(name), time.monotonic() + _QUEUE, then)
+        group = _group(self, writes=writes)
+        await group.run(piece, lambda pieces: self._in_thread(lambda: self._run_pieces(pieces, writes=writes)))
+        if piece.is_alone:
+            return await self._alone(work, writes=writes, durable=True, then=then)
+        result: T = piece.take_result()
+        return result
+
+    def _run_pieces(self, pieces: Sequence[Piece], *, writes: bool) -> None:
+        """Run pieces of work in one transaction; where that fails because of one of them, each has to run alone."""
+        begun = [piece for piece in pieces if piece.begin()]
+        try:
+            self._run_together(begun, writes=writes)
+            self._notify({piece.then(piece.result) for piece in begun if piece.then and piece.error is None})
+        except BaseException as exc:
+            for piece in begun:
+                piece.error = exc
+            raise
+        finally:
+            for piece in begun:
+                piece.is_done = True
+
+    def _run_together(self, pieces: Sequence[Piece], *, writes: bool) -> None:
+        begun = ended = False
+
+        def work(connection: sa.Connection) -> None:
+            nonlocal begun, ended
+            begun = True
+            if writes and self.dialect == "postgresql":
+                connection.execute(_SHORT_PATIENCE)
+            for piece in pieces:
+                try:
+                    piece.result = piece.work(connection)
+                except MobileMoneyError as exc:
+                    if writes:
+                        raise  # what it has written is rolled back, with the work of the others
+                    piece.error = exc
+            ended = True
+
+        is_guilty = len(pieces) == 1
+        try:
+            until = min((piece.until for piece in pieces), default=0.0)
+            self._run(self._ready_engine(until), work, writes=writes, durable=True, until=until)
+        except MobileMoneyError as exc:
+            for piece in pieces:
+                piece.error, piece.is_alone = exc, not is_guilty
+        except (sa.exc.SQLAlchemyError, OSError) as exc:
+            may_pass = is_conflict(exc) or has_stood_still(exc) or (begun and is_locked(exc))
+            is_one_of_many = begun and not (ended or is_guilty or getattr(exc, "connection_invalidated", False))
+            for piece in pieces:
+                # Otherwise the database is away, or the commit was broken: all of it is there, or nothing.
+                piece.error, piece.is_alone = self._failed(exc), may_pass or is_one_of_many
 
     def _run(
         self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float
@@ -371,6 +451,18 @@ class Database:
         shown = float(connection.execute(_POSTGRESQL_CLOCK).scalar_one())
         self.wall_clock.seen(shown, after=asked_at, before=self.wall_clock.host())
         return shown
+
+
+def _group(database: Database, *, writes: bool) -> Group:
+    """Return the group of this event loop for reads, or for writes, of a database."""
+    try:
+        groups = _groups.get()
+    except LookupError:
+        groups = weakref.WeakKeyDictionary()
+        _groups.set(groups)
+    if database not in groups:
+        groups[database] = (Group(), Group())
+    return groups[database][writes]
 
 
 def timeline(connection: sa.Connection) -> int | None:

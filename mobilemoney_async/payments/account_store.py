@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Hashable
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -114,12 +114,19 @@ class AccountStore:
             self.seen.update(left if len(left) < _MOST_SEEN // 2 else {})
         self.seen[transaction_id] = fact
 
-    async def read(self, work: Callable[[Journal], T]) -> T:
+    async def read(self, work: Callable[[Journal], T], *, joins: str | None = None) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
-        return await self.database.read(lambda connection: work(Journal(connection, self.account, self.guard)))
+        return await self.database.read(
+            lambda connection: work(Journal(connection, self.account, self.guard)), joins=self._place(joins)
+        )
 
-    async def write(self, work: Callable[[Journal], T], *, then: Callable[[T], object] | None = None) -> T:
-        """Run work in one transaction, and return its result once that is durable; see `Database.write`."""
+    async def write(
+        self, work: Callable[[Journal], T], *, then: Callable[[T], object] | None = None, joins: str | None = None
+    ) -> T:
+        """Run work in one transaction, and return its result once that is durable; see `Database.write`.
+
+        `joins` is the key of the only payment that short work changes, which may then share a transaction.
+        """
         has_changes = False
 
         def run(connection: Any) -> T:
@@ -129,16 +136,18 @@ class AccountStore:
             has_changes = journal.has_changes
             return result
 
-        def end(result: T) -> None:
+        def end(result: T) -> str | None:
             if then is not None:
                 then(result)
-            if has_changes:
-                self.database.notify(CHANGES)
+            return CHANGES if has_changes else None
 
-        result = await self.database.write(run, then=end)
+        result = await self.database.write(run, then=end, joins=self._place(joins))
         if has_changes:
             stir_readers(self.database)
         return result
+
+    def _place(self, key: str | None) -> Sequence[str]:
+        return () if key is None else (self.account, key)
 
     def note_newest(self, sent_at: datetime, *, is_own: bool) -> None:
         """Remember when a payment was sent, to notice a store that has lost it. Called in any thread."""
@@ -186,7 +195,7 @@ class AccountStore:
         Raises:
             StoreError: The database failed, and the entry is kept; or the entry contradicts the payment's state.
         """
-        written = await self.write(lambda journal: journal.save(entry))
+        written = await self.write(lambda journal: journal.save(entry), joins=entry.key)
         # Another task may have replaced it during the write.
         if self.is_kept(entry):
             del self._unwritten[entry.key]

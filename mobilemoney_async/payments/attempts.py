@@ -108,7 +108,7 @@ class RecordedAttempts:
 
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.
-            await self.store.write(begin, then=note)
+            await self.store.write(begin, then=note, joins=self.request.key)
             await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:

@@ -300,7 +300,7 @@ class IdempotentCreates:
                     raise duplicate_suspected(duplicate)
             return record, acknowledgement, facts
 
-        return await self._store.read(look)
+        return await self._store.read(look, joins=request.key)
 
 
 def payment_request(kind: TransactionType, body: Mapping[str, Any], key: str) -> PaymentRequest:

@@ -124,10 +124,12 @@ _before = (
 )
 _at = sa.bindparam("of_at", type_=changes.c.at.type)
 # Clocks of processes may differ a little: the changes of a payment are ordered by their times.
-_PUBLISH = changes.insert().values(
-    entry=_last_number.scalar_subquery(), at=sa.case((_before > _at, _before), else_=_at)
+_PUBLISH = (
+    changes.insert()
+    .values(entry=_last_number.scalar_subquery(), at=sa.case((_before > _at, _before), else_=_at))
+    .inline()
 )
-_PUBLISH_AT = changes.insert().values(entry=_last_number.scalar_subquery())
+_PUBLISH_AT = changes.insert().values(entry=_last_number.scalar_subquery()).inline()
 _LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
 _FIRST_CHANGE = changes.insert().inline()
 _CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)

@@ -221,7 +221,7 @@ class Outage:
             raise StoreError("the store failed: the commit was not confirmed", outcome="not_sent")
         return done
 
-    async def _try_read(self, work: Any) -> Any:
+    async def _try_read(self, work: Any, **options: Any) -> Any:
         if self.away:
             raise StoreError("the store failed: away", outcome="not_sent")
-        return await self._read(work)
+        return await self._read(work, **options)

@@ -96,7 +96,7 @@ class TheStore:
 
     async def require_bound(self) -> None: ...
 
-    async def write(self, work: Work) -> object:
+    async def write(self, work: Work, **options: object) -> object:
         return work(self._journal)
 
     read = write

@@ -1,0 +1,129 @@
+"""Group commit: pieces of work of several tasks in one transaction, which costs one thread, connection and commit.
+
+The first task that waits leads: it has all pieces run that wait at that moment, while later ones gather for the next
+transaction. When it leaves, another one leads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import attrs
+import sqlalchemy as sa
+
+MOST_TOGETHER = 32
+"""Pieces of work in one transaction: with more, each would wait longer for its own result than for the disk."""
+
+AfterCommit = Callable[[Any], str | None]
+"""Called in the thread with the result of work, once it is committed; returns a channel to notify, or None."""
+
+
+@attrs.define(eq=False)
+class Piece:
+    """Work of one task, which may run more than once, and its result.
+
+    The thread and the task both try to take the lock `_is_taken`: the first one decides, and never releases it.
+
+    Attributes:
+        work: Gets the connection.
+        name: What it locks. Those of one transaction run in the order of their names, so that two processes do not wait
+            for each other.
+        until: The time of the monotonic clock until which it may wait for locks.
+        then: Called in the thread after the commit, or None.
+        is_withdrawn: Whether its task has left before it began.
+        is_done: Whether its transaction has ended, so that there is a result or an error.
+        is_alone: Whether that was rolled back, perhaps because of another piece: it has to run in one of its own.
+        turn: Wakes its task: it is done, or is to lead.
+    """
+
+    work: Callable[[sa.Connection], Any]
+    name: tuple[str, ...]
+    until: float
+    then: AfterCommit | None = None
+    result: Any = None
+    error: BaseException | None = None
+    is_withdrawn: bool = False
+    is_done: bool = False
+    is_alone: bool = False
+    turn: anyio.Event = attrs.field(factory=anyio.Event)
+    _is_taken: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def begin(self) -> bool:
+        """Return whether the thread may run it; if not, its task has left."""
+        return self._is_taken.acquire(blocking=False)
+
+    def withdraw(self) -> bool:
+        """Return whether it never runs; if not, the thread has begun it."""
+        self.is_withdrawn = self._is_taken.acquire(blocking=False)
+        return self.is_withdrawn
+
+    async def wait(self) -> None:
+        """Wait until it is done, or is to lead."""
+        self.turn = anyio.Event()
+        await self.turn.wait()
+
+    def take_result(self) -> Any:
+        """Return the result or raise the error, which then keeps no frame alive."""
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+            return self.result
+        finally:
+            del error
+
+
+class Group:
+    """Pieces of work of one event loop that may share a transaction."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Piece] = deque()
+        self._is_led = False
+
+    async def run(self, piece: Piece, run: Callable[[Sequence[Piece]], Awaitable[object]]) -> None:
+        """Have a piece of work run, with those of other tasks, and return once it is done.
+
+        Cancelling withdraws it before its transaction begins, and gets the cancellation after its end.
+
+        Args:
+            piece: The work.
+            run: Runs pieces in a thread, from `Piece.begin` until each that has begun is done.
+        """
+        self._waiting.append(piece)
+        try:
+            while not piece.is_done:
+                # A task that is cancelled here withdraws its piece, or waits for its end.
+                await (piece.wait() if self._is_led else self._lead(run))
+        finally:
+            if not (piece.is_done or piece.withdraw()):
+                with anyio.CancelScope(shield=True):
+                    while not piece.is_done:
+                        # Suppressed: the first cancellation goes on afterwards.
+                        with suppress(anyio.get_cancelled_exc_class()):
+                            await piece.wait()
+            if piece.is_withdrawn and piece in self._waiting:
+                self._waiting.remove(piece)
+            self._hand_on()
+
+    async def _lead(self, run: Callable[[Sequence[Piece]], Awaitable[object]]) -> None:
+        """Have the pieces run that wait."""
+        pieces = [self._waiting.popleft() for _ in range(min(MOST_TOGETHER, len(self._waiting)))]
+        self._is_led = True
+        try:
+            await run(sorted(pieces, key=lambda piece: piece.name))
+        finally:
+            # If this task was cancelled before the thread began, none has run: the others go on without it.
+            self._waiting.extendleft(each for each in reversed(pieces) if not (each.is_done or each.is_withdrawn))
+            self._is_led = False
+            for each in pieces:
+                each.turn.set()
+
+    def _hand_on(self) -> None:
+        """Let the next task lead."""
+        if self._waiting and not self._is_led:
+            self._waiting[0].turn.set()

@@ -1,0 +1,300 @@
+"""Writes of several tasks in one transaction: each as if it were alone, at the cost of one commit."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+import sqlalchemy as sa
+from anyio import to_thread
+from anyio.lowlevel import checkpoint
+
+from mobilemoney_async import StoreError
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.group import MOST_TOGETHER
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+_INSERT = sa.text("INSERT INTO group_marks VALUES (:number)")
+Work = Callable[[sa.Connection], int]
+
+
+def run(statement: str, connection: sa.Connection) -> None:
+    """Execute a statement."""
+    connection.execute(sa.text(statement))
+
+
+async def make_marks(url: str) -> Database:
+    """Return a database with a table of numbers, each of which may be there once."""
+    database = Database(url)
+    for statement in ("DROP TABLE IF EXISTS group_marks", "CREATE TABLE group_marks (number INTEGER PRIMARY KEY)"):
+        await database.write(partial(run, statement))
+    return database
+
+
+def mark(number: int) -> Work:
+    """Return work that inserts a number, and returns it."""
+
+    def work(connection: sa.Connection) -> int:
+        connection.execute(_INSERT, {"number": number})
+        return number
+
+    return work
+
+
+async def marks(database: Database) -> list[int]:
+    """Return the numbers that are there."""
+    return await database.read(
+        lambda each: list(each.execute(sa.text("SELECT number FROM group_marks ORDER BY number")).scalars())
+    )
+
+
+@contextmanager
+def before_commits(hook: Callable[[], None]) -> Iterator[None]:
+    """Call a hook before each commit."""
+
+    def call(connection: sa.Connection) -> None:
+        hook()
+
+    sa.event.listen(sa.Engine, "commit", call)
+    try:
+        yield
+    finally:
+        sa.event.remove(sa.Engine, "commit", call)
+
+
+class Gate:
+    """Work that waits in its thread, so that other work gathers behind it."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def work(self, connection: sa.Connection) -> int:
+        """Wait until the gate is opened."""
+        self.entered.set()
+        assert self.opened.wait(60)
+        return 0
+
+    async def wait(self) -> None:
+        """Wait until the work has begun."""
+        await to_thread.run_sync(self.entered.wait, 60)
+
+
+async def write_behind_a_gate(database: Database, works: dict[int, Work]) -> dict[int, Any]:
+    """Run works that gather while an earlier one runs; return the result or error of each."""
+    gate, found = Gate(), dict[int, Any]()
+
+    async def write(number: int, work: Work) -> None:
+        try:
+            found[number] = await database.write(work, joins=("account", f"{number:05}"))
+        except StoreError as exc:
+            found[number] = exc
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(write, 0, gate.work)
+            await gate.wait()
+            for number in random.sample(sorted(works), len(works)):
+                tasks.start_soon(write, number, works[number])
+            await anyio.wait_all_tasks_blocked()
+            gate.opened.set()
+    return found
+
+
+async def test_writes_that_wait_together_are_committed_together(store_url: str) -> None:
+    """Each returns its own result once that is committed, and they run in the order of their names."""
+    database, order, commits = await make_marks(store_url), list[int](), list[int]()
+
+    def noted(number: int) -> Work:
+        def work(connection: sa.Connection) -> int:
+            order.append(number)
+            return mark(number)(connection)
+
+        return work
+
+    numbers = range(1, MOST_TOGETHER + 1)
+    with before_commits(lambda: commits.append(1)):
+        found = await write_behind_a_gate(database, {number: noted(number) for number in numbers})
+    assert found == {0: 0, **{number: number for number in numbers}}
+    assert order == list(numbers)
+    assert len(commits) == 2
+    assert await marks(database) == list(numbers)
+    database.close()
+
+
+@pytest.mark.parametrize("kind", ["its own", "of the database"])
+async def test_an_error_is_that_of_its_own_task(store_url: str, kind: str) -> None:
+    """What it has written is rolled back; the others are committed."""
+    database = await make_marks(store_url)
+
+    def wrong(connection: sa.Connection) -> int:
+        mark(100)(connection)
+        if kind == "its own":
+            raise StoreError("nothing of it", outcome="not_sent")
+        return mark(100)(connection)
+
+    found = await write_behind_a_gate(database, {1: mark(1), 2: wrong, 3: mark(3)})
+    assert isinstance(found.pop(2), StoreError)
+    assert found == {0: 0, 1: 1, 3: 3}
+    assert await marks(database) == [1, 3]
+    database.close()
+
+
+async def test_a_commit_that_breaks_is_not_tried_again(store_url: str) -> None:
+    """All of it may be there, or nothing: each task gets the error, and no work runs a second time."""
+    database, runs = await make_marks(store_url), list[int]()
+
+    def counted(number: int) -> Work:
+        def work(connection: sa.Connection) -> int:
+            runs.append(number)
+            return mark(number)(connection)
+
+        return work
+
+    def break_it() -> None:
+        if runs:
+            raise OSError("the line went dead")
+
+    with before_commits(break_it):
+        found = await write_behind_a_gate(database, {number: counted(number) for number in (1, 2, 3)})
+    assert [found[number].outcome for number in (1, 2, 3)] == ["not_sent"] * 3
+    assert runs == [1, 2, 3]
+    database.close()
+
+
+async def test_a_lock_that_one_waits_for_holds_up_no_other(postgres_url: str) -> None:
+    """Another process holds it for long: the one that needs it waits alone, and gets it."""
+    database = await make_marks(postgres_url)
+    engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
+    others, found = (1, 3, 4, 5), dict[int, Any]()
+
+    async def write(number: int) -> None:
+        try:
+            found[number] = await database.write(mark(number), joins=("account", str(number)))
+        except StoreError as exc:
+            found[number] = exc
+
+    with anyio.fail_after(60):
+        with engine.connect() as connection, connection.begin() as transaction:
+            connection.execute(_INSERT, {"number": 2})
+            async with anyio.create_task_group() as tasks:
+                for number in (1, 2, 3, 4, 5):
+                    tasks.start_soon(write, number)
+                while len(found) < len(others):
+                    await anyio.sleep(0.01)
+                transaction.rollback()
+        assert found == {number: number for number in (1, 2, 3, 4, 5)}
+    assert await marks(database) == [1, 2, 3, 4, 5]
+    database.close()
+
+
+async def test_cancelled_before_it_begins_work_never_runs(store_url: str) -> None:
+    """Its task leaves at once, while the transaction before it goes on."""
+    database, gate = await make_marks(store_url), Gate()
+
+    async def write(work: Work, name: str) -> None:
+        await database.write(work, joins=("account", name))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as outer:
+            outer.start_soon(write, gate.work, "gate")
+            await gate.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(write, mark(1), "one")
+                await anyio.wait_all_tasks_blocked()
+                tasks.cancel_scope.cancel()
+            outer.start_soon(write, mark(2), "two")
+            gate.opened.set()
+    assert await marks(database) == [2]
+    database.close()
+
+
+@pytest.mark.parametrize("who", ["leader", "follower"])
+async def test_cancelled_during_its_transaction_a_task_leaves_after_the_end(store_url: str, who: str) -> None:
+    """What was begun is committed, and the callback has its result; other tasks get theirs."""
+    database, first, gate, told = await make_marks(store_url), Gate(), Gate(), list[int]()
+    ended: list[str] = []
+
+    def slow(connection: sa.Connection) -> int:
+        mark(9)(connection)
+        return gate.work(connection)
+
+    async def write(work: Work, name: str, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
+        with anyio.CancelScope() as scope:
+            task_status.started(scope)
+            await database.write(work, joins=("account", name), then=told.append)
+            await checkpoint()
+        ended.append(f"{name}: {'cancelled' if scope.cancelled_caught else 'done'}")
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(write, first.work, "0")
+            await first.wait()
+            leader = await tasks.start(write, mark(1), "1")
+            follower = await tasks.start(write, slow, "2")
+            await tasks.start(write, mark(3), "3")
+            first.opened.set()
+            await gate.wait()
+            {"leader": leader, "follower": follower}[who].cancel()
+            await anyio.wait_all_tasks_blocked()
+            assert ended == ["0: done"]
+            gate.opened.set()
+    cancelled = {"leader": "1", "follower": "2"}[who]
+    assert sorted(ended) == ["0: done"] + [
+        f"{name}: {'cancelled' if name == cancelled else 'done'}" for name in ("1", "2", "3")
+    ]
+    assert sorted(told) == [0, 0, 1, 3]
+    assert await marks(database) == [1, 3, 9]
+    database.close()
+
+
+async def test_tasks_that_come_and_go_lose_no_write(store_url: str) -> None:
+    """However tasks are cancelled, a write that returned is there, and one whose callback ran is there."""
+    database, told, returned = await make_marks(store_url), set[int](), set[int]()
+    rng = random.Random(7)
+
+    async def write(number: int, patience: float) -> None:
+        with anyio.move_on_after(patience):
+            returned.add(await database.write(mark(number), joins=("account", str(number)), then=told.add))
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            for number in range(200):
+                tasks.start_soon(write, number, rng.choice([0.0, 0.001, 0.01, 60.0]))
+                if rng.random() < 0.2:
+                    await anyio.sleep(0.002)
+        there = set(await marks(database))
+    assert returned <= told
+    assert told == there
+    database.close()
+
+
+async def test_reads_share_a_transaction_but_no_error(store_url: str) -> None:
+    """One that refuses costs the others nothing."""
+    database, found = await make_marks(store_url), dict[int, Any]()
+
+    def refuse(connection: sa.Connection) -> int:
+        raise StoreError("no", outcome="not_sent")
+
+    async def read(number: int) -> None:
+        def look(connection: sa.Connection) -> int:
+            return int(connection.execute(sa.text("SELECT :number + 0"), {"number": number}).scalar_one())
+
+        try:
+            found[number] = await database.read(refuse if number == 2 else look, joins=("account", str(number)))
+        except StoreError as exc:
+            found[number] = str(exc)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(read, number)
+    assert found == {0: 0, 1: 1, 2: "no", 3: 3, 4: 4}
+    database.close()
