@@ -93,21 +93,22 @@ class Binding:
 
     def look(self, journal: Journal) -> AccountFacts:
         """Return the facts about the account."""
-        return self._look(journal, _FACTS, {"of_account": journal.account})[0]
+        return self._look(journal, _FACTS, {"of_account": journal.account}, self._store.newest)[0]
 
-    def look_with_conflicts(self, journal: Journal, request: PaymentRequest) -> tuple[AccountFacts, bool]:
+    def look_with_conflicts(
+        self, journal: Journal, request: PaymentRequest, remembered: datetime | None
+    ) -> tuple[AccountFacts, bool]:
         """Return the facts, and whether a payment has the same key or may be a duplicate, by one statement.
 
-        Most creates need no other one.
+        Most creates need no other one. `remembered` is the store's `newest` from before the transaction.
         """
-        return self._look(journal, _FACTS_AND_CONFLICTS, journal.kind(request))
+        return self._look(journal, _FACTS_AND_CONFLICTS, journal.kind(request), remembered)
 
     def _look(
-        self, journal: Journal, statement: sa.Select[Any], values: Mapping[str, str]
+        self, journal: Journal, statement: sa.Select[Any], values: Mapping[str, str], remembered: datetime | None
     ) -> tuple[AccountFacts, bool]:
-        # Before the first statement of the transaction: SQLite shows what was committed by then, and a payment that is
-        # noted later would seem to be lost.
-        remembered = self._store.newest
+        # `remembered` is from before the first statement of the transaction: SQLite shows what was committed by then,
+        # and a payment that is noted later would seem to be lost.
         row = dict(journal.connection.execute(statement, values).mappings().one())
         has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
         if row["newest"] is not None:

@@ -289,8 +289,11 @@ class IdempotentCreates:
     async def _look_up(
         self, request: PaymentRequest
     ) -> tuple[PaymentRecord | None, Acknowledgement | None, AccountFacts]:
+        # Now: a transaction that others share may begin before the work.
+        newest = self._store.newest
+
         def look(journal: Journal) -> tuple[PaymentRecord | None, Acknowledgement | None, AccountFacts]:
-            facts, has_conflicts = self._recovery.binding.look_with_conflicts(journal, request)
+            facts, has_conflicts = self._recovery.binding.look_with_conflicts(journal, request, newest)
             if not has_conflicts:
                 return None, None, facts
             record, acknowledgement = journal.look_up(request)

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,13 @@ import sqlalchemy as sa
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async import StoreError
+from mobilemoney_async import AsyncClient, SQLStore, StoreError
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import MOST_TOGETHER
+from mobilemoney_async.payments.journal import Journal
+from mobilemoney_async.payments.store import account_store
+from tests.support.fakes import BASE_URL
+from tests.support.second_service import TOKEN, SecondService
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -298,3 +303,38 @@ async def test_reads_share_a_transaction_but_no_error(store_url: str) -> None:
                 tasks.start_soon(read, number)
     assert found == {0: 0, 1: 1, 2: "no", 3: 3, 4: 4}
     database.close()
+
+
+async def test_a_payment_that_is_recorded_during_a_shared_look_does_not_seem_lost(store_url: str) -> None:
+    """The look of a create shares a transaction that began before that payment: it does not expect to see it."""
+    service, store = SecondService(utcnow=now), SQLStore(store_url)
+    account, before, beside = account_store(store), Gate(), Gate()
+
+    async def create(client: AsyncClient, number: int) -> None:
+        await client.collections.create(
+            phone_number=f"+25568{number:07}", amount=1000, idempotency_key=f"order-{number}"
+        )
+
+    def look(journal: Journal) -> int:
+        journal.connection.execute(sa.text("SELECT count(*) FROM mobilemoney_payment_records")).one()
+        return beside.work(journal.connection)
+
+    async with AsyncClient(BASE_URL, auth=TOKEN, transport=service, store=store) as client:
+        await create(client, 1)
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(account.read, lambda journal: before.work(journal.connection), joins="0"))
+                await before.wait()
+                tasks.start_soon(partial(account.read, look, joins="a"))
+                tasks.start_soon(create, client, 2)
+                await anyio.wait_all_tasks_blocked()
+                before.opened.set()
+                await beside.wait()
+                account.note_newest(now(), is_own=True)
+                beside.opened.set()
+    assert (len(service.payments), service.posts, service.lists) == (2, 2, 0)
+
+
+def now() -> datetime:
+    """Return the time."""
+    return datetime.now(UTC)

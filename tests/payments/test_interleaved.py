@@ -89,6 +89,7 @@ class TheStore:
         self._journal = journal
         self.account = journal.account
         self.database = self.locks = self.binding = self
+        self.newest = None
 
     async def open(self) -> None: ...
 
