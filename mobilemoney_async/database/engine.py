@@ -22,7 +22,7 @@ from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database import migrations, schema
 from mobilemoney_async.database.clock import WallClock
-from mobilemoney_async.database.group import AfterCommit, Group, Piece
+from mobilemoney_async.database.group import AfterCommit, Group, Piece, run_together
 from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
@@ -51,8 +51,6 @@ _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _BUSY = "the store failed: it is busy, or the database does not answer"
 _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
 _NOTIFY = sa.text("SELECT pg_notify(:channel, '')")
-# While others may wait for its locks, a shared transaction does not wait for theirs.
-_SHORT_PATIENCE = sa.text("SET LOCAL lock_timeout = 50")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 _threads: RunVar[anyio.CapacityLimiter] = RunVar("mobilemoney_async_store_threads")
@@ -322,56 +320,18 @@ class Database:
             await self.open()
         piece = Piece(work, tuple(name), time.monotonic() + _QUEUE, then)
         group = _group(self, writes=writes)
-        await group.run(piece, lambda pieces: self._in_thread(lambda: self._run_pieces(pieces, writes=writes)))
+
+        def run(shared: Callable[[sa.Connection], None], until: float) -> None:
+            self._run(self._ready_engine(until), shared, writes=writes, durable=True, until=until)
+
+        def run_pieces(pieces: Sequence[Piece]) -> None:
+            self._notify(run_together(pieces, run, self._failed, writes=writes))
+
+        await group.run(piece, lambda pieces: self._in_thread(lambda: run_pieces(pieces)))
         if piece.is_alone:
             return await self._alone(work, writes=writes, durable=True, then=then)
         result: T = piece.take_result()
         return result
-
-    def _run_pieces(self, pieces: Sequence[Piece], *, writes: bool) -> None:
-        """Run pieces of work in one transaction; where that fails because of one of them, each has to run alone."""
-        begun = [piece for piece in pieces if piece.begin()]
-        try:
-            self._run_together(begun, writes=writes)
-            self._notify({piece.then(piece.result) for piece in begun if piece.then and piece.error is None})
-        except BaseException as exc:
-            for piece in begun:
-                piece.error = exc
-            raise
-        finally:
-            for piece in begun:
-                piece.is_done = True
-
-    def _run_together(self, pieces: Sequence[Piece], *, writes: bool) -> None:
-        begun = ended = False
-
-        def work(connection: sa.Connection) -> None:
-            nonlocal begun, ended
-            begun = True
-            if writes and self.dialect == "postgresql":
-                connection.execute(_SHORT_PATIENCE)
-            for piece in pieces:
-                try:
-                    piece.result = piece.work(connection)
-                except MobileMoneyError as exc:
-                    if writes:
-                        raise  # what it has written is rolled back, with the work of the others
-                    piece.error = exc
-            ended = True
-
-        is_guilty = len(pieces) == 1
-        try:
-            until = min((piece.until for piece in pieces), default=0.0)
-            self._run(self._ready_engine(until), work, writes=writes, durable=True, until=until)
-        except MobileMoneyError as exc:
-            for piece in pieces:
-                piece.error, piece.is_alone = exc, not is_guilty
-        except (sa.exc.SQLAlchemyError, OSError) as exc:
-            may_pass = is_conflict(exc) or has_stood_still(exc) or (begun and is_locked(exc))
-            is_one_of_many = begun and not (ended or is_guilty or getattr(exc, "connection_invalidated", False))
-            for piece in pieces:
-                # Otherwise the database is away, or the commit was broken: all of it is there, or nothing.
-                piece.error, piece.is_alone = self._failed(exc), may_pass or is_one_of_many
 
     def _run(
         self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float

@@ -16,8 +16,16 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.database.url import has_stood_still, is_conflict, is_locked
+from mobilemoney_async.errors import MobileMoneyError, StoreError
+
 MOST_TOGETHER = 32
 """Pieces of work in one transaction: with more, each would wait longer for its own result than for the disk."""
+
+# While others may wait for its locks, a shared transaction does not wait for theirs.
+_SHORT_PATIENCE = sa.text("SET LOCAL lock_timeout = 50")
+
+_OF_THE_DATABASE = (sa.exc.SQLAlchemyError, OSError)
 
 AfterCommit = Callable[[Any], str | None]
 """Called in the thread with the result of work, once it is committed; returns a channel to notify, or None."""
@@ -127,3 +135,78 @@ class Group:
         """Let the next task lead."""
         if self._waiting and not self._is_led:
             self._waiting[0].turn.set()
+
+
+def run_together(
+    pieces: Sequence[Piece],
+    run: Callable[[Callable[[sa.Connection], None], float], None],
+    failed: Callable[[Exception], StoreError],
+    *,
+    writes: bool,
+) -> set[str | None]:
+    """Run pieces of work in one transaction, in a thread; where one of them fails, each has to run alone.
+
+    Args:
+        pieces: The work; what was withdrawn is left out.
+        run: Runs work in a transaction until it is committed; its second argument is the `until` of the pieces.
+        failed: Returns our error for one of the database.
+        writes: Whether they change anything.
+
+    Returns:
+        The channels to notify.
+    """
+    begun = [piece for piece in pieces if piece.begin()]
+    try:
+        if begun:
+            _run(begun, run, failed, writes=writes)
+        return {piece.then(piece.result) for piece in begun if piece.then and piece.error is None}
+    except BaseException as exc:
+        for piece in begun:
+            piece.error = exc
+        raise
+    finally:
+        for piece in begun:
+            piece.is_done = True
+
+
+def _run(
+    pieces: Sequence[Piece],
+    run: Callable[[Callable[[sa.Connection], None], float], None],
+    failed: Callable[[Exception], StoreError],
+    *,
+    writes: bool,
+) -> None:
+    has_begun = has_ended = False
+
+    def work(connection: sa.Connection) -> None:
+        nonlocal has_begun, has_ended
+        has_begun = True
+        if writes and connection.dialect.name == "postgresql":
+            connection.execute(_SHORT_PATIENCE)
+        for piece in pieces:
+            try:
+                piece.result = piece.work(connection)
+            except MobileMoneyError as exc:
+                if writes:
+                    raise  # what it has written is rolled back, with the work of the others
+                piece.error = exc
+        has_ended = True
+
+    try:
+        run(work, min(piece.until for piece in pieces))
+    except Exception as exc:  # noqa: BLE001 (each task raises it, or what its own transaction then shows)
+        stage = "ended" if has_ended else "begun" if has_begun else "away"
+        for piece in pieces:
+            piece.error = failed(exc) if isinstance(exc, _OF_THE_DATABASE) else exc
+            piece.is_alone = _may_succeed_alone(exc, stage, is_one_of_many=len(pieces) > 1)
+
+
+def _may_succeed_alone(exc: Exception, stage: str, *, is_one_of_many: bool) -> bool:
+    """Return whether nothing was committed, and work may still succeed in a transaction of its own."""
+    if isinstance(exc, MobileMoneyError):
+        return is_one_of_many
+    if not isinstance(exc, _OF_THE_DATABASE) or is_conflict(exc) or has_stood_still(exc):
+        return True
+    # Else the database is away, or the commit was broken: then all of it is there, or nothing.
+    is_sound = stage == "begun" and not getattr(exc, "connection_invalidated", False)
+    return is_sound and (is_one_of_many or is_locked(exc))

@@ -134,7 +134,7 @@ async def test_writes_that_wait_together_are_committed_together(store_url: str) 
     database.close()
 
 
-@pytest.mark.parametrize("kind", ["its own", "of the database"])
+@pytest.mark.parametrize("kind", ["its own", "of the database", "of a row that cannot be read"])
 async def test_an_error_is_that_of_its_own_task(store_url: str, kind: str) -> None:
     """What it has written is rolled back; the others are committed."""
     database = await make_marks(store_url)
@@ -143,10 +143,14 @@ async def test_an_error_is_that_of_its_own_task(store_url: str, kind: str) -> No
         mark(100)(connection)
         if kind == "its own":
             raise StoreError("nothing of it", outcome="not_sent")
+        if kind == "of a row that cannot be read":
+            raise ValueError("+255681234567")
         return mark(100)(connection)
 
     found = await write_behind_a_gate(database, {1: mark(1), 2: wrong, 3: mark(3)})
-    assert isinstance(found.pop(2), StoreError)
+    error = found.pop(2)
+    assert isinstance(error, StoreError)
+    assert "81234567" not in str(error)
     assert found == {0: 0, 1: 1, 3: 3}
     assert await marks(database) == [1, 3]
     database.close()
