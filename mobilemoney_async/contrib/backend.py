@@ -194,7 +194,7 @@ class Backend(anyio.AsyncContextManagerMixin):
                             await create.is_done.wait()
                     tasks.cancel_scope.cancel()
         except BaseExceptionGroup as exc:
-            failure = exc if exc.exceptions[1:] else exc.exceptions[0]  # of the block, as it is
+            failure = exc if exc.exceptions[1:] else exc.exceptions[0]  # the block's own, which the group has wrapped
         if failure is not None:
             raise failure
 

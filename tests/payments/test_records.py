@@ -23,6 +23,7 @@ from mobilemoney_async.payments.records import (
     clearance,
     is_stale,
     move,
+    withdrawal,
 )
 from tests.support.fakes import NOON, PHONE_NUMBER
 
@@ -238,6 +239,27 @@ def test_only_a_payment_that_is_being_sent_grows_stale(state: PaymentState) -> N
     assert not is_stale(made, made.stale_at - timedelta(microseconds=1))
     assert is_stale(made, made.stale_at) is (state is PaymentState.SENDING)
     assert not is_stale(record(state, stale_at=None), NOON + timedelta(days=365))
+
+
+@pytest.mark.parametrize("state", PaymentState)
+def test_a_dispatcher_sends_only_what_is_queued_and_not_late(state: PaymentState) -> None:
+    """A caller's create sends the rest as well, but nothing that has grown late since it began."""
+    moment, kept = timedelta(seconds=1), record(state, not_after=NOON)
+    is_queued = state is PaymentState.QUEUED
+    for now in (NOON - moment, NOON, NOON + moment):
+        assert (withdrawal(record(state), now, asked_at=None) is None) is is_queued
+        assert (withdrawal(kept, now, asked_at=None) is None) is (is_queued and now < NOON)
+        assert (withdrawal(kept, now, asked_at=NOON - moment) is None) is (not is_queued or now < NOON)
+        assert withdrawal(kept, now, asked_at=NOON) is None
+
+
+@pytest.mark.parametrize("state", PaymentState)
+def test_a_payment_is_late_if_it_was_not_sent_before_its_end(state: PaymentState) -> None:
+    """One that was sent, or was taken back before, is not."""
+    moment, is_unsent = timedelta(seconds=1), state is PaymentState.NOT_SENT
+    assert not record(state).is_late
+    assert not record(state, not_after=NOON + moment).is_late
+    assert record(state, not_after=NOON).is_late is record(state, not_after=NOON - moment).is_late is is_unsent
 
 
 def test_a_record_says_what_it_is() -> None:
