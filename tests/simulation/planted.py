@@ -53,7 +53,7 @@ DEFECTS = (
     ),
     Defect(  # as httpx-aiohttp once named every broken connection
         "a lost answer counts as not sent",
-        "calls/transport.py",
+        "calls/transport_errors.py",
         "    if flight.is_direct or not flight.begun:\n        not_sent = not_sent or all(map(_is_not_sent, chain))\n",
         "    not_sent = not_sent or origin.__name__ in {'ReadError', 'ConnectError', 'ConnectTimeout'}\n",
     ),
@@ -222,8 +222,8 @@ DEFECTS = (
     Defect(
         "a payment under way counts as lost at once",
         "payments/attempts.py",
-        "sent_at=sent_at, lives=lives + _MARGIN)",
-        "sent_at=sent_at, lives=-3_600.0)",
+        "sent_at=sent_at, lives=lives + _MARGIN, is",
+        "sent_at=sent_at, lives=-3_600.0, is",
     ),
 )
 
