@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from typing import TypeAlias
 
 import anyio
 
@@ -21,8 +22,8 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.values import Secret, refuse
 
-AccountSecret = str | Secret | TokenAuth | LoginAuth
-"""Result of the platform's function: an issued token, or e-mail and password."""
+AccountSecret: TypeAlias = str | Secret | TokenAuth | LoginAuth
+"""Type of the result of `Merchants`' argument ``auth``: an issued token, or e-mail and password."""
 
 # Seconds between two calls of the function after refusals, and after a failure of its own.
 _AGAIN, _FAILED = 10.0, 1.0

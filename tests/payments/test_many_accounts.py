@@ -41,6 +41,12 @@ async def sessions(url: str, condition: str) -> int:
     return await anyio.to_thread.run_sync(run)
 
 
+def notify(url: str, text: str) -> None:
+    """Send a notice on the channel of the pollers, from another session."""
+    with closing(psycopg.connect(plain_url(url), autocommit=True)) as connection:
+        connection.execute("SELECT pg_notify(%s, %s)", (POLLERS, text))
+
+
 @asynccontextmanager
 async def merchants(store: SQLStore, count: int) -> AsyncIterator[list[tuple[Sandbox, AsyncClient]]]:
     """Open a client for each account, each with a service of its own."""
@@ -150,7 +156,7 @@ async def test_connections_that_are_idle_end_except_for_the_one_that_listens(
     """After a minute; here, after a fifth of a second. The next work opens new ones, and no notice is lost."""
     monkeypatch.setattr(url, "_KEPT", "200ms")
     database = Database(postgres_url)
-    listener = Listener(database, POLLERS)
+    listener = Listener(database, POLLERS, "one")
     with anyio.fail_after(60):
         assert await listener.wait() == set()
         async with anyio.create_task_group() as tasks:
@@ -161,8 +167,8 @@ async def test_connections_that_are_idle_end_except_for_the_one_that_listens(
         assert await sessions(postgres_url, "query LIKE 'LISTEN%'") == 1
         for _ in range(3):
             assert await database.read(one) == 1
-        await database.write(one, then=lambda _: POLLERS)
-        assert await listener.wait() == {""}
+        await anyio.to_thread.run_sync(notify, postgres_url, "one:a")
+        assert await listener.wait() == {"a"}
         listener.close()
         await until_nobody_listens(postgres_url)
     database.close()
@@ -186,10 +192,6 @@ async def test_readers_of_one_connection_hear_what_concerns_them(postgres_url: s
             task_status.started(scope)
             heard[name] = await listener.wait()
 
-    def notify(text: str) -> None:
-        with closing(psycopg.connect(plain_url(postgres_url), autocommit=True)) as connection:
-            connection.execute("SELECT pg_notify(%s, %s)", (POLLERS, text))
-
     with anyio.fail_after(60):
         for each in (one, other, third):
             assert await each.wait() == set()  # it has just begun to listen
@@ -201,7 +203,7 @@ async def test_readers_of_one_connection_hear_what_concerns_them(postgres_url: s
             first.cancel()
             await anyio.wait_all_tasks_blocked()
             for text in ("one:a", "third:b", "other:c"):
-                await anyio.to_thread.run_sync(notify, text)
+                await anyio.to_thread.run_sync(notify, postgres_url, text)
         assert heard == {"other": {"c"}}
         assert (await one.wait(), await third.wait()) == ({"a"}, {"b"})
         for each in (one, other, third):

@@ -445,6 +445,26 @@ async def test_a_consumer_that_was_left_does_not_keep_its_client_open(store_url:
             await again.aclose()
 
 
+async def test_a_consumer_of_a_client_that_rests_is_left_when_all_is_closed(store_url: str, platform: Platform) -> None:
+    """A reader needs no request to the service, so it may begin while the client rests."""
+    platform.open(*shops(2))
+    async with platform.merchants(store_url, max_open=1) as merchants:
+        client = await merchants.client("shop-0")
+        await pay(client)
+        await look_up(await merchants.client("shop-1"))
+        assert not platform.pools[0].is_open
+        changes = client.payments.changes(consumer="books", start="oldest")
+        await (await anext(changes)).done()
+    async with platform.merchants(store_url) as others:
+        client = await others.client("shop-0")
+        await pay(client, "order-2", amount=2000)
+        began = anyio.current_time()
+        again = client.payments.changes(consumer="books")
+        assert (await anext(again)).key is not None
+        assert anyio.current_time() < began + 5
+        await again.aclose()
+
+
 @BOTH
 async def test_payments_in_flight_when_all_is_closed_are_recorded(store_url: str) -> None:
     """Each ends as unknown, in the store too; nothing is lost, and nothing is called refused."""
