@@ -307,6 +307,10 @@ class TestUnusable:
         error = refused(CREATE_COLLECTION, answer(body, status, content_type=None, retry_after="3"))
         assert type(error) is ServerError
         assert (error.status_code, error.code, error.content_type, error.retry_after) == (status, None, None, 3.0)
+        html = refused(CREATE_COLLECTION, answer(body, status, content_type="text/html"))
+        assert isinstance(html, ServerError)
+        assert (html.content_type, html.excerpt) == ("text/html", error.excerpt)
+        assert error.excerpt or not body.strip()
 
     def test_what_it_reads_like(self) -> None:
         assert str(refused(GET_TRANSACTION, answer(HTML, 302, content_type="text/html"))) == (
