@@ -309,7 +309,7 @@ class Recorder:
         patience: The time in which an attempt must be sent, seconds.
         on_sending: Awaited before it returns that.
         noted: What happened.
-        lives: The longest time of an attempt, as it was told.
+        lives: The longest time of an attempt, seconds.
     """
 
     patience: float = 10.0

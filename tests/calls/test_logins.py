@@ -75,7 +75,7 @@ def test_each_pause_is_twice_the_last_up_to_the_longest(error: MobileMoneyError,
 
 
 @pytest.mark.parametrize(("later", "pause"), [(0.0, 20.0), (19.9, 20.0), (20.0, 10.0), (900.0, 10.0)])
-def test_a_pause_begins_anew_once_twice_its_length_has_passed(later: float, pause: float) -> None:
+def test_a_pause_is_short_again_once_twice_its_length_has_passed(later: float, pause: float) -> None:
     """A refusal of long ago does not lengthen this one."""
     state = LoginState().failed(REFUSED, 0.0).failed(REFUSED, 10.0 + later)
     assert state.refusal(before(10 + later + pause)) is not None
