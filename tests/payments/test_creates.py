@@ -33,6 +33,7 @@ from tests.payments.service import (
     between_others,
     leave,
     make_world,
+    miss,
     on_asyncio,
     rows,
 )
@@ -274,6 +275,32 @@ async def test_what_was_not_sent_may_be_sent(store_url: str) -> None:
         await create(client)
     assert world.happened() == ["sent", "not_sent", "sent", "not_sent", "sent", "acknowledged"]
     assert len(world.made) == 1
+
+
+async def test_the_error_of_an_unknown_payment_says_what_is_known_and_who_has_to_do_what(sqlite_file_url: str) -> None:
+    """Only of one that the list does not show it says that a confirmation lets it be sent again."""
+    world, said = make_world(sqlite_file_url), list[str]()
+    store = world.store(resend_absent_collections=False)
+    async with world.client(store) as client:
+
+        async def ask() -> None:
+            with pytest.raises(OutcomeUnknown) as caught:
+                await create(client)
+            assert (caught.value.outcome, caught.value.idempotency_key) == ("unknown", "order-1")
+            said.append(str(caught.value))
+
+        async with between_others(client):
+            world.sandbox.script(faults.lost(processed=False), on="c2b", times=1)
+            await ask()
+        await ask()
+        await world.advance(TWO_MINUTES)
+        await miss(world, client)
+        assert world.states()[1] == "ABSENT"
+        await ask()
+    assert "no answer within 5 s" in said[0]
+    assert "may or may not exist (the list was read within the grace period" in said[1]
+    assert "someone has to look, and to decide by identify() or confirm_absent(); nothing was sent now" in said[1]
+    assert "does not show the payment: confirm_absent() lets it be sent again; nothing was sent now" in said[2]
 
 
 @pytest.mark.parametrize(
