@@ -11,7 +11,15 @@ import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import APIError, AsyncClient, OutcomeUnknown, PaymentState, RetryPolicy, SQLStore
+from mobilemoney_async import (
+    APIError,
+    AsyncClient,
+    OutcomeUnknown,
+    PaymentState,
+    RateLimitExceeded,
+    RetryPolicy,
+    SQLStore,
+)
 from mobilemoney_async.events import DispatcherPaused, Event
 from mobilemoney_async.payments.evidence import IN_GRACE
 from mobilemoney_async.payments.store import account_store
@@ -262,6 +270,40 @@ async def test_a_payment_of_the_same_kind_waits_for_the_first_one_and_the_others
             assert {*records.values()} == {PaymentState.SENDING}
             await anyio.sleep(4)
             assert world.sent == 5
+
+
+async def test_many_payments_that_wait_for_others_of_their_kind_hold_up_no_other(sqlite_file_url: str) -> None:
+    """Nineteen are on their way, and the next nineteen are like them: the one behind goes."""
+    world = make_world(sqlite_file_url)
+
+    async def dawdle(request: httpx.Request) -> None:
+        await anyio.sleep(4)
+
+    world.line.after = dawdle
+    async with world.client() as client:
+        await enqueue(client, 19)
+        for number in range(20):
+            order = {**ORDER, "amount": 1000 + number}
+            await client.payments.enqueue(**order, idempotency_key=f"later {number:02}")
+        async with client.dispatcher(per_minute=600):
+            await anyio.sleep(3)
+            assert world.sent == 20
+            assert world.states().count("QUEUED") == 19
+
+
+async def test_one_payment_at_a_time_waits_for_the_rate_limit(sqlite_file_url: str) -> None:
+    """However long that takes: the others stay in the queue, and can be paused, or cancelled."""
+    world = make_world(sqlite_file_url)
+    async with world.client(retry=NO_RETRIES) as client:
+        world.sandbox.script(faults.rate_limited(60), on="c2b", times=1)
+        with pytest.raises(RateLimitExceeded):
+            await client.collections.create(phone_number=PHONE_NUMBER, amount=5, idempotency_key="now")
+        await enqueue(client, 5)
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(40)
+            dispatcher.pause()
+            await anyio.sleep(60)
+    assert world.sent == 2
 
 
 async def test_a_payment_that_waits_for_the_list_holds_up_the_others_for_ten_seconds(sqlite_file_url: str) -> None:

@@ -749,9 +749,10 @@ def _answer(reply: Reply, _: object) -> Reply:
 async def test_a_dispatcher_warns_once_in_each_outage_of_the_store(
     sqlite_file_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also in the second one; it goes on by itself when the store is back."""
+    """Also in one that it finds as it begins, and in the second one; it goes on by itself when the store is back."""
     world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
     outage = Outage(account_store(store).database)
+    outage.away = True
     async with world.client(store) as client, client.dispatcher():
         for number in range(2):
             outage.away = True
