@@ -249,8 +249,7 @@ class IdempotentCreates:
             return doubted if isinstance(doubted, StoreError) else _unknown(doubted)
         if record.is_unresolved or record.candidates:
             return _unknown(record)
-        is_early = answer is Clearance.WAIT or record.reason is None
-        return _no_look(record, "that may not show it yet" if is_early else record.reason or "")
+        return _no_look(record, record.reason or "that may not show it yet")
 
     async def _identify(self, request: PaymentRequest, not_echoed: NotEchoedError) -> Acknowledgement:
         """Look up the transaction of an acknowledgement that names something else, and adopt it if it is the payment.

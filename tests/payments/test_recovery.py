@@ -407,6 +407,9 @@ async def test_masked_numbers_stop_what_fits_them(store_url: str, kind: str) -> 
         ({"type": "C2B"}, True),
         ({"account": "another"}, False),
         ({"number_digest": "of a whole number, which is compared elsewhere"}, False),
+        # Compared there by its type too, which must be a known one.
+        ({"number_digest": "of a whole number", "shown_number": "+255780000789", "type": "C2B"}, True),
+        ({"number_digest": "of a whole number", "shown_number": "+255780000780", "type": "C2B"}, False),
     ],
     ids=str,
 )
