@@ -9,12 +9,12 @@ from functools import partial
 import attrs
 
 from mobilemoney_async.calls.pipeline import Pipeline
-from mobilemoney_async.contract.comparison import international
+from mobilemoney_async.contract.comparison import international, may_be_number
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Priority
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.schema import insert_missing, payments
-from mobilemoney_async.errors import StoreError
+from mobilemoney_async.errors import InvalidRequest, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal, to_record
 from mobilemoney_async.payments.listing import Lister
@@ -67,6 +67,9 @@ def _import(
     known = next(iter(find_unclaimed(journal, None, name)), None)
     if known is None or known.state == CLAIMED:
         raise _refused(f"{name!r} is not among the unclaimed transactions")
+    is_other = number is not None and not may_be_number(known.phone_number, number)
+    if is_other or transaction.amount != known.amount:
+        raise _refused(f"transaction {name} shows another amount or phone number than it did in the list")
     if record is not None and record.transaction_id is not None:
         raise _refused(f"payment {key!r} is transaction {record.transaction_id} already")
     if record is not None:
@@ -103,12 +106,16 @@ def _insert(journal: Journal, key: str, transaction: Transaction, number: str | 
         raise _refused(f"transaction {transaction.id} does not show its whole phone number, so give that as well")
     if transaction.type not in set(TransactionType):
         raise _refused(f"transaction {transaction.id} is neither a collection nor a disbursement")
+    try:
+        phone_number, amount = normalise_phone_number(number), normalise_amount(transaction.amount)
+    except InvalidRequest as exc:  # no argument of the caller's
+        raise _refused(f"transaction {transaction.id} is no payment of ours: {exc}") from None
     values = {
         "account": journal.account,
         "key": key,
         "type": str(transaction.type),
-        "phone_number": normalise_phone_number(number),
-        "amount": normalise_amount(transaction.amount),
+        "phone_number": phone_number,
+        "amount": amount,
         "extra_digest": UNKNOWN_EXTRA,
         "external_id": valid_name(transaction.external_id),
         "state": PaymentState.UNKNOWN,

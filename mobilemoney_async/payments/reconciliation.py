@@ -205,15 +205,18 @@ def adopt(
 ) -> PaymentRecord | StoreError:
     """Record the transaction that an unknown payment is, in the attempt of the record, and the transaction's state."""
     first = TransactionStatus.PENDING if record.type == TransactionType.COLLECTION else TransactionStatus.PROCESSING
-    acknowledgement = Acknowledgement(
-        transaction_id=transaction.id,
-        reference=transaction.reference,
-        amount=record.amount,
-        currency=transaction.currency,
-        phone_number=record.phone_number,
-        status_code=first,
-        status="success",
-    )
+    try:
+        acknowledgement = Acknowledgement(
+            transaction_id=transaction.id,
+            reference=transaction.reference,
+            amount=record.amount,
+            currency=transaction.currency,
+            phone_number=record.phone_number,
+            status_code=first,
+            status="success",
+        )
+    except ValueError:
+        return StoreError("the transaction has an id or a reference that cannot be kept", outcome="not_sent")
     adopted = journal.apply(
         JournalEntry(
             record.key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from mobilemoney_async import (
     TransactionStatus,
     TransactionType,
 )
-from mobilemoney_async.database import schema
+from mobilemoney_async.database import schema, serialization
 from mobilemoney_async.events import AccountMismatch, StoreBehind
 from mobilemoney_async.payments.duplicates import require_remembered
 from mobilemoney_async.payments.gap import UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
@@ -673,6 +674,14 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
         stopped: Any = await world.attempt(client, forgotten[0])
         assert "payments recover" in str(stopped)
         keys = {each.key: world.made(each.key)[0] for each in forgotten}
+        shown = json.loads(serialization.dump(await client.transactions.get(keys["forgotten 0"])))
+        for change in ({"amount": "900000"}, {"amount": "1.5"}, {"phone_number": number(800)}, {"reference": "a\0b"}):
+            body = {"status": "success", "transaction": shown | change}
+            world.service.answer_lookup = lambda _, body=body: httpx.Response(200, json=body)  # type: ignore[misc]
+            with pytest.raises(StoreError, match=r"another amount or phone number|reference") as refused:
+                await payments.recover({"forgotten 0": shown["id"]}, note="Asha: what the list showed was another")
+            assert refused.value.outcome == "not_sent"
+        world.service.answer_lookup = lambda request: None
         assert [each.key for each in await payments.recover(keys, note="Asha: our books")] == list(keys)
         await payments.recover(keys, note="Asha: again")
         posts = world.service.posts
