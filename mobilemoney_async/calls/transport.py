@@ -340,6 +340,7 @@ async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer
     """Return the value of an answer, and give its connection back to the pool, which closes that of a suspect."""
     try:
         body = await _read_body(response)
+        flight.is_suspect = _holds_more(response)
         headers = response.headers
         answer = Answer(
             status_code=response.status_code,
@@ -362,6 +363,19 @@ async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer
             await response.aclose()
         raise
     return value
+
+
+def _holds_more(response: httpx.Response) -> bool:
+    """Return whether more came on the connection than its answer, which httpcore takes for that to the next request.
+
+    An error names no payment: one answer too many could refuse the next create, or have it sent again. httpcore sees
+    what comes later by itself. It has no public name for what came at once; aiohttp closes such a connection.
+    """
+    stream: Any = response.stream
+    for _ in range(4):  # one around the other, the last of them httpcore's
+        stream = getattr(stream, "_httpcore_stream", None) or getattr(stream, "_stream", stream)
+    state = getattr(getattr(stream, "_connection", None), "_h11_state", None)
+    return state is not None and bool(state.trailing_data[0])
 
 
 def _end_connection(response: httpx.Response) -> None:
