@@ -366,13 +366,19 @@ async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer
 
 
 def _holds_more(response: httpx.Response) -> bool:
-    """Return whether more came on the connection than its answer, which httpcore takes for that to the next request.
+    """Return whether more came with an answer, which httpcore would take for that to the next request.
 
-    An error names no payment: one answer too many could refuse the next create, or have it sent again. httpcore sees
-    what comes later by itself. It has no public name for what came at once; aiohttp closes such a connection.
+    An error names no payment: one answer too many could refuse the next create, or have it sent again. Where it comes
+    later, httpcore itself closes the connection; aiohttp does so in either case.
     """
+    if response.extensions.get("http_version") == b"HTTP/2":
+        return False
+    network: Any = response.extensions.get("network_stream")
+    with suppress(Exception):  # no TLS, or, as it should be, nothing to read
+        network.get_extra_info("ssl_object").read(1)
+        return True
     stream: Any = response.stream
-    for _ in range(4):  # one around the other, the last of them httpcore's
+    for _ in range(4):  # one around the other, the last of them httpcore's; there is no public way to its parser
         stream = getattr(stream, "_httpcore_stream", None) or getattr(stream, "_stream", stream)
     state = getattr(getattr(stream, "_connection", None), "_h11_state", None)
     return state is not None and bool(state.trailing_data[0])

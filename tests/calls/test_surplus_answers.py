@@ -1,14 +1,24 @@
 """Answers too many on a connection that is kept alive: none of them is believed, and the connection is closed."""
 
-from collections.abc import Awaitable, Callable
+import json
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import anyio
 import attrs
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 
 from mobilemoney_async import AsyncClient, LoginAuth, OutcomeUnknown, RetryPolicy, UnexpectedResponse
+from mobilemoney_async.calls import transport_pool
 from tests.calls.ways import WAYS, connect
+from tests.cli.test_doctor import certificate
 from tests.contract import samples
 from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER
 from tests.support.server import Request, Response, serve
@@ -154,6 +164,91 @@ async def test_a_surplus_answer_is_none_to_a_create(way: str, more: Response) ->
         assert (await client.transactions.get_by_external_id("o-MINE")).external_id == "o-MINE"
         assert [each.method for each in server.requests].count("POST") == 1
         assert server.connections == 2
+
+
+class TLSConversation:
+    """Server's end of a connection over TLS, which chooses the records of a segment."""
+
+    def __init__(self, stream: SocketStream, file: Path) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(file)
+        self._stream, self._incoming, self._outgoing = stream, ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    async def begin(self) -> None:
+        await self._wait_for(self._tls.do_handshake)
+
+    async def read(self) -> tuple[str, bytes]:
+        """Return the method and the body of the next request."""
+        got = b""
+        while not (head := re.match(rb"(\w+) (?s:.*?)\r\n\r\n", got)):
+            got += await self._read()
+        length = re.search(rb"(?i)content-length: (\d+)", head[0])
+        while len(got) < head.end() + int(length[1] if length else 0):
+            got += await self._read()
+        return head[1].decode(), got[head.end() :]
+
+    async def send(self, *pieces: bytes) -> None:
+        """Send pieces in one segment, each in a record of its own."""
+        for piece in pieces:
+            self._tls.write(piece)
+        await self._stream.send(self._outgoing.read())
+
+    async def _read(self) -> bytes:
+        piece: bytes = await self._wait_for(partial(self._tls.read, 65_536))
+        if not piece:
+            raise anyio.EndOfStream
+        return piece
+
+    async def _wait_for(self, step: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                await self._stream.send(self._outgoing.read())
+                self._incoming.write(await self._stream.receive())
+
+
+@asynccontextmanager
+async def serve_tls(file: Path, answer: Callable[[str, bytes], Sequence[bytes]]) -> AsyncIterator[str]:
+    """Serve answers to method and body over TLS, each piece in a record of its own, all of them in one segment."""
+
+    async def converse(stream: SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError, ssl.SSLError):
+                conversation = TLSConversation(stream, file)
+                await conversation.begin()
+                while True:
+                    await conversation.send(*answer(*await conversation.read()))
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, converse)
+        yield f"https://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/v1"
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_surplus_answer_in_a_record_of_its_own(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over TLS it may have arrived without having been read: neither the socket nor the parser shows it."""
+    methods: list[str] = []
+    rate = {"status": "error", "message": "", "error_code": "RATE_LIMIT_EXCEEDED", "retry_after": 0}
+
+    def answer(method: str, body: bytes) -> Sequence[bytes]:
+        methods.append(method)
+        if method == "POST":
+            made = samples.acknowledgement(**json.loads(body), transaction_id="tx-MINE")
+            return [Response.json(made).to_bytes()]
+        return [Response.json(samples.found(id="tx-0")).to_bytes(), Response.json(rate, 429).to_bytes()]
+
+    file = certificate(tmp_path, days=30)
+    trusting = ssl.create_default_context(cafile=str(file))
+    trusting.check_hostname = False  # an address needs no thread to be resolved, in which virtual time would jump
+    monkeypatch.setattr(transport_pool, "ssl_context", lambda: trusting)
+    async with serve_tls(file, answer) as base_url, connect(way, base_url) as client:
+        await client.transactions.get("tx-0")
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=900)
+    assert methods == ["GET", "POST"]
 
 
 async def test_a_surplus_acknowledgement_settles_no_order(way: str) -> None:
