@@ -46,10 +46,14 @@ def _check_end_stays(world: World, key: str, state: str, status: str) -> None:
 
 
 def check_quiet(world: World) -> None:
-    """Check that processes that ended in order have recorded the end of each request."""
-    for key, state, *_ in world.disk.look(_RECORDS) if has_records(world) else ():
+    """Check that processes that ended in order have recorded the end of each request, and given their leases back."""
+    if not has_records(world):
+        return
+    for key, state, *_ in world.disk.look(_RECORDS):
         if state == "SENDING":
             world.breaks(f"{key} is SENDING, though all processes have ended in order")
+    for (name,) in world.disk.look("SELECT name FROM mobilemoney_leases WHERE holder IS NOT NULL ORDER BY name"):
+        world.breaks(f"the lease {name} is held, though all processes have ended in order")
 
 
 def check_rush(world: World, keys: list[str]) -> None:
