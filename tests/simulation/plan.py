@@ -94,7 +94,8 @@ class Plan:
             most of a simulation's time would go.
         openings: How often they run for some minutes before the calm; in between there is a pause of up to a day.
         drift: How much faster the host's clock runs than the world's.
-        rush: How many payments are queued at once in the calm, to see the rate limit used.
+        rush: How many payments are ordered at once in the calm, to see the rate limit used and kept. They are queued;
+            if there are more than a minute's, they are made at once.
     """
 
     seed: str
@@ -132,7 +133,7 @@ class Plan:
             late=dice.choice([0.0, 0.0, 0.05]),
             idle=dice.choice([0.5, 4.0, 4.0, 4.0, 4.0, 4.0]),
             drift=dice.choice([0.0, dice.uniform(-5e-5, 5e-5)]),
-            rush=dice.choices([0, 30], [9, 1])[0],
+            rush=dice.choices([0, 30, 80], [18, 2, 1])[0],
         )
 
     def resized(self, **sizes: Any) -> Plan:
