@@ -103,7 +103,6 @@ class History:
     async def _open(self, seconds: float, done: Callable[[], bool] = lambda: False) -> None:
         """Run all processes for some time, and end them in order, or kill them."""
         world = self.world
-        troubles = self._troubles()
         async with anyio.create_task_group() as tasks:
             for number in range(world.running):
                 tasks.start_soon(self._keep_alive, number)
@@ -116,7 +115,7 @@ class History:
                     world.disk.make_backup()
                     backup_at = math.inf
             tasks.cancel_scope.cancel()
-        if troubles == self._troubles():
+        if not self._troubles():  # what one has left behind may outlast the next opening
             laws.check_quiet(world)
 
     def _troubles(self) -> int:

@@ -26,13 +26,14 @@ def simulate(*arguments: str, hash_seed: str = "0") -> str:
 
 
 def test_a_seed_is_one_history_byte_for_byte() -> None:
-    """In two processes, whose objects have other addresses; the command itself gives strings the same hashes.
+    """In two processes, whose objects have other addresses; the command itself gives strings the same hashes."""
+    case = ("--seed", "4", "--orders", "3", "--processes", "2", "--openings", "1", "--all")
+    assert simulate(*case, hash_seed="1") == simulate(*case, hash_seed="2")
 
-    The laws hold in it, with lies of the service, broken connections, deaths of processes and failing transactions.
-    """
-    said = simulate("--cases", "--all", hash_seed="1")
-    assert said.endswith("break a law: 0\n")
-    assert said == simulate("--cases", "--all", hash_seed="2")
+
+def test_the_laws_hold_in_the_fixed_histories() -> None:
+    """With lies of the service, broken connections, deaths of processes and failing transactions."""
+    assert simulate("--cases").endswith("break a law: 0\n")
 
 
 def test_the_laws_hold_on_trio_too() -> None:
@@ -59,7 +60,7 @@ def test_a_history_that_breaks_a_law_is_shrunk_to_the_fault_that_matters(monkeyp
             self.world.breaks("a callback came twice")
 
     monkeypatch.setattr(History, "run", run_with_defect)
-    plan = Plan.drawn("4").resized(orders=1, processes=1, openings=1).without("crash", "stop", "database_fails")
+    plan = Plan.drawn("4").resized(orders=1, processes=1, openings=1).without("crash", "stop")
     plan.weights["callback_doubled"] = 1.0
     found = play(plan)
     assert found.broken == ("a callback came twice",)
