@@ -260,6 +260,8 @@ async def test_a_refused_key_may_be_used_again(store_url: str) -> None:
         record = await client.payments.get("order-1")
     assert record is not None
     assert (record.attempt, record.error, record.transaction_id) == (2, None, answer.transaction_id)
+    # No look or listing of the first attempt says anything about the second.
+    assert (record.walks, record.looked_at, record.next_look_at, record.reason) == (0, None, None, None)
     assert [entry.what for entry in record.history] == ["sent", "refused", "sent", "acknowledged"]
 
 
