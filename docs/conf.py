@@ -32,7 +32,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(anyio|asyncio|collections|contextlib|datetime|decimal|fastapi|httpx|opentelemetry|random|respx|starlette|types)\..*",
     ),
-    (r"py:.*", r"datetime|Decimal"),
+    (r"py:.*", r"datetime|timedelta|Decimal"),
     # In signatures of what users do not construct: a sentinel, type variables, iterators, inner values of the sandbox.
     (r"py:class", r"mobilemoney_async\.client\._Unset|mobilemoney_async\.testing\.virtual_time\.Ts?|Ts"),
     (r"py:class", r"mobilemoney_async\.payments\.feed\.(ChangePages|ConsumerChanges)"),

@@ -67,7 +67,8 @@ def _import(
     known = next(iter(find_unclaimed(journal, None, name)), None)
     if known is None or known.state == CLAIMED:
         raise _refused(f"{name!r} is not among the unclaimed transactions")
-    is_other = number is not None and not may_be_number(known.phone_number, number)
+    shown = international(transaction.phone_number)
+    is_other = shown is not None and not may_be_number(known.phone_number, shown)
     if is_other or transaction.amount != known.amount:
         raise _refused(f"transaction {name} shows another amount or phone number than it did in the list")
     if record is not None and record.transaction_id is not None:
