@@ -144,12 +144,22 @@ def _key_by_account(connection: sa.Connection) -> None:
         connection.execute(sa.text(f"ANALYZE {payments.name}, {history.name}"))
 
 
+def _bound_the_queue(connection: sa.Connection) -> None:
+    """Migrate to version 4: a queued payment may have a time from which it is not sent any more."""
+    column = payments.c.not_after
+    # Tables that were made of version 2 by this release have it.
+    if column.name not in {each["name"] for each in sa.inspect(connection).get_columns(payments.name)}:
+        kind = column.type.compile(connection.dialect)
+        connection.execute(sa.text(f"ALTER TABLE {payments.name} ADD COLUMN {column.name} {kind}"))
+
+
 def _move(connection: sa.Connection) -> None:
     """Copy the payments and their histories of version 2, in chunks, and log the progress."""
     old = OLD_PAYMENTS.c
     total = connection.execute(sa.select(sa.func.count()).select_from(OLD_PAYMENTS)).scalar_one()
     if total:
-        logger.warning("migrating the store's tables to version 3; payments: %d; other processes wait", total)
+        said = "migrating the store's tables to version %d; payments: %d; other processes wait"
+        logger.warning(said, VERSION, total)
     # In the order of the new keys: in any other one, SQLite would write most of the new tables once for each chunk.
     key, after = sa.tuple_(old.account, old.key), sa.tuple_(sa.bindparam("after_account"), sa.bindparam("after_key"))
     keys = sa.select(old.account, old.key).where(key > after).order_by(old.account, old.key).limit(_CHUNK)
@@ -188,5 +198,5 @@ def _copies(*in_chunk: sa.ColumnElement[bool]) -> Sequence[sa.Insert]:
     )
 
 
-MIGRATIONS: Sequence[Migration] = (_name_payments, _key_by_account)
+MIGRATIONS: Sequence[Migration] = (_name_payments, _key_by_account, _bound_the_queue)
 """The first makes version 2 of version 1, and so on."""

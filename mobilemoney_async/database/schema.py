@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from mobilemoney_async.errors import StoreError
 
-VERSION = 3
+VERSION = 4
 """Version of the tables below. A database of a newer version is refused."""
 
 METADATA: sa.MetaData = sa.MetaData()

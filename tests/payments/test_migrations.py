@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
 from tests.payments.tables import OLD, SEEN, insert_old, insert_payment, make_old_tables
 from tests.payments.test_schema import version
-from tests.support.fakes import NOON
+from tests.support.fakes import NOON, PHONE_NUMBER
 
 pytestmark = [pytest.mark.anyio, pytest.mark.new_database]
 
@@ -78,7 +79,7 @@ async def test_a_database_of_an_older_version_is_migrated(store_url: str, which:
     assert record.transaction == SEEN
     assert [each.what for each in record.history] == ["sent", "acknowledged", "final"]
     assert await book.find(["order/8", "REF"]) == []
-    assert await account_store(store).database.read(version) == schema.VERSION == 3
+    assert await account_store(store).database.read(version) == schema.VERSION == 4
     migrated = await account_store(store).database.read(shape)
     store.close()
     assert rows(store_url, "SELECT account, count(*) FROM mobilemoney_payment_records GROUP BY 1 ORDER BY 1") == [
@@ -179,13 +180,13 @@ async def test_a_process_older_than_the_tables_sends_nothing(store_url: str) -> 
         def migrate(_: object) -> None:
             engine = connect(store_url)
             with engine.begin() as connection:
-                connection.execute(sa.text("UPDATE mobilemoney_schema SET version = 4"))
+                connection.execute(sa.text(f"UPDATE mobilemoney_schema SET version = {schema.VERSION + 1}"))
 
         # An answer that comes after the migration is recorded all the same.
         world.line.before = lambda request: migrate(request) if request.method == "POST" else None
         paid = await client.collections.create(**{**ORDER, "amount": 7}, idempotency_key="order-2")
         for key in ("order-1", "order-3"):
-            with pytest.raises(StoreError, match=r"version 4.*update mobilemoney-async") as caught:
+            with pytest.raises(StoreError, match=rf"version {schema.VERSION + 1}.*update mobilemoney-async") as caught:
                 await client.collections.create(**ORDER, idempotency_key=key)
             assert caught.value.outcome == "not_sent"
         record = await client.payments.get("order-2")
@@ -327,6 +328,26 @@ async def test_a_new_file_that_another_program_holds(sqlite_file_url: str, monke
 
 
 @on_asyncio
+async def test_a_store_of_version_3_gets_the_end_of_its_queue(store_url: str) -> None:
+    """Its payments stay as they are, no row is written again, and a payment may then be queued until a time."""
+    old = SQLStore(store_url)
+    book = PaymentBook(account_store(old), lambda: NOON)
+    order: Any = {"type": "collection", "phone_number": PHONE_NUMBER}
+    await book.enqueue(**order, amount=1_000, idempotency_key="before")
+    old.close()
+    with connect(store_url).begin() as connection:
+        connection.execute(sa.text("ALTER TABLE mobilemoney_payment_records DROP COLUMN not_after"))
+        connection.execute(sa.text("UPDATE mobilemoney_schema SET version = 3"))
+    store = SQLStore(store_url)
+    book = PaymentBook(account_store(store), lambda: NOON)
+    await book.enqueue(**order, amount=2_000, idempotency_key="after", not_after=NOON + timedelta(minutes=1))
+    ends = {each.key: each.not_after for each in await book.list()}
+    assert ends == {"before": None, "after": NOON + timedelta(minutes=1)}
+    assert await account_store(store).database.read(version) == schema.VERSION
+    store.close()
+
+
+@on_asyncio
 async def test_a_migration_says_how_far_it_is(
     store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -343,7 +364,7 @@ async def test_a_migration_says_how_far_it_is(
         await database.open()
     database.close()
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("WARNING", "migrating the store's tables to version 3; payments: 10; other processes wait"),
+        ("WARNING", "migrating the store's tables to version 4; payments: 10; other processes wait"),
         ("INFO", "migrated 4 of 10 payments"),
         ("INFO", "migrated 8 of 10 payments"),
     ]
