@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, RetryPolicy, SQLStore, TransactionType
 from mobilemoney_async.cli.payments import advice, needs_attention
+from mobilemoney_async.database import schema
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.testing import run_virtual
@@ -169,7 +170,7 @@ class TestList:
         result = run("list", "--store", old)
         assert result.exit_code == 0, result.stderr
         assert "order-1" in result.stdout
-        assert "mobilemoney payments: migrating the store's tables to version 3; payments: 1;" in result.stderr
+        assert f"migrating the store's tables to version {schema.VERSION}; payments: 1;" in result.stderr
 
     def test_json_holds_what_a_program_needs(self, sandbox: Sandbox, url: str) -> None:
         """Amounts and times are text, numbers are masked, unless they are asked for."""

@@ -299,9 +299,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [each for each in DEFECTS if not options.names or each.name.startswith(tuple(options.names))]
     if options.here:
         return 0 if look_for(chosen[0], options.seed, options.cpu, is_shown=options.show) else 1
-    command = [sys.executable, "-m", "tests.simulation.planted", "--here"]
-    command += ["--cpu", str(options.cpu), "--seed", str(options.seed)]
-    command += ["--show"] * options.show
+    # Not above: it imports the package, which a process with a defect has to import itself.
+    from tests.support.processes import module_command
+
+    arguments = ["--here", "--cpu", str(options.cpu), "--seed", str(options.seed), *["--show"] * options.show]
+    command = module_command("tests.simulation.planted", *arguments)
     variables = {**os.environ, "PYTHONHASHSEED": "0"}
     failures = 0
     for each in chosen:
