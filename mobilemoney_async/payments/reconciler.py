@@ -111,19 +111,22 @@ class Reconciler:
             await self._prune()
         busy, now = self._store.locks.held(but=key), self._utcnow()
 
-        def begin(journal: Journal) -> list[PaymentRecord] | None:
+        def begin(journal: Journal) -> tuple[list[PaymentRecord], PaymentRecord | None] | None:
             mark_stale(journal, now, busy=busy, stale_after=stale_after)
             if wanted is not None and not ask_for_look(journal, wanted, at=now):
                 return None
-            return select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
+            unknown = select(journal, states=(PaymentState.UNKNOWN, PaymentState.ABSENT))
+            return unknown, None if key is None else journal.find(key)
 
-        found = await self._store.write(begin)
-        if found is None:
+        begun = await self._store.write(begin)
+        if begun is None:
             return []
+        found, own = begun
         keys, asked = {record.key for record in found}, await self._due(key)
         if asked:
             async with self._lock:
-                await self._under_lease(asked, key)
+                # The own payment as it was asked for: another task may have looked for it since.
+                await self._under_lease([*asked, *filter(None, [own])], key)
         return await self._store.read(lambda journal: find_all(journal, keys.union(each.key for each in asked)))
 
     async def _due(self, key: str | None) -> list[PaymentRecord]:
