@@ -126,8 +126,9 @@ class Database:
                 its server is back in a second, while they are sending.
             then: Called in the thread with the result, once it is committed: also if the task that waits for it is
                 cancelled in between and never gets it. It may return a channel, which is then notified.
-            joins: Name of the row that short work locks, if it may share a durable transaction with that of other
-                tasks. It shares one that others wait for, not its errors.
+            joins: Names the row that short work locks, if that work may share a transaction with the work of other
+                tasks (`database.group`). Where the work of another fails, this work runs again, alone. Empty: it does
+                not share.
 
         Raises:
             StoreError: The database failed, or cannot be reached; nothing was changed, or after a broken commit

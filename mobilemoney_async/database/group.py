@@ -195,18 +195,18 @@ def _run(
     try:
         run(work, min(piece.until for piece in pieces))
     except Exception as exc:  # noqa: BLE001 (each task raises it, or what its own transaction then shows)
-        stage = "ended" if has_ended else "begun" if has_begun else "away"
+        is_under_way = has_begun and not has_ended
         for piece in pieces:
             piece.error = failed(exc) if isinstance(exc, _OF_THE_DATABASE) else exc
-            piece.is_alone = _may_succeed_alone(exc, stage, is_one_of_many=len(pieces) > 1)
+            piece.is_alone = _may_succeed_alone(exc, is_under_way=is_under_way, is_one_of_many=len(pieces) > 1)
 
 
-def _may_succeed_alone(exc: Exception, stage: str, *, is_one_of_many: bool) -> bool:
+def _may_succeed_alone(exc: Exception, *, is_under_way: bool, is_one_of_many: bool) -> bool:
     """Return whether nothing was committed, and work may still succeed in a transaction of its own."""
     if isinstance(exc, MobileMoneyError):
         return is_one_of_many
     if not isinstance(exc, _OF_THE_DATABASE) or is_conflict(exc) or has_stood_still(exc):
         return True
     # Else the database is away, or the commit was broken: then all of it is there, or nothing.
-    is_sound = stage == "begun" and not getattr(exc, "connection_invalidated", False)
+    is_sound = is_under_way and not getattr(exc, "connection_invalidated", False)
     return is_sound and (is_one_of_many or is_locked(exc))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -71,6 +71,16 @@ async def ask_between_others(world: World, client: AsyncClient, asked: Order, ho
     await world.answered(client, asked, ANSWERS[how], made=made)
     await anyio.sleep(MINUTE)
     await pay_another(world, client, asked.kind, "after")
+
+
+async def ask_all_refused_softly(world: World, client: AsyncClient, orders: Sequence[Order]) -> None:
+    """Have payments refused softly between two that the store knows, and wait until they may be looked for."""
+    await pay_another(world, client, orders[0].kind, "before")
+    for each in orders:
+        await world.answered(client, each, refuse_softly, made=False)
+    await anyio.sleep(MINUTE)
+    await pay_another(world, client, orders[0].kind, "after")
+    await anyio.sleep(GRACE + MINUTE)
 
 
 def unreadable(request: httpx.Request) -> httpx.Response:
@@ -258,12 +268,7 @@ async def test_a_look_that_ended_since_a_create_asked_serves_it(
 
     monkeypatch.setattr(Reconciler, "_due", late)
     async with world.client() as client:
-        await pay_another(world, client, kind, "before")
-        for each in orders:
-            await world.answered(client, each, refuse_softly, made=False)
-        await anyio.sleep(MINUTE)
-        await pay_another(world, client, kind, "after")
-        await anyio.sleep(GRACE + MINUTE)
+        await ask_all_refused_softly(world, client, orders)
         async with anyio.create_task_group() as group:
             group.start_soon(world.pay, client, orders[1:])
             await anyio.wait_all_tasks_blocked()
@@ -283,12 +288,7 @@ async def test_one_look_serves_every_key(store_url: str, kind: str) -> None:
     world = make_world(store_url)
     orders = [Order(f"k{each}", kind, number(each)) for each in range(40)]
     async with world.client() as client:
-        await pay_another(world, client, kind, "before")
-        for each in orders:
-            await world.answered(client, each, refuse_softly, made=False)
-        await anyio.sleep(MINUTE)
-        await pay_another(world, client, kind, "after")
-        await anyio.sleep(GRACE + MINUTE)
+        await ask_all_refused_softly(world, client, orders)
         lists = world.service.lists
         async with anyio.create_task_group() as group:
             for each in orders[:20]:
