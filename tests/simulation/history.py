@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextvars
 import math
+import os
+import pickle
 import random
 import time
+import traceback
+import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 import anyio
 import attrs
@@ -237,7 +242,42 @@ class Result:
 
 
 def play(plan: Plan, *, is_trio: bool = False, server: Postgres | None = None) -> Result:
-    """Run the history of a plan."""
+    """Run the history of a plan, in a forked process: nothing of an earlier history changes it.
+
+    Raises:
+        RuntimeError: The simulator has failed. Its message is the traceback.
+    """
+    source, sink = os.pipe()
+    with warnings.catch_warnings():
+        # Test runners have threads. The child gets none of them, and uses nothing that they hold.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        _send(sink, partial(_play_here, plan, is_trio=is_trio, server=server))
+    os.close(sink)
+    with open(source, "rb") as pipe:
+        sent = pipe.read()
+    os.waitpid(child, 0)
+    result, error = pickle.loads(sent) if sent else (None, "the history's process was killed")
+    if result is None:
+        raise RuntimeError(error)
+    return result  # type: ignore[no-any-return]
+
+
+def _send(sink: int, work: Callable[[], Result]) -> NoReturn:
+    """Send the result of some work, or its traceback, and end this process without any clean-up of its parent's."""
+    try:
+        try:
+            sent = work(), None
+        except BaseException:  # noqa: BLE001 (the parent raises it)
+            sent = None, traceback.format_exc()
+        with open(sink, "wb") as pipe:
+            pickle.dump(sent, pipe)
+    finally:
+        os._exit(0)
+
+
+def _play_here(plan: Plan, *, is_trio: bool, server: Postgres | None) -> Result:
     began = time.process_time()
     if is_trio:
         plan = plan.without("stop")

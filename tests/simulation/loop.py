@@ -12,8 +12,7 @@ import contextvars
 import heapq
 import itertools
 from asyncio import events
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -40,6 +39,7 @@ class Life:
         late: Returns by how much a timer of it fires late, seconds.
         engines: Those of its databases, whose connections end with it.
         end: Cancels it, where its death cannot be had otherwise.
+        tasks: Those that have not ended. The dead's stay here, so that they are not closed.
     """
 
     name: str
@@ -98,7 +98,6 @@ class SimulatedLoop(VirtualClockEventLoop):
         super().__init__()
         self._turns, self._turned_at = 0, -1.0
         self._numbers = itertools.count(1)
-        self.lives: list[Life] = []
         self.set_task_factory(self._make_task)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
@@ -143,25 +142,12 @@ class SimulatedLoop(VirtualClockEventLoop):
         """End a process as SIGKILL does."""
         life.is_dead = True
         life.backlog.clear()
-        self.lives.append(life)
 
     def resume(self, life: Life) -> None:
         """Let a stopped process go on: everything that became due in the meantime is run at once."""
         life.is_stopped = False
         backlog, life.backlog = life.backlog, []
         self._ready.extend(backlog)  # type: ignore[attr-defined]
-
-    def bury(self) -> None:
-        """Close the coroutines of the dead, after the end of the world: nothing that they do counts any more."""
-        for life in self.lives:
-            for task in life.tasks.values():
-                if not task.done():
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    for _ in range(20):  # a coroutine may await while it is closed
-                        with suppress(BaseException):
-                            task.get_coro().close()
-                            break
-            life.tasks.clear()
 
 
 def numbered(kind: type[Any]) -> type[Any]:
@@ -182,9 +168,8 @@ def numbered(kind: type[Any]) -> type[Any]:
     return Numbered
 
 
-@contextmanager
-def same_order() -> Iterator[None]:
-    """Give cancel scopes, which anyio keeps in sets, a hash that is the same in each run."""
+def ordered_scope() -> type[Any]:
+    """Return a kind of cancel scope, which anyio keeps in sets, whose hash is the same in each run."""
     numbers, original = itertools.count(1), backend.CancelScope
 
     class NumberedScope(original):  # type: ignore[misc, valid-type]
@@ -198,8 +183,4 @@ def same_order() -> Iterator[None]:
         def __hash__(self) -> int:
             return int(self.number)
 
-    backend.CancelScope = NumberedScope  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        backend.CancelScope = original  # type: ignore[misc]
+    return NumberedScope

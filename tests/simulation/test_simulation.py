@@ -31,6 +31,16 @@ def test_a_seed_is_one_history_byte_for_byte() -> None:
     assert simulate(*case, hash_seed="1") == simulate(*case, hash_seed="2")
 
 
+def test_a_history_is_the_same_after_others() -> None:
+    """Each runs in a process of its own, so that nothing of an earlier one is left."""
+    sizes = ("--orders", "3", "--openings", "1", "--all")
+    together = simulate("--seed", "105", "--seeds", "3", *sizes)
+    for seed in ("105", "107"):
+        alone, _ = simulate("--seed", seed, *sizes).rsplit("\n1 histories", 1)
+        assert "history " in alone
+        assert alone in together
+
+
 def test_the_laws_hold_in_the_fixed_histories() -> None:
     """With lies of the service, broken connections, deaths of processes and failing transactions."""
     assert simulate("--cases").endswith("break a law: 0\n")

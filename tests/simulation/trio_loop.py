@@ -84,9 +84,3 @@ class TrioLoop:
 
     def resume(self, life: Life) -> None:
         """Do nothing: no process is stopped."""
-
-    def bury(self) -> None:
-        """Do nothing: the dead have ended."""
-
-    def close(self) -> None:
-        """Do nothing: trio has closed itself."""

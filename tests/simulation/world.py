@@ -11,24 +11,22 @@ import logging
 import random
 import re
 import secrets
-import shutil
 import sqlite3
 import sys
 import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
-from unittest import mock
 
 import anyio
 import attrs
 import psycopg
 import sqlalchemy as sa
+from anyio._backends import _asyncio as backend
 
 from mobilemoney_async.database import encryption, engine, listener
 from mobilemoney_async.database.clock import WallClock
@@ -37,7 +35,7 @@ from mobilemoney_async.payments import binding, dispatcher, feed, feed_watch
 from mobilemoney_async.sharing.poller import StoreFleet
 from mobilemoney_async.testing import virtual_time
 from tests.simulation.disk import Books, PostgresDisk, SQLiteDisk
-from tests.simulation.loop import PROCESS, Life, Livelock, SimulatedLoop, numbered, same_order
+from tests.simulation.loop import PROCESS, Life, Livelock, SimulatedLoop, numbered, ordered_scope
 from tests.simulation.plan import Plan
 from tests.simulation.service import PASSWORD, Payment, Service
 from tests.simulation.trio_loop import TrioLoop
@@ -341,50 +339,40 @@ def check_text(world: World, text: str) -> None:
         world.breaks(f"a secret in a log line or an error: {text[max(0, found.start() - 60) : found.end() + 20]}")
 
 
-@contextmanager
-def given_from_outside(world: World) -> Iterator[None]:
-    """Give the package the world's clock, chance and runner for as long as the world lasts."""
+def give_from_outside(world: World) -> None:
+    """Give the package the world's clock, chance and runner, until this process ends."""
     ids, tokens = world.dice("ids"), world.dice("tokens")
     run = engine.Database._run
-    state = random.getstate()
 
     def transact(self: Any, *args: Any, **options: Any) -> Any:
         return world.run_transaction(functools.partial(run, self), *args, **options)
 
     watch = SimpleNamespace(monotonic=world.now, time=world.host_time, sleep=lambda seconds: None)
-    with ExitStack() as stack:
-        for target, name, value in (
-            (engine, "run_in_thread", world.run_inline),
-            (engine, "clock_stands_still", lambda: False),
-            (engine, "time", watch),
-            (engine.Database, "_run", transact),
-            (engine, "make_engine", world.remember_engine),
-            *(_of_server(world) if world.disk.has_server else ()),
-            (engine, "WallClock", lambda host: WallClock(world.host_time)),
-            (feed_watch, "_Waiter", numbered(feed_watch._Waiter)),
-            (feed_watch, "_POLL", world.plan.idle),
-            (feed, "_RIVAL_PAUSE", max(1.0, world.plan.idle)),
-            (StoreFleet, "poll", world.plan.idle),
-            (dispatcher, "_LOOK", world.plan.idle),
-            (encryption, "_scrypt", _remembered_scrypt),
-            (uuid, "uuid4", lambda: uuid.UUID(int=ids.getrandbits(128), version=4)),
-            (secrets, "token_hex", lambda size=32: tokens.randbytes(size).hex()),
-        ):
-            stack.enter_context(mock.patch.object(target, name, value))
-        stack.enter_context(same_order())
-        random.seed(f"{world.plan.seed}/package")
-        logger, law = logging.getLogger("mobilemoney_async"), LogLaw(world)
-        before = logger.level, logger.propagate
-        logger.addHandler(law)
-        logger.setLevel(logging.DEBUG)
-        logger.propagate = False
-        try:
-            yield
-        finally:
-            logger.removeHandler(law)
-            logger.setLevel(before[0])
-            logger.propagate = before[1]
-            random.setstate(state)
+    for target, name, value in (
+        (engine, "run_in_thread", world.run_inline),
+        (engine, "clock_stands_still", lambda: False),
+        (engine, "time", watch),
+        (engine.Database, "_run", transact),
+        (engine, "make_engine", world.remember_engine),
+        *(_of_server(world) if world.disk.has_server else ()),
+        (engine, "WallClock", lambda host: WallClock(world.host_time)),
+        (feed_watch, "_Waiter", numbered(feed_watch._Waiter)),
+        (feed_watch, "_POLL", world.plan.idle),
+        (feed, "_RIVAL_PAUSE", max(1.0, world.plan.idle)),
+        (StoreFleet, "poll", world.plan.idle),
+        (dispatcher, "_LOOK", world.plan.idle),
+        (encryption, "_scrypt", functools.cache(encryption._scrypt)),
+        (backend, "CancelScope", ordered_scope()),
+        (uuid, "uuid4", lambda: uuid.UUID(int=ids.getrandbits(128), version=4)),
+        (secrets, "token_hex", lambda size=32: tokens.randbytes(size).hex()),
+    ):
+        getattr(target, name)  # what is gone from the package cannot be replaced
+        setattr(target, name, value)
+    random.seed(f"{world.plan.seed}/package")
+    logger = logging.getLogger("mobilemoney_async")
+    logger.handlers[:] = [LogLaw(world)]
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
 
 
 def _of_server(world: World) -> Iterator[tuple[Any, str, Any]]:
@@ -403,42 +391,27 @@ def _of_server(world: World) -> Iterator[tuple[Any, str, Any]]:
     yield virtual_time, "_GRACE", 0.0002
 
 
-_remembered_scrypt = functools.cache(encryption._scrypt)
-
-
 def run_world(
     plan: Plan, main: Callable[[World], Awaitable[None]], *, is_trio: bool = False, server: Postgres | None = None
 ) -> World:
-    """Run a world to its end, and return it with its history and the laws that it broke."""
+    """Run a world to its end, and return it with its history and the laws that it broke.
+
+    For a process of its own: what it changes stays so.
+    """
     parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="world-", dir=parent))
-    loop = TrioLoop() if is_trio else SimulatedLoop()
-    disk = SQLiteDisk(folder) if server is None else PostgresDisk(server)
-    world = World(plan, disk, loop)
-    gc.collect()
-    gc.disable()  # it would close what the dead have left, at any time
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-    try:
-        with given_from_outside(world):
-            try:
-                loop.run_until_complete(_bounded(world, main))
-            except Livelock as exc:
-                world.breaks(str(exc))
-            finally:
-                world.is_over = True
-                for life in list(world.lives.values()):
-                    loop.kill(life)
-                    for each in life.engines:
-                        each.dispose()
-                disk.close()
-                loop.bury()
-                loop.close()
-    finally:
-        gc.enable()
-        gc.collect()
-        sys.unraisablehook = hook
-        shutil.rmtree(folder, ignore_errors=True)
-    return world
+    with tempfile.TemporaryDirectory(prefix="world-", dir=parent, ignore_cleanup_errors=True) as folder:
+        loop = TrioLoop() if is_trio else SimulatedLoop()
+        disk = SQLiteDisk(Path(folder)) if server is None else PostgresDisk(server)
+        world = World(plan, disk, loop)
+        gc.disable()  # it would close what the dead have left, at any time
+        sys.unraisablehook = lambda unraisable: None
+        give_from_outside(world)
+        try:
+            loop.run_until_complete(_bounded(world, main))
+        except Livelock as exc:
+            world.breaks(str(exc))
+        world.is_over = True
+        return world
 
 
 async def _bounded(world: World, main: Callable[[World], Awaitable[None]]) -> None:

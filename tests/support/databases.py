@@ -9,6 +9,7 @@ of PostgreSQL, and those of SQLite get copies of one file.
 
 import functools
 import itertools
+import os
 import sqlite3
 import tempfile
 import warnings
@@ -34,7 +35,7 @@ class Postgres:
 
     def new_database(self) -> str:
         """Return the URL of a database with nothing in it."""
-        url = self._url.set(database=f"test_{next(_numbers)}")
+        url = self._url.set(database=_new_name())
         with _connection(self._url) as connection:
             connection.execute(sa.text(f"CREATE DATABASE {url.database}"))
         return url.render_as_string(hide_password=False)
@@ -55,7 +56,7 @@ class Postgres:
 
     def copy(self, url: str) -> str:
         """Return the URL of a new database with the content of another, whose sessions end."""
-        source, copy = sa.make_url(url).database, self._url.set(database=f"test_{next(_numbers)}")
+        source, copy = sa.make_url(url).database, self._url.set(database=_new_name())
         with _connection(self._url) as connection:
             connection.execute(
                 sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"),
@@ -89,6 +90,11 @@ class Postgres:
     def _configure(self, statement: str) -> None:
         self._server.psql(statement)
         self._server.psql("SELECT pg_reload_conf()")
+
+
+def _new_name() -> str:
+    """Return a name that no forked process uses too."""
+    return f"test_{os.getpid()}_{next(_numbers)}"
 
 
 @contextmanager
