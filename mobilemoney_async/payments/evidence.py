@@ -63,7 +63,7 @@ _WITNESSES = 5
 # Own payments on each side of a search that the list must show, and how far away they may be.
 _COMPARED, _FARTHEST = 3, timedelta(days=7)
 _MOST_NAMED = 3
-# What the service's clock may seem to change by around a payment that is adopted.
+# What the service's clock may seem to change by around a payment that is adopted, or compared with.
 _STEADY = timedelta(minutes=10)
 _PROVEN = frozenset({Match.CERTAIN, Match.LEARNED})
 
@@ -293,7 +293,9 @@ class Evidence:
             return _UNREADABLE if is_unreadable else f"the list does not show payment {record.key!r}"
         own = query_for(record)
         start, end = own.window(skew)
-        if match(own, row, self.spellings) in _PROVEN and start <= row.created_at <= end:
+        # A lost payment is seen up to a day off. Some minutes off is no reason to distrust the list.
+        is_near = shift(start, -_STEADY) <= row.created_at <= shift(end, _STEADY)
+        if is_near and match(own, row, self.spellings) in _PROVEN:
             return None
         return f"the list shows payment {record.key!r} with another type, phone number, amount or time"
 
