@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 from tests.simulation import planted
@@ -91,7 +92,7 @@ def choose(options: argparse.Namespace) -> Iterator[Case]:
         yield from CASES
     elif options.minutes is not None:
         until = time.monotonic() + 60 * options.minutes
-        for seed in (*last_failed(), *fresh(options.seed)):
+        for seed in chain(last_failed(), fresh(options.seed)):
             if time.monotonic() > until:
                 return
             yield Case(seed, without, **more)

@@ -68,5 +68,4 @@ class Case:
 CASES: tuple[Case, ...] = (
     Case("103", orders=4, processes=1, openings=1),
     Case("107", orders=4, processes=2, openings=1),
-    Case("6"),  # a service whose clock is set often: a released payment waited for ever
 )

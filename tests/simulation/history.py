@@ -42,6 +42,9 @@ class History:
         """Live through it."""
         world, plan, dice = self.world, self.world.plan, self.world.dice("days")
         world.service.on_change.append(self._call_back_later)
+        if not plan.has_store:
+            await self._run_without_store()
+            return
         began = 0.0
         for opening in range(plan.openings):
             self._draw_orders(opening)
@@ -68,6 +71,14 @@ class History:
         await self._open(2 * plan.grace + 120, lambda: world.audited is not None)
         laws.check_end(world, self.orders)
         world.note("the end")
+
+    async def _run_without_store(self) -> None:
+        for opening in range(self.world.plan.openings):
+            self._draw_orders(opening)
+            await self._open(self.world.plan.minutes * 60)
+            await anyio.sleep(3_600)
+        laws.check_always(self.world)
+        self.world.note("the end")
 
     async def _rush(self) -> None:
         """Queue many payments at once, and look how long they take."""
@@ -98,7 +109,7 @@ class History:
             order = Order(
                 key=f"order-{number}",
                 type=dice.choice(["collection", "collection", "disbursement"]),
-                phone_number=f"+25568123450{dice.randrange(4)}",
+                phone_number=f"+25568123450{dice.randrange(plan.numbers)}",
                 amount=dice.choice([1_000, 25_000]),
                 at=self.world.now() + dice.uniform(0, plan.minutes * 40),
                 is_queued=dice.random() < 0.5,
@@ -108,14 +119,17 @@ class History:
     async def _open(self, seconds: float, done: Callable[[], bool] = lambda: False) -> None:
         """Run all processes for some time, and end them in order, or kill them."""
         world = self.world
+        world.later.clear()
         async with anyio.create_task_group() as tasks:
             for number in range(world.running):
                 tasks.start_soon(self._keep_alive, number)
-            until = world.now() + seconds
+            until, seen = world.now() + seconds, dict[str, float]()
             backup_at = world.now() + world.dice("backup").uniform(0, seconds)
             while world.now() < until and not done():
                 await anyio.sleep(10)
                 laws.check_always(world)
+                if world.is_calm and not world.plan.rush:
+                    laws.check_prompt(world, seen)
                 if world.now() > backup_at and not world.is_calm and laws.has_sent(world):
                     world.disk.make_backup()
                     backup_at = math.inf
@@ -268,7 +282,7 @@ def _send(sink: int, work: Callable[[], Result]) -> NoReturn:
     """Send the result of some work, or its traceback, and end this process without any clean-up of its parent's."""
     try:
         try:
-            sent = work(), None
+            sent: tuple[Result | None, str | None] = work(), None
         except BaseException:  # noqa: BLE001 (the parent raises it)
             sent = None, traceback.format_exc()
         with open(sink, "wb") as pipe:

@@ -11,6 +11,7 @@ import anyio
 import attrs
 
 from mobilemoney_async import (
+    Acknowledgement,
     AsyncClient,
     InvalidCursor,
     LoginAuth,
@@ -23,8 +24,8 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.callbacks import CallbackReceiver
 from tests.simulation.disk import Books
-from tests.simulation.service import EMAIL, PASSWORD
-from tests.simulation.wire import BASE_URL, Network
+from tests.simulation.service import EMAIL, PASSWORD, Payment
+from tests.simulation.wire import BASE_URL, SENT, Network
 from tests.simulation.world import World, check_text
 
 TABLES = (
@@ -47,14 +48,10 @@ class Order:
     at: float
     is_queued: bool
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self, *, has_key: bool = True) -> dict[str, Any]:
         """Return the arguments of its payment."""
-        return {
-            "phone_number": self.phone_number,
-            "amount": self.amount,
-            "idempotency_key": self.key,
-            "extra": {"order": self.key},
-        }
+        named = {"idempotency_key": self.key} if has_key else {}
+        return {"phone_number": self.phone_number, "amount": self.amount, "extra": {"order": self.key}, **named}
 
 
 @attrs.define(eq=False)
@@ -76,6 +73,9 @@ class Merchant:
     async def run(self) -> None:
         """Run everything that a merchant's process runs, until it is cancelled."""
         world, plan = self.world, self.world.plan
+        if not plan.has_store:
+            await self._run_without_store()
+            return
         self.store = SQLStore(
             world.disk.url,
             grace=plan.grace,
@@ -106,6 +106,24 @@ class Merchant:
                 ):
                     tasks.start_soon(self._repeat, work, dice.uniform(longest / 4, longest))
 
+    async def _run_without_store(self) -> None:
+        auth, network = LoginAuth(EMAIL, PASSWORD), Network(self.world)
+        async with AsyncClient(BASE_URL, auth=auth, transport=network, timeout=self.world.plan.timeout) as self.client:
+            await self._repeat(self._call_once, 5.0)
+
+    async def _call_once(self) -> None:
+        """Pay for each order with one call, and wait for its end."""
+        for order in self.orders.values():
+            if order.at <= self.world.now() and order.key not in self.world.called:
+                self.world.called.add(order.key)
+                answer = await self._pay(order)
+                if answer is None:
+                    continue
+                final = await self.client.transactions.wait(answer.transaction_id, timeout=60)
+                made = next((each for each in self.world.made[order.key] if each.id == final.id), None)
+                if made is None or made.status(self.world.now()) != final.status:
+                    self.world.breaks(f"{order.key} is {final.id} and {final.status}, which is not so at the service")
+
     async def _repeat(self, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
             try:
@@ -125,12 +143,17 @@ class Merchant:
         world, dice = self.world, self.world.dice("orders")
         ended = {PaymentState.FINAL, PaymentState.CANCELLED}
         records = {each.key: each for each in await self.client.payments.list()}
+        check_text(world, f"{records}")
         for order in list(self.orders.values()):
-            if order.at > world.now() or (order.key in records and records[order.key].state in ended):
+            is_over = order.key in records and records[order.key].state in ended
+            if is_over or order.at > world.now() or order.key in world.later:
                 continue
             if hash_of(order.key) % world.running != self.number and not world.strikes("order_twice"):
                 continue
             record = await self.client.payments.get(order.key)
+            if record is not None and record.state in PAYABLE and world.strikes("customer_later"):
+                world.later.add(order.key)
+                continue
             if self._is_placed(order, record):
                 await self._place(order)
             elif record is None or self._may_go_again(record):
@@ -161,22 +184,29 @@ class Merchant:
         await self.world.in_books(place)
         self._note(f"places {order.key}: {order.type} of {order.amount}, queued")
 
-    async def _pay(self, order: Order) -> None:
+    async def _pay(self, order: Order) -> Acknowledgement | None:
         creates = self.client.collections if order.type == "collection" else self.client.disbursements
         self._note(f"asks for {order.key}: {order.type} of {order.amount}")
         patience = 1_000_000.0
         if self.world.strikes("customer_leaves"):
             patience = self.world.dice("patience").uniform(0, 10)
+        answer: Acknowledgement | None = None
         with anyio.move_on_after(patience) as scope:
+            sent: list[int] = []
+            SENT.set(sent)
             try:
-                answer = await creates.create(**order.arguments())
+                answer = await creates.create(**order.arguments(has_key=self.world.plan.has_store))
                 self._note(f"{order.key} is {answer.transaction_id}")
             except MobileMoneyError as error:
                 self._note(f"{order.key}: {type(error).__name__} {error.outcome}: {error}"[:300], error)
+                made = [each.id for each in self.world.made.get(order.key, ()) if each.request in sent]
+                if error.outcome == "not_sent" and made:
+                    self.world.breaks(f"{order.key} is called not sent, and this very call has made {made}")
                 if error.outcome == "refused" and self.world.clear(order.key) and is_documented(error):
                     self.world.breaks(f"{order.key} is called refused with a documented code, and exists")
         if scope.cancelled_caught:
             self._note(f"{order.key}: its customer did not wait")
+        return answer
 
     # The books
 
@@ -188,6 +218,7 @@ class Merchant:
                 if not await self.world.in_books(_booking(change, place)):
                     self._note("books: another process is ahead")
                     return
+                check_text(self.world, f"{change!r}")
                 self._note(f"books: {change.key} {change.state} {change.status}")
                 place = change.cursor
         except InvalidCursor:
@@ -229,6 +260,7 @@ class Merchant:
                 from_date=(world.utcnow() - days).date(), to_date=world.utcnow().date()
             )
             world.audited = {str(each.transaction_id) for each in report.differences}
+            check_text(world, f"{report}")
             self._note(f"audit: {len(report.differences)} differences")
 
     async def _decide(self) -> None:
@@ -259,17 +291,29 @@ class Merchant:
     async def _decide_about(self, record: PaymentRecord) -> None:
         payments, world = self.client.payments, self.world
         mine = [each for each in world.made.get(record.key, []) if each.made_at <= world.now()]
+        others = [each for each in world.service.payments if each.owner != record.key]
         is_wrong = world.strikes("operator_wrong")
         if is_wrong:
             world.wrong.add(record.key)
-        if bool(mine) != is_wrong and mine:
+        if is_wrong and others and (not mine or self.world.dice("operator").random() < 0.5):
+            await self._mistake(record, self.world.dice("operator").choice(others))
+        elif mine and not is_wrong:
             self._note(f"operator: {record.key} is {mine[0].id}")
             await payments.identify(record.key, mine[-1].id, note="seen on the dashboard")
-        elif not mine or is_wrong:
+        else:
             self._note(f"operator: {record.key} does not exist{' (WRONG)' if mine else ''}")
             at = world.now()
             await payments.confirm_absent(record.key, note="not on the dashboard")
             world.words.append((record.key, at if not mine else world.now()))
+
+    async def _mistake(self, record: PaymentRecord, other: Payment) -> None:
+        """Let an operator take a payment for another's transaction."""
+        self._note(f"operator: {record.key} is {other.id} of {other.owner} (WRONG)")
+        self.world.wrong |= {record.key, str(other.owner)}
+        await self.client.payments.identify(record.key, other.id, note="in a hurry")
+        shown: tuple[object, ...] = other.type, int(other.amount), other.phone_number
+        if shown != (record.type, record.amount, record.phone_number):
+            self.world.breaks(f"{record.key} was identified as {other.id}, which is of another kind")
 
 
 def is_documented(error: MobileMoneyError) -> bool:

@@ -26,6 +26,7 @@ FAULTS: dict[str, float] = {
     "rate_limited": 0.05,
     "server_error": 0.2,
     "refused_before": 0.2,
+    "proxy_401": 0.3,
     "lie_refused": 0.2,
     "error_after": 0.2,
     "answers_mixed": 0.2,
@@ -37,12 +38,14 @@ FAULTS: dict[str, float] = {
     "list_cap": 0.1,
     "list_shuffled": 0.3,
     "list_unreadable": 0.1,
+    "list_gap": 0.1,
     "callback_lost": 0.5,
     "callback_doubled": 0.5,
     "callback_forged": 0.2,
     # Processes, their host and its disk
     "crash": 0.005,
     "stop": 0.002,
+    "sender_stops": 0.1,
     "database_fails": 0.03,
     "commit_lost": 0.02,
     "serialization": 0.05,
@@ -53,8 +56,9 @@ FAULTS: dict[str, float] = {
     "clock_jumps": 0.002,
     "service_clock_jumps": 0.05,
     "customer_leaves": 0.1,
+    "customer_later": 0.5,
     # People
-    "operator_wrong": 0.2,
+    "operator_wrong": 1.0,
     "order_cancelled": 0.1,
     "order_twice": 0.2,
     "order_hastened": 0.1,
@@ -63,7 +67,7 @@ FAULTS: dict[str, float] = {
 }
 
 # The shares of seeds that meet these faults: they break what the guarantee assumes, and the laws that rest on it.
-RARE = {"operator_wrong": 0.2, "restored_backup": 0.15}
+RARE = {"operator_wrong": 0.3, "restored_backup": 0.15}
 # Of the others each seed draws how many it meets; and a few that come often, so that they meet each other.
 SHARES, OFTEN, MOST = (0.2, 0.4, 0.6, 0.8), (0, 1, 2, 3), 0.5
 
@@ -89,11 +93,13 @@ class Plan:
     Attributes:
         weights: The probability of each fault, those with 0 left out.
         orders: How many orders there are.
+        numbers: How many phone numbers they are for: with few of them payments are easily mistaken for each other.
         processes: How many processes the merchant runs.
         idle: Seconds between two looks of an idle dispatcher, poller or reader of changes: 0.5 in the package, where
             most of a simulation's time would go.
         openings: How often they run for some minutes before the calm; in between there is a pause of up to a day.
         drift: How much faster the host's clock runs than the world's.
+        has_store: Whether the merchant has one. Without, each order is paid for by one call, whatever comes of it.
         rush: How many payments are ordered at once in the calm, to see the rate limit used and kept. They are queued;
             if there are more than a minute's, they are made at once.
     """
@@ -102,6 +108,7 @@ class Plan:
     weights: dict[str, float]
     nature: Nature
     orders: int
+    numbers: int
     processes: int
     openings: int
     minutes: float
@@ -113,20 +120,22 @@ class Plan:
     idle: float
     drift: float
     rush: int
+    has_store: bool
 
     @classmethod
     def drawn(cls, seed: str) -> Plan:
         """Return the plan of a seed."""
         dice = random.Random(f"{seed}/plan")
+        nature = Nature.drawn(dice)
         return cls(
             seed=seed,
             weights=draw_weights(seed),
-            nature=Nature.drawn(dice),
+            nature=nature,
             orders=dice.choice([3, 5, 8, 12]),
             processes=dice.choice([1, 1, 1, 2, 2, 3, 5]),
             openings=dice.choice([1, 1, 2, 3]),
             minutes=dice.choice([1.0, 2.0, 4.0]),
-            grace=dice.choice([30.0, 120.0, 120.0]),
+            grace=120.0 if nature.lag >= 30 else dice.choice([30.0, 120.0]),  # the list shows all by then
             timeout=dice.choice([10.0, 30.0]),
             resend=dice.random() < 0.3,
             sole_writer=dice.choice([None, None, None, True, False]),
@@ -134,6 +143,8 @@ class Plan:
             idle=dice.choice([0.5, 4.0, 4.0, 4.0, 4.0, 4.0]),
             drift=dice.choice([0.0, dice.uniform(-5e-5, 5e-5)]),
             rush=dice.choices([0, 30, 80], [18, 2, 1])[0],
+            numbers=dice.choice([1, 2, 4, 4]),
+            has_store=dice.random() < 0.8,
         )
 
     def resized(self, **sizes: Any) -> Plan:

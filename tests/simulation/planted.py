@@ -125,6 +125,12 @@ DEFECTS = (
         "            self._pass(fresh[0].number - 1 if fresh else upto)\n",
         "            self._pass(upto)\n",
     ),
+    Defect(  # before "payments: a witness whose time is off by minutes does not stop a look"
+        "a clock that is set stops each look",
+        "payments/evidence.py",
+        "        is_near = shift(start, -_STEADY) <= row.created_at <= shift(end, _STEADY)\n",
+        "        is_near = start <= row.created_at <= end\n",
+    ),
     # Of the kinds that a change could bring back.
     Defect(
         "a cursor skips a change",

@@ -30,8 +30,7 @@ class Payment:
     """Transaction at the service.
 
     Attributes:
-        owner: The merchant's key, which the create carried as the extra field `order`; no answer shows it. None for a
-            stranger's.
+        owner: The merchant's key, which the create carried as the extra field `order`; no answer shows it.
         request: The number of the request that made it: two of the same number were made by a proxy.
         end: Its final state, and `ends_at` when it gets there, in seconds of the world.
     """
@@ -47,7 +46,6 @@ class Payment:
     request: int
     end: str
     ends_at: float
-    merchant_id: str = "merchant-1"
 
     def status(self, now: float) -> str:
         """Return its state at a time of the world."""
@@ -71,7 +69,6 @@ class Nature:
     masked: bool = False
     microseconds: bool = False
     echoes_cents: bool = False
-    strangers: bool = False
     ignores_type: bool = False
     token_life: int = 3600
 
@@ -92,7 +89,6 @@ class Nature:
             masked=chance() < 0.15,
             microseconds=chance() < 0.3,
             echoes_cents=chance() < 0.2,
-            strangers=chance() < 0.2,
             ignores_type=chance() < 0.2,
             token_life=dice.choice([3600, 3600, 600]),
         )
@@ -190,7 +186,7 @@ class Service:
         answer = {"success": True, "access_token": token, "token_type": "Bearer", "expires_in": self.nature.token_life}
         return self._json(200, {**answer, "user": {**user, "kyc_status": "approved"}}, "token")
 
-    def make(self, kind: str, body: Row, request: int, merchant_id: str = "merchant-1") -> Payment:
+    def make(self, kind: str, body: Row, request: int) -> Payment:
         """Make a transaction; its customer's decision is drawn."""
         number = len(self.payments) + 1
         ends = ENDS[kind]
@@ -212,7 +208,6 @@ class Service:
             request=request,
             end=end,
             ends_at=self.now() + after,
-            merchant_id=merchant_id,
         )
         self.payments.append(payment)
         for each in self.on_change:
@@ -229,12 +224,16 @@ class Service:
             self.make(KINDS[kind][0], body, request)
         if self.chance("lie_refused"):
             return self._refusal(f"LIE: refused, but made {payment.id}")
+        if self.chance("proxy_401"):
+            return self._json(401, {"detail": "proxy: who are you?"}, f"made {payment.id}, and a proxy answers")
         if self.chance("error_after"):
             return self._error_after(payment)
         said = payment
-        if self.chance("answers_mixed") and len(self.payments) > 1:
-            said = self.dice.choice([each for each in self.payments[:-1] if each is not payment] or [payment])
-            if (said.type, said.amount, said.phone_number) == (payment.type, payment.amount, payment.phone_number):
+        if self.chance("answers_mixed"):
+            # One of the last ones, or another merchant's.
+            foreign = attrs.evolve(payment, id=f"f-{request}", amount="777", phone_number="+255680000007")
+            said = self.dice.choice([*self.payments[-4:-1], foreign])
+            if (said.amount, said.phone_number) == (payment.amount, payment.phone_number):
                 said = payment  # an acknowledgement that echoes the request has the payment's id: an assumption
         echo = {"amount": said.amount, "phone_number": said.phone_number}
         if self.nature.echoes_cents:
@@ -257,14 +256,12 @@ class Service:
 
     def _error_after(self, payment: Payment) -> Answer:
         says = f"made {payment.id}, and answers an error"
-        choice = self.dice.randrange(4)
+        choice = self.dice.randrange(3)
         if choice == 0:
             return self._json(self.dice.choice([500, 502, 504]), payment_error(None), says)
         if choice == 1:
             return self._bytes(502, b"<html>Bad gateway</html>", says, "text/html")
-        if choice == 2:
-            return self._bytes(200, b"", says, "application/json")
-        return self._json(401, {"detail": "proxy: who are you?"}, says)
+        return self._bytes(200, b"", says, "application/json")
 
     def _row(self, payment: Payment) -> Row:
         now, status = self.now(), payment.status(self.now())
@@ -281,7 +278,7 @@ class Service:
             "network": "airtel_money",
             "status": status,
             "created_at": self._text(payment.created_at),
-            "merchant_id": payment.merchant_id,
+            "merchant_id": "merchant-1",
         }
         ended = self._text(payment.created_at + timedelta(seconds=min(payment.ends_at, now) - payment.made_at))
         if status == "SUCCESS":
@@ -329,6 +326,8 @@ class Service:
         rows: list[Any] = [self._row(each) for each in shown[(page - 1) * limit : page * limit]]
         if rows and self.chance("list_unreadable"):
             rows[self.dice.randrange(len(rows))] = self.dice.choice([None, {}, {"id": 7}, "row"])
+        if rows and self.chance("list_gap"):  # it moved to another page while this one was read
+            del rows[self.dice.randrange(len(rows))]
         pages = math.ceil(len(shown) / limit)
         pagination = {"current_page": page, "total_pages": pages, "total_count": len(shown), "per_page": limit}
         body = {"status": "success", "transactions": rows, "pagination": pagination}
@@ -350,7 +349,6 @@ class Service:
             for each in self.payments
             if each.made_at <= now - lag
             and start <= each.created_at < end
-            and (self.nature.strangers or each.merchant_id == "merchant-1")
             and query.get("status", each.status(now)) == each.status(now)
             and (self.nature.ignores_type or query.get("type", each.type) == each.type)
         ]

@@ -31,6 +31,11 @@ def test_a_seed_is_one_history_byte_for_byte() -> None:
     assert simulate(*case, hash_seed="1") == simulate(*case, hash_seed="2")
 
 
+def test_histories_run_for_the_minutes_that_are_given() -> None:
+    """Not for ever, though there is always another seed."""
+    assert simulate("--minutes", "0").startswith("0 histories")
+
+
 def test_a_history_is_the_same_after_others() -> None:
     """Each runs in a process of its own, so that nothing of an earlier one is left."""
     sizes = ("--orders", "3", "--openings", "1", "--all")

@@ -12,6 +12,8 @@ from tests.simulation.loop import PROCESS
 from tests.simulation.service import Answer
 from tests.simulation.world import World
 
+# The numbers of the requests that a call of the shop has sent.
+SENT: contextvars.ContextVar[list[int] | None] = contextvars.ContextVar("simulated_call", default=None)
 BASE_URL = "https://service.example/v1"
 
 
@@ -48,6 +50,8 @@ class Network(httpx.AsyncBaseTransport):
         number = world.next_request()
         name = f"#{number} {request.method} {request.url.path.removeprefix('/v1')}"
         world.departures.append(world.now())
+        if (sent := SENT.get()) is not None:
+            sent.append(number)
         await world.point(f"before {name}")
         if world.strikes("no_connection"):
             world.note(f"{name}: no connection")
@@ -86,7 +90,13 @@ class Network(httpx.AsyncBaseTransport):
         # On its way it needs its process no more: it arrives also if that dies now.
         world.loop.call_later(arrival + dice.choice([0.001, 0.05, 0.5]), arrive, context=contextvars.Context())
         await world.point(f"during {name}")
+        is_stopped = request.method == "POST" and world.strikes("sender_stops")
+        if is_stopped:
+            world.stop(life, f"during {name}", dice.uniform(40, 200))
         await arrived.wait()
+        if is_stopped and dice.random() < 0.5:  # nobody has kept its connection
+            world.note(f"{name}: its answer is gone")
+            raise httpx.ReadError("connection reset")
         await anyio.sleep(dice.choice([0.001, 0.05, 0.3]))
         return await self._bring_back(name, done[0])
 

@@ -83,6 +83,8 @@ class World:
         wrong: The keys about which an operator was wrong.
         departures: The times at which requests left.
         broken: The laws that were seen broken.
+        called: The orders of a merchant without a store that have had their call.
+        later: The orders that their customers will pay for in another opening.
         is_calm: Whether faults have stopped.
         audited: The transactions that differ by the audit at the end.
         ended_states: The last state and status of each payment that was seen at its end.
@@ -105,6 +107,8 @@ class World:
     broken: list[str] = attrs.field(factory=list)
     lives: dict[int, Life] = attrs.field(factory=dict)
     ended: dict[str, anyio.Event] = attrs.field(factory=dict)
+    called: set[str] = attrs.field(factory=set)
+    later: set[str] = attrs.field(factory=set)
     is_calm: bool = False
     is_over: bool = False
     is_audited: bool = False
@@ -208,14 +212,13 @@ class World:
             self.kill(life, where)
             await self.loop.create_future()
         if self.strikes("stop"):
-            self.stop(life, where)
+            self.stop(life, where, self.dice("stop").choice([0.5, 3.0, 15.0, 60.0, 400.0]))
         if self.strikes("clock_jumps"):
             self.skew = self.dice("skew").uniform(-2, 2)
             self.note(f"the host's clock is now {self.skew:+.3f} s off", "world")
 
-    def stop(self, life: Life, where: str) -> None:
+    def stop(self, life: Life, where: str, seconds: float) -> None:
         """Stop a process as SIGSTOP does, for a while."""
-        seconds = self.dice("stop").choice([0.5, 3.0, 15.0, 60.0, 400.0])
         self.note(f"stopped for {seconds:g} s {where}", life.name)
         life.is_stopped = True
         self.loop.call_at(self.now() + seconds, self._resume, life, context=contextvars.Context())
