@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import socket
+import sys
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -150,16 +151,18 @@ class _TransportSender:
         # A deadline of its own for each phase lets the pool name the phase; the attempt's own scope ends the whole.
         phase = 0.95 * timeout
         extensions = {"timeout": {"connect": phase, "pool": phase, "read": timeout, "write": timeout}}
-        if content is None:
+        if content is None and self._owned:
             request = httpx.Request(method, url, headers=headers, extensions=extensions)
-        elif self._owned:
+        elif self._owned and content is not None:
             # With a stream, httpx leaves the headers that frame the request to us.
             headers = {"Host": self._host, **headers, "Content-Length": str(len(content))}
             request = httpx.Request(method, url, headers=headers, stream=_Body(content, flight), extensions=extensions)
         else:
-            # A transport of a caller's may read `content` or `stream`; give it both.
-            request = httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
-            request.stream = _Body(content, flight)
+            # A transport of a caller's may read `content` or `stream`; give it both. httpx2's takes its own classes.
+            made_by: Any = sys.modules["httpx2"] if "httpx2" in map(library, type(transport).__mro__) else httpx
+            request = made_by.Request(method, url, headers=headers, content=content, extensions=extensions)
+            if content is not None:
+                request.stream = _Body(content, flight) if made_by is httpx else _watch(request.stream, flight)
         self._flights[id(transport)] = self._flights.get(id(transport), 0) + 1
         try:
             return await _read(await transport.handle_async_request(request), flight, read)

@@ -391,6 +391,18 @@ async def test_a_callers_client_that_cannot_connect_sent_nothing(library: Any) -
     assert caught.value.outcome == "not_sent"
 
 
+async def test_a_transport_of_httpx2_that_cannot_connect_sent_nothing() -> None:
+    """A create over it is refused as not sent, where the connection was refused."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        base_url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+        transport: Any = httpx2.AsyncHTTPTransport()
+        async with transport:
+            with pytest.raises(ConnectionFailed) as caught:
+                await pay(make_client(transport, base_url=base_url, retry=ONCE))
+    assert caught.value.outcome == "not_sent"
+
+
 async def test_a_callers_login_and_cookies_do_not_replace_the_token() -> None:
     """`auth=` of a caller's client is for other services."""
     async with serve(replies()) as server, httpx.AsyncClient(auth=("user", "word")) as http_client:

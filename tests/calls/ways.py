@@ -10,7 +10,7 @@ import httpx2
 from mobilemoney_async import AsyncClient, RateLimiter
 from tests.support.fakes import TOKEN
 
-WAYS = ["httpx", "transport", "client", "httpx2", "aiohttp"]
+WAYS = ["httpx", "transport", "client", "httpx2", "httpx2 transport", "aiohttp"]
 """The last one is on asyncio only."""
 
 
@@ -27,6 +27,8 @@ async def connect(way: str, base_url: str, **options: Any) -> AsyncIterator[Asyn
                 own["http_client"] = await stack.enter_async_context(httpx.AsyncClient(verify=False))
             case "httpx2":
                 own["http_client"] = await stack.enter_async_context(httpx2.AsyncClient(verify=False))
+            case "httpx2 transport":
+                own["transport"] = await stack.enter_async_context(httpx2.AsyncHTTPTransport(verify=False))
             case "aiohttp":
                 own["transport"] = "aiohttp"
         yield await stack.enter_async_context(AsyncClient(base_url, **wide | own | options))
