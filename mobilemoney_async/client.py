@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Never, Self
 
 import anyio
 import attrs
@@ -17,6 +17,7 @@ import attrs
 from mobilemoney_async._version import __version__
 from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.options import (
+    Auth,
     Options,
     auth_from_env,
     check_auth,
@@ -25,11 +26,11 @@ from mobilemoney_async.calls.options import (
     check_params,
     check_path,
     optional_variable,
+    refuse_unknown,
     variable,
 )
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
-from mobilemoney_async.calls.tokens import TokenSource
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
 from mobilemoney_async.contract.endpoints import Effect, undocumented
 from mobilemoney_async.contract.limits import Schedule
@@ -37,7 +38,7 @@ from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
-from mobilemoney_async.values import Secret, refuse, require_seconds
+from mobilemoney_async.values import refuse, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
@@ -81,7 +82,7 @@ class AsyncClient:
 
     Args:
         base_url: The service with its version prefix, such as ``https://…/v1``; http on loopback only.
-        auth: An issued token, `TokenAuth`, `LoginAuth`, or your own `TokenSource`.
+        auth: An issued token, ``(email, password)``, `TokenAuth`, `LoginAuth`, or your own `TokenSource`.
         rate_limiter: Paces the requests; by default one of this client's own at the contract's limit. Give the same
             one to all clients of one merchant in a process.
         retry: The number of attempts of a call, and the pauses between them. Whether a call may be sent again is not a
@@ -89,9 +90,9 @@ class AsyncClient:
         timeout: One attempt in all, seconds, more than 0.
         deadline: The whole call, login, waiting for the rate limit, attempts and pauses together, seconds, more than
             0; None sets no bound.
-        store: Remembers every payment, so that none is sent twice, and shares the rate limit, the login token and the
-            poller with every other process that uses it. Stays yours when the client is closed: other clients may use
-            it, then and later.
+        store: An `SQLStore`, or the URL of one. It remembers every payment, so that none is sent twice, and shares the
+            rate limit, the login token and the poller with every other process that uses it. Stays yours when the
+            client is closed: other clients may use it, then and later.
         transport: An httpx transport of yours, never closed by us; or ``"aiohttp"``, for busy platforms on asyncio:
             httpx-aiohttp's pool, at a fraction of the CPU (extra ``aiohttp``).
         http_client: An httpx client of yours (or httpx2's), never closed by us. Not together with `transport`.
@@ -103,6 +104,7 @@ class AsyncClient:
 
     Raises:
         InvalidRequest: An argument is invalid.
+        TypeError: There is no such argument.
     """
 
     collections: Collections
@@ -114,17 +116,19 @@ class AsyncClient:
         self,
         base_url: str,
         *,
-        auth: str | Secret | TokenSource,
+        auth: Auth,
         rate_limiter: RateLimiter | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 (frozen)
         timeout: float = 30.0,
         deadline: float | None = None,
-        store: SQLStore | None = None,
+        store: SQLStore | str | None = None,
         transport: HTTPTransport | None = None,
         http_client: HTTPClient | None = None,
         on_event: Handler | None = None,
         utcnow: Callable[[], datetime] | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(unknown)
         options = Options(timeout=timeout, deadline=deadline, retry=retry, headers=_DEFAULT_HEADERS)
         tokens = check_auth(auth)
         limiter = check_limiter(rate_limiter)
@@ -136,13 +140,11 @@ class AsyncClient:
         self._is_attached = False
         if store is not None:
             # Here and below: only programs with a store pay for its imports.
-            from mobilemoney_async.payments.store import SQLStore, account_store
+            from mobilemoney_async.payments.store import account_store, as_store
             from mobilemoney_async.sharing.limiter import share_limiter
             from mobilemoney_async.sharing.login import share_tokens
 
-            if not isinstance(store, SQLStore):
-                raise refuse("store", "an SQLStore", store)
-            self._store = shared = account_store(store)
+            self._store = shared = account_store(as_store(store))
             utcnow = shared.database.wall_clock.utcnow if utcnow is None else utcnow
             limiter, tokens = share_limiter(shared, limiter), share_tokens(shared, tokens, utcnow)
             shared.attach()
@@ -288,7 +290,7 @@ class AsyncClient:
         try:
             effect = Effect(effect)
         except ValueError as exc:
-            raise refuse("effect", '"read", "session" or "money"') from exc
+            raise refuse("effect", '"read", "session" or "money"', effect) from exc
         key = uuid.uuid4().hex if effect is Effect.MONEY else None
         return await self._pipeline.call(
             undocumented(method, path, effect),

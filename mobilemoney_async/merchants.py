@@ -30,7 +30,7 @@ from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
 from mobilemoney_async.client import AsyncClient, close, lend, rest, wake
 from mobilemoney_async.payments.account_store import AccountStore, KeyedLock
-from mobilemoney_async.payments.store import SQLStore, account_store
+from mobilemoney_async.payments.store import SQLStore, account_store, as_store
 from mobilemoney_async.sharing.account_auth import AccountAuth, AccountSecret
 from mobilemoney_async.values import refuse, require_integer, require_name
 
@@ -74,8 +74,8 @@ class Merchants:
 
     Args:
         base_url: As for `AsyncClient`.
-        store: The store of all accounts, of which each uses its own part (`SQLStore.for_account`); or an async function
-            of the account that returns its store, for accounts in several databases.
+        store: The store of all accounts, or its URL: each account uses its own part (`SQLStore.for_account`). Or an
+            async function of the account that returns its store, for accounts in several databases.
         auth: An async function of the account that returns its token, or a `LoginAuth`. It is called at the account's
             first call, and again once the service has refused the token or the login, so that a secret that was
             replaced is picked up; one call at a time for each account, and at most one in 10 s after refusals. An
@@ -100,7 +100,7 @@ class Merchants:
         self,
         base_url: str,
         *,
-        store: SQLStore | Callable[[str], Awaitable[SQLStore]],
+        store: SQLStore | str | Callable[[str], Awaitable[SQLStore]],
         auth: Callable[[str], Awaitable[AccountSecret]],
         max_open: int = 1000,
         timeout: float = 30.0,
@@ -113,17 +113,15 @@ class Merchants:
         # Checked here, although each client checks them again.
         Options(timeout=timeout, deadline=deadline, retry=retry, headers={})
         Wire(base_url, "aiohttp" if transport == "aiohttp" else None)
-        if not isinstance(store, SQLStore) and not callable(store):
-            raise refuse("store", "an SQLStore, or an async function of the account", store)
         if not callable(auth):
-            raise refuse("auth", "an async function of the account", auth)
+            raise refuse("auth", "an async function of the account", type(auth))
         if transport not in (None, "aiohttp") and not callable(transport):
             # One for all would let a surplus answer of one account come to another.
             raise refuse("transport", '"aiohttp", or a function of the account', transport)
         if on_event is not None and not callable(on_event):
             raise refuse("on_event", "a function of the account and one event", on_event)
         self._base_url = base_url
-        self._store = store
+        self._store = store if callable(store) else as_store(store)
         self._auth = auth
         self._max_open = require_integer("max_open", max_open, 1)
         self._timeout, self._deadline, self._retry = timeout, deadline, retry

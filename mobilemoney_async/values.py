@@ -1,7 +1,7 @@
 """Amounts, phone numbers, secrets and other arguments: normalise, or refuse with a clear error.
 
-Refusals name the argument and the values that it accepts. They never quote the value: it may be a secret or a phone
-number.
+Refusals name the argument and the values that it accepts, and show the refused value, masked as `redact` does. Of one
+that may be secret they show the type only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from mobilemoney_async.text import printable
 _TANZANIAN = re.compile(r"(?:\+?255|0)?([67][0-9]{8})", re.ASCII)
 _AMOUNT = re.compile(r"[0-9]+(?:\.0+)?", re.ASCII)
 _AMOUNT_DIGITS = 20
+# Characters of a refused value in its error.
+_MOST_SHOWN = 40
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
 # The first character of a spreadsheet's formula, in Latin and in full width; phone numbers and amounts are none.
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
@@ -98,16 +100,35 @@ class HiddenText(str):
 _UNSHOWN: Final = object()
 
 
-def refuse(argument: str, accepted: str, value: object = _UNSHOWN) -> InvalidRequest:
-    """Return the error for an argument: ``store must be an SQLStore, not int``.
+def refuse(argument: str, accepted: str, value: object = _UNSHOWN, advice: str = "") -> InvalidRequest:
+    """Return the error for an argument: ``timeout must be seconds, more than 0, not 'x'``.
 
     Args:
         argument: Its name.
         accepted: The values that it takes, as they follow "must be".
-        value: The refused value, where its type is the mistake. Only the type is shown: the value may be secret.
+        value: The refused value. Texts and numbers are shown, masked; of all others, the type. Give the type of one
+            that may be a secret, and the mask of a phone number.
+        advice: The next step.
     """
-    shown = "" if value is _UNSHOWN else f", not {'None' if value is None else type(value).__name__}"
-    return InvalidRequest(f"{argument} must be {accepted}{shown}", argument=argument)
+    shown = "" if value is _UNSHOWN else f", not {_shown(value)}"
+    return InvalidRequest(f"{argument} must be {accepted}{shown}{advice and '; '}{advice}", argument=argument)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return f"'{redact(str(value), _MOST_SHOWN)}'"
+    if isinstance(value, float | Decimal | bool) or (isinstance(value, int) and abs(value) < 10**_MOST_SHOWN):
+        return redact(f"{value}", _MOST_SHOWN)
+    kind = value if isinstance(value, type) else type(value)
+    return "None" if kind is type(None) else kind.__name__
+
+
+def url_shape(url: object) -> object:
+    """Return the part of a refused URL that an error may show: the rest may hold a password."""
+    if not isinstance(url, str) or "@" in url:
+        return type(url)
+    scheme, separator, _ = url.partition("://")
+    return f"{scheme}://…" if separator else url
 
 
 def missing_extra(argument: str, extra: str) -> InvalidRequest:
@@ -125,20 +146,24 @@ def normalise_amount(amount: int | Decimal | str) -> str:
     Raises:
         InvalidRequest: It is something else.
     """
-    accepts = "a positive whole number of TZS as int, integral Decimal or str of digits"
+    whole = _whole(amount)
+    if whole is None:
+        raise refuse("amount", "a positive whole number of TZS as int, Decimal or str, such as 15000", amount)
+    return f"{whole:d}"
+
+
+def _whole(amount: object) -> int | None:
     if isinstance(amount, bool) or not isinstance(amount, int | Decimal | str):
-        raise refuse("amount", accepts, amount)
+        return None
     if isinstance(amount, str):
         if len(amount) > 2 * _AMOUNT_DIGITS or not _AMOUNT.fullmatch(amount):
-            raise refuse("amount", accepts)
+            return None
         amount = Decimal(amount)
     if isinstance(amount, Decimal):
         if not amount.is_finite() or amount.adjusted() >= _AMOUNT_DIGITS or amount != amount.to_integral_value():
-            raise refuse("amount", accepts)
+            return None
         amount = int(amount)
-    if not 0 < amount < 10**_AMOUNT_DIGITS:
-        raise refuse("amount", f"{accepts}, at most {_AMOUNT_DIGITS} digits")
-    return f"{amount:d}"
+    return amount if 0 < amount < 10**_AMOUNT_DIGITS else None
 
 
 def normalise_phone_number(phone_number: str, *, argument: str = "phone_number") -> str:
@@ -151,15 +176,12 @@ def normalise_phone_number(phone_number: str, *, argument: str = "phone_number")
     Raises:
         InvalidRequest: It is something else.
     """
-    if isinstance(phone_number, str):
-        compact = _compact(phone_number)
-        if _PHONE_NUMBER.fullmatch(compact):
-            return compact
-    raise refuse(argument, "a str in international format: '+' and 8 to 15 digits")
-
-
-def _compact(phone_number: str) -> str:
-    return phone_number.replace(" ", "").replace("-", "")
+    compact = phone_number.replace(" ", "").replace("-", "") if isinstance(phone_number, str) else None
+    if compact is not None and _PHONE_NUMBER.fullmatch(compact):
+        return compact
+    accepted = "in international format, such as +255681234567"
+    shown = type(phone_number) if compact is None else mask_phone_number(compact)
+    raise refuse(argument, accepted, shown, "values.tanzanian() reads local numbers")
 
 
 def tanzanian(phone_number: str) -> str:
@@ -175,12 +197,11 @@ def tanzanian(phone_number: str) -> str:
     Raises:
         InvalidRequest: It is something else, such as a landline, or a number of another country.
     """
-    accepts = 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"'
-    if not isinstance(phone_number, str):
-        raise refuse("phone_number", accepts, phone_number)
-    found = _TANZANIAN.fullmatch(re.sub(r"[\s()-]", "", phone_number))
+    compact = re.sub(r"[\s()-]", "", phone_number) if isinstance(phone_number, str) else ""
+    found = _TANZANIAN.fullmatch(compact)
     if found is None:
-        raise refuse("phone_number", accepts)
+        shown = mask_phone_number(compact) if isinstance(phone_number, str) else type(phone_number)
+        raise refuse("phone_number", 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"', shown)
     return f"+255{found[1]}"
 
 
@@ -229,7 +250,7 @@ def _unescape(match: re.Match[str]) -> str:
 def require_text(argument: str, value: object) -> str:
     """Return a ``str`` that is not blank and can be encoded, or raise `InvalidRequest`."""
     if not isinstance(value, str) or not value.strip():
-        raise refuse(argument, "a str that is not blank")
+        raise refuse(argument, "a str that is not blank", value if isinstance(value, str) else type(value))
     if not can_encode(value):
         raise refuse(argument, "a str without lone surrogates: UTF-8 has none")
     return value
@@ -239,7 +260,7 @@ def require_name(argument: str, value: object) -> str:
     """Return a text that any database can hold as a name, at most 200 characters, or raise `InvalidRequest`."""
     text = require_text(argument, value)
     if len(text) > 200 or "\0" in text:
-        raise refuse(argument, "a str of at most 200 characters, not blank, without NUL")
+        raise refuse(argument, f"a str of at most 200 characters, not blank, without NUL; this one has {len(text)}")
     return text
 
 
@@ -258,7 +279,7 @@ def require_identifier(argument: str, value: object) -> str:
     """
     text = require_text(argument, value)
     if text in {".", ".."}:
-        raise refuse(argument, "an id of the service")
+        raise refuse(argument, "an id of the service", text)
     return text
 
 
@@ -269,11 +290,9 @@ def is_id(text: str) -> bool:
 
 def require_seconds(argument: str, value: object, *, allow_zero: bool = False) -> float:
     """Return a finite number of seconds, more than 0 (with `allow_zero`, 0 too), or raise `InvalidRequest`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refuse(argument, "a number of seconds", value)
-    seconds = _as_float(value)
+    seconds = -1.0 if isinstance(value, bool) or not isinstance(value, int | float) else _as_float(value)
     if seconds < 0 or (seconds == 0 and not allow_zero) or not math.isfinite(seconds):
-        raise refuse(argument, f"a finite number of seconds, {'0 or more' if allow_zero else 'more than 0'}")
+        raise refuse(argument, f"seconds, {'0 or more' if allow_zero else 'more than 0'}", value)
     return seconds
 
 
@@ -281,7 +300,7 @@ def require_factor(argument: str, value: object) -> float:
     """Return a finite number of at least 1, or raise `InvalidRequest`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 1 <= (factor := _as_float(value)) < math.inf:
         return factor
-    raise refuse(argument, "a number of at least 1")
+    raise refuse(argument, "a number of at least 1", value)
 
 
 def _as_float(value: float) -> float:
@@ -296,14 +315,14 @@ def require_integer(argument: str, value: object, low: int, high: int | None = N
     """Return an integer from `low` to `high`, or raise `InvalidRequest`."""
     span = f"an int of at least {low}" if high is None else f"an int from {low} to {high}"
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        raise refuse(argument, span)
+        raise refuse(argument, span, value)
     return value
 
 
 def require_date(argument: str, value: object) -> date:
     """Return a plain ``date``, or raise `InvalidRequest`: a ``datetime`` is refused rather than cut (section 4.4)."""
     if not isinstance(value, date) or isinstance(value, datetime):
-        raise refuse(argument, "a datetime.date", value)
+        raise refuse(argument, "a datetime.date, such as date(2026, 1, 31)", type(value))
     return value
 
 
@@ -311,7 +330,7 @@ def require_bearer(argument: str, value: object) -> Secret:
     """Return a token fit for the Authorization header, as a secret, or raise `InvalidRequest`."""
     secret = value if isinstance(value, Secret) else Secret(value) if isinstance(value, str) else None
     if secret is None or not _HEADER_TOKEN.fullmatch(secret.reveal()):
-        raise refuse(argument, "a token of visible ASCII characters, as a str")
+        raise refuse(argument, "a token of visible ASCII characters, as a str", type(value))
     return secret
 
 

@@ -340,7 +340,7 @@ class RateLimiter:
         jitter: float | None = None,
     ) -> None:
         if isinstance(per_minute, bool) or not isinstance(per_minute, int | float) or not 0 < per_minute < float("inf"):
-            raise refuse("per_minute", "a number of requests more than 0")
+            raise refuse("per_minute", "a number of requests more than 0", per_minute)
         require_integer("burst", burst, 1)
         require_seconds("window", window)
         interval = 60 / per_minute

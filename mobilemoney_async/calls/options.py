@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -21,6 +21,21 @@ from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*", re.ASCII)
+
+Auth: TypeAlias = str | Secret | tuple[str, str | Secret] | TokenSource
+"""Type of `AsyncClient`'s argument ``auth``: an issued token, e-mail and password, or a source of tokens."""
+
+# Arguments of other clients, by the way to say the same here.
+_OTHER_NAMES = {
+    "token api_key access_token bearer_token": "auth=, an issued token",
+    "email username password": "auth=(email, password)",
+    "max_retries retries": "retry=RetryPolicy(max_attempts=…)",
+    "url host": "base_url=",
+    "database database_url store_url": "store=",
+    "headers default_headers": "client.with_options(extra_headers=…)",
+    "proxy proxies": "http_client=, or HTTPS_PROXY in the environment",
+    "verify cert": "http_client=",
+}
 _OUR_HEADERS = frozenset({"authorization", "content-type", "content-length", "host", "transfer-encoding"})
 
 
@@ -44,12 +59,21 @@ class Options:
         return attrs.evolve(self, **changes, headers=headers)
 
 
-def check_auth(auth: str | Secret | TokenSource) -> TokenSource:
-    """Return the source of the token; an issued token becomes a source."""
+def refuse_unknown(options: Iterable[str]) -> None:
+    """Raise `TypeError` for arguments that `AsyncClient` does not have; it names the right one where there is one."""
+    for name in options:
+        right = next((right for names, right in _OTHER_NAMES.items() if name in names.split()), None)
+        raise TypeError(f"AsyncClient has no argument {name!r}{'' if right is None else f'; give {right}'}")
+
+
+def check_auth(auth: Auth) -> TokenSource:
+    """Return the source of the token."""
     if isinstance(auth, str | Secret):
         return TokenAuth(auth)
+    if isinstance(auth, tuple) and len(auth) == 2:
+        return LoginAuth(*auth)
     if not callable(getattr(auth, "token", None)):
-        raise refuse("auth", "a token, TokenAuth, LoginAuth or a TokenSource", auth)
+        raise refuse("auth", "a token, (email, password), TokenAuth, LoginAuth or a TokenSource", type(auth))
     return auth
 
 
@@ -65,21 +89,21 @@ def check_limiter(rate_limiter: Limiter | None) -> Limiter:
 def check_method(method: str) -> str:
     """Return an HTTP method in upper case, or refuse it."""
     if not isinstance(method, str) or not re.fullmatch("[A-Za-z]+", method, re.ASCII):
-        raise refuse("method", "an HTTP method")
+        raise refuse("method", "an HTTP method, such as GET", method)
     return method.upper()
 
 
 def check_path(path: str) -> str:
     """Return a path below the base URL, or refuse it."""
     if not isinstance(path, str) or not re.fullmatch(r"/[!$&-;=@-Z_a-z~%]*", path) or _climbs(path):
-        raise refuse("path", "a path below the base URL with a leading slash, quoted, without query or '..'")
+        raise refuse("path", "a path below the base URL with a leading slash, quoted, without query or '..'", path)
     return path
 
 
 def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers that hide their values, or refuse those that cannot be sent or that the client sets itself."""
     if not isinstance(headers, Mapping):
-        raise refuse("extra_headers", "a mapping of str to str", headers)
+        raise refuse("extra_headers", "a mapping of str to str", type(headers))
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name) or name.lower() in _OUR_HEADERS:
             raise refuse("extra_headers", f"valid header names other than {', '.join(sorted(_OUR_HEADERS))}")

@@ -13,7 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from mobilemoney_async.values import missing_extra, refuse
+from mobilemoney_async.values import missing_extra, refuse, url_shape
 
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
 
@@ -24,18 +24,18 @@ def check_base_url(base_url: object) -> str:
     Raises:
         InvalidRequest: It is no absolute URL, holds user, query or fragment, or would send tokens in the clear.
     """
-    accepts = "an absolute URL with the version prefix: https, or http on loopback only"
+    accepts = "an absolute URL with the version prefix, such as https://pay.example/v1: https, or http on loopback only"
     if not isinstance(base_url, str) or not base_url.isascii() or any(char <= " " for char in base_url):
-        raise refuse("base_url", accepts)
+        raise refuse("base_url", accepts, url_shape(base_url))
     try:
         parts = urlsplit(base_url)
         host, _ = parts.hostname, parts.port
     except ValueError as exc:
-        raise refuse("base_url", accepts) from exc
+        raise refuse("base_url", accepts, url_shape(base_url)) from exc
     if parts.username is not None or parts.query or parts.fragment or not host:
-        raise refuse("base_url", f"{accepts}, without user, query or fragment")
+        raise refuse("base_url", f"{accepts}, without user, query or fragment", url_shape(base_url))
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise refuse("base_url", f"{accepts}; tokens must not travel in the clear")
+        raise refuse("base_url", accepts, url_shape(base_url), "tokens must not travel in the clear")
     return base_url.rstrip("/")
 
 

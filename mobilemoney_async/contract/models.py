@@ -16,7 +16,7 @@ from decimal import Decimal
 import attrs
 
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType, is_final
-from mobilemoney_async.values import Secret, is_id, mask_phone_number, require_bearer
+from mobilemoney_async.values import Secret, is_id, mask_phone_number, refuse, require_bearer, require_identifier
 
 
 def _in_utc(moment: datetime) -> datetime:
@@ -135,10 +135,23 @@ class Acknowledgement:
     message: str | None = None
     idempotency_key: str | None = None
 
+    @property
+    def id(self) -> str:
+        """The transaction's id, under the name that the transaction gives it."""
+        return self.transaction_id
+
     def __attrs_post_init__(self) -> None:
         if not is_id(self.transaction_id) or "\0" in self.reference:
             # No id that could be looked up, or kept: the answer does not identify the payment.
             raise ValueError("expected an id")
+
+
+def id_of(argument: str, payment: str | Acknowledgement | Transaction) -> str:
+    """Return the transaction id of an argument that is one, or has one, or raise `InvalidRequest`."""
+    found = payment.id if isinstance(payment, Acknowledgement | Transaction) else payment
+    if not isinstance(found, str):
+        raise refuse(argument, "a transaction id, an Acknowledgement or a Transaction", type(payment))
+    return require_identifier(argument, found)
 
 
 @attrs.frozen(kw_only=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from typing import Self
 
+from mobilemoney_async.values import refuse
+
 
 class OpenEnum(str, enum.Enum):
     """String enum that takes unknown values: they keep their text, compare equal to it, and pickle."""
@@ -68,6 +70,17 @@ _FINAL: dict[str, frozenset[str]] = {
 }
 # Of a type that the contract does not list, only the states that are final for both listed types are final.
 _FINAL_FOR_ANY_TYPE = frozenset.intersection(*_FINAL.values())
+
+
+def require_type(value: object) -> TransactionType:
+    """Return the type that is asked for, in upper or lower case, or raise `InvalidRequest`.
+
+    Another one would find nothing, as if there were no such payments.
+    """
+    for each in TransactionType:
+        if isinstance(value, str) and value.lower() == each:
+            return each
+    raise refuse("type", "collection or disbursement", value)
 
 
 def is_final(transaction_type: str, status: str) -> bool:

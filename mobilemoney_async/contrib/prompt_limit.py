@@ -18,7 +18,7 @@ class PromptLimits:
         self._limits: list[tuple[int, float]] = []
         for argument, limit in limits.items():
             if limit is not None and (not isinstance(limit, tuple) or len(limit) != 2):
-                raise refuse(argument, "a tuple of a number of payments and seconds, or None", limit)
+                raise refuse(argument, "a tuple of a number of payments and seconds, such as (3, 600), or None", limit)
             most, seconds = limit or (1, 0.0)
             span = require_seconds(argument, seconds, allow_zero=limit is None)
             self._limits.append((require_integer(argument, most, 1), span))

@@ -84,7 +84,7 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
         # A cursor of the plain class, whatever the connection's own cursors and rows are.
         rows = psycopg.rows.tuple_row
         return GuestConnection(lambda: psycopg.Cursor(connection, row_factory=rows), _POSTGRESQL), bool
-    raise refuse("connection", _ACCEPTS, connection)
+    raise refuse("connection", _ACCEPTS, type(connection))
 
 
 def _require_kind(kind: str, dialect: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from mobilemoney_async.values import can_encode, missing_extra, refuse
+from mobilemoney_async.values import can_encode, missing_extra, refuse, url_shape
 
 PATIENCE = 10
 """Seconds for which a transaction waits for a lock, and PostgreSQL for one statement."""
@@ -42,17 +42,17 @@ def read_url(url: object) -> sa.URL:
         InvalidRequest: It is no URL of a store, or needs an extra.
     """
     if not isinstance(url, str) or not can_encode(url):
-        raise refuse("url", _ACCEPTS)
+        raise refuse("url", _ACCEPTS, type(url))
     try:
         read = make_url(url)
         read.get_backend_name()
     except Exception:  # noqa: BLE001 (any error of SQLAlchemy's; it may quote a password)
-        raise refuse("url", _ACCEPTS) from None
+        raise refuse("url", _ACCEPTS, url_shape(url)) from None
     # Another driver is asked for with a reason, encryption say.
     if read.drivername in {"sqlite", "sqlite+pysqlite"}:
         return _read_file(read)
     if read.drivername not in {"postgresql", "postgresql+psycopg"}:
-        raise refuse("url", _ACCEPTS)
+        raise refuse("url", _ACCEPTS, url_shape(url))
     try:
         import psycopg  # noqa: F401 (here, since only PostgreSQL needs it)
     except ImportError as exc:

@@ -17,7 +17,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.codec import encode
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionType, require_type
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     batches,
@@ -90,9 +90,7 @@ def read_order(
         InvalidRequest: An argument is invalid.
     """
     key = require_name("idempotency_key", idempotency_key)
-    kind = next((each for each in TransactionType if type == each), None)
-    if kind is None:
-        raise refuse("type", "collection or disbursement")
+    kind = require_type(type)
     begin, end = _read_time("not_before", not_before, now), _read_time("not_after", not_after, now)
     place = require_integer("priority", priority, -_MOST_PRIORITY)
     if place > _MOST_PRIORITY:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionType, require_type
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import Handler
 from mobilemoney_async.payments import queries
@@ -108,11 +108,11 @@ class PaymentBook:
             InvalidRequest: An argument has a wrong type or value.
         """
         if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
-            raise refuse("since", "an aware datetime")
+            raise refuse("since", "an aware datetime", builtins.type(since))
         # No database has more rows, and none takes a larger number.
         limit = None if limit is None else min(require_integer("limit", limit, 1), 2**63 - 1)
         states = _check_states(state)
-        kind = None if type is None else _check_type(type)
+        kind = None if type is None else require_type(type)
         return await self._store.read(
             lambda journal: queries.select(
                 journal, states=states, type=kind, since=since, limit=limit, newest_first=newest_first
@@ -267,7 +267,7 @@ class PaymentBook:
             InvalidRequest: The state is another one.
         """
         if state not in {OPEN, EXPLAINED, CLAIMED, None}:
-            raise refuse("state", f"{OPEN}, {EXPLAINED}, {CLAIMED} or None")
+            raise refuse("state", f"{OPEN}, {EXPLAINED}, {CLAIMED} or None", state)
         return await self._store.read(lambda journal: find_unclaimed(journal, state))
 
     async def explain(self, transaction_id: str, *, note: str) -> UnclaimedTransaction:
@@ -536,19 +536,11 @@ def _lock_unresolved(journal: Journal, key: str, now: datetime) -> PaymentRecord
     return record
 
 
-def _check_type(kind: object) -> TransactionType:
-    """Return the type that is asked for. Another one would find nothing, as if there were no such payments."""
-    for each in TransactionType:
-        if kind == each:
-            return each
-    raise refuse("type", "collection or disbursement")
-
-
 def _check_states(state: object) -> builtins.list[PaymentState] | None:
     if state is None:
         return None
     asked = [state] if isinstance(state, str) or not isinstance(state, Iterable) else [*state]
     try:
-        return [PaymentState(each) for each in asked]
+        return [PaymentState(each.upper() if isinstance(each, str) else each) for each in asked]
     except ValueError:
-        raise refuse("state", f"one or more of {', '.join(map(str, PaymentState))}") from None
+        raise refuse("state", f"one or more of {', '.join(map(str, PaymentState))}", state) from None

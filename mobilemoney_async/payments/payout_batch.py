@@ -252,11 +252,11 @@ def _read_number(text: str, *, local_numbers: bool) -> str:
         return tanzanian(text)
     try:
         return normalise_phone_number(text)
-    except InvalidRequest as exc:
+    except InvalidRequest:
         try:
             tanzanian(text)
         except InvalidRequest:
-            raise exc from None
+            raise refuse("phone_number", "in international format, such as +255681234567") from None
         said = "local_numbers (--local-numbers) reads it as Tanzanian"
         problem = f"phone_number does not begin with + and a country code: {said}"
         raise InvalidRequest(problem, argument="phone_number") from None

@@ -199,7 +199,7 @@ class Payouts:
         """
         name = require_name("id", id)
         if format not in {None, "csv", "json"}:
-            raise refuse("format", "csv, json or None")
+            raise refuse("format", "csv, json or None", format)
 
         def report(journal: Journal) -> Sequence[PayoutLine]:
             batch = _row(journal, name)

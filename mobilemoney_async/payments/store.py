@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import attrs
 
 from mobilemoney_async.database.encryption import TokenCipher
+from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret, missing_extra, refuse, require_name, require_seconds
 
 if TYPE_CHECKING:
@@ -180,6 +181,16 @@ class SQLStore:
         Nothing is lost without it. A store that is used again opens new ones.
         """
         self._parts.database.close()
+
+
+def as_store(store: SQLStore | str) -> SQLStore:
+    """Return the store of an argument `store`, which may be its URL, or raise `InvalidRequest`."""
+    if not isinstance(store, SQLStore | str):
+        raise refuse("store", 'an SQLStore or a URL such as "sqlite:///payments.db"', type(store))
+    try:
+        return SQLStore(store) if isinstance(store, str) else store
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"store{str(exc).removeprefix(exc.argument)}", argument="store") from None
 
 
 def account_store(store: SQLStore) -> AccountStore:

@@ -20,7 +20,7 @@ import anyio.abc
 
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.limits import Schedule
-from mobilemoney_async.contract.models import Acknowledgement, Transaction
+from mobilemoney_async.contract.models import Acknowledgement, Transaction, id_of
 from mobilemoney_async.errors import (
     InvalidRequest,
     InvalidTransactionId,
@@ -143,14 +143,14 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     # Tracking
 
-    def track(self, payment: Acknowledgement | str, *, timeout: float | None = None) -> None:
+    def track(self, payment: Acknowledgement | Transaction | str, *, timeout: float | None = None) -> None:
         """Track a payment until its final state. One that is tracked already, or has just ended, is left as it is.
 
         A payment that was given up or not found may be tracked again.
 
         Args:
-            payment: The acknowledgement of a create, or a transaction id. An acknowledgement counts as new: its first
-                look is due after a second. An id may be old.
+            payment: The acknowledgement of a create, a transaction, or its id. An acknowledgement counts as new: its
+                first look is due after a second. An id may be old.
             timeout: Give up after so many seconds, more than 0; the poller's own by default.
 
         Raises:
@@ -158,9 +158,7 @@ class Poller(anyio.AsyncContextManagerMixin):
         """
         self._check_open()
         is_new = isinstance(payment, Acknowledgement)
-        if not isinstance(payment, Acknowledgement | str):
-            raise refuse("payment", "an Acknowledgement or a transaction id", payment)
-        transaction_id = require_identifier("payment", payment if isinstance(payment, str) else payment.transaction_id)
+        transaction_id = id_of("payment", payment)
         patience = self._timeout if timeout is None else require_seconds("timeout", timeout)
         self._track(transaction_id, patience, is_new=is_new)
 
@@ -195,8 +193,8 @@ class Poller(anyio.AsyncContextManagerMixin):
 
     # Outcomes
 
-    async def wait(self, transaction_id: str) -> Transaction:
-        """Wait for a payment's final state; any number of tasks may. An id that is not tracked yet is tracked.
+    async def wait(self, transaction_id: str | Acknowledgement | Transaction) -> Transaction:
+        """Wait for a payment's final state; any number of tasks may. One that is not tracked yet is tracked.
 
         A payment that was given up or not found raises that at once, until it is tracked again. A cancelled wait
         changes nothing: the payment stays tracked.
@@ -213,11 +211,11 @@ class Poller(anyio.AsyncContextManagerMixin):
             InvalidRequest: The id is not one, or the poller was closed.
         """
         self._check_open()
-        require_identifier("transaction_id", transaction_id)
-        outcome = self._outcomes.latest(transaction_id)
+        key = id_of("transaction_id", transaction_id)
+        outcome = self._outcomes.latest(key)
         if outcome is None:
             self.track(transaction_id)
-            outcome = await self._outcomes.wait(transaction_id)
+            outcome = await self._outcomes.wait(key)
         else:
             await anyio.lowlevel.checkpoint()
         if outcome.error is not None:

@@ -43,16 +43,16 @@ class _Creates:
 
     async def create(
         self,
-        *,
         phone_number: str,
         amount: int | Decimal | str,
+        *,
         idempotency_key: str | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Acknowledgement:
         """Ask the service to move money (contract, sections 4.1 and 4.2).
 
         The answer means that the request was accepted, not that the payment was made: follow it to its final state
-        with ``client.transactions.wait(acknowledgement.transaction_id)``.
+        with ``client.transactions.wait(acknowledgement)``.
 
         The request is sent again only where it provably never reached the service, or was rejected before it was
         processed (rate limit, token). Cancelling this call while the request is on its way leaves it unknown whether

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from datetime import date
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import attrs
@@ -20,8 +20,8 @@ from mobilemoney_async.contract.endpoints import (
     read_rows,
 )
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX, UNSEEN_GRACE, Schedule
-from mobilemoney_async.contract.models import RowsAnswer, Transaction, TransactionPage
-from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.contract.models import Acknowledgement, RowsAnswer, Transaction, TransactionPage, id_of
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType, require_type
 from mobilemoney_async.errors import (
     MobileMoneyError,
     RateLimitExceeded,
@@ -37,7 +37,6 @@ from mobilemoney_async.values import (
     redact,
     refuse,
     require_date,
-    require_identifier,
     require_integer,
     require_seconds,
     require_text,
@@ -135,7 +134,7 @@ class _Items:
 
 
 class TransactionPager:
-    """Full listing of the transactions: ``async for transaction in pager``.
+    """Full listing of the transactions: ``async for transaction in pager``, or all as one list: ``await pager``.
 
     Each transaction comes once, although rows arrive while the list is read. In either order you get every transaction
     that was there when the listing began and stays in the list, also where others leave it because their state no
@@ -160,6 +159,10 @@ class TransactionPager:
         """Return the same listing a page at a time: each has only its new transactions, and none is empty."""
         return self._start(ahead=True)
 
+    def __await__(self) -> Generator[Any, Any, list[Transaction]]:
+        """Return all transactions as one list, as `collect` does."""
+        return self.collect().__await__()
+
     async def collect(self) -> list[Transaction]:
         """Return all transactions as one list."""
         return [row async for page in self._start() for row in page]
@@ -171,11 +174,11 @@ class Transactions:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
-    async def get(self, transaction_id: str) -> Transaction:
+    async def get(self, transaction_id: str | Acknowledgement | Transaction) -> Transaction:
         """Look up a transaction by its id (contract, section 4.3).
 
         Args:
-            transaction_id: The acknowledgement's ``transaction_id``, the transaction's ``id``.
+            transaction_id: The id, or the acknowledgement or transaction that has it.
 
         Raises:
             InvalidRequest: The id is blank, ``.`` or ``..``; nothing was sent.
@@ -183,7 +186,7 @@ class Transactions:
             InvalidTransactionId: The service calls the id malformed.
             MobileMoneyError: The call failed otherwise; see `mobilemoney_async.errors`.
         """
-        return await self._get(transaction_id, Priority.LOOKUP)
+        return await self._get(id_of("transaction_id", transaction_id), Priority.LOOKUP)
 
     async def get_by_reference(self, reference: str) -> Transaction:
         """Look up a transaction by the service's reference (contract, section 4.3).
@@ -209,14 +212,16 @@ class Transactions:
         query = {"external_id": require_text("external_id", external_id)}
         return (await self._pipeline.call(FIND_TRANSACTION, query=query)).transaction
 
-    def get_many(self, ids: Iterable[str], *, since: date | None = None) -> AsyncIterator[Lookup]:
+    def get_many(
+        self, ids: Iterable[str | Acknowledgement | Transaction], *, since: date | None = None
+    ) -> AsyncIterator[Lookup]:
         """Look up many transactions side by side.
 
         Yields a `Lookup` for each distinct id as it arrives, in no particular order; an error is a value too. The
         lookups go in the lane for bulk work, so that they wait behind payments and single lookups.
 
         Args:
-            ids: Transaction ids; all of them are checked before the first is sent.
+            ids: Transaction ids, or what has one, as for `get`; all of them are checked before the first is sent.
             since: A day, as `from_date` of `page`, on or after which most of them were created. Pages of the history
                 since that day are then read first, as long as they show more than lookups would, and only the rest
                 is looked up: 600 transactions of today for some ten requests.
@@ -226,8 +231,8 @@ class Transactions:
                 nothing was sent.
         """
         if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-            raise refuse("ids", "an iterable of ids", ids)
-        distinct = dict.fromkeys(require_identifier("ids", each) for each in ids)
+            raise refuse("ids", "an iterable of ids, such as a list", ids)
+        distinct = dict.fromkeys(id_of("ids", each) for each in ids)
         get = partial(self._get, lane=Priority.BULK)
         if since is None:
             return BulkLookup(distinct, get)
@@ -249,7 +254,8 @@ class Transactions:
 
         Args:
             page: From 1.
-            status: Only transactions in this state; any text, since states may be added.
+            status: Only transactions in this state, in upper or lower case. Any other text is sent as it is, since
+                states may be added, and logged as a WARNING.
             type: Only collections or disbursements.
             from_date: The first day, a ``date``; a ``datetime`` is refused rather than cut. The time zone is not
                 documented; timestamps are UTC.
@@ -299,7 +305,11 @@ class Transactions:
         )
 
     async def wait(
-        self, transaction_id: str, *, timeout: float | None = None, schedule: Schedule | None = None
+        self,
+        transaction_id: str | Acknowledgement | Transaction,
+        *,
+        timeout: float | None = None,
+        schedule: Schedule | None = None,
     ) -> Transaction:
         """Look at a transaction until it is final (contract, section 6).
 
@@ -308,7 +318,7 @@ class Transactions:
         the contract does not say how soon a new transaction can be looked up.
 
         Args:
-            transaction_id: The acknowledgement's ``transaction_id``.
+            transaction_id: The acknowledgement, or the id.
             timeout: How long to wait in all, seconds, more than 0; None waits for as long as it takes.
             schedule: Other pauses.
 
@@ -321,7 +331,7 @@ class Transactions:
             TransactionNotFound: Still not found after two minutes.
             APIError: The service refused otherwise.
         """
-        require_identifier("transaction_id", transaction_id)
+        transaction_id = id_of("transaction_id", transaction_id)
         patience = float("inf") if timeout is None else require_seconds("timeout", timeout)
         pauses = Schedule() if schedule is None else schedule
         if not isinstance(pauses, Schedule):
@@ -375,13 +385,23 @@ def _check_filters(
 ) -> dict[str, str | int]:
     filters: dict[str, str | int] = {"limit": require_integer("limit", limit, 1, PAGE_SIZE_MAX)}
     if status is not None:
-        filters["status"] = str(TransactionStatus(require_text("status", status)))
+        filters["status"] = _read_status(status)
     if type is not None:
-        filters["type"] = str(TransactionType(require_text("type", type)))
+        filters["type"] = str(require_type(type))
     if from_date is not None:
         filters["from"] = require_date("from_date", from_date).isoformat()
     if to_date is not None:
         filters["to"] = require_date("to_date", to_date).isoformat()
     if from_date is not None and to_date is not None and from_date > to_date:
-        raise refuse("from_date", "no later than to_date")
+        raise refuse("from_date", f"no later than to_date, {to_date}, not {from_date}")
     return filters
+
+
+def _read_status(status: str) -> str:
+    """Return a state for the query: one of the contract's in any case, or another text as it is, with a warning."""
+    text = str(TransactionStatus(require_text("status", status)))
+    if text.upper() in TransactionStatus.__members__:
+        return text.upper()
+    known = ", ".join(TransactionStatus.__members__)
+    logger.warning("status %r is none of the contract's (%s): the list may be empty", redact(text, 40), known)
+    return text

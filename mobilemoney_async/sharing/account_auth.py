@@ -151,7 +151,7 @@ class AccountAuth:
             if isinstance(secret, str | Secret):
                 return TokenAuth(secret)
             if type(secret) not in {TokenAuth, LoginAuth}:
-                raise refuse("auth", "a function that returns a token, TokenAuth or LoginAuth", secret)
+                raise refuse("auth", "a function that returns a token, TokenAuth or LoginAuth", type(secret))
         except Exception as exc:
             self._failed_at = anyio.current_time()
             if isinstance(exc, MobileMoneyError):

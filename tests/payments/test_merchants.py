@@ -253,7 +253,7 @@ async def test_one_pool_for_all_accounts_is_refused(sqlite_file_url: str, platfo
     "wrong",
     [
         {"base_url": "http://pay.example"},
-        {"store": "sqlite:///payments.db"},
+        {"store": "payments.db"},
         {"auth": "token"},
         {"max_open": 0},
         {"max_open": True},

@@ -61,7 +61,7 @@ async def test_any_limit_is_taken_and_no_other_type(store_url: str) -> None:
         await client.collections.create(**ORDER, idempotency_key="order-1")
         (payment,) = await client.payments.list(type="collection", limit=10**30)
         assert payment.key == "order-1"
-        for kind in ("colection", "COLLECTION", "", 7):
+        for kind in ("colection", "collections", "", 7):
             with pytest.raises(InvalidRequest, match="type must be collection or disbursement"):
                 await client.payments.list(type=kind)  # type: ignore[arg-type]
 

@@ -68,7 +68,7 @@ class TestSchedule:
     @pytest.mark.parametrize("schedule", [5, "fast", Schedule])
     async def test_what_is_no_schedule_is_refused_before_the_first_look(self, schedule: Any) -> None:
         async with connect(always(PENDING)) as (client, service):
-            with pytest.raises(InvalidRequest, match=r"^schedule must be a Schedule, not \w+$"):
+            with pytest.raises(InvalidRequest, match=r"^schedule must be a Schedule, not "):
                 await client.transactions.wait("t-1", schedule=schedule)
         assert service.requests == []
 

@@ -102,8 +102,8 @@ READS: dict[str, tuple[Act, str, Any]] = {
         PAGE | {"pagination": samples.pagination(current_page=3)},
     ),
     "page, new words": (
-        lambda c: c.transactions.page(status="ON HOLD", type="re+fund"),
-        "/payment-service/transactions?page=1&limit=100&status=ON%20HOLD&type=re%2Bfund",
+        lambda c: c.transactions.page(status="ON HOLD", type="Disbursement"),
+        "/payment-service/transactions?page=1&limit=100&status=ON%20HOLD&type=disbursement",
         PAGE,
     ),
     "list": (lambda c: c.transactions.list().collect(), "/payment-service/transactions?page=1&limit=100", PAGE),

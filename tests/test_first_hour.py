@@ -1,0 +1,88 @@
+"""What a newcomer types first works, or is answered with the right name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, Secret, TransactionStatus
+from mobilemoney_async.sandbox import Sandbox
+from tests.resources.service import BASE_URL
+from tests.support.fakes import PHONE_NUMBER
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_payment_is_followed_by_its_acknowledgement() -> None:
+    """Every call that takes an id takes what has one, and the two positional arguments of a create are the obvious."""
+    async with Sandbox(speed=600).client() as client:
+        prompt = await client.collections.create(PHONE_NUMBER, 15_000)
+        assert (await client.transactions.get(prompt)).id == prompt.id == prompt.transaction_id
+        paid = await client.transactions.wait(prompt)
+        assert (await client.transactions.get(paid)) == paid
+        assert [each.transaction async for each in client.transactions.get_many([prompt, paid])] == [paid]
+        async with client.poller() as poller:
+            assert await poller.wait(prompt) == paid
+
+
+async def test_create_does_not_take_its_arguments_in_the_other_order() -> None:
+    """An amount is no phone number, so that a swap is refused."""
+    sandbox = Sandbox()
+    async with sandbox.client() as client:
+        swapped: list[tuple[Any, Any]] = [(15_000, PHONE_NUMBER), ("15000", PHONE_NUMBER)]
+        for first, second in swapped:
+            with pytest.raises(InvalidRequest, match=r"^phone_number must be "):
+                await client.collections.create(first, second)
+    assert not sandbox.transactions
+
+
+async def test_an_id_of_another_type_is_refused() -> None:
+    async with Sandbox().client() as client:
+        odd: Any = {"transaction_id": "tx-1"}
+        with pytest.raises(InvalidRequest, match=r"^transaction_id must be a transaction id, an Ack.*, not dict$"):
+            await client.transactions.get(odd)
+
+
+async def test_the_list_can_be_awaited_and_filtered_in_any_case(caplog: pytest.LogCaptureFixture) -> None:
+    """An empty list would look like a quiet day, so a type that there is not is refused, and a state reported."""
+    async with Sandbox(speed=600).client() as client:
+        paid = await client.transactions.wait(await client.collections.create(PHONE_NUMBER, 15_000))
+        assert await client.transactions.list(status="success", type="Collection") == [paid]
+        with pytest.raises(InvalidRequest, match=r"^type must be collection or disbursement, not 'collections'$"):
+            client.transactions.list(type="collections")
+        assert not caplog.records
+        assert await client.transactions.list(status="sucess") == []
+    assert "status 'sucess' is none of the contract's (PENDING, " in caplog.text
+    assert TransactionStatus.SUCCESS.value in caplog.text
+
+
+def test_an_e_mail_address_and_a_password_are_a_login() -> None:
+    client = AsyncClient(BASE_URL, auth=("a@b.example", "secret"))
+    assert isinstance(client._pipeline.tokens, LoginAuth)
+    assert client._pipeline.tokens.credentials == ("a@b.example", Secret("secret"))
+
+
+@pytest.mark.real_time
+async def test_the_url_of_a_store_is_a_store(tmp_path: Path) -> None:
+    """A payment under a key is recorded, and found by the next client with the same URL."""
+    sandbox, asked = Sandbox(), []
+    for _ in range(2):
+        async with sandbox.client(store=f"sqlite:///{tmp_path}/payments.db") as client:
+            asked.append(await client.collections.create(PHONE_NUMBER, 5_000, idempotency_key="order-1"))
+    assert asked[0] == asked[1]
+    assert len(sandbox.transactions) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("token", "auth="), ("api_key", "auth="), ("max_retries", "RetryPolicy(max_attempts=…)"), ("tiemout", "")],
+)
+def test_the_name_that_other_clients_use_is_answered_with_ours(name: str, right: str) -> None:
+    """A wrong name is a TypeError, as for any function, and its value is not shown."""
+    wrong: dict[str, Any] = {name: "hunter2"}
+    with pytest.raises(TypeError, match=f"^AsyncClient has no argument '{name}'") as caught:
+        AsyncClient(BASE_URL, auth="token", **wrong)
+    assert right in str(caught.value)
+    assert "hunter2" not in str(caught.value)
