@@ -32,6 +32,7 @@ from mobilemoney_async.errors import (
     RequestTimeout,
     StoreError,
     TokenExpired,
+    TransportError,
     UnexpectedResponse,
 )
 from mobilemoney_async.values import HiddenText, Secret, require_bearer
@@ -354,6 +355,8 @@ class Pipeline:
             invalid = InvalidToken(error.message, status_code=error.status_code, code=error.code)
             invalid.__cause__ = error
             return invalid
+        if isinstance(error, TransportError) and error.outcome == "not_sent" and call.attempts > 1:
+            error.args = (f"{error} ({call.attempts} attempts)",)
         return self._unknown(call, error)
 
     def _unknown(self, call: _Call, error: MobileMoneyError) -> MobileMoneyError:

@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 import anyio
 import httpx
 
 from mobilemoney_async.calls.transport_errors import Flight, library, map_error, without_text
-from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp
+from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp, route
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError
@@ -259,6 +260,7 @@ class Wire:
     ) -> None:
         self.base_url: str = check_base_url(base_url)
         self._closed = False
+        self._has_own_pool = http_client is None and not hasattr(transport, "handle_async_request")
         self._sender: _Sender
         if http_client is not None:
             if transport is not None:
@@ -323,7 +325,8 @@ class Wire:
         except MobileMoneyError:
             raise
         except Exception as exc:  # noqa: BLE001 (a table maps them)
-            failed, cause = map_error(exc, flight), without_text(exc, set())
+            peer = route(self.base_url) if self._has_own_pool else urlsplit(self.base_url).netloc
+            failed, cause = map_error(exc, flight, peer), without_text(exc, set())
         # Outside: what is left of the cause must not come back as the context.
         raise failed from cause
 

@@ -7,6 +7,9 @@ converse holds too: a body that was never read was not sent.
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import ssl
 from contextlib import suppress
 
@@ -37,6 +40,25 @@ _NOT_SENT = frozenset(
 )
 _LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
 _TIMEOUTS = frozenset({"TimeoutException", "TimeoutError", "ServerTimeoutError"})
+# OpenSSL's numbers of what is wrong with a certificate.
+_CERTIFICATE = {
+    9: "certificate is not valid yet",
+    10: "certificate has expired",
+    18: "certificate is of an unknown authority (self-signed)",
+    19: "certificate is of an unknown authority",
+    20: "certificate is of an unknown authority",
+    21: "certificate is of an unknown authority",
+    62: "certificate is for another name",
+    64: "certificate is for another address",
+}
+_LATE = "no connection in time"
+_BY_NAME = {
+    "ConnectTimeout": _LATE,
+    "ConnectionTimeoutError": _LATE,
+    "PoolTimeout": "no connection was free in time",
+    "BrokenResourceError": "the connection was closed while it began",
+    "EndOfStream": "the connection was closed while it began",
+}
 
 
 @attrs.define(eq=False)
@@ -63,8 +85,14 @@ class Flight:
         return self.begun or not self.proves_unsent
 
 
-def map_error(exc: Exception, flight: Flight) -> TransportError:
-    """Return our error for a failure of a transport, with an outcome that says whether the request may have arrived."""
+def map_error(exc: Exception, flight: Flight, peer: str) -> TransportError:
+    """Return our error for a failure of a transport, with an outcome that says whether the request may have arrived.
+
+    Args:
+        exc: The failure.
+        flight: The request's progress.
+        peer: The host that was to be reached, for the text.
+    """
     chain = _library_errors(exc)
     origin = type(chain[-1])
     not_sent = flight.proves_unsent and not flight.begun
@@ -73,7 +101,50 @@ def map_error(exc: Exception, flight: Flight) -> TransportError:
     kind = RequestTimeout if {cls.__name__ for cls in origin.__mro__} & _TIMEOUTS else ConnectionFailed
     # The texts of other libraries may hold URLs, or bytes of the answer.
     text = f"{origin.__name__}: {'not sent' if not_sent else 'sent, no answer'}"
+    if not_sent and (reason := connection_fault(exc)) is not None:
+        text = f"cannot connect to {peer}: {reason}; nothing was sent"
     return kind(text, outcome="not_sent" if not_sent else "unknown")
+
+
+def connection_fault(exc: BaseException | None) -> str | None:
+    """Return why there is no connection, by an exception or its causes; None if they do not say.
+
+    Of their texts, which may quote an answer, nothing is shown.
+    """
+    named = None
+    for _ in range(10):  # some chains are circles
+        if exc is None:
+            break
+        if isinstance(exc, BaseExceptionGroup):  # of all addresses of a host
+            exc = exc.exceptions[0]
+        if library(type(exc)) in {"builtins", "ssl", "socket"} and (reason := _of_system(exc)) is not None:
+            return reason
+        if type(exc).__name__ in {"ProxyError", "ClientHttpProxyError"}:
+            status = re.match("[45][0-9]{2}", f"{getattr(exc, 'status', None) or (*exc.args, '')[0]}")
+            return f"the proxy answered {status[0]}" if status else "the proxy refused"
+        named = _BY_NAME.get(type(exc).__name__, named)
+        # httpcore's pool raises its errors "from None".
+        exc = exc.__cause__ or (exc.__context__ if library(type(exc)) in {"httpcore", "httpcore2"} else None)
+    return named
+
+
+def _of_system(exc: BaseException) -> str | None:
+    """Return why there is no connection, by an error of the operating system or of TLS."""
+    match exc:
+        case ssl.SSLCertVerificationError():
+            return _CERTIFICATE.get(getattr(exc, "verify_code", 0), "certificate is not trusted")
+        case ssl.SSLError():
+            return (
+                f"no TLS connection ({getattr(exc, 'reason', None) or type(exc).__name__}): is this a port for https?"
+            )
+        case socket.gaierror():
+            return "no answer from the name server" if exc.errno == socket.EAI_AGAIN else "name not known"
+        case ConnectionRefusedError():
+            return "connection refused"
+        case OSError(errno=int() as number) if number > 0:
+            return os.strerror(number).lower()
+        case _:
+            return None
 
 
 def _library_errors(exc: BaseException) -> list[BaseException]:

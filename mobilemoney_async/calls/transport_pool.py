@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import ssl
+from contextlib import suppress
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -101,6 +102,15 @@ def _proxy(scheme: str, host: str | None) -> httpx.Proxy | None:
     if not url:
         return None
     return httpx.Proxy(url if "://" in url else f"http://{url}")
+
+
+def route(base_url: str) -> str:
+    """Return the host of the service, and the environment's proxy on the way to it, for an error."""
+    parts = urlsplit(base_url)
+    with suppress(Exception):  # a proxy's URL that makes no sense
+        if (proxy := _proxy(parts.scheme, parts.hostname)) is not None:
+            return f"{parts.netloc} through the proxy {proxy.url.netloc.decode('ascii')}"
+    return parts.netloc
 
 
 def require_aiohttp() -> None:

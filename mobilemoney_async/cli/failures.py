@@ -111,7 +111,7 @@ def _name_service(exc: Exception, settings: Settings, text: str, advice: str) ->
         return text, advice
     if settings.is_built_in and exc.outcome == "not_sent":
         advice = "no sandbox runs there: start one with mobilemoney sandbox, or name a service (--profile)"
-    return f"{settings.base_url}: {text}", advice
+    return text if text.startswith("cannot connect to ") else f"{settings.base_url}: {text}", advice
 
 
 def _explain_file(exc: OSError) -> tuple[str, ExitCode]:

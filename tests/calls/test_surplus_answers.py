@@ -18,8 +18,8 @@ from anyio.abc import SocketAttribute, SocketStream
 from mobilemoney_async import AsyncClient, LoginAuth, OutcomeUnknown, RetryPolicy, UnexpectedResponse
 from mobilemoney_async.calls import transport_pool
 from tests.calls.ways import WAYS, connect
-from tests.cli.test_doctor import certificate
 from tests.contract import samples
+from tests.support.certificates import certificate
 from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER
 from tests.support.server import Request, Response, serve
 

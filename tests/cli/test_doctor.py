@@ -17,9 +17,6 @@ import anyio
 import anyio.from_thread
 import pytest
 import sqlalchemy as sa
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from mobilemoney_async import (
     InvalidCredentials,
@@ -42,6 +39,7 @@ from mobilemoney_async.payments.matching import Skew
 from mobilemoney_async.payments.queries import StoreHealth, check_health
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox, faults
+from tests.support.certificates import certificate
 from tests.support.databases import sqlite_url
 
 with warnings.catch_warnings():
@@ -191,45 +189,6 @@ class TestService:
         assert result.exit_code == 2
         assert "profiles.p.base_ulr: there is no such key" in result.stderr
         assert result.stderr.count("\n") == 1
-
-
-_KEY_USAGE = x509.KeyUsage(
-    digital_signature=True,
-    content_commitment=False,
-    key_encipherment=False,
-    data_encipherment=False,
-    key_agreement=False,
-    key_cert_sign=True,
-    crl_sign=False,
-    encipher_only=False,
-    decipher_only=False,
-)
-
-
-def certificate(folder: Path, *, days: int) -> Path:
-    """Make a certificate for localhost, which is its own authority, with its key in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=days, hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        # What Python 3.13 asks of an authority.
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(_KEY_USAGE, critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    path = folder / "localhost.pem"
-    path.write_bytes(made.public_bytes(encoding) + key.private_bytes(encoding, form, serialization.NoEncryption()))
-    return path
 
 
 @contextlib.asynccontextmanager
