@@ -86,3 +86,14 @@ def test_the_name_that_other_clients_use_is_answered_with_ours(name: str, right:
         AsyncClient(BASE_URL, auth="token", **wrong)
     assert right in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.real_time
+async def test_a_store_may_outlive_the_sandbox(tmp_path: Path) -> None:
+    """The morning after: another run of the sandbox has fresh ids, under the same token, so that payments are new."""
+    for run in ("monday", "tuesday"):
+        sandbox = Sandbox(run=run)
+        assert sandbox.token == Sandbox().token
+        async with sandbox.client(store=f"sqlite:///{tmp_path}/payments.db") as client:
+            await client.collections.create(PHONE_NUMBER, 5_000, idempotency_key=run)
+            assert [each.key for each in await client.payments.list(state="acknowledged")][-1] == run

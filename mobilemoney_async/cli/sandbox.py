@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -56,7 +57,8 @@ def run_sandbox(*, port: int = 8765, speed: float = 1.0, by_hand: bool = False) 
     from mobilemoney_async.sandbox import Sandbox
 
     try:
-        anyio.run(_serve, Sandbox(speed=speed, by_hand=by_hand), port, backend="asyncio")
+        # Fresh ids: the store of a program may know the payments of an earlier run.
+        anyio.run(_serve, Sandbox(run=secrets.token_hex(8), speed=speed, by_hand=by_hand), port, backend="asyncio")
     except (ImportError, ValueError) as exc:
         raise SystemExit(f"mobilemoney sandbox: {exc}") from exc
     except OSError as exc:
@@ -72,7 +74,8 @@ def run_sandbox(*, port: int = 8765, speed: float = 1.0, by_hand: bool = False) 
 async def _serve(sandbox: Sandbox, port: int) -> None:
     _log_to_standard_error()
     async with sandbox.serve(port=port) as base_url:
-        print(f"base url: {base_url}\ntoken: {sandbox.token}\nemail: {sandbox.email}\npassword: {sandbox.password}")
+        print(f"export MOBILEMONEY_BASE_URL={base_url}\nexport MOBILEMONEY_TOKEN={sandbox.token}")
+        print(f"email: {sandbox.email}\npassword: {sandbox.password}")
         print(f"phone page: {base_url.removesuffix('v1')}\n", flush=True)
         numbers()
         await _until_stopped()

@@ -28,6 +28,7 @@ class Controls:
         *,
         speed: float = 1.0,
         seed: int = 0,
+        run: str = "",
         balance: Decimal | int | str = Decimal(10_000_000),
         choices: Choices | None = None,
         now: datetime | None = None,
@@ -41,6 +42,7 @@ class Controls:
             start=clock.start,
             speed=speed,
             seed=seed,
+            run=run,
             balance=opening_balance(balance),
             choices=Choices() if choices is None else choices,
         )

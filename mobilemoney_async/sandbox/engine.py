@@ -31,10 +31,12 @@ _KINDS = {"c2b": Kind.COLLECTION, "b2c": Kind.DISBURSEMENT}
 class Engine:
     """Engine of the service, with all its state; its arguments are those of `Sandbox`."""
 
-    def __init__(self, *, start: datetime, speed: float, seed: int, balance: Decimal, choices: Choices) -> None:
+    def __init__(
+        self, *, start: datetime, speed: float, seed: int, balance: Decimal, choices: Choices, run: str = ""
+    ) -> None:
         self.accounts: Accounts = Accounts(dice(seed, "secrets"))
         self.book: TransactionBook = TransactionBook(
-            start=start, speed=speed, choices=choices, dice=dice(seed, "payments")
+            start=start, speed=speed, choices=choices, dice=dice(seed, f"payments{run}")
         )
         self.users: UserService = UserService(self.accounts, self.book, dice(seed, "one-time passwords"))
         self.script: Script = Script(dice(seed, "script"))

@@ -31,6 +31,8 @@ class Sandbox(Controls):
         speed: Divides the durations under "Pace" in `Choices` and multiplies the rate limit. The clock runs on (see
             `run_clock`), and a login token lives 3600 seconds at any speed.
         seed: The same seed and the same requests at the same times have the same ids, delays and probable faults.
+        run: Tells runs with the same seed apart: their transactions have other ids and delays, under the same token.
+            A store that outlives the sandbox needs that. `mobilemoney sandbox` takes a new one each time.
         balance: Opening balance of each merchant, TZS.
         choices: Behaviour that the contract leaves open.
         now: Aware time at which the sandbox's clock starts; None for the present.

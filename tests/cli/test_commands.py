@@ -106,7 +106,7 @@ def served() -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
         for line in process.stdout:
             if not line.strip():
                 break
-            name, _, value = line.strip().partition(": ")
+            name, value = re.split(": |=", line.strip().removeprefix("export MOBILEMONEY_"), maxsplit=1)
             printed[name] = value
         try:
             yield process, printed
@@ -121,9 +121,9 @@ async def test_the_served_sandbox_takes_payments_and_stops_on_ctrl_c(
 ) -> None:
     """A program that knows only what the command printed can log in, collect and see the final state."""
     process, printed = served
-    assert set(printed) == {"base url", "token", "email", "password", "phone page"}
-    for auth in (printed["token"], LoginAuth(printed["email"], printed["password"])):
-        async with AsyncClient(printed["base url"], auth=auth) as client:
+    assert set(printed) == {"BASE_URL", "TOKEN", "email", "password", "phone page"}
+    for auth in (printed["TOKEN"], LoginAuth(printed["email"], printed["password"])):
+        async with AsyncClient(printed["BASE_URL"], auth=auth) as client:
             prompt = await client.collections.create(phone_number="+255780000789", amount=100)
             assert (await client.transactions.wait(prompt.transaction_id)).succeeded
     process.send_signal(signal.SIGINT)
@@ -131,4 +131,4 @@ async def test_the_served_sandbox_takes_payments_and_stops_on_ctrl_c(
     assert process.returncode == 0
     assert "POST /v1/payment-service/airtel/c2b" in log
     assert "Traceback" not in log
-    assert not any(secret in log for secret in (printed["token"], printed["password"]))
+    assert not any(secret in log for secret in (printed["TOKEN"], printed["password"]))

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from mobilemoney_async.cli.sandbox import numbers, run_sandbox
 from mobilemoney_async.sandbox import MAGIC_NUMBERS, Sandbox
 from tests.sandbox.service import SUCCEEDS
 
+URL, TOKEN = "export MOBILEMONEY_BASE_URL", "export MOBILEMONEY_TOKEN"
 RUN = "from mobilemoney_async.cli.sandbox import run_sandbox; run_sandbox(port=0, speed=20)"
 
 
@@ -45,12 +47,12 @@ def test_the_sandbox_prints_how_to_reach_it_and_stops_on_ctrl_c() -> None:
     assert process.stdout
     assert process.stderr
     with process:
-        facts = dict(process.stdout.readline().strip().split(": ") for _ in range(5))
-        assert list(facts) == ["base url", "token", "email", "password", "phone page"]
+        facts = dict(re.split(": |=", process.stdout.readline().strip(), maxsplit=1) for _ in range(5))
+        assert list(facts) == [URL, TOKEN, "email", "password", "phone page"]
         httpx.get(
-            f"{facts['base url']}/payment-service/transaction",
+            f"{facts[URL]}/payment-service/transaction",
             params={"reference": SUCCEEDS},
-            headers={"Authorization": f"Bearer {facts['token']}"},
+            headers={"Authorization": f"Bearer {facts[TOKEN]}"},
             trust_env=False,
             timeout=60,
         )
@@ -58,13 +60,13 @@ def test_the_sandbox_prints_how_to_reach_it_and_stops_on_ctrl_c() -> None:
         process.send_signal(signal.SIGINT)
         out, log = process.stdout.read(), process.stderr.read()
     assert process.returncode == 0
-    assert facts["base url"] == f"{facts['phone page']}v1"
+    assert facts[URL] == f"{facts['phone page']}v1"
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert len([line for line in out.splitlines() if line.startswith("+255")]) == len(MAGIC_NUMBERS)
     assert out.endswith("stopped\n")
     assert len(log.splitlines()) == 1
     assert "GET /v1/payment-service/transaction?reference=+25578…789 404" in log
-    assert facts["token"] not in log
+    assert facts[TOKEN] not in log
 
 
 def test_options_reach_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
