@@ -10,10 +10,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
+from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import can_encode, missing_extra, refuse, url_shape
 
 PATIENCE = 10
@@ -31,6 +33,13 @@ _IDLE = "SELECT set_config('idle_session_timeout', '{}', false) WHERE current_se
 _KEPT = "60s"
 NEVER_IDLE = _IDLE.format("0", "<> '0'")
 """Statement by which a connection that listens is kept for as long as it lasts."""
+
+# SQLite's engines, and the files of their open connections. The child of a fork inherits SQLite's list of locks, but
+# not the locks: no connection there, not even a new one, keeps others from removing the log of what it has committed.
+# So idle connections are closed before a fork, and the child refuses files that were in use.
+_engines: WeakSet[sa.Engine] = WeakSet()
+_open: dict[int, str] = {}
+_inherited: set[str] = set()
 
 _ACCEPTS = 'a URL such as "sqlite:///payments.db" or "postgresql+psycopg://user:password@host/database"'
 
@@ -89,13 +98,13 @@ def readable_files(url: sa.URL) -> list[Path]:
     return found
 
 
-def _make_private(name: str | None) -> None:
+def _make_private(name: str) -> None:
     """Make the file of an SQLite database, if it is missing, so that only its owner can read it from the start.
 
     SQLite takes an empty file for a new database, and gives -wal and -shm its mode. The umask, which is the whole
     process's, stays as it is. An existing file keeps its mode. Errors are left to SQLite, which reports them.
     """
-    file = os.path.realpath(str(name))  # through a link, as SQLite does: its target may be missing
+    file = os.path.realpath(name)  # through a link, as SQLite does: its target may be missing
     # Not opened where that can be avoided: closing a file ends the locks on it of all threads of this process.
     with suppress(OSError):
         try:
@@ -131,8 +140,11 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
             **_POOL,
         )
         patience = PATIENCE if patience is None else patience
-        sa.event.listen(engine, "do_connect", lambda *_: _make_private(url.database))
-        sa.event.listen(engine, "connect", functools.partial(_on_connect, patience=patience))
+        file = str(url.database)
+        sa.event.listen(engine, "do_connect", lambda *_: _before_connect(file))
+        sa.event.listen(engine, "connect", functools.partial(_on_connect, file=file, patience=patience))
+        sa.event.listen(engine, "close", lambda connection, _: _open.pop(id(connection), None))
+        _engines.add(engine)
         sa.event.listen(engine, "begin", _on_begin)
         return engine
     arguments: dict[str, Any] = {}
@@ -176,7 +188,32 @@ def is_locked(error: Exception) -> bool:
     return is_busy or getattr(cause, "sqlstate", None) == "55P03"
 
 
-def _on_connect(connection: Any, record: object, *, patience: float) -> None:
+def _before_connect(file: str) -> None:
+    if file in _inherited:
+        said = f"a transaction in {file} was open when this process was forked, and SQLite would lose data here"
+        raise StoreError(f"{said}: fork while the store is idle, or start processes with spawn", outcome="not_sent")
+    _make_private(file)
+
+
+def _close_idle() -> None:
+    """Close the idle connections to SQLite before a fork."""
+    for engine in list(_engines):
+        if not engine.pool.checkedout():  # type: ignore[attr-defined]
+            engine.dispose()
+
+
+def _inherit() -> None:
+    """Note in the child of a fork which files were in use."""
+    _inherited.update(_open.values())
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_close_idle, after_in_child=_inherit)
+
+
+def _on_connect(connection: Any, record: object, *, file: str, patience: float) -> None:
+    _open[id(connection)] = file
     connection.isolation_level = None  # the driver's own BEGIN comes too late, and takes no lock
     connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}").close()
     _use_wal(connection)

@@ -48,12 +48,49 @@ async def main():
     await write("before")
 
 anyio.run(main)
+(reader, writer), (has_written, writes) = os.pipe(), os.pipe()
 child = os.fork()
-anyio.run(write, "child" if child == 0 else "parent")
 if child == 0:
+    anyio.run(write, "child")
+    os.write(writes, b".")
+    os.read(reader, 1)
+    anyio.run(write, "child")
     os._exit(0)
+anyio.run(write, "parent")
+os.read(has_written, 1)
+database.close()
+os.write(writer, b".")
 assert os.waitpid(child, 0)[1] == 0
 anyio.run(write, "after")
+"""
+
+_BUSY_FORK = """
+import os, sys, threading, anyio
+import sqlalchemy as sa
+from mobilemoney_async import StoreError
+from mobilemoney_async.database.engine import Database
+
+url = sys.argv[1]
+has_begun, may_end = threading.Event(), threading.Event()
+
+def wait(connection):
+    has_begun.set()
+    assert may_end.wait(60)
+
+thread = threading.Thread(target=anyio.run, args=(Database(url).read, wait))
+thread.start()
+assert has_begun.wait(60)
+child = os.fork()
+if child == 0:
+    try:
+        anyio.run(Database(url).read, lambda connection: None)
+    except StoreError as exc:
+        os._exit(7 if "was open when this process was forked" in str(exc) and exc.outcome == "not_sent" else 1)
+    os._exit(2)
+may_end.set()
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+anyio.run(Database(url).read, lambda connection: None)
 """
 
 
@@ -406,10 +443,16 @@ async def test_many_tasks_write_at_once(store_url: str, monkeypatch: pytest.Monk
 
 @pytest.mark.new_database
 def test_a_fork_leaves_the_connections_to_the_parent(store_url: str) -> None:
-    """Parent and child of a fork both go on with the store, each on connections of its own."""
+    """Parent and child of a fork both go on with the store, also after the parent has closed it: no commit is lost."""
     subprocess.run([sys.executable, "-c", _FORK, store_url], check=True, timeout=240, cwd=Path.cwd())
     counts = dict(rows(store_url, "SELECT who, count(*) FROM marks GROUP BY who"))
-    assert counts == {"before": 5, "child": 5, "parent": 5, "after": 5}
+    assert counts == {"before": 5, "child": 10, "parent": 5, "after": 5}
+
+
+def test_a_fork_during_a_transaction_of_sqlite(tmp_path: Path) -> None:
+    """The child refuses the file, in which SQLite would lose its commits; the parent goes on."""
+    url = f"sqlite:///{tmp_path}/payments.db"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _BUSY_FORK, url], check=True, timeout=240, cwd=Path.cwd())
 
 
 async def test_a_closed_store_opens_again(store_url: str) -> None:
