@@ -102,17 +102,17 @@ def suspicion(facts: AccountFacts, now: datetime, *, grace: float) -> Suspicion 
         return None
     if facts.has_moved:
         return Suspicion.MOVED
-    if facts.doubted_at is not None and now >= facts.doubted_at + timedelta(seconds=grace):
+    if facts.doubted_at is not None and now - facts.doubted_at >= timedelta(seconds=grace):
         return Suspicion.OPEN
     checked_at = facts.checked_at or facts.first_record_at
-    if now >= max(newest, checked_at or newest) + _QUIET and not _is_guarded(newest, facts.unguarded_at, now):
+    if now - max(newest, checked_at or newest) >= _QUIET and not _is_guarded(newest, facts.unguarded_at, now):
         return Suspicion.QUIET
-    return Suspicion.ROUTINE if checked_at is None or now >= checked_at + _ROUTINE else None
+    return Suspicion.ROUTINE if checked_at is None or now - checked_at >= _ROUTINE else None
 
 
 def _is_guarded(newest: datetime, unguarded_at: datetime | None, now: datetime) -> bool:
     """Return whether this process would miss any payment that the store has lost."""
-    return unguarded_at is None or (unguarded_at < newest and now >= unguarded_at + _ROUTINE)
+    return unguarded_at is None or (unguarded_at < newest and now - unguarded_at >= _ROUTINE)
 
 
 @attrs.frozen(kw_only=True)

@@ -133,8 +133,8 @@ class Look:
     def counts(self, record: PaymentRecord, walked_at: datetime | None) -> bool:
         """Return whether it is one of the listings that must miss a payment; `walked_at` is the end of the last one."""
         assert record.ended_at is not None
-        is_late = self.walk.began_at >= record.ended_at + timedelta(seconds=self.grace)
-        is_apart = walked_at is None or self.walk.began_at >= walked_at + timedelta(seconds=self.grace / 2)
+        is_late = self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)
+        is_apart = walked_at is None or self.walk.began_at - walked_at >= timedelta(seconds=self.grace / 2)
         is_read = self.verdict.is_clear or (self.is_known and not record.candidates)
         return is_late and is_apart and is_read and not self.is_contradicted
 

@@ -375,7 +375,7 @@ def clearance(
 def _has_looked(record: PaymentRecord, now: datetime | None, grace: float) -> bool:
     if record.looked_at is None or now is None:
         return record.looked_at is not None
-    return now <= record.looked_at + timedelta(seconds=max(grace, _SHORTEST_LOOK))
+    return now - record.looked_at <= timedelta(seconds=max(grace, _SHORTEST_LOOK))
 
 
 def _is_absent_collection(record: PaymentRecord) -> bool:
@@ -389,8 +389,8 @@ def _clear_without_control(record: PaymentRecord, now: datetime | None, grace: f
     is not enough.
     """
     if not record.walks:
-        over_at = (record.ended_at or record.changed_at) + timedelta(seconds=grace)
-        return Clearance.WAIT if now is not None and now < over_at else Clearance.LOOK
+        ended_at, span = record.ended_at or record.changed_at, timedelta(seconds=grace)
+        return Clearance.WAIT if now is not None and now - ended_at < span else Clearance.LOOK
     return Clearance.SEND if record.type == TransactionType.COLLECTION else Clearance.DOUBT
 
 

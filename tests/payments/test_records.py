@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import product
 from typing import Any
@@ -221,6 +221,13 @@ def test_a_look_counts_for_the_grace_period_or_half_a_minute() -> None:
     over_at, early = NOON + timedelta(seconds=GRACE), record(REFUSED, **SOFT, looked_at=NOON + timedelta(seconds=100))
     assert clearance(early, over_at - tick, grace=GRACE) is Clearance.WAIT
     assert clearance(early, over_at, grace=GRACE) is Clearance.LOOK
+
+
+def test_a_look_at_the_end_of_the_calendar_raises_nothing() -> None:
+    """A row may have been edited."""
+    far = datetime.max.replace(tzinfo=UTC)
+    for changes in ({"looked_at": far}, {"looked_at": NOON, "ended_at": far}):
+        clearance(record(REFUSED, **SOFT, **changes), NOON, grace=GRACE)
 
 
 def test_under_the_lock_of_a_row_the_age_of_a_look_does_not_matter() -> None:

@@ -7,7 +7,7 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from tests.support.fakes import NOON
 from tests.support.second_service import TOKEN, ListBehaviour, dropped, error
 
 KIND = pytest.mark.parametrize("kind", KINDS)
+FAR = datetime.max.replace(tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 
 
@@ -77,10 +78,14 @@ class TestSuspicion:
             ({"newest": at(0), "checked_at": at(0), "stopped": UNREADABLE}, 1, Suspicion.OPEN),
             ({"newest": at(0), "checked_at": at(0), "doubted_at": at(0)}, 1.9, None),
             ({"newest": at(0), "checked_at": at(0), "doubted_at": at(0)}, 2, Suspicion.OPEN),
+            ({"newest": FAR, "checked_at": FAR, "doubted_at": FAR, "unguarded_at": at(0)}, 5, None),
         ],
     )
     def test_when(self, facts: dict[str, Any], minutes: float, expected: Suspicion | None) -> None:
-        """Hourly, at once where the store itself went backwards, and after five silent minutes of several processes."""
+        """Hourly, at once where the store itself went backwards, and after five silent minutes of several processes.
+
+        A time at the end of the calendar, in a row that was edited, raises nothing.
+        """
         assert suspicion(AccountFacts(**facts), at(minutes), grace=GRACE) is expected
 
 

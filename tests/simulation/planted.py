@@ -104,13 +104,13 @@ DEFECTS = (
     Defect(  # a second payment after a late list
         "a look is valid for ever",
         "payments/records.py",
-        "    return now <= record.looked_at + timedelta(seconds=max(grace, _SHORTEST_LOOK))\n",
+        "    return now - record.looked_at <= timedelta(seconds=max(grace, _SHORTEST_LOOK))\n",
         "    return True\n",
     ),
     Defect(  # before the grace period was counted from the end of the request
         "listings count within the grace period",
         "payments/reconciliation.py",
-        "is_late = self.walk.began_at >= record.ended_at + timedelta(seconds=self.grace)",
+        "is_late = self.walk.began_at - record.ended_at >= timedelta(seconds=self.grace)",
         "is_late = True",
     ),
     Defect(  # a snapshot that was restored
