@@ -539,7 +539,7 @@ async def test_payments_are_checked() -> None:
         for payment in ("", " ", "..", 3):
             with pytest.raises(InvalidRequest):
                 poller.track(payment)  # type: ignore[arg-type]
-        with pytest.raises(InvalidRequest, match="an Acknowledgement or a transaction id, not None"):
+        with pytest.raises(InvalidRequest, match="a transaction id, an Acknowledgement or a Transaction, not None"):
             poller.track(None)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest):
             poller.track("txn-1", timeout=0)
