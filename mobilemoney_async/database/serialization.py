@@ -6,6 +6,7 @@ Read as strictly as an answer of the service, by the same reader. Pure.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _read_transaction = reader(Transaction, is_own=True)
 _read_acknowledgement = reader(Acknowledgement, is_own=True)
+# Longer than any amount of an answer: the total of a batch is one too. An exponent would fill the memory.
+_AMOUNT = re.compile(r"[0-9]{1,25}(?:\.[0-9]{1,20})?")
 # Types of attributes that JSON can hold, beside None.
 _PLAIN = (str, int, float)
 
@@ -40,6 +43,13 @@ def load_transaction(text: str) -> Transaction:
 def load_acknowledgement(text: str) -> Acknowledgement:
     """Return the acknowledgement of a text; raise `StoreError` if it is none."""
     return _load(_read_acknowledgement, text, "acknowledgement")
+
+
+def load_amount(text: str) -> Decimal:
+    """Return the amount of a text, digits with an optional fraction; raise `StoreError` if it is none."""
+    if not isinstance(text, str) or not _AMOUNT.fullmatch(text):
+        raise _unreadable("amount")
+    return Decimal(text)
 
 
 def dump_error(error: MobileMoneyError) -> str:

@@ -18,7 +18,6 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 import attrs
@@ -36,7 +35,7 @@ from mobilemoney_async.database.schema import (
     payments,
     require_known,
 )
-from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_transaction
+from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_amount, load_transaction
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
 from mobilemoney_async.payments.duplicates import (
     SUSPECT,
@@ -508,7 +507,7 @@ def to_record(row: sa.Row[Any]) -> PaymentRecord:
     """
     try:
         return _read(row)
-    except (ValueError, ArithmeticError, TypeError):
+    except (ValueError, ArithmeticError, TypeError, StoreError):
         # Not as the cause: it may quote the row.
         raise StoreError(f"the store cannot read its payment {row.key!r}", outcome="not_sent") from None
 
@@ -530,7 +529,7 @@ def _read(row: sa.Row[Any]) -> PaymentRecord:
         key=row.key,
         type=TransactionType(row.type),
         phone_number=row.phone_number,
-        amount=Decimal(row.amount),
+        amount=load_amount(row.amount),
         state=PaymentState(row.state),
         attempt=row.attempt,
         created_at=row.created_at,

@@ -11,13 +11,13 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any, Literal, overload
 
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import batch_lines, batches, payments
+from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.creates import payment_request
@@ -285,7 +285,7 @@ def _batch(journal: Journal, row: sa.Row[Any], duplicates: Mapping[int, str]) ->
         cancelled_by=row.cancelled_by,
         cancelled_at=row.cancelled_at,
         lines=row.lines,
-        total=Decimal(row.total),
+        total=load_amount(row.total),
         duplicates=duplicates,
         states={} if row.approved_at is None else _states(journal, row.id),
     )
@@ -360,7 +360,7 @@ def _with_payment(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any]
         line=line.line,
         key=line.key,
         phone_number=line.phone_number,
-        amount=Decimal(line.amount),
+        amount=load_amount(line.amount),
         state=batch.state if row is None else _state(row),
         transaction_id=None if record is None else record.transaction_id,
         fee=None if transaction is None or transaction.fees is None else transaction.fees.total_fee,

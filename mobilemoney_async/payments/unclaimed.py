@@ -35,6 +35,7 @@ from mobilemoney_async.contract.comparison import international, is_same_payment
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import accounts, insert_missing, payments, sightings, unclaimed
+from mobilemoney_async.database.serialization import load_amount
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.events import TransactionUnclaimed, emit
 from mobilemoney_async.payments.account_store import AccountStore
@@ -470,7 +471,7 @@ def find_unclaimed(journal: Journal, state: str | None, *ids: str) -> list[Uncla
         UnclaimedTransaction(
             transaction_id=row.transaction_id,
             type=TransactionType(row.type),
-            amount=Decimal(row.amount),
+            amount=load_amount(row.amount),
             phone_number=row.shown_number,
             status=TransactionStatus(row.status),
             created_at=row.created_at,

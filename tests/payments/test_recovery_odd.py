@@ -439,7 +439,11 @@ async def test_a_record_that_cannot_be_read_hides_no_other(store_url: str, caplo
         await spoil(state="odd")
         with pytest.raises(StoreError, match="cannot read its payment 'k1'"):
             await client.payments.get("k1")
-        await spoil(state="FINAL", candidates="[" * 100_000)
+        for amount in ("1e999999999", "9" * 26, "1_000", "+250", "NaN", ""):
+            await spoil(state="FINAL", amount=amount)
+            with pytest.raises(StoreError, match="cannot read its payment 'k1'"):
+                await client.payments.get("k1")
+        await spoil(amount="250", candidates="[" * 100_000)
         with pytest.raises(StoreError, match="a row that cannot be read") as caught:
             await client.payments.list()
         assert caught.value.outcome == "not_sent"
