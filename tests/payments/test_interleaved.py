@@ -292,8 +292,9 @@ _begun: dict[str, PaymentRecord] = {}  # payments as their callers have read the
 
 @pytest.fixture(scope="module")
 def engine(postgres_server: Any) -> Iterator[sa.Engine]:
-    """Connections as a store opens them."""
-    engine = make_engine(read_url(postgres_server.shared_database()))
+    """Connections as a store opens them, but none is closed because a slow machine leaves a transaction waiting."""
+    url = read_url(postgres_server.shared_database()).update_query_dict({"options": "-c timezone=UTC"})
+    engine = make_engine(url)
     yield engine
     engine.dispose()
 
