@@ -1,4 +1,4 @@
-"""Calls per second with 50 at once, over loopback, with the `aiohttp` extra and the limiter wide open."""
+"""Calls per second with 50 at once, over loopback, with the limiter wide open: the extras `aiohttp` and `pyqwest`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def run() -> list[Row]:
     """Compare 50 lookups at once through our client with bare httpx-aiohttp and with openai's client."""
     with serving(peers.BODIES) as addresses, event_loop() as (runner, closing):
         calls = {
-            "ours": peers.ours(addresses, closing, aiohttp=True),
+            "ours": peers.ours(addresses, closing, pool="aiohttp"),
+            "pyqwest": peers.ours(addresses, closing, pool="pyqwest"),
             "bare": peers.bare(addresses, closing, aiohttp=True),
             "openai": peers.openai_(addresses, closing),
             "openai's aiohttp client": peers.openai_(addresses, closing, aiohttp=True),
@@ -40,4 +41,10 @@ def run() -> list[Row]:
         ),
         Row(case, f"openai, {rate('openai')}", "at least 2.5x", *at_least(figures.ratio("openai", "ours"), 2.5)),
         Row(case, f"{with_aiohttp}, {rate(with_aiohttp)}", "", f"{ratio:.2f}x"),
+        Row(
+            f"calls with 50 at once, `pyqwest` extra: {rate('pyqwest')}",
+            f"the `aiohttp` extra, {rate('ours')}",
+            "",
+            f"{figures.ratio('ours', 'pyqwest'):.2f}x",
+        ),
     ]

@@ -27,6 +27,7 @@ _LIBRARIES = (
     "anthropic",
     "openai",
     "pydantic",
+    "pyqwest",
     "stripe",
     "sqlalchemy",
 )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-MerchantTransport: TypeAlias = Literal["aiohttp"] | Callable[[str], HTTPTransport]
+MerchantTransport: TypeAlias = Literal["aiohttp", "pyqwest"] | Callable[[str], HTTPTransport]
 """Type of the argument ``transport`` of `Merchants`."""
 
 # Seconds for which the connections of an idle account stay open; no pool would use them after that.
@@ -87,8 +87,8 @@ class Merchants:
         timeout: As for `AsyncClient`.
         deadline: As for `AsyncClient`.
         retry: As for `AsyncClient`.
-        transport: ``"aiohttp"``, as for `AsyncClient`; or, for tests, a function of the account that returns an httpx
-            transport of its own.
+        transport: ``"aiohttp"`` or ``"pyqwest"``, as for `AsyncClient`; or, for tests, a function of the account that
+            returns an httpx transport of its own.
         on_event: Called with the account and each event; otherwise as for `AsyncClient`.
         utcnow: As for `AsyncClient`.
 
@@ -112,12 +112,12 @@ class Merchants:
     ) -> None:
         # Checked here, although each client checks them again.
         Options(timeout=timeout, deadline=deadline, retry=retry, headers={})
-        Wire(base_url, "aiohttp" if transport == "aiohttp" else None)
+        Wire(base_url, transport if isinstance(transport, str) else None)
         if not callable(auth):
             raise refuse("auth", "an async function of the account", type(auth))
-        if transport not in (None, "aiohttp") and not callable(transport):
+        if transport is not None and not isinstance(transport, str) and not callable(transport):
             # One for all would let a surplus answer of one account come to another.
-            raise refuse("transport", '"aiohttp", or a function of the account', transport)
+            raise refuse("transport", '"aiohttp", "pyqwest", or a function of the account', transport)
         if on_event is not None and not callable(on_event):
             raise refuse("on_event", "a function of the account and one event", on_event)
         self._base_url = base_url

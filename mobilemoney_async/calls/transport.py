@@ -20,8 +20,16 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 
-from mobilemoney_async.calls.transport_errors import Flight, library, map_error, without_text
-from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp, route
+from mobilemoney_async.calls.transport_errors import Flight, is_connecting, library, map_error, without_text
+from mobilemoney_async.calls.transport_pool import (
+    EXTRAS,
+    PoolKind,
+    check_base_url,
+    make_pool,
+    pyqwest_request,
+    require_extra,
+    route,
+)
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError
@@ -36,7 +44,7 @@ _CODINGS: dict[str, tuple[int, ...]] = {"": (), "identity": (), "gzip": (31,), "
 _TOO_LARGE = "the answer is larger than any answer of the contract"
 _CLOSE_TIMEOUT = 5.0
 
-HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp"]
+HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp", "pyqwest"]
 """Type of `AsyncClient`'s argument ``transport``."""
 HTTPClient: TypeAlias = httpx.AsyncClient
 """Type of `AsyncClient`'s argument ``http_client``; httpx2's client has the same interface."""
@@ -117,15 +125,15 @@ class _TransportSender:
     Args:
         transport: A caller's, never closed by us, or None for a pool of our own.
         base_url: Where the requests go.
-        aiohttp: Whether a pool of our own is httpx-aiohttp's.
+        kind: Library of a pool of our own.
     """
 
-    def __init__(self, transport: httpx.AsyncBaseTransport | None, base_url: str, *, aiohttp: bool) -> None:
-        self._transport = transport
+    def __init__(self, transport: httpx.AsyncBaseTransport | None, base_url: str, kind: PoolKind = "httpx") -> None:
+        self._transport: Any = transport
         self._owned = transport is None
         self._base_url = base_url
         self._host = httpx.URL(base_url).netloc.decode("ascii")
-        self._aiohttp = aiohttp
+        self._kind = kind
         self._loop: object = None
         self._flights: dict[int, int] = {}  # under way, by the transport's `id`
 
@@ -145,10 +153,32 @@ class _TransportSender:
         read: Callable[[Answer], T],
     ) -> T:
         flight.proves_unsent = self._owned and content is not None
-        flight.is_direct = self._owned and not self._aiohttp
-        flight.begun = not self._owned and content is None and method != "GET"  # no body to watch; it may move money
         transport = self._open() if self._owned else self._transport
-        assert transport is not None
+        self._flights[id(transport)] = self._flights.get(id(transport), 0) + 1
+        try:
+            response = await self._exchange(
+                transport, method, url, headers=headers, content=content, timeout=timeout, flight=flight
+            )
+            return await _read(response, flight, read)
+        finally:
+            if flight.is_suspect and self._kind != "httpx" and self._transport is transport:
+                self._transport = None  # these do not show the connection: later requests go over a new pool
+            await self._end_flight(transport)
+
+    async def _exchange(
+        self,
+        transport: Any,
+        method: str,
+        url: str,
+        *,
+        headers: dict[str, str],
+        content: bytes | None,
+        timeout: float,
+        flight: Flight,
+    ) -> httpx.Response:
+        """Send one request over a transport, and return its answer, unread."""
+        flight.is_direct = self._owned and self._kind == "httpx"
+        flight.begun = not self._owned and content is None and method != "GET"  # no body to watch; it may move money
         # A deadline of its own for each phase lets the pool name the phase; the attempt's own scope ends the whole.
         phase = 0.95 * timeout
         extensions = {"timeout": {"connect": phase, "pool": phase, "read": timeout, "write": timeout}}
@@ -164,15 +194,10 @@ class _TransportSender:
             request = made_by.Request(method, url, headers=headers, content=content, extensions=extensions)
             if content is not None:
                 request.stream = _Body(content, flight) if made_by is httpx else _watch(request.stream, flight)
-        self._flights[id(transport)] = self._flights.get(id(transport), 0) + 1
-        try:
-            return await _read(await transport.handle_async_request(request), flight, read)
-        finally:
-            if flight.is_suspect and self._aiohttp and self._transport is transport:
-                self._transport = None  # aiohttp does not show the connection: later requests go over a new pool
-            await self._end_flight(transport)
+        answer: httpx.Response = await transport.handle_async_request(request)
+        return answer
 
-    async def _end_flight(self, transport: httpx.AsyncBaseTransport) -> None:
+    async def _end_flight(self, transport: Any) -> None:
         """Count a request over a transport as ended; the last one closes a pool that is used no longer."""
         self._flights[id(transport)] -= 1
         if not self._flights[id(transport)]:
@@ -181,11 +206,11 @@ class _TransportSender:
                 with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
                     await transport.aclose()
 
-    def _open(self) -> httpx.AsyncBaseTransport:
+    def _open(self) -> Any:
         """Return our pool, a new one in another event loop: connections belong to their loop."""
         loop = anyio.lowlevel.current_token().native_token
         if self._transport is None or self._loop is not loop:
-            self._transport = make_pool(self._base_url, aiohttp=self._aiohttp)
+            self._transport = make_pool(self._base_url, self._kind)
             self._loop = loop
         return self._transport
 
@@ -197,6 +222,45 @@ class _TransportSender:
             # The connections of another loop are beyond reach: it has ended, and they with it.
             if self._loop is anyio.lowlevel.current_token().native_token:
                 await transport.aclose()
+
+
+class _Answered:
+    """pyqwest's answer, as `_read` takes httpx's."""
+
+    is_stream_consumed = False
+    extensions: Mapping[str, object] = {}
+
+    def __init__(self, response: Any) -> None:
+        self.status_code: int = response.status
+        self.headers: Any = response.headers
+        self.stream: Any = response.content
+        self.aclose: Any = response.aclose
+
+
+class _PyqwestSender(_TransportSender):
+    """Sender through a pool of pyqwest's, which sends in threads of its own.
+
+    It is given the body whole, and does not say how far it came: only its errors of connecting prove that nothing was
+    sent. They are plain `ConnectionError`s; a connection that breaks later raises other classes.
+    """
+
+    async def _exchange(
+        self,
+        transport: Any,
+        method: str,
+        url: str,
+        *,
+        headers: dict[str, str],
+        content: bytes | None,
+        timeout: float,
+        flight: Flight,
+    ) -> Any:
+        flight.begun = True
+        try:
+            return _Answered(await transport.execute(pyqwest_request(method, url, headers, content)))
+        except ConnectionError as exc:
+            flight.begun = not (isinstance(exc, TimeoutError) or is_connecting(exc))
+            raise
 
 
 class _ClientSender:
@@ -242,7 +306,7 @@ class Wire:
 
     Args:
         base_url: The service, with its version prefix; https, or http on loopback only (contract, section 5).
-        transport: A caller's transport, or ``"aiohttp"`` for a pool of httpx-aiohttp's, or None for httpx's own.
+        transport: A caller's transport, or the library of a pool of our own, by default httpx.
         http_client: A caller's client. Not together with `transport`.
 
     Raises:
@@ -268,13 +332,14 @@ class Wire:
             if not hasattr(http_client, "build_request"):
                 raise refuse("http_client", "an httpx.AsyncClient, or one with its interface", http_client)
             self._sender = _ClientSender(http_client)
-        elif transport == "aiohttp":
-            require_aiohttp()
-            self._sender = _TransportSender(None, self.base_url, aiohttp=True)
-        elif transport is None or hasattr(transport, "handle_async_request"):
-            self._sender = _TransportSender(transport, self.base_url, aiohttp=False)
+        elif isinstance(transport, str) and transport in EXTRAS:
+            require_extra(transport)
+            kind = _PyqwestSender if transport == "pyqwest" else _TransportSender
+            self._sender = kind(None, self.base_url, transport)
+        elif transport is None or (not isinstance(transport, str) and hasattr(transport, "handle_async_request")):
+            self._sender = _TransportSender(transport, self.base_url)
         else:
-            raise refuse("transport", 'an httpx.AsyncBaseTransport, "aiohttp" or None', transport)
+            raise refuse("transport", 'an httpx.AsyncBaseTransport, "aiohttp", "pyqwest" or None', transport)
 
     def check_open(self) -> None:
         """Raise `InvalidRequest` after `aclose`."""

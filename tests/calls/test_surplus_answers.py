@@ -17,7 +17,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from mobilemoney_async import AsyncClient, LoginAuth, OutcomeUnknown, RetryPolicy, UnexpectedResponse
 from mobilemoney_async.calls import transport_pool
-from tests.calls.ways import WAYS, connect
+from tests.calls.ways import CASES, connect
 from tests.contract import samples
 from tests.support.certificates import certificate
 from tests.support.fakes import EMAIL, PASSWORD, PHONE_NUMBER
@@ -74,7 +74,7 @@ def surplus(more: Response, *, times: int = 1) -> Callable[[Request], Awaitable[
     return answer
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=CASES)
 def way(request: pytest.FixtureRequest, anyio_backend_name: str) -> str:
     name: str = request.param
     return "httpx" if name == "aiohttp" and anyio_backend_name == "trio" else name  # aiohttp has no trio
@@ -243,8 +243,8 @@ async def test_a_surplus_answer_in_a_record_of_its_own(
 
     file = certificate(tmp_path, days=30)
     trusting = ssl.create_default_context(cafile=str(file))
-    trusting.check_hostname = False  # an address needs no thread to be resolved, in which virtual time would jump
     monkeypatch.setattr(transport_pool, "ssl_context", lambda: trusting)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))  # for pyqwest
     async with serve_tls(file, answer) as base_url, connect(way, base_url) as client:
         await client.transactions.get("tx-0")
         await client.collections.create(phone_number=PHONE_NUMBER, amount=900)

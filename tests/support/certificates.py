@@ -1,19 +1,21 @@
 """Certificates that tests make for themselves."""
 
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+_LOOPBACK = IPv4Address("127.0.0.1")  # which, unlike a name, needs no thread to be resolved
 _KEY_USAGE = x509.KeyUsage(
     digital_signature=True,
     content_commitment=False,
     key_encipherment=False,
     data_encipherment=False,
     key_agreement=False,
-    key_cert_sign=True,
+    key_cert_sign=False,
     crl_sign=False,
     encipher_only=False,
     decipher_only=False,
@@ -21,7 +23,7 @@ _KEY_USAGE = x509.KeyUsage(
 
 
 def certificate(folder: Path, *, days: int, name: str = "localhost") -> Path:
-    """Make a certificate for a host, which is its own authority, with its key in one file; it ends in so many days."""
+    """Make a certificate for a host and for 127.0.0.1, signed by itself, that ends in so many days; with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
@@ -33,9 +35,9 @@ def certificate(folder: Path, *, days: int, name: str = "localhost") -> Path:
         .serial_number(1)
         .not_valid_before(now - timedelta(days=9))
         .not_valid_after(now + timedelta(days=days, hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        # What Python 3.13 asks of an authority.
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(_LOOPBACK)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        # What Python 3.13 asks for.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(_KEY_USAGE, critical=True)
         .sign(key, hashes.SHA256())
