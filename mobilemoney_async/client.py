@@ -96,7 +96,8 @@ class AsyncClient:
         transport: An httpx transport of yours, never closed by us; or for busy platforms a faster library's pool, at a
             fraction of the CPU: ``"aiohttp"`` (extra ``aiohttp``, asyncio only) or ``"pyqwest"`` (extra ``pyqwest``,
             both loops; in threads of its own, so not in virtual time, nor in a child process after a fork).
-        http_client: An httpx client of yours (or httpx2's), never closed by us. Not together with `transport`.
+        http_client: An httpx client of yours (or httpx2's), never closed by us; it keeps no cookies of the service. Not
+            together with `transport`.
         on_event: Called with each event of `mobilemoney_async.events`, in the event loop. Its errors are logged, and
             harm nothing.
         utcnow: The wall clock: returns an aware UTC datetime. By default the host's; with a store in PostgreSQL the

@@ -282,9 +282,11 @@ class _ClientSender:
         read: Callable[[Answer], T],
     ) -> T:
         phase = 0.95 * timeout
+        flight.proves_unsent = True  # until there is a request: the client's own headers or cookies may not make one
         request = self._client.build_request(
             method, url, headers=headers, content=content, timeout=(phase, timeout, timeout, phase)
         )
+        flight.proves_unsent = False
         flight.begun = content is None and method != "GET"  # it has no body to watch, and may move money
         request.stream = _watch(request.stream, flight)
         token = _in_our_call.set(True)
@@ -292,6 +294,11 @@ class _ClientSender:
             response = await self._client.send(request, auth=None, follow_redirects=False, stream=True)
         finally:
             _in_our_call.reset(token)
+        if "set-cookie" in response.headers:
+            # As over our own pool: a service's cookies would go with another merchant's requests, or let none be made.
+            for cookie in response.cookies.jar:
+                with suppress(KeyError):
+                    self._client.cookies.jar.clear(cookie.domain, cookie.path, cookie.name)
         return await _read(response, flight, read)
 
     def prepare(self) -> None:

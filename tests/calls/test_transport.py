@@ -410,6 +410,21 @@ async def test_a_callers_login_and_cookies_do_not_replace_the_token() -> None:
     assert server.requests[0].header("authorization") == f"Bearer {TOKEN}"
 
 
+@pytest.mark.parametrize("library", [httpx, httpx2])
+async def test_a_callers_client_keeps_the_callers_cookies_only(library: Any) -> None:
+    """A cookie of the service is not sent again, nor can one that no request may hold stop later calls."""
+    reply = Response.json({}, headers={"set-cookie": "a=\xe9; Path=/"})
+    async with serve(replies(reply)) as server, library.AsyncClient(cookies={"mine": "1"}) as http_client:
+        client = make_client(base_url=server.base_url, http_client=http_client)
+        await client.users.profile()
+        await client.users.profile()
+        http_client.cookies.set("mine", "\xe9")
+        with pytest.raises(ConnectionFailed) as caught:
+            await pay(client)
+    assert [request.header("cookie") for request in server.requests] == ["mine=1"] * 2
+    assert caught.value.outcome == "not_sent"
+
+
 async def test_a_callers_closed_client_is_an_error_of_ours() -> None:
     http_client = httpx.AsyncClient()
     await http_client.aclose()
