@@ -19,6 +19,7 @@ from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.options import (
     Auth,
     Options,
+    allow_no_auth,
     auth_from_env,
     check_auth,
     check_limiter,
@@ -114,6 +115,7 @@ class AsyncClient:
     transactions: Transactions
     users: Users
 
+    @allow_no_auth
     def __init__(
         self,
         base_url: str,

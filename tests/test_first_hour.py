@@ -86,6 +86,16 @@ def test_the_name_that_other_clients_use_is_answered_with_ours(name: str, right:
         AsyncClient(BASE_URL, auth="token", **wrong)
     assert right in str(caught.value)
     assert "hunter2" not in str(caught.value)
+    with pytest.raises(TypeError, match=f"^AsyncClient has no argument '{name}'"):
+        AsyncClient(BASE_URL, **wrong)
+
+
+def test_a_client_without_credentials_says_which_it_takes() -> None:
+    """Also where the environment has no token: None is refused in the same words."""
+    without: Any = AsyncClient
+    for options in ({}, {"auth": None}):
+        with pytest.raises(InvalidRequest, match=r"^auth must be a token, \(email, password\), .*, not None"):
+            without(BASE_URL, **options)
 
 
 @pytest.mark.real_time

@@ -5,10 +5,11 @@ Every function raises `InvalidRequest` for a wrong argument or variable, before 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeAlias
 
 import attrs
 
@@ -18,6 +19,8 @@ from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
 from mobilemoney_async.contract.limits import check_seconds
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse
+
+P = ParamSpec("P")
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*", re.ASCII)
@@ -64,6 +67,17 @@ def refuse_unknown(options: Iterable[str]) -> None:
     for name in options:
         right = next((right for names, right in _OTHER_NAMES.items() if name in names.split()), None)
         raise TypeError(f"AsyncClient has no argument {name!r}{'' if right is None else f'; give {right}'}")
+
+
+def allow_no_auth(init: Callable[P, None]) -> Callable[P, None]:
+    """Return a client's constructor that refuses a missing ``auth`` in the words for a wrong one."""
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **options: P.kwargs) -> None:
+        options.setdefault("auth", None)
+        init(*args, **options)
+
+    return checked
 
 
 def check_auth(auth: Auth) -> TokenSource:
