@@ -23,8 +23,10 @@ _AMOUNT_DIGITS = 20
 # Characters of a refused value in its error.
 _MOST_SHOWN = 40
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
-# The first character of a spreadsheet's formula, in Latin and in full width; phone numbers and amounts are none.
+# The first character of a spreadsheet's formula, in Latin and in full width; phone numbers and amounts are none. Where
+# a decimal comma is usual, spreadsheets begin a cell at each semicolon, and read its quotation marks.
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
+_FORMULA_INSIDE = re.compile(f';([\\s"]*[{re.escape("".join(_FORMULA))}])')
 _SIGNED = re.compile(r"[+-][0-9.…]+", re.ASCII)
 _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
@@ -338,10 +340,11 @@ def csv_cell(text: str) -> str:
     """Return a text for a cell of a CSV file: on one line, and no formula that a spreadsheet would run.
 
     Unprintable characters, such as tabs and line ends, are escaped. A text that begins with ``=``, ``+``, ``-`` or
-    ``@`` and is no number gets an apostrophe in front.
+    ``@`` and is no number gets an apostrophe in front, and so does one behind a semicolon.
     """
     if not text.isprintable():
         text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    text = _FORMULA_INSIDE.sub(r";'\1", text)
     return f"'{text}" if text.lstrip().startswith(_FORMULA) and not _SIGNED.fullmatch(text) else text
 
 

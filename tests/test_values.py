@@ -243,6 +243,8 @@ class TestPhoneNumbers:
             ("\t=1", "\\t=1"),
             ("\r=1", "\\r=1"),
             ("a\nb", "a\\nb"),
+            ("a;=1+1", "a;'=1+1"),
+            (';" =1;+2;b;-', """;'" =1;'+2;b;'-"""),
         ],
     )
     def test_a_cell_of_a_csv_is_no_formula(self, text: str, cell: str) -> None:
