@@ -27,7 +27,7 @@ from mobilemoney_async.cli.options import (
 )
 from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, run_with_account, run_with_service
-from mobilemoney_async.payments.payout_batch import PayoutBatch, digest, read_rows, total_of
+from mobilemoney_async.payments.payout_batch import MOST_TEXT, PayoutBatch, digest, read_rows, total_of
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -208,7 +208,8 @@ def report(*, id: Id, as_json: AsJSON = False, service: Service) -> None:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        with file.open("rb") as content:
+            return content.read(MOST_TEXT + 1)
     except OSError as exc:
         raise Refused(f"{file} cannot be read: {exc.strerror}", ExitCode.USAGE) from exc
 

@@ -34,8 +34,11 @@ Rows: TypeAlias = str | bytes | TextIO | BinaryIO | Iterable[Mapping[str, Any]]
 MOST_ROWS = 50_000
 """Rows of one batch at most: nineteen hours of the rate limit."""
 
-# Characters of a file, and runs of lines that an error names for each problem.
-_MOST_TEXT, _MOST_NAMED = 20_000_000, 10
+MOST_TEXT = 20_000_000
+"""Characters of a file at most; of one in bytes, so many bytes."""
+
+# Columns of a file, and runs of lines that an error names for each problem.
+_MOST_COLUMNS, _MOST_NAMED = 200, 10
 _NEEDED = ("phone_number", "amount")
 _OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason")
 # Columns that may only say what is so anyway: a list of collections, or of another currency, is no batch of payouts.
@@ -160,12 +163,13 @@ def _numbered(rows: Rows) -> Iterator[tuple[int, Mapping[Any, Any]]]:
 def _read_text(rows: Any) -> str | None:
     """Return the text of a CSV, or None if the rows are no text."""
     try:
-        text = rows.read(_MOST_TEXT + 1) if hasattr(rows, "read") else rows
+        text = rows.read(MOST_TEXT + 1) if hasattr(rows, "read") else rows
+        # Before it is decoded: what was cut at so many bytes may have fewer characters.
+        if isinstance(text, str | bytes | bytearray) and len(text) > MOST_TEXT:
+            raise _wrong(f"the file has more than {MOST_TEXT:,} characters: divide it")
         text = bytes(text).decode("utf-8") if isinstance(text, bytes | bytearray) else text
     except UnicodeDecodeError:
         raise _wrong("the file is not UTF-8 text: save it as CSV in UTF-8") from None
-    if isinstance(text, str) and len(text) > _MOST_TEXT:
-        raise _wrong(f"the file has more than {_MOST_TEXT:,} characters: divide it")
     return text if isinstance(text, str) else None
 
 
@@ -194,6 +198,8 @@ def _read_csv(text: str) -> Iterator[tuple[int, Mapping[Any, Any]]]:
 
 def _read_header(names: list[str]) -> list[str]:
     # The names are not quoted: in a file without a header they are a person's number.
+    if len(names) > _MOST_COLUMNS:
+        raise _wrong(f"line 1 has more than {_MOST_COLUMNS} columns")
     named = [name for name in names if name]
     missing = [name for name in _NEEDED if name not in named]
     if missing or len(set(named)) < len(named):

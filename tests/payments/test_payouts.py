@@ -374,6 +374,8 @@ WRONG: list[tuple[Any, str]] = [
     (f"{HEAD},n\n+255681234501,1,Zo\xeb\n".encode("latin-1"), "not UTF-8"),
     (io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"), "not UTF-8"),
     (io.StringIO(f"{HEAD}\n" + "x" * 20_000_000), "more than 20,000,000 characters"),
+    (io.BytesIO(f"{HEAD},n\n+255681234501,1,{'é' * 10_000_000}\n".encode()), "more than 20,000,000 characters"),
+    (f"{HEAD}{',x' * 199}\n", "line 1 has more than 200 columns"),
     (itertools.repeat({"phone_number": PHONE_NUMBER, "amount": 1}), "more than 50,000 rows"),
     ([{"amount": 1}], "line 1: has no phone_number"),
     ([{"phone_number": "+255681234501", "amount": 1.5}], "line 1: amount"),
