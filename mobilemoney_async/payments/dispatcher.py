@@ -38,14 +38,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import REFUSED_FOR_ALL
 from mobilemoney_async.payments.creates import IdempotentCreates
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.outbox import (
-    cancel,
-    count_queued,
-    is_cancelled,
-    next_queued,
-    postpone,
-    withdraw_late,
-)
+from mobilemoney_async.payments.outbox import count_queued, next_queued, postpone, withdraw_late
 from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.values import require_text
 
@@ -288,8 +281,6 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         at = self._utcnow()
 
         def put_off(journal: Journal) -> tuple[list[str], PaymentRecord | None]:
-            if is_cancelled(journal, record.key):
-                cancel(journal, record.key, note="its batch was cancelled meanwhile", at=at)
             return withdraw_late(journal, at), postpone(journal, record.key, reason=str(error), until=until)
 
         try:

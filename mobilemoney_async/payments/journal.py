@@ -29,6 +29,7 @@ from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     accounts,
+    batches,
     changes,
     history,
     insert_missing,
@@ -302,7 +303,16 @@ class Journal:
         if target is not state:
             self.note(row.key, at=entry.at, what=entry.event.value, source=entry.source, detail=_detail(entry))
             self.publish(row.key, target, values.get("status", row.status), at=entry.at)
+        if entry.event is PaymentEvent.PUT_BACK and self._is_batch_cancelled(row.batch):
+            said = "its batch was cancelled meanwhile"
+            return self.save(attrs.evolve(entry, event=PaymentEvent.CANCEL, source=Source.PERSON, detail=said))
         return None
+
+    def _is_batch_cancelled(self, batch: str | None) -> bool:
+        """Return whether a batch is cancelled; one that is being cancelled now is waited for, or waits for us."""
+        here = (batches.c.account == self.account, batches.c.id == batch)
+        state = sa.select(batches.c.state).where(*here).with_for_update(read=True)
+        return batch is not None and self.connection.execute(state).scalar_one_or_none() == "cancelled"
 
     def _move(self, row: sa.Row[Any], entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
         """Change the row of an event's payment, unless a doubt meets an unidentified duplicate."""

@@ -20,7 +20,6 @@ from mobilemoney_async.contract.codec import encode
 from mobilemoney_async.contract.states import TransactionType, require_type
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
-    batches,
     history,
     insert_missing,
     payments,
@@ -45,10 +44,6 @@ _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 
 _columns = payments.c
 _IS_QUEUED = sa.text("state = 'QUEUED'")
-# Of a batch that was cancelled while the payment was being sent.
-_IS_CANCELLED = sa.exists().where(
-    batches.c.account == payments.c.account, batches.c.id == payments.c.batch, batches.c.state == "cancelled"
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -256,12 +251,6 @@ def _take_out(
             journal.record_all(keys, event, state, source=source, detail=note, at=at)
 
 
-def is_cancelled(journal: Journal, key: str) -> bool:
-    """Return whether the batch of a payment was cancelled: it is not sent, then."""
-    here = (_columns.account == journal.account, _columns.key == key, _IS_CANCELLED)
-    return journal.connection.execute(sa.select(_columns.key).where(*here)).one_or_none() is not None
-
-
 def next_queued(
     journal: Journal, now: datetime, *, types: Collection[TransactionType], limit: int
 ) -> list[tuple[PaymentRecord, str | None]]:
@@ -273,7 +262,7 @@ def next_queued(
     here = (_columns.account == journal.account, _IS_QUEUED, _columns.type.in_([*map(str, types)]))
     statement = (
         sa.select(payments)
-        .where(*here, is_due, ~_IS_CANCELLED)
+        .where(*here, is_due)
         .order_by(_columns.priority.desc(), _columns.created_at, _columns.key)
         .limit(limit)
     )

@@ -127,6 +127,7 @@ TRANSITIONS: Mapping[tuple[PaymentState, PaymentEvent], PaymentState] = {
     (_S.REFUSED, _E.REFUSE): _S.REFUSED,
     (_S.NOT_SENT, _E.FAIL_UNSENT): _S.NOT_SENT,
     (_S.QUEUED, _E.PUT_BACK): _S.QUEUED,
+    (_S.CANCELLED, _E.PUT_BACK): _S.CANCELLED,
     # Counted as dead, the process that sent it may still get the result.
     (_S.UNKNOWN, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.UNKNOWN, _E.REFUSE): _S.REFUSED,

@@ -25,6 +25,7 @@ from mobilemoney_async import (
     RetryPolicy,
     StoreError,
 )
+from mobilemoney_async.database.schema import batches
 from mobilemoney_async.payments.payout_batch import PayoutLine, digest, read_rows
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, make_world
@@ -187,8 +188,8 @@ async def test_a_line_that_could_not_be_sent_is_stopped_too(store_url: str) -> N
     assert not world.made
 
 
-async def test_a_line_of_a_cancelled_batch_that_comes_back_to_the_queue_is_not_sent(store_url: str) -> None:
-    """A create that fails to send it puts it back just after the cancellation: no dispatcher takes it from there."""
+async def test_a_line_of_a_cancelled_batch_that_comes_back_unsent_is_cancelled(store_url: str) -> None:
+    """A create fails to send it just after the cancellation: nobody need cancel again, and no dispatcher sends it."""
     world = make_world(store_url)
     async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
         batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
@@ -208,10 +209,44 @@ async def test_a_line_of_a_cancelled_batch_that_comes_back_to_the_queue_is_not_s
                 "idempotency_key": line.key,
             }
             await client.disbursements.create(**order)
+        assert dict((await client.payouts.get(batch.id)).states) == {"CANCELLED": 2}
+        record = await client.payments.get(line.key)
+        assert record is not None
+        assert [each.what for each in record.history] == ["queued", "sent", "put_back", "cancelled"]
         async with client.dispatcher():
             await anyio.sleep(60)
-        assert dict((await client.payouts.get(batch.id)).states) == {"QUEUED": 1, "CANCELLED": 1}
-        assert dict((await client.payouts.cancel(batch.id, by="Asha")).states) == {"CANCELLED": 2}
+    assert not world.made
+
+
+@pytest.mark.real_time
+async def test_a_line_that_comes_back_while_its_batch_is_cancelled_waits_for_that(postgres_url: str) -> None:
+    """Neither misses the other: the line is cancelled, and not left in the queue."""
+    world = make_world(postgres_url)
+    engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
+    async with world.client(retry=RetryPolicy(max_attempts=1)) as client:
+        batch = await client.payouts.propose(FILE, name="salaries", by="Asha")
+        await client.payouts.approve(batch.id, by="Juma", digest=batch.digest)
+        line = (await client.payouts.report(batch.id))[0]
+
+        async def create() -> None:
+            with pytest.raises(ConnectionFailed):
+                await client.disbursements.create(
+                    phone_number=line.phone_number, amount=line.amount, idempotency_key=line.key
+                )
+
+        world.line.refuse = 1
+        with engine.connect() as cancelling:
+            cancelling.execute(sa.select(batches.c.id).where(batches.c.id == batch.id).with_for_update())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(create)
+                waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
+                with engine.connect() as other:
+                    while not other.execute(waiting).scalar_one():
+                        await anyio.sleep(0.01)
+                cancelling.execute(batches.update().where(batches.c.id == batch.id).values(state="cancelled"))
+                cancelling.commit()
+        assert (await client.payouts.report(batch.id))[0].state == "CANCELLED"
+    engine.dispose()
     assert not world.made
 
 

@@ -37,7 +37,7 @@ TABLE: dict[PaymentState, dict[PaymentEvent, PaymentState]] = {
         PaymentEvent.ADOPT: PaymentState.ACKNOWLEDGED,
         PaymentEvent.DOUBT: PaymentState.UNKNOWN,
     },
-    PaymentState.CANCELLED: {},
+    PaymentState.CANCELLED: {PaymentEvent.PUT_BACK: PaymentState.CANCELLED},
     PaymentState.SENDING: {
         PaymentEvent.PUT_BACK: PaymentState.QUEUED,
         PaymentEvent.ACKNOWLEDGE: PaymentState.ACKNOWLEDGED,
