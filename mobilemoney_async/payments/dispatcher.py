@@ -184,20 +184,20 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         now = anyio.current_time()
         if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
             return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
-        for record, extra in await self._look([each for each in TransactionType if not self._is_blocked(each, now)]):
-            # One of a kind that is being sent would only wait for it.
-            is_busy = any(_kind(record) == _kind(each) for each, _ in self._sending.values())
-            if not is_busy and self._paused is None:
-                await self._begin(tasks, record, extra)
-                self._next_at = now + self._interval
-                return 0.0
-        return _LOOK
+        found = await self._look([each for each in TransactionType if not self._is_blocked(each, now)])
+        if found is None or self._paused is not None:
+            return _LOOK
+        await self._begin(tasks, *found)
+        self._next_at = now + self._interval
+        return 0.0
 
-    async def _look(self, types: Collection[TransactionType]) -> Sequence[tuple[PaymentRecord, str | None]]:
-        """Count what is queued, take out what is late, and return the payments of some types to send next."""
+    async def _look(self, types: Collection[TransactionType]) -> tuple[PaymentRecord, str | None] | None:
+        """Count what is queued, take out what is late, and return the payment of some types to send next."""
         at = self._utcnow()
+        # One of a kind that is being sent would only wait for it.
+        kinds = [(str(each.type), each.phone_number, f"{each.amount:f}") for each, _ in self._sending.values()]
         counted, found = await self._store.read(
-            lambda journal: (count_queued(journal), next_queued(journal, at, types=types, limit=_IN_FLIGHT + 1))
+            lambda journal: (count_queued(journal), next_queued(journal, at, types=types, kinds=kinds))
         )
         self._queued, self._latest, earliest = counted
         if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
@@ -318,7 +318,3 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 def _warn_late(keys: Sequence[str]) -> None:
     if keys:
         logger.warning("taken out of the queue, since they were not sent in time: %s", ", ".join(map(repr, keys)))
-
-
-def _kind(record: PaymentRecord) -> tuple[object, ...]:
-    return record.type, record.phone_number, record.amount

@@ -252,9 +252,12 @@ def _take_out(
 
 
 def next_queued(
-    journal: Journal, now: datetime, *, types: Collection[TransactionType], limit: int
-) -> list[tuple[PaymentRecord, str | None]]:
-    """Return the payments of some types to send next, with their extra fields: by priority, then age."""
+    journal: Journal, now: datetime, *, types: Collection[TransactionType], kinds: Collection[tuple[str, str, str]]
+) -> tuple[PaymentRecord, str | None] | None:
+    """Return the payment to send next, with its extra fields: by priority, then age.
+
+    Of some types, and not of one of the kinds: type, phone number and amount.
+    """
     is_due = sa.and_(
         sa.or_(_columns.not_before.is_(None), _columns.not_before <= now),
         sa.or_(_columns.not_after.is_(None), _columns.not_after > now),
@@ -262,11 +265,12 @@ def next_queued(
     here = (_columns.account == journal.account, _IS_QUEUED, _columns.type.in_([*map(str, types)]))
     statement = (
         sa.select(payments)
-        .where(*here, is_due)
+        .where(*here, is_due, sa.tuple_(_columns.type, _columns.phone_number, _columns.amount).not_in(kinds))
         .order_by(_columns.priority.desc(), _columns.created_at, _columns.key)
-        .limit(limit)
+        .limit(1)
     )
-    return [(to_record(row), row.extra) for row in journal.connection.execute(statement)]
+    row = journal.connection.execute(statement).one_or_none()
+    return None if row is None else (to_record(row), row.extra)
 
 
 def count_queued(journal: Journal) -> tuple[int, datetime | None, datetime | None]:

@@ -291,6 +291,25 @@ async def test_many_payments_that_wait_for_others_of_their_kind_hold_up_no_other
             assert world.states().count("QUEUED") == 19
 
 
+async def test_payments_like_one_on_its_way_hold_up_no_other_however_many_they_are(sqlite_file_url: str) -> None:
+    """A till that has queued one sale thirty times, under thirty keys, stops no salary behind them."""
+    world = make_world(sqlite_file_url)
+
+    async def dawdle(request: httpx.Request) -> None:
+        await anyio.sleep(20)
+
+    world.line.after = dawdle
+    async with world.client() as client:
+        for number in range(30):
+            await client.payments.enqueue(**ORDER, idempotency_key=f"sale {number:02}")
+        await client.payments.enqueue(**{**ORDER, "amount": 7}, idempotency_key="salary")
+        async with client.dispatcher(per_minute=600):
+            await anyio.sleep(3)
+            salary = await client.payments.get("salary")
+            assert salary is not None and salary.state is PaymentState.SENDING
+            assert world.states().count("QUEUED") == 29
+
+
 async def test_one_payment_at_a_time_waits_for_the_rate_limit(sqlite_file_url: str) -> None:
     """However long that takes: the others stay in the queue, and can be paused, or cancelled."""
     world = make_world(sqlite_file_url)
