@@ -155,10 +155,12 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(python=LOWEST_PYTHON, default=False)
 def soak(session: nox.Session) -> None:
-    """Run the long tests at full scale; `nox` runs a quarter of it, `nightly` four times as much."""
+    """Run the long tests at full scale (`nightly`: four times), then the tests of the store on partitioned tables."""
     session.install(wheel(session), *group("test"))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "1"}
     session.run("python", *PYTEST, "-m", "soak", *session.posargs, env=env)
+    partitioned = ("tests/payments", "-k", "postgres", "-m", "not soak and not once")
+    session.run("python", *PYTEST, *partitioned, env={**INSTALLED, "MOBILEMONEY_TESTS_PARTITIONED": "1"})
 
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])

@@ -1,8 +1,11 @@
 """Databases for the tests of the store: `store_url` runs a test on SQLite and on PostgreSQL.
 
 A test finds all tables, without rows. One that is marked `new_database` gets a database of its own, without tables.
+With MOBILEMONEY_TESTS_PARTITIONED set, the tables of PostgreSQL are partitioned by account; `test_partitioned` always
+runs a selection of the tests so.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +30,9 @@ def crashing_server() -> Iterator[Postgres]:
 
 def _postgres_url(request: pytest.FixtureRequest) -> str:
     server: Postgres = request.getfixturevalue("postgres_server")
-    return server.new_database() if request.node.get_closest_marker("new_database") else server.shared_database()
+    if request.node.get_closest_marker("new_database"):
+        return server.new_database()
+    return server.shared_database(partitioned="MOBILEMONEY_TESTS_PARTITIONED" in os.environ)
 
 
 def _sqlite_url(request: pytest.FixtureRequest) -> str:

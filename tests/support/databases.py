@@ -10,6 +10,7 @@ of PostgreSQL, and those of SQLite get copies of one file.
 import functools
 import itertools
 import os
+import re
 import sqlite3
 import tempfile
 import warnings
@@ -31,7 +32,7 @@ class Postgres:
     def __init__(self, server: Any) -> None:
         self._server = server
         self._url = sa.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
-        self._shared = ""
+        self._shared: dict[bool, str] = {}
 
     def new_database(self) -> str:
         """Return the URL of a database with nothing in it."""
@@ -40,19 +41,26 @@ class Postgres:
             connection.execute(sa.text(f"CREATE DATABASE {url.database}"))
         return url.render_as_string(hide_password=False)
 
-    def shared_database(self) -> str:
-        """Return the URL of the shared database, with all tables and without rows: its last user has ended."""
-        if not self._shared:
-            self._shared = self.new_database()
-            _prepare(self._shared)
-            return self._shared
-        with _connection(self._shared) as connection:
+    def shared_database(self, *, partitioned: bool = False) -> str:
+        """Return the URL of the shared database, with all tables and without rows: its last user has ended.
+
+        There is a second one, whose tables are partitioned.
+        """
+        if partitioned not in self._shared:
+            url = self._shared[partitioned] = self.new_database()
+            _prepare(url)
+            if partitioned:
+                partition(url)
+            return url
+        with _connection(self._shared[partitioned]) as connection:
             # Processes that a test has killed may still have a session, and hold locks in it.
             others = "datname = current_database() AND pid <> pg_backend_pid()"
             connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
-            tables = ", ".join(name for name in schema.METADATA.tables if name != "mobilemoney_schema")
-            connection.execute(sa.text(f"TRUNCATE {tables}"))
-        return self._shared
+            tables = [name for name in schema.METADATA.tables if name != "mobilemoney_schema"]
+            # To truncate hundreds of partitions takes a second.
+            deletion = "; ".join(f"DELETE FROM {name}" for name in tables)
+            connection.execute(sa.text(deletion if partitioned else f"TRUNCATE {', '.join(tables)}"))
+        return self._shared[partitioned]
 
     def copy(self, url: str) -> str:
         """Return the URL of a new database with the content of another, whose sessions end."""
@@ -68,6 +76,10 @@ class Postgres:
     def crash(self) -> None:
         """Let the server end at once, with what it has not written yet, and start it again."""
         self.stop()
+        self.start()
+
+    def start(self) -> None:
+        """Start the server again, after `stop`."""
         self._server.ensure_postgres_running()
 
     def stop(self) -> None:
@@ -141,6 +153,14 @@ def _sqlite_file() -> bytes:
             connection.execute("PRAGMA journal_mode=WAL")  # as the store sets it
         _prepare(f"sqlite:///{path}")
         return path.read_bytes()
+
+
+def partition(url: str) -> None:
+    """Divide the tables of a PostgreSQL database by account, with the statement of docs/platform.md."""
+    page = Path(__file__).parents[2] / "docs" / "platform.md"
+    statement, *_ = re.findall(r"```sql\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    with _connection(url) as connection:
+        connection.execute(sa.text(statement))
 
 
 def _prepare(url: str) -> None:
