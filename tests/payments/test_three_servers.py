@@ -1,0 +1,92 @@
+"""Accounts in three databases, on three PostgreSQL servers of which one is killed."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from mobilemoney_async import AsyncClient, Merchants, SQLStore, StoreError
+from tests.support.databases import Postgres, postgres
+from tests.support.second_service import BASE_URL, SecondService
+
+PATIENCE = 120.0
+ACCOUNTS = [f"shop-{number}" for number in range(9)]
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[Postgres]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(postgres()) for _ in range(3)]
+
+
+async def pay(client: AsyncClient, key: str) -> str:
+    made = await client.collections.create(
+        phone_number="+255681234567", amount=int(key[-1]) + 1000, idempotency_key=key
+    )
+    return made.transaction_id
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+@pytest.mark.soak
+async def test_one_killed_server_concerns_its_own_accounts(
+    servers: list[Postgres], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their payments are not sent and their pollers wait; the others pay and follow meanwhile; then all goes on."""
+    service = SecondService(
+        utcnow=lambda: datetime.now(UTC), merchants={f"token.of.{account}": account for account in ACCOUNTS}
+    )
+    stores = [SQLStore(server.new_database()) for server in servers]
+
+    def place(account: str) -> int:
+        return zlib.crc32(account.encode()) % len(stores)
+
+    async def store_of(account: str) -> SQLStore:
+        return stores[place(account)]
+
+    async def auth(account: str) -> str:
+        return f"token.of.{account}"
+
+    lost = [account for account in ACCOUNTS if place(account) == 0]
+    others = [account for account in ACCOUNTS if place(account) != 0]
+    assert len({place(account) for account in others}) == 2
+    assert lost
+    options: dict[str, Any] = {"store": store_of, "auth": auth, "transport": lambda account: service}
+    with anyio.fail_after(PATIENCE):
+        async with Merchants(BASE_URL, **options) as merchants, AsyncExitStack() as stack:
+            clients = {account: await merchants.client(account) for account in ACCOUNTS}
+            pollers = {
+                account: await stack.enter_async_context(client.poller(resume=True, min_interval=0.2))
+                for account, client in clients.items()
+            }
+            open_ones = {account: await pay(client, "order-1") for account, client in clients.items()}
+            await anyio.to_thread.run_sync(servers[0].stop)
+            try:
+                caplog.clear()
+                for account in lost:
+                    with pytest.raises(StoreError) as caught:
+                        await pay(clients[account], "order-2")
+                    assert caught.value.outcome == "not_sent"
+                for account in others:
+                    pollers[account].track(await pay(clients[account], "order-2"))
+                for payment in service.payments:
+                    service.finish(payment)
+                for account in others:
+                    assert (await pollers[account].wait(open_ones[account])).succeeded
+                said = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+                assert not any(account in text for account in others for text in said)
+            finally:
+                await anyio.to_thread.run_sync(servers[0].start)
+            for account in lost:
+                await pay(clients[account], "order-2")
+                assert (await pollers[account].wait(open_ones[account])).succeeded
+    made = sorted((each.merchant_id, each.amount) for each in service.payments)
+    assert made == [(account, amount) for account in ACCOUNTS for amount in ("1001", "1002")]
