@@ -1,15 +1,14 @@
 """The taskiq example: a real Redis, worker processes that are killed, and the sandbox over a socket."""
 
 import logging
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,8 @@ import pytest
 import redis
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, RateLimiter, SQLStore
-from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from mobilemoney_async.sandbox import Sandbox, faults
+from tests.support.fleet import SPEED, Fleet, fleet_environment, kill, make_sandbox
 from tests.support.processes import environment
 from tests.support.redis_server import redis_server
 from tests.support.scale import soak
@@ -30,7 +30,6 @@ from tests.support.shops import EXAMPLES, load
 EXAMPLE = load("taskiq_payouts")
 PROGRAM = EXAMPLES / "taskiq_payouts.py"
 WORKER = [sys.executable, "-m", "taskiq", "worker", "--workers=1", f"--app-dir={EXAMPLES}", "taskiq_payouts:broker"]
-SPEED = 60.0
 TWINS = ("+255681999999", 500_000)
 ORDERS = {
     **{f"refund-{number}": (f"+25568123{4_500 + number}", 5_000 + 100 * number) for number in range(soak(57))},
@@ -43,57 +42,27 @@ ENDS = re.compile(r"(?:refund|twin)-\w+(?=: (?:SUCCESS|FAILED)$)", re.MULTILINE)
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 
 
-@attrs.define(eq=False)
-class Payouts:
-    """The example, with one queue, one store and one sandbox."""
+@attrs.define(eq=False, kw_only=True)
+class Payouts(Fleet):
+    """The example, with one queue and one store."""
 
-    sandbox: Sandbox
-    folder: Path
-    env: dict[str, str]
     queue: redis.Redis
-    logs: list[Path] = attrs.field(factory=list)
 
-    @asynccontextmanager
-    async def worker(self) -> AsyncIterator[anyio.abc.Process]:
+    def worker(self) -> AbstractAsyncContextManager[anyio.abc.Process]:
         """Run a worker, killed at the end at the latest."""
-        log = self.folder / f"worker-{len(self.logs)}.log"
-        self.logs.append(log)
-        with log.open("wb") as output:
-            # Elsewhere than in the checkout, since taskiq puts the working directory on the path.
-            process = await anyio.open_process(
-                WORKER, env=self.env, cwd=self.folder, stdout=output, stderr=output, start_new_session=True
-            )
-        async with process:
-            try:
-                yield process
-            finally:
-                kill(process)
+        return self.process(*WORKER)
 
     async def enqueue(self, orders: Iterable[str]) -> None:
         """Queue orders by the example's own command."""
         file = self.folder / "payouts.csv"
         rows = ["order,phone_number,amount", *(f"{each},{ORDERS[each][0]},{ORDERS[each][1]}" for each in orders)]
         file.write_text("\n".join(rows))
-        with anyio.fail_after(240):
-            ran = await anyio.run_process([sys.executable, str(PROGRAM), str(file)], env=self.env)
-        assert ran.stdout == f"{len(rows) - 1} payouts queued\n".encode()
+        assert await self.run(sys.executable, str(PROGRAM), str(file)) == f"{len(rows) - 1} payouts queued\n"
 
     def unfinished(self) -> int:
         """Return how many jobs were delivered and not acknowledged."""
         summary: Any = self.queue.xpending("payouts", "taskiq")
         return int(summary["pending"])
-
-    def said(self) -> str:
-        """Return what the workers have logged."""
-        return "".join(log.read_text() for log in self.logs)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition; where it does not come, what the workers have said tells why."""
-        with anyio.move_on_after(400):
-            while not condition():
-                await anyio.sleep(0.05)
-            return
-        pytest.fail(self.said())
 
     async def find_out(self) -> None:
         """Do what a person does about payments that were lost on their way, for as long as the test lasts.
@@ -115,39 +84,13 @@ class Payouts:
                 await anyio.sleep(1)
 
 
-def kill(process: anyio.abc.Process) -> None:
-    """Kill a worker and all that it has started, at once."""
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def strike(sandbox: Sandbox, *workers: anyio.abc.Process) -> None:
-    """Let two answers be lost, and a worker be killed whenever so many more payouts have been made."""
-    sandbox.script(faults.drop(processed=True), on="b2c", times=2)
-    for worker in workers:
-
-        def kill_it(reply: Any, worker: anyio.abc.Process = worker) -> Any:
-            kill(worker)
-            return reply
-
-        sandbox.script(faults.latency(0), on="b2c", times=soak(13))
-        sandbox.script(faults.Fault(name="killed", change=kill_it), on="b2c")
-
-
 @asynccontextmanager
 async def payouts(folder: Path) -> AsyncIterator[Payouts]:
-    choices = Choices(latency=6.0, median_delay=15.0, longest_delay=60.0)
-    sandbox = Sandbox(speed=SPEED, balance=10**9, choices=choices)
+    sandbox = make_sandbox()
     with redis_server() as redis_url, redis.Redis.from_url(redis_url) as queue:
         async with sandbox.serve() as base_url:
-            env = environment(
-                MOBILEMONEY_BASE_URL=base_url,
-                MOBILEMONEY_TOKEN=sandbox.token,
-                MOBILEMONEY_STORE=f"sqlite:///{folder / 'payouts.db'}",
-                REDIS_URL=redis_url,
-                SANDBOX_SPEED=f"{SPEED}",
-            )
-            yield Payouts(sandbox, folder, env, queue)
+            env = fleet_environment(sandbox, base_url, folder, REDIS_URL=redis_url)
+            yield Payouts(sandbox=sandbox, folder=folder, env=env, queue=queue)
 
 
 @pytest.mark.anyio
@@ -162,7 +105,9 @@ async def test_each_order_is_paid_once_though_workers_are_killed(tmp_path: Path)
             # A payment that has none before it to compare the list with is never called absent.
             await run.enqueue([next(iter(ORDERS))])
             await run.until(lambda: bool(ENDS.findall(run.said())))
-            strike(run.sandbox, first, second)
+            run.sandbox.script(faults.drop(processed=True), on="b2c", times=2)
+            for worker in (first, second):
+                run.strike(partial(kill, worker), after=soak(13))
             await run.enqueue([*ORDERS, *list(ORDERS)[::3]])
             await run.until(lambda: None not in {first.returncode, second.returncode})
         assert run.unfinished()
