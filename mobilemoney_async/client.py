@@ -20,15 +20,12 @@ from mobilemoney_async.calls.options import (
     Auth,
     Options,
     allow_no_auth,
-    auth_from_env,
     check_auth,
     check_limiter,
     check_method,
     check_params,
     check_path,
-    optional_variable,
     refuse_unknown,
-    variable,
 )
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
@@ -185,23 +182,32 @@ class AsyncClient:
 
         ``MOBILEMONEY_BASE_URL``, and either ``MOBILEMONEY_TOKEN`` or ``MOBILEMONEY_EMAIL`` and
         ``MOBILEMONEY_PASSWORD``. ``MOBILEMONEY_STORE``, where it is set, is the URL of an `SQLStore`, and
-        ``MOBILEMONEY_STORE_KEY`` its key.
+        ``MOBILEMONEY_STORE_KEY`` its key. ``…_FILE`` in place of a secret names its file. Or ``MOBILEMONEY_PROFILE``: a
+        profile of ``mobilemoney.toml``, over which the other variables win, as on the command line. A login that
+        ``mobilemoney login`` keeps is the command line's only.
 
         Args:
             options: Any other argument of `AsyncClient`; ``base_url``, ``auth`` and ``store`` win over the environment.
 
         Raises:
-            InvalidRequest: A variable is missing, contradicts another, or is invalid.
+            InvalidRequest: Variables are missing, contradict each other, or are invalid.
+            OSError: A file cannot be read.
         """
-        if "auth" not in options:
-            options["auth"] = auth_from_env()
-        store_url = optional_variable("MOBILEMONEY_STORE")
-        if "store" not in options and store_url is not None:
+        # Here: only programs that are configured so pay for it.
+        from mobilemoney_async.configuration.settings import program_settings
+
+        found = program_settings(options.pop("base_url", None), has_auth="auth" in options)
+        if "auth" not in options and found.email is not None and found.password is not None:
+            options["auth"] = (found.email, found.password)
+        elif "auth" not in options and found.token is not None:
+            options["auth"] = found.token
+        if "store" not in options and found.store is not None:
             from mobilemoney_async.payments.store import SQLStore
 
-            options["store"] = SQLStore(store_url, key=optional_variable("MOBILEMONEY_STORE_KEY"))
-        base_url = options.pop("base_url", None) or variable("MOBILEMONEY_BASE_URL")
-        return cls(base_url, **options)
+            options["store"] = SQLStore(found.store, found.account, key=found.store_key)
+        if found.timeout is not None:
+            options.setdefault("timeout", found.timeout)
+        return cls(found.base_url, **options)
 
     def with_options(
         self,

@@ -34,7 +34,7 @@ from tests.resources.service import BASE_URL, Service, always, connect, in_turn
 from tests.support.databases import sqlite_url
 
 NUMBER = "+255680000001"
-VARIABLES = ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY")
+VARIABLES = ("PROFILE", "CONFIG", "BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY")
 
 
 @pytest.fixture(autouse=True)
@@ -159,13 +159,13 @@ class TestFromEnv:
     @pytest.mark.parametrize(
         ("variables", "argument"),
         [
-            ({}, "MOBILEMONEY_TOKEN"),
+            ({}, "MOBILEMONEY_BASE_URL"),
             ({"BASE_URL": BASE_URL}, "MOBILEMONEY_TOKEN"),
             ({"TOKEN": "token"}, "MOBILEMONEY_BASE_URL"),
             ({"BASE_URL": " ", "TOKEN": "token"}, "MOBILEMONEY_BASE_URL"),
             ({"BASE_URL": "http://pay.example/v1", "TOKEN": "token"}, "base_url"),
-            ({"BASE_URL": BASE_URL, "TOKEN": "to ken"}, "auth"),
-            ({"BASE_URL": BASE_URL, "TOKEN": "token", "EMAIL": "a@b.example"}, "MOBILEMONEY_TOKEN"),
+            ({"BASE_URL": BASE_URL, "TOKEN": "to ken"}, "MOBILEMONEY_TOKEN"),
+            ({"BASE_URL": BASE_URL, "TOKEN": "token", "EMAIL": "a@b.example"}, "MOBILEMONEY_EMAIL"),
             ({"BASE_URL": BASE_URL, "EMAIL": "a@b.example"}, "MOBILEMONEY_PASSWORD"),
             ({"BASE_URL": BASE_URL, "EMAIL": "a@b.example", "PASSWORD": ""}, "MOBILEMONEY_PASSWORD"),
             ({"BASE_URL": BASE_URL, "PASSWORD": "secret"}, "MOBILEMONEY_TOKEN"),
@@ -185,6 +185,67 @@ class TestFromEnv:
             AsyncClient.from_env()
         assert caught.value.argument == argument
         assert "secret" not in str(caught.value)
+
+    def test_all_that_is_missing_is_named_at_once(self) -> None:
+        text = "set MOBILEMONEY_BASE_URL; and MOBILEMONEY_TOKEN, or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD"
+        with pytest.raises(InvalidRequest, match=f"^{text}$"):
+            AsyncClient.from_env()
+
+    @pytest.mark.anyio
+    async def test_credentials_of_the_program_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those of the environment are not read then: they may be incomplete, or contradict each other."""
+        monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
+        for name in ("TOKEN", "EMAIL", "PASSWORD_FILE"):
+            monkeypatch.setenv(f"MOBILEMONEY_{name}", "/missing")
+        await AsyncClient.from_env(auth="token").aclose()
+
+    def test_the_sandbox_has_its_credentials_printed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MOBILEMONEY_PROFILE", "sandbox")
+        with pytest.raises(InvalidRequest, match=r"^set MOBILEMONEY_TOKEN, .*; `mobilemoney sandbox` prints them$"):
+            AsyncClient.from_env()
+
+    @pytest.mark.anyio
+    async def test_another_service_gets_nothing_of_a_profile(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """A profile's token never goes to the URL that a program gives, unless it is the profile's."""
+        file = tmp_path / "mobilemoney.toml"
+        file.write_text(f'[profiles.shop]\nbase_url = "{BASE_URL}"\ntoken = "secret"\n')
+        file.chmod(0o600)
+        monkeypatch.setenv("MOBILEMONEY_CONFIG", str(file))
+        monkeypatch.setenv("MOBILEMONEY_PROFILE", "shop")
+        with pytest.raises(InvalidRequest, match=r"^set MOBILEMONEY_TOKEN"):
+            AsyncClient.from_env(base_url="https://other.example/v1")
+        await AsyncClient.from_env(base_url=BASE_URL).aclose()
+
+    @pytest.mark.anyio
+    async def test_a_profile(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A program is configured as the command line is, and a variable wins over the file."""
+        (tmp_path / "token").write_text("from-a-file\n")
+        file = tmp_path / "mobilemoney.toml"
+        file.write_text(f'[profiles.shop]\nbase_url = "{BASE_URL}"\ntoken_file = "token"\ntimeout = 7\n')
+        monkeypatch.setenv("MOBILEMONEY_CONFIG", str(file))
+        monkeypatch.setenv("MOBILEMONEY_PROFILE", "shop")
+        service = Service(always({}))
+        async with AsyncClient.from_env(transport=service) as client:
+            await client.users.profile()
+            assert client._pipeline.options.timeout == 7
+        monkeypatch.setenv("MOBILEMONEY_TOKEN", "from-the-environment")
+        async with AsyncClient.from_env(transport=service, timeout=1) as client:
+            await client.users.profile()
+            assert client._pipeline.options.timeout == 1
+        asked = [(each.url.host, each.headers["authorization"]) for each in service.requests]
+        host = httpx.URL(BASE_URL).host
+        assert asked == [(host, "Bearer from-a-file"), (host, "Bearer from-the-environment")]
+
+    @pytest.mark.anyio
+    async def test_a_file_is_read_for_a_profile_only(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A program of variables does not care what lies in its folder."""
+        (tmp_path / "mobilemoney.toml").write_text("nonsense")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
+        monkeypatch.setenv("MOBILEMONEY_TOKEN", "token")
+        await AsyncClient.from_env().aclose()
 
     @pytest.mark.anyio
     async def test_a_token(self, monkeypatch: pytest.MonkeyPatch) -> None:

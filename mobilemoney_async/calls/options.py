@@ -1,12 +1,11 @@
-"""Options of a client: checks of its arguments, and its configuration from the environment.
+"""Options of a client: checks of its arguments.
 
-Every function raises `InvalidRequest` for a wrong argument or variable, before anything is sent.
+Every function raises `InvalidRequest` for a wrong argument, before anything is sent.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeAlias
@@ -17,7 +16,6 @@ from mobilemoney_async.calls.limiter import Limiter, RateLimiter
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
 from mobilemoney_async.contract.limits import check_seconds
-from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse
 
 P = ParamSpec("P")
@@ -149,33 +147,3 @@ def _is_parameter(name: object, value: object) -> bool:
 def _climbs(path: str) -> bool:
     """Return whether a path has segments that a URL resolves away."""
     return any(segment in {".", ".."} for segment in path.lower().replace("%2e", ".").split("/"))
-
-
-def optional_variable(name: str) -> str | None:
-    """Return an environment variable, or None where it is not set or blank."""
-    return os.environ.get(name, "").strip() or None
-
-
-def variable(name: str) -> str:
-    """Return an environment variable that must be set."""
-    value = optional_variable(name)
-    if value is None:
-        raise InvalidRequest(f"set {name}", argument=name)
-    return value
-
-
-def auth_from_env() -> TokenAuth | LoginAuth:
-    """Return the credentials of the environment."""
-    token, email = optional_variable("MOBILEMONEY_TOKEN"), optional_variable("MOBILEMONEY_EMAIL")
-    if token and email:
-        raise InvalidRequest(
-            "MOBILEMONEY_TOKEN and MOBILEMONEY_EMAIL are both set: unset one", argument="MOBILEMONEY_TOKEN"
-        )
-    if token:
-        return TokenAuth(token)
-    if email is None:
-        raise InvalidRequest(
-            "set MOBILEMONEY_TOKEN, or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD", argument="MOBILEMONEY_TOKEN"
-        )
-    variable("MOBILEMONEY_PASSWORD")
-    return LoginAuth(email, Secret(os.environ["MOBILEMONEY_PASSWORD"]))  # to the letter: it may begin with a space

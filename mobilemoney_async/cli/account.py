@@ -19,8 +19,8 @@ from mobilemoney_async.cli.clients import KeptLogin, forget_login, keep_login, o
 from mobilemoney_async.cli.failures import run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, ask, require_phone_number, with_service
 from mobilemoney_async.cli.output import mask_email, plain, print_json, show_facts, visible
-from mobilemoney_async.cli.profiles import read_secret_file
-from mobilemoney_async.cli.settings import Settings
+from mobilemoney_async.configuration.profiles import read_secret_file
+from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.values import Secret, mask_phone_number, require_bearer
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import attrs
 
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenAuth, TokenSource
-from mobilemoney_async.cli.profiles import invalid, state_folder
-from mobilemoney_async.cli.settings import Settings, is_loopback
+from mobilemoney_async.configuration.profiles import invalid, state_folder
+from mobilemoney_async.configuration.settings import Settings, is_loopback
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret
 

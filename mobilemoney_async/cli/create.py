@@ -23,8 +23,8 @@ from mobilemoney_async.cli.clients import open_client
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, explain, run, say
 from mobilemoney_async.cli.options import Service, Unmasked, Yes, command_line, with_service
 from mobilemoney_async.cli.output import ignoring_closed_pipe, phone, plain, print_json_line, visible, waiting
-from mobilemoney_async.cli.settings import Settings
 from mobilemoney_async.client import AsyncClient
+from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType

@@ -25,8 +25,8 @@ from mobilemoney_async.cli.clients import accepted_by, describe_auth, missing_fi
 from mobilemoney_async.cli.failures import ADVICE, ExitCode, first_error, run
 from mobilemoney_async.cli.options import AsJSON, Service, with_service
 from mobilemoney_async.cli.output import plain, print_json, visible, waiting
-from mobilemoney_async.cli.settings import Settings, is_loopback
 from mobilemoney_async.client import AsyncClient
+from mobilemoney_async.configuration.settings import Settings, is_loopback
 from mobilemoney_async.contract.comparison import read_date
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.payments.matching import ClockSample, Skew

@@ -20,7 +20,7 @@ from mobilemoney_async import errors
 from mobilemoney_async.errors import MobileMoneyError
 
 if TYPE_CHECKING:
-    from mobilemoney_async.cli.settings import Settings
+    from mobilemoney_async.configuration.settings import Settings
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ import typer
 
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage
 from mobilemoney_async.cli.output import visible
-from mobilemoney_async.cli.profiles import holds_password
-from mobilemoney_async.cli.settings import Settings, load_settings, profile_names
+from mobilemoney_async.configuration.profiles import holds_password
+from mobilemoney_async.configuration.settings import Settings, load_settings, profile_names
 from mobilemoney_async.values import normalise_phone_number, require_seconds
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from mobilemoney_async.cli.clients import missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_service, require_yes, with_service
 from mobilemoney_async.cli.output import Column
-from mobilemoney_async.cli.settings import Settings
+from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.records import (
     HistoryEntry,
     PaymentRecord,

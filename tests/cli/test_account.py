@@ -22,7 +22,7 @@ from mobilemoney_async.cli.clients import (
     keep_login,
     open_client,
 )
-from mobilemoney_async.cli.settings import Settings, load_settings
+from mobilemoney_async.configuration.settings import Settings, load_settings
 from mobilemoney_async.sandbox import Sandbox
 from tests.support.terminal import terminal
 
@@ -291,7 +291,7 @@ class TestProfile:
     def test_no_sandbox_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without configuration and without a sandbox, the command says how to start one."""
         # The discard port, where nothing listens.
-        monkeypatch.setattr("mobilemoney_async.cli.settings.SANDBOX_URL", "http://127.0.0.1:9/v1")
+        monkeypatch.setattr("mobilemoney_async.configuration.settings.SANDBOX_URL", "http://127.0.0.1:9/v1")
         monkeypatch.setattr("mobilemoney_async.calls.retry.RetryPolicy.delay", lambda *_: 0.0, raising=False)
         result = run("profile")
         assert result.exit_code == 1

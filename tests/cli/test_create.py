@@ -14,7 +14,7 @@ from mobilemoney_async import PaymentState, TransactionType
 from mobilemoney_async.cli.create import Payment, PaymentRequest
 from mobilemoney_async.cli.failures import ExitCode, Refused
 from mobilemoney_async.cli.options import Service
-from mobilemoney_async.cli.settings import Settings
+from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault

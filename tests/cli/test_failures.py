@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 from mobilemoney_async import errors
 from mobilemoney_async.cli.failures import ExitCode, Refused, conclude, explain, run
 from mobilemoney_async.cli.options import confirm_money
-from mobilemoney_async.cli.settings import Settings
+from mobilemoney_async.configuration.settings import Settings
 from tests.support.terminal import TERMINAL, terminal
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -209,7 +209,7 @@ class TestConfirm:
 import sys
 from mobilemoney_async.cli.failures import Refused
 from mobilemoney_async.cli.options import confirm_money
-from mobilemoney_async.cli.settings import Settings
+from mobilemoney_async.configuration.settings import Settings
 
 try:
     confirm_money(

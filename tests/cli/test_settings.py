@@ -9,8 +9,8 @@ import pytest
 
 from mobilemoney_async import InvalidRequest
 from mobilemoney_async.cli.clients import KeptFirst, choose_auth, open_client, sandbox_token
-from mobilemoney_async.cli.profiles import read_profiles
-from mobilemoney_async.cli.settings import (
+from mobilemoney_async.configuration.profiles import read_profiles
+from mobilemoney_async.configuration.settings import (
     SANDBOX_URL,
     Settings,
     load_settings,

@@ -17,8 +17,8 @@ import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 with atheris.instrument_imports(include=["mobilemoney_async"]):
     from mobilemoney_async.callbacks.names import candidates
     from mobilemoney_async.cli.failures import WrongUsage
-    from mobilemoney_async.cli.profiles import read_profiles
     from mobilemoney_async.cli.unclaimed import read_pairs
+    from mobilemoney_async.configuration.profiles import read_profiles
     from mobilemoney_async.contract import endpoints
     from mobilemoney_async.contract.comparison import international, may_be_number, read_date, same_number
     from mobilemoney_async.contract.error_mapping import Answer, read_answer

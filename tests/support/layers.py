@@ -23,6 +23,7 @@ LAYERS: Mapping[str, int] = {
     "contract": 2,
     "calls": 3,
     "callbacks": 4,
+    "configuration": 4,
     "resources": 5,
     "database": 6,
     "polling": 7,

@@ -200,7 +200,7 @@ def read_environment(environ: Mapping[str, str]) -> Source:
         if text.strip() and key in _FILES:
             values[key] = Path(os.path.expanduser(text))
         elif text.strip():
-            values[key] = text if key in {"email", "store"} else Secret(text)
+            values[key] = text.strip() if key in {"email", "store"} else Secret(text)
     return Source(name=_ENVIRONMENT, place=_ENVIRONMENT, values=values)
 
 

@@ -1,4 +1,4 @@
-"""Settings of a command: service, credentials and store, from its options, the environment and `mobilemoney.toml`.
+"""Settings of a command or a program: service, credentials and store, from options, environment and `mobilemoney.toml`.
 
 Options win over the environment, and the environment over the file. In any case the credentials of one service must not
 go to the URL of another, and the payments of one must not go into the store of another. So:
@@ -21,13 +21,15 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from mobilemoney_async.cli.profiles import Profiles, Source, invalid, read_environment, read_profiles
+from mobilemoney_async.configuration.profiles import Profiles, Source, invalid, read_environment, read_profiles
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret, require_name
 
 SANDBOX = "sandbox"
 SANDBOX_URL = "http://127.0.0.1:8765/v1"
 """The default address of `mobilemoney sandbox`."""
+
+_CREDENTIALS = ("MOBILEMONEY_TOKEN", "MOBILEMONEY_EMAIL", "MOBILEMONEY_PASSWORD")
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +120,38 @@ def load_settings(
         sources=sources,
         **values,
     )
+
+
+def program_settings(
+    base_url: str | None = None, *, has_auth: bool = False, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """Return the settings of a program: by ``MOBILEMONEY_PROFILE`` those of a command, else the environment's alone.
+
+    Args:
+        base_url: The program's own, which wins.
+        has_auth: Whether the program has credentials of its own.
+        environ: The environment.
+
+    Raises:
+        InvalidRequest: Variables are missing, all of which it names; or as `load_settings`.
+        OSError: A file cannot be read.
+    """
+    if has_auth:
+        environ = {name: value for name, value in environ.items() if not name.startswith(_CREDENTIALS)}
+    if environ.get("MOBILEMONEY_PROFILE", "").strip():
+        settings = load_settings(base_url=base_url, environ=environ)
+    else:
+        url = base_url or environ.get("MOBILEMONEY_BASE_URL", "").strip()
+        values = read_environment(environ).read()
+        settings = Settings(profile="environment", base_url=url, is_production=not is_loopback(url), **values)
+    missing = [] if settings.base_url else ["MOBILEMONEY_BASE_URL"]
+    if not has_auth and settings.token is None and (settings.email is None or settings.password is None):
+        both = "MOBILEMONEY_TOKEN, or MOBILEMONEY_EMAIL and MOBILEMONEY_PASSWORD"
+        both += "; `mobilemoney sandbox` prints them" if settings.profile == SANDBOX else ""
+        missing.append(both if settings.email is None else "MOBILEMONEY_PASSWORD")
+    if missing:
+        raise InvalidRequest(f"set {'; and '.join(missing)}", argument=missing[0].partition(",")[0])
+    return settings
 
 
 def profile_names(environ: Mapping[str, str] = os.environ) -> list[str]:

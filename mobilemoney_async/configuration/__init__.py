@@ -1,0 +1,1 @@
+"""Configuration of a program or a command: profiles of `mobilemoney.toml`, and the environment."""
