@@ -151,10 +151,17 @@ if not _typing.TYPE_CHECKING:  # type checkers would take any name for one of ou
     def __getattr__(name: str) -> object:
         if name in {home.partition(".")[0] for home in ("errors", *_HOMES)}:
             return _importlib.import_module(f"{__name__}.{name}")
+        if name == "Sandbox":  # an AttributeError would become an ImportError without this text
+            raise ImportError("Sandbox is elsewhere: from mobilemoney_async.sandbox import Sandbox", name=__name__)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = next((home for home, names in _HOMES.items() if name in names.split()), "errors")
-        return globals().setdefault(name, getattr(_importlib.import_module(f"{__name__}.{home}"), name))
+        try:
+            return globals().setdefault(name, getattr(_importlib.import_module(f"{__name__}.{home}"), name))
+        except ModuleNotFoundError as exc:
+            if exc.name != "sqlalchemy":
+                raise
+            raise ImportError(f'{name} needs an extra: pip install "mobilemoney-async[store]"') from exc
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -142,10 +142,11 @@ class AsyncClient:
         if store is not None:
             # Here and below: only programs with a store pay for its imports.
             from mobilemoney_async.payments.store import account_store, as_store
+
+            self._store = shared = account_store(as_store(store))  # which says what extra it needs
             from mobilemoney_async.sharing.limiter import share_limiter
             from mobilemoney_async.sharing.login import share_tokens
 
-            self._store = shared = account_store(as_store(store))
             utcnow = shared.database.wall_clock.utcnow if utcnow is None else utcnow
             limiter, tokens = share_limiter(shared, limiter), share_tokens(shared, tokens, utcnow)
             shared.attach()
@@ -259,10 +260,10 @@ class AsyncClient:
         Raises:
             InvalidRequest: The client has no store.
         """
-        from mobilemoney_async.payments.payouts import Payouts
-
         if self._store is None:
             raise refuse("store", "given to AsyncClient: only a store has payouts")
+        from mobilemoney_async.payments.payouts import Payouts
+
         return Payouts(self._store, self._pipeline.utcnow)
 
     async def request(
@@ -362,8 +363,6 @@ class AsyncClient:
         Raises:
             InvalidRequest: An argument is invalid, or the client has no store.
         """
-        from mobilemoney_async.payments.dispatcher import Dispatcher
-
         pace = require_seconds("per_minute", per_minute)
         limit = getattr(self._pipeline.limiter, "per_minute", math.inf)  # of a caller's own limiter, perhaps not known
         if pace > limit:
@@ -372,6 +371,8 @@ class AsyncClient:
         creates = self.with_options(deadline=None)._idempotent_creates
         if self._store is None or creates is None:
             raise refuse("store", "given to AsyncClient: only a store has queued payments")
+        from mobilemoney_async.payments.dispatcher import Dispatcher
+
         return Dispatcher(self._store, self._pipeline, creates, pace)
 
     async def aclose(self) -> None:
@@ -382,6 +383,8 @@ class AsyncClient:
         if self._owns_wire:
             await close(self)
         await anyio.lowlevel.checkpoint()
+
+    close = aclose
 
     async def _leave_store(self) -> None:
         is_attached, self._is_attached = self._is_attached, False

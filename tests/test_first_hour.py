@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, Secret, Tr
 from mobilemoney_async.sandbox import Sandbox
 from tests.resources.service import BASE_URL
 from tests.support.fakes import PHONE_NUMBER
+from tests.support.processes import environment
 
 pytestmark = pytest.mark.anyio
 
@@ -96,6 +99,56 @@ def test_a_client_without_credentials_says_which_it_takes() -> None:
     for options in ({}, {"auth": None}):
         with pytest.raises(InvalidRequest, match=r"^auth must be a token, \(email, password\), .*, not None"):
             without(BASE_URL, **options)
+
+
+def test_the_sandbox_is_answered_with_its_place() -> None:
+    with pytest.raises(ImportError, match=r"from mobilemoney_async\.sandbox import Sandbox"):
+        from mobilemoney_async import Sandbox  # type: ignore[attr-defined]  # noqa: F401
+
+
+async def test_without_a_store_its_calls_ask_for_one() -> None:
+    """Also where its extra is not installed, which they would import."""
+    async with Sandbox().client() as client:
+        for needs_store in (lambda: client.payouts, lambda: client.payments, client.dispatcher):
+            with pytest.raises(InvalidRequest, match="store"):
+                needs_store()
+
+
+async def test_a_client_is_closed_by_the_name_of_old() -> None:
+    client = Sandbox().client()
+    await client.close()
+    with pytest.raises(InvalidRequest, match="the client is closed"):
+        await client.users.profile()
+
+
+WITHOUT_EXTRAS = """
+import sys
+for name in ("sqlalchemy", "fastapi", "opentelemetry", "starlette"):
+    sys.modules[name] = None
+for line in sys.stdin.read().splitlines():
+    try:
+        exec(line)
+    except (ImportError, ValueError) as exc:
+        print(exc)
+"""
+
+
+@pytest.mark.once
+def test_an_import_without_its_extra_names_the_extra() -> None:
+    """No traceback of another library's missing module: what to install is said."""
+    lines = {
+        "import mobilemoney_async.contrib.fastapi": "fastapi",
+        "import mobilemoney_async.contrib.otel": "otel",
+        "from mobilemoney_async import Merchants": "store",
+        "import mobilemoney_async as m; m.AsyncClient('http://localhost', auth='x', store='sqlite:///x.db')": "store",
+        "import mobilemoney_async.sandbox as s; s.Sandbox().app": "sandbox",
+    }
+    command = [sys.executable, "-c", WITHOUT_EXTRAS]
+    ran = subprocess.run(command, input="\n".join(lines), env=environment(), capture_output=True, text=True, check=True)
+    said = ran.stdout.splitlines()
+    assert [line.rpartition("pip install ")[2] for line in said] == [
+        f'"mobilemoney-async[{extra}]"' for extra in lines.values()
+    ]
 
 
 @pytest.mark.real_time

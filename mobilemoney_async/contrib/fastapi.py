@@ -17,10 +17,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated, Any
 
 import anyio
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.requests import HTTPConnection
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.requests import ClientDisconnect
+
+try:
+    from fastapi import APIRouter, Depends, FastAPI, Request
+    from fastapi.requests import HTTPConnection
+    from fastapi.responses import JSONResponse, Response, StreamingResponse
+    from starlette.requests import ClientDisconnect
+except ModuleNotFoundError as exc:
+    raise ImportError(f'{__name__} needs an extra: pip install "mobilemoney-async[fastapi]"') from exc
 
 from mobilemoney_async.callbacks import MAX_BODY, CallbackStatus
 from mobilemoney_async.client import AsyncClient

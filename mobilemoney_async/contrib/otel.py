@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider
-from opentelemetry.trace import SpanKind, StatusCode, Tracer, TracerProvider
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider
+    from opentelemetry.trace import SpanKind, StatusCode, Tracer, TracerProvider
+except ModuleNotFoundError as exc:
+    raise ImportError(f'{__name__} needs an extra: pip install "mobilemoney-async[otel]"') from exc
 
 from mobilemoney_async._version import __version__
 from mobilemoney_async.contract import endpoints
