@@ -6,6 +6,7 @@ nor a reader's browser loads anything from elsewhere.
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from sphinx.util.nodes import make_refnode
 
 import mobilemoney_async
 
+sys.path.insert(0, str(Path(__file__).parent))
+import llms
+
 project = "mobilemoney-async"
 author = "the mobilemoney-async authors"
 copyright = author  # noqa: A001 (Sphinx's name for it)
 release = version = mobilemoney_async.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 nitpicky = True
 default_role = "py:obj"
 highlight_language = "none"
@@ -46,6 +50,10 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+# Code has a copy button, output has none; of a session only the commands are copied.
+copybutton_selector = "div:not(.highlight-none) > div.highlight > pre"
+copybutton_prompt_text = "$ "
+copybutton_line_continuation_character = "\\"
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
@@ -84,25 +92,47 @@ GIVEN = {"CallbackSender", "Collections", "Disbursements", "Payments", "Poller",
 GIVEN |= {"Dispatcher", "PaymentChange", "Payouts", "Transactions", "Users"}
 
 
-def fill_in(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the file into the page that stands in for it, point links to such pages, and add the side bar."""
-    folder, text = posixpath.dirname(f"docs/{page}"), source[0]
+def read_page(page: str, text: str) -> str:
+    """Return the text of a page, or of the file that it stands in for, with links to the pages of this site."""
+    folder = posixpath.dirname(f"docs/{page}")
     if page in STAND_INS:
-        path = ROOT / STAND_INS[page]
-        app.env.note_dependency(path)
-        folder, text = posixpath.dirname(STAND_INS[page]), path.read_text("utf-8")
+        folder, text = posixpath.dirname(STAND_INS[page]), (ROOT / STAND_INS[page]).read_text("utf-8")
     stand_ins = {file: f"docs/{name}.md" for name, file in STAND_INS.items()}
 
     def aim(link: re.Match[str]) -> str:
         file = posixpath.normpath(posixpath.join(folder, link[1]))
         return f"]({posixpath.relpath(stand_ins.get(file, file), posixpath.dirname(f'docs/{page}'))}{link[2] or ''})"
 
-    source[0] = RELATIVE_LINK.sub(aim, text)
+    return RELATIVE_LINK.sub(aim, text)
+
+
+def fill_in(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put in the file that a page stands in for, point links to such pages, and add the side bar."""
+    if page in STAND_INS:
+        app.env.note_dependency(ROOT / STAND_INS[page])
+    source[0] = read_page(page, source[0])
     if page == "index":
         source[0] += "".join(
             f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n\n{pages.replace(' ', chr(10))}\n```\n"
             for caption, pages in CONTENTS.items()
         )
+
+
+def write_llms(app: Sphinx, error: Exception | None) -> None:
+    """Write `llms.txt` and `llms-full.txt` beside the site, in the order of the side bar."""
+    if error is not None or app.builder.format != "html":
+        return
+    docs = Path(app.srcdir)
+    folder = sorted(path.relative_to(docs).with_suffix("").as_posix() for path in docs.glob("reference/*.md"))
+    parts = {
+        caption: [page for name in names.split() for page in (folder if name == "reference/index" else [name])]
+        for caption, names in CONTENTS.items()
+    }
+    texts = {
+        caption: {page: read_page(page, (docs / f"{page}.md").read_text("utf-8")) for page in pages}
+        for caption, pages in parts.items()
+    }
+    llms.write(Path(app.outdir), project, texts)
 
 
 def hide_constructor(app: Sphinx, what: str, name: str, *rest: Any) -> tuple[str, None] | None:
@@ -146,3 +176,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", hide_constructor)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("missing-reference", find_by_short_name)
+    app.connect("build-finished", write_llms)

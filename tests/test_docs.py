@@ -44,9 +44,9 @@ CODE = re.compile(r"`(mobilemoney [^`]+)`")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
-def draw() -> ModuleType:
-    """Import the script that draws the diagrams, which is outside the package."""
-    spec = importlib.util.spec_from_file_location("diagrams", DOCS / "diagrams.py")
+def script(name: str) -> ModuleType:
+    """Import a script of the docs, which is outside the package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -101,6 +101,18 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert missing == [], "add them to a page of docs/reference"
 
 
+def test_a_language_model_gets_every_page_with_its_docstrings(tmp_path: Path) -> None:
+    """`llms.txt` names each page with its first sentence, and `llms-full.txt` has the whole reference."""
+    (tmp_path / "reference").mkdir()
+    names = [path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES if path.is_relative_to(DOCS)]
+    script("llms").write(tmp_path, "a title", {"Docs": {name: (DOCS / f"{name}.md").read_text() for name in names}})
+    index, whole = ((tmp_path / name).read_text("utf-8") for name in ("llms.txt", "llms-full.txt"))
+    assert "- [Errors](errors.md): Every error of the library is a `MobileMoneyError`.\n" in index
+    assert "#### AsyncClient.poller(self, *, timeout: 'float | None' = None, " in whole
+    assert [target for target in DIRECTIVE.findall(whole) if target] == []
+    assert [name for name in names if f"]({name}.md)" not in index or not (tmp_path / f"{name}.md").exists()] == []
+
+
 def test_every_error_is_explained() -> None:
     """Each error has a section about its cause and the next step."""
     classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MobileMoneyError)]
@@ -130,7 +142,7 @@ def test_the_magic_numbers_are_those_of_the_code() -> None:
 
 def test_the_diagrams_are_what_the_script_draws() -> None:
     """No diagram was changed by hand, and none is out of date."""
-    drawn = {f"{name}.svg": diagram.draw() for name, diagram in draw().DIAGRAMS.items()}
+    drawn = {f"{name}.svg": diagram.draw() for name, diagram in script("diagrams").DIAGRAMS.items()}
     assert {path.name: path.read_text("utf-8") for path in DOCS.glob("images/*.svg")} == drawn, "run docs/diagrams.py"
 
 
@@ -150,7 +162,7 @@ def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
         ("ABSENT", "SENDING"),
     }
     moves = {(str(before), str(after)) for (before, _), after in records.TRANSITIONS.items() if before != after}
-    drawn = {move for part in draw().RECORD.parts for move in getattr(part, "moves", ())}
+    drawn = {move for part in script("diagrams").RECORD.parts for move in getattr(part, "moves", ())}
     assert drawn.isdisjoint(in_text)
     assert drawn | in_text == moves
 
@@ -158,7 +170,7 @@ def test_the_diagram_of_records_shows_the_moves_of_the_store() -> None:
 def test_the_diagram_of_payments_shows_the_states_of_the_contract() -> None:
     """Both kinds of payment are drawn from their first state to each final one."""
     moves = {(str(before), str(after)) for (_, before, _), after in states.TRANSITIONS.items()}
-    assert {move for part in draw().PAYMENT.parts for move in getattr(part, "moves", ())} == moves
+    assert {move for part in script("diagrams").PAYMENT.parts for move in getattr(part, "moves", ())} == moves
 
 
 def test_the_diagram_of_the_layers_shows_every_part() -> None:
