@@ -106,6 +106,8 @@ def lint(session: nox.Session) -> None:
     session.install(*group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    pages = [str(page) for folder in (".", "docs", "docs/reference") for page in Path(folder).glob("*.md")]
+    session.run("ruff", "format", "--check", "--line-length", "79", *pages)
 
 
 @nox.session

@@ -39,7 +39,7 @@ PUBLIC_MODULES = (
 )
 DIRECTIVE = re.compile(r"^\.\. auto\w+:: ([\w.]+)", re.MULTILINE)
 SHELL = re.compile(r"```bash\n(.*?)```", re.DOTALL)
-TYPED = re.compile(r"^\$ (.*)$", re.MULTILINE)
+TYPED = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
 CODE = re.compile(r"`(mobilemoney [^`]+)`")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
@@ -246,8 +246,15 @@ def test_every_picture_has_a_text(page: Path) -> None:
         ("API key", "access"),
         ("authentication", "access"),
         ("idempotency", "payments"),
+        ("django", "django"),
+        ("errors", "errors"),
+        ("going to production", "production"),
         ("known limitations", "limitations"),
+        ("litestar", "starlette"),
         ("monitoring", "observability"),
+        ("notebook", "scripts"),
+        ("rate limit", "rate-limits"),
+        ("testing", "testing"),
         ("webhook", "callbacks"),
     ],
 )

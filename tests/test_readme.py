@@ -9,14 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-FENCED = re.compile(r"(<!-- not run[^\n]*-->\n)?```python\n(.*?)```", re.DOTALL)
+FENCED = re.compile(r"(<!-- not run[^\n]*-->\n)?```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 BLOCKS = FENCED.findall(README)
-RUNNABLE = [code for mark, code in BLOCKS if not mark]
+RUNNABLE = [code for mark, code, _ in BLOCKS if not mark]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 PROGRAMS = [
-    pytest.param(code, id=f"{page.stem}-{number}")
+    pytest.param(code, output, id=f"{page.stem}-{number}")
     for page in PAGES
-    for number, (mark, code) in enumerate(FENCED.findall(page.read_text("utf-8")), start=1)
+    for number, (mark, code, output) in enumerate(FENCED.findall(page.read_text("utf-8")), start=1)
     if not mark
 ]
 
@@ -24,14 +24,41 @@ PROGRAMS = [
 pytestmark = pytest.mark.once
 
 
-@pytest.mark.parametrize("code", PROGRAMS)
-def test_every_python_block_runs_as_a_program(code: str) -> None:
-    """Each Python block of README and docs is a whole program that ends well, without a warning."""
+# As a notebook does: code may await at the top level.
+CELL = """
+import ast, asyncio, sys
+cell = compile(sys.argv[1], "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+asyncio.run(eval(cell, {"__name__": "__main__"}))
+"""
+
+
+@pytest.mark.parametrize(("code", "output"), PROGRAMS)
+def test_every_python_block_runs_as_a_program(code: str, output: str) -> None:
+    """Each Python block is a whole program that ends well, without a warning, and prints the text below it.
+
+    In that text, … stands for anything.
+    """
+    program = [CELL, code] if re.search(r"^(\w+ = )?await ", code, re.MULTILINE) else [code]
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=400, check=False
+        [sys.executable, "-W", "error", "-c", *program], capture_output=True, text=True, timeout=400, check=False
     )
     assert ran.returncode == 0, ran.stderr
     assert not ran.stderr
+    if output:
+        printed = re.sub(" +$", "", ran.stdout, flags=re.MULTILINE)
+        assert re.fullmatch(".*".join(map(re.escape, output.split("…"))), printed, re.DOTALL), printed
+
+
+CODE = re.compile(r"^```(?:python|bash|toml|yaml|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\$ |(?<=\\\n) +)(.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in PAGES])
+def test_code_is_read_without_scrolling(page: Path) -> None:
+    """Code and commands have at most 79 columns; `ruff format --line-length 79 docs/*.md` sees to Python."""
+    text = page.read_text("utf-8")
+    lines = [*"".join(CODE.findall(text)).splitlines(), *COMMAND.findall(text)]
+    assert [line for line in lines if len(line) > 79] == []
 
 
 def test_the_first_payment_succeeds() -> None:
