@@ -52,9 +52,9 @@ class KeyedLock:
 
     def held(self, *, but: Hashable | None = None) -> Collection[Hashable]:
         """Return the names that are held or waited for, in any event loop, except for `but`, which the caller holds."""
-        own = None if but is None else (current_token(), but)
+        here = current_token()
         # A copy first, which is atomic: other threads add and remove names.
-        return {place[1] for place in list(self._locks) if place != own}
+        return {name for loop, name in list(self._locks) if name != but or loop != here}
 
 
 @attrs.define(eq=False)

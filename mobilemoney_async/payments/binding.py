@@ -88,6 +88,8 @@ class Binding:
     def __init__(self, store: AccountStore, pipeline: Pipeline, memory: Memory) -> None:
         self._store = store
         self._pipeline = pipeline
+        # Looked up once: Python before 3.12 takes longer for it than for the rest of a check.
+        self._named = pipeline.tokens if isinstance(pipeline.tokens, NamedSource) else None
         self._host = _host(pipeline.wire.base_url)
         self._memory = memory
 
@@ -139,8 +141,7 @@ class Binding:
 
     def is_current(self) -> bool:
         """Return whether the credentials in use now are those for which `require_bound` has last raised nothing."""
-        tokens = self._pipeline.tokens
-        return not isinstance(tokens, NamedSource) or tokens.name == self._memory.admitted
+        return self._named is None or self._named.name == self._memory.admitted
 
     async def _bind(self, facts: AccountFacts, name: str, *, is_lenient: bool) -> None:
         """Bind the account to new credentials, if they know its transactions; see `require_bound`."""
@@ -150,8 +151,8 @@ class Binding:
         try:
             merchant_id = await self.look_up_own(facts)
         except ForeignError as exc:
-            if isinstance(self._pipeline.tokens, NamedSource):
-                self._pipeline.tokens.doubt()
+            if self._named is not None:
+                self._named.doubt()
             raise self._foreign(exc) from exc
         except (StoreError, InvalidCredentials, InvalidToken, TokenExpired):
             raise  # the payment would be refused, too
@@ -179,9 +180,9 @@ class Binding:
 
     def is_known(self, host: str | None, credentials: str | None) -> bool:
         """Return whether the columns of an account name this client's host and credentials."""
-        names, memory, tokens = (credentials or "").split(), self._memory, self._pipeline.tokens
-        if isinstance(tokens, NamedSource) and tokens.name != memory.credentials:
-            memory.credentials, memory.is_bound = tokens.name, False
+        names, memory = (credentials or "").split(), self._memory
+        if self._named is not None and self._named.name != memory.credentials:
+            memory.credentials, memory.is_bound = self._named.name, False
         # A full list may have dropped the name, once it was known.
         is_known = memory.credentials in names or (memory.is_bound and len(names) == _MOST_CREDENTIALS)
         memory.is_bound = host == self._host and is_known
@@ -203,9 +204,9 @@ class Binding:
         await self._store.write(save)
 
     async def _name_credentials(self) -> str:
-        tokens, cipher, name = self._pipeline.tokens, self._store.cipher, self._memory.credentials
-        if isinstance(tokens, NamedSource):
-            return await tokens.name_credentials()
+        if self._named is not None:
+            return await self._named.name_credentials()
+        cipher, name = self._store.cipher, self._memory.credentials
         if name is None:
             # Issued tokens; those of one source of your own count as the same credentials.
             token = await self._pipeline.token()
