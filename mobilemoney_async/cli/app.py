@@ -126,7 +126,9 @@ def _errors_in_one_line(ctx: Any) -> Iterator[None]:
         if type(exc).__name__ == "NoArgsIsHelpError":
             raise
         path = _path(getattr(exc, "ctx", None) or ctx)
-        hint = "" if path or type(exc).__name__ != "NoSuchOption" else "; options go after the command"
+        hint = ""
+        if type(exc).__name__ == "NoSuchOption":
+            hint = "; an id or key that begins with - goes behind --" if path else "; options go after the command"
         text = " ".join(exc.format_message().split()).removesuffix(".")
         failures.say(path, f"{text}{hint}; see {failures.typed(path)} --help")
         raise typer.Exit(failures.ExitCode.USAGE) from exc

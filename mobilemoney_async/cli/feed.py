@@ -27,12 +27,12 @@ def list_changes(*, after: After = None, limit: Limit = 100, as_json: AsJSON = F
 
     found = run_with_store(read, store)
     columns: tuple[Column[PaymentChange], ...] = (
-        Column("at, UTC", lambda each: output.moment(each.at), min_width=5),
-        Column("payment", lambda each: each.key or "", min_width=6),
+        Column("at, UTC", lambda each: output.moment(each.at), min_width=10, is_time=True),
+        Column("payment", lambda each: each.key or "", is_id=True),
         Column("state", lambda each: "unclaimed" if each.state is None else str(each.state)),
         Column("status", lambda each: "" if each.status is None else str(each.status), min_width=7),
-        Column("transaction", lambda each: _transaction_of(each) or "", min_width=6),
-        Column("cursor", lambda each: each.cursor, min_width=6),
+        Column("transaction", lambda each: _transaction_of(each) or "", is_id=True),
+        Column("cursor", lambda each: each.cursor, is_id=True),
     )
     if as_json:
         names = ("cursor", "key", "state", "status", "at")
@@ -55,7 +55,7 @@ def list_consumers(*, as_json: AsJSON = False, service: Service) -> None:
     columns: tuple[Column[Any], ...] = (
         Column("consumer", lambda each: each.name, min_width=6),
         Column("behind", lambda each: f"{each.behind:,}", is_number=True),
-        Column("used, UTC", lambda each: output.moment(each.used_at), min_width=5),
+        Column("used, UTC", lambda each: output.moment(each.used_at), min_width=10, is_time=True),
         Column("lagging", lambda each: ", ".join(each.lagging), min_width=7),
         Column("parked", lambda each: "; ".join(f"{one.name}: {one.error}" for one in each.parked), min_width=7),
     )

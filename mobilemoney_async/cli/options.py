@@ -10,7 +10,7 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -38,10 +38,15 @@ def _refuse_password(url: str | None) -> str | None:
     return url
 
 
+def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return what completes the value of an option in the shell: the names that begin so."""
+    return lambda incomplete: [each for each in names() if each.startswith(incomplete)]
+
+
 _SERVICE_OPTIONS: dict[str, Any] = {
     "profile": typer.Option(
         metavar="NAME",
-        autocompletion=lambda incomplete: [name for name in profile_names() if name.startswith(incomplete)],
+        autocompletion=completing(profile_names),
         help="The service and credentials: a profile of mobilemoney.toml, or sandbox. Or MOBILEMONEY_PROFILE.",
     ),
     "config": typer.Option(

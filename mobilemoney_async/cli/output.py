@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -22,8 +22,9 @@ from mobilemoney_async.values import Secret, mask_phone_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
     from rich.text import Text
+
+    from mobilemoney_async.cli.tables import Table
 
 T = TypeVar("T")
 
@@ -141,34 +142,27 @@ def printing_log(say: Callable[[str], object]) -> Iterator[None]:
 class Column(Generic[T]):
     """Column of a table, with the function that returns its cell of a row.
 
-    With a `min_width` a narrow terminal folds longer cells, and never cuts them, since users copy ids and keys. Without
-    one a column stays on one line.
+    Attributes:
+        min_width: Width to which a narrow terminal may fold longer cells, characters; None for a column that is not
+            folded.
+        is_id: Whether the cells are ids or keys, which users copy: they are never folded. Where the table is too wide
+            for the terminal, they have a line of their own above the other cells.
+        is_time: Whether the cells are those of `moment`: a terminal shows the date where it changes.
     """
 
     name: str
     cell: Callable[[T], str]
     min_width: int | None = None
-    is_number: bool = False
+    is_number: bool = attrs.field(default=False, kw_only=True)
+    is_id: bool = attrs.field(default=False, kw_only=True)
+    is_time: bool = attrs.field(default=False, kw_only=True)
 
 
-def new_table(columns: Iterable[Column[T]], rows: Iterable[T] = (), *, has_header: bool = True) -> Table:
-    """Return a table without lines, whose columns are one blank apart."""
-    from rich.table import Table
+def new_table(columns: Sequence[Column[T]], rows: Iterable[T], *, has_header: bool = True) -> Table:
+    """Return a table of rows."""
+    from mobilemoney_async.cli.tables import Table
 
-    columns = tuple(columns)
-    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=has_header)
-    for each in columns:
-        is_fixed = each.min_width is None
-        justify: Any = "right" if each.is_number else "left"
-        table.add_column(each.name, no_wrap=is_fixed, min_width=each.min_width, justify=justify, overflow="fold")
-    for row in rows:
-        add_row(table, columns, row)
-    return table
-
-
-def add_row(table: Table, columns: Iterable[Column[T]], row: T) -> None:
-    """Add a row to a table with these columns."""
-    table.add_row(*(literal(each.cell(row)) for each in columns))
+    return Table(columns, [[each.cell(row) for each in columns] for row in rows], has_header)
 
 
 def show(*things: RenderableType) -> None:
@@ -178,7 +172,7 @@ def show(*things: RenderableType) -> None:
     is_piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(highlight=False, width=_PIPED_WIDTH if is_piped else None)
     with console.capture() as shown:
-        console.print(*things, sep="\n")
+        console.print(*things, sep="\n", crop=False)
     with ignoring_closed_pipe():
         print("\n".join(line.rstrip() for line in shown.get().splitlines()), flush=True)
 

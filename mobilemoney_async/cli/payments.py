@@ -336,13 +336,13 @@ def needs_attention(record: PaymentRecord, now: datetime) -> bool:
 def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     """Print a table of payments."""
     columns: tuple[Column[PaymentRecord], ...] = (
-        Column("key", lambda each: each.key, min_width=5),
+        Column("key", lambda each: each.key, is_id=True),
         Column("type", lambda each: str(each.type)),
         Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
         Column("phone", lambda each: output.phone(each.phone_number, unmasked=unmasked)),
-        Column("state", _state, min_width=7),
-        Column("sent, UTC", lambda each: output.moment(each.sent_at), min_width=5),
-        Column("transaction", lambda each: each.transaction_id or " ".join(each.candidates), min_width=6),
+        Column("state", _state, min_width=16),
+        Column("sent, UTC", lambda each: output.moment(each.sent_at), min_width=10, is_time=True),
+        Column("transaction", lambda each: each.transaction_id or " ".join(each.candidates), is_id=True),
     )
     output.show(output.new_table(columns, records))
 
@@ -371,7 +371,7 @@ def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
     }
     output.show_facts(facts)
     columns: tuple[Column[HistoryEntry], ...] = (
-        Column("at, UTC", lambda each: output.moment(each.at), min_width=5),
+        Column("at, UTC", lambda each: output.moment(each.at), min_width=10, is_time=True),
         Column("what", lambda each: each.what, min_width=5),
         Column("source", lambda each: each.source, min_width=5),
         Column("detail", lambda each: each.detail or "", min_width=5),

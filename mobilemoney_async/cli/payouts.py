@@ -338,10 +338,10 @@ def _states(batch: PayoutBatch) -> str:
 
 def _columns() -> tuple[Column[PayoutBatch], ...]:
     return (
-        Column("batch", lambda each: each.id, min_width=12),
+        Column("batch", lambda each: each.id, is_id=True),
         Column("name", lambda each: each.name, min_width=5),
         Column("payouts", lambda each: f"{each.lines:,}", is_number=True),
         Column("TZS", lambda each: f"{each.total:,f}", is_number=True),
-        Column("proposed, UTC", lambda each: output.moment(each.proposed_at), min_width=10),
+        Column("proposed, UTC", lambda each: output.moment(each.proposed_at), min_width=10, is_time=True),
         Column("state", lambda each: each.state if not each.states else f"{each.state}: {_states(each)}", min_width=9),
     )

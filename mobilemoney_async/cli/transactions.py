@@ -14,7 +14,7 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import WrongUsage, run, say
-from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_service
+from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, completing, with_service
 from mobilemoney_async.cli.output import Column, moment, money, phone, plain, visible
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction
@@ -30,12 +30,19 @@ CSV_HEADER = (
 )
 """The first line of the CSV: the contract's fields, with a column for each field of fees and settlement."""
 
-_CREATED: Column[Transaction] = Column("created, UTC", lambda each: moment(each.created_at), min_width=8)
+_CREATED: Column[Transaction] = Column("created, UTC", lambda each: moment(each.created_at), min_width=10, is_time=True)
 
+_STATES, _TYPES = completing(lambda: TransactionStatus), completing(lambda: TransactionType)
 Status = Annotated[
-    str | None, typer.Option("--status", metavar="STATE", help=f"Only this state: {', '.join(TransactionStatus)}.")
+    str | None,
+    typer.Option(
+        "--status", metavar="STATE", autocompletion=_STATES, help=f"Only this state: {', '.join(TransactionStatus)}."
+    ),
 ]
-Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only this type: collection or disbursement.")]
+Type = Annotated[
+    str | None,
+    typer.Option("--type", metavar="TYPE", autocompletion=_TYPES, help="Only this type: collection or disbursement."),
+]
 DAYS = "YYYY-MM-DD, today or yesterday of UTC"
 FromDay = Annotated[str | None, typer.Option("--from", metavar="DAY", help=f"From this day on: {DAYS}.")]
 ToDay = Annotated[str | None, typer.Option("--to", metavar="DAY", help="To the end of this day, in the same form.")]
@@ -193,13 +200,13 @@ def state_of(transaction: Transaction) -> str:
 
 
 def columns(*, unmasked: bool) -> tuple[Column[Transaction], ...]:
-    """Return the columns of a table of transactions, which fits into 80 columns of a terminal."""
+    """Return the columns of a table of transactions."""
     return (
-        Column("transaction", lambda each: each.id, min_width=8),
+        Column("transaction", lambda each: each.id, is_id=True),
         Column("type", lambda each: str(each.type)),
         Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
         Column("phone", lambda each: phone(each.phone_number, unmasked=unmasked)),
-        Column("state", state_of, min_width=7),
+        Column("state", state_of, min_width=16),
     )
 
 

@@ -197,13 +197,13 @@ def rebind(
 def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
     """Print a table of transactions that no payment claims."""
     columns: tuple[Column[UnclaimedTransaction], ...] = (
-        Column("transaction", lambda each: each.transaction_id, min_width=6),
+        Column("transaction", lambda each: each.transaction_id, is_id=True),
         Column("type", lambda each: str(each.type)),
         Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
         Column("phone", lambda each: each.phone_number),
         Column("status", lambda each: str(each.status), min_width=7),
-        Column("made, UTC", lambda each: output.moment(each.created_at), min_width=5),
-        Column("paid twice?", lambda each: each.fits_key or "", min_width=5),
+        Column("made, UTC", lambda each: output.moment(each.created_at), min_width=10, is_time=True),
+        Column("paid twice?", lambda each: each.fits_key or "", is_id=True),
         Column("state", lambda each: each.state if each.note is None else f"{each.state}: {each.note}", min_width=5),
     )
     output.show(output.new_table(columns, transactions))

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from mobilemoney_async.cli import following
@@ -19,7 +18,7 @@ from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import WrongUsage, run, say
 from mobilemoney_async.cli.following import Refusals, StatusChange, Watchlist
 from mobilemoney_async.cli.options import Service, Unmasked, check_timeout, with_service
-from mobilemoney_async.cli.output import add_row, literal, new_table
+from mobilemoney_async.cli.tables import Table
 from mobilemoney_async.cli.transactions import columns
 
 _STDIN = "-"
@@ -97,14 +96,14 @@ def _table(watchlist: Watchlist, room: int, unmasked: bool) -> Table:
     rows, is_open = list(watchlist.latest.items()), set(watchlist.open)
     if len(rows) > room:
         rows = sorted(rows, key=lambda row: row[0] not in is_open)[:room]
-    table = new_table(columns(unmasked=unmasked))
+    wanted, cells = columns(unmasked=unmasked), []
     for transaction_id, change in rows:
         if change is not None and change.transaction is not None:
-            add_row(table, columns(unmasked=unmasked), change.transaction)
+            cells.append([each.cell(change.transaction) for each in wanted])
         else:
             state = "not seen yet" if change is None else change.describe(unmasked=unmasked)
-            table.add_row(literal(transaction_id), "", "", "", state)
-    return table
+            cells.append([transaction_id, "", "", "", state])
+    return Table(wanted, cells)
 
 
 def _read_ids(arguments: Sequence[str], lines: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mobilemoney_async import TransactionStatus
 from tests.support.processes import environment
 
 with warnings.catch_warnings():
@@ -72,6 +73,10 @@ def test_without_a_command_the_list_is_shown() -> None:
     [
         (["lst"], "mobilemoney: No such command 'lst'"),
         (["--bogus"], "mobilemoney: No such option: --bogus"),
+        (
+            ["payments", "show", "-key"],
+            "mobilemoney payments show: No such option: -k; an id or key that begins with - goes behind --; see ",
+        ),
         (["sandbox", "nubers"], "mobilemoney sandbox: No such command 'nubers'"),
         (["otp", "request"], "mobilemoney otp request: Missing argument 'PHONE'"),
         (["profile", "--profile"], "mobilemoney profile: Option '--profile' requires an argument"),
@@ -121,6 +126,8 @@ class TestCompletion:
         assert "--no-save" in self.complete("mobilemoney login --no", tmp_path)
         assert self.complete("mobilemoney doctor --profile s", tmp_path) == ["sandbox", "shop"]
         assert self.complete("mobilemoney payments rec", tmp_path) == ["reconcile", "recover"]
+        assert self.complete("mobilemoney list --status ", tmp_path) == [*TransactionStatus]
+        assert self.complete("mobilemoney list --type ", tmp_path) == ["collection", "disbursement"]
 
     def test_the_shell_gets_its_script(self) -> None:
         """`--show-completion` prints what the shell needs."""
