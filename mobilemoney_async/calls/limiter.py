@@ -12,6 +12,7 @@ goes to the bucket, since the service may have asked for a hold in between.
 from __future__ import annotations
 
 import copy
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -163,7 +164,18 @@ class LaneQueue:
             before it.
     """
 
-    __slots__ = ("_alarm", "_backend", "_lanes", "_loop", "_pause", "_places", "_timekeeper", "length")
+    __slots__ = (
+        "_alarm",
+        "_backend",
+        "_clock",
+        "_first",
+        "_lanes",
+        "_loop",
+        "_pause",
+        "_places",
+        "_timekeeper",
+        "length",
+    )
 
     def __init__(
         self, places: Places, per_minute: float, *, pause: Callable[[float, float], Awaitable[None]] = _sleep
@@ -176,16 +188,31 @@ class LaneQueue:
         self._timekeeper: _Waiter | None = None
         self._alarm: anyio.CancelScope | None = None
         self._backend: type[AsyncBackend] | None = None
+        self._clock: tuple[object, float] = (None, 0.0)  # the event loop, and what to add to its time
+        self._first: float | None = None  # how far the host's clock is ahead of the first loop's
 
     def now(self) -> float:
-        """Return `anyio.current_time()`, without asking each time which event loop library runs."""
+        """Return the time, on the clock of the first event loop: each run of trio has a clock of its own.
+
+        Does not ask each time which event loop library runs.
+        """
         if self._backend is not None:
             try:
-                return self._backend.current_time()
+                return self._read_clock(self._backend)
             except RuntimeError:  # another library than last time
                 pass
         self._backend = anyio.lowlevel.current_token().backend_class
-        return self._backend.current_time()
+        return self._read_clock(self._backend)
+
+    def _read_clock(self, backend: type[AsyncBackend]) -> float:
+        loop, now = backend.current_token(), backend.current_time()
+        known, ahead = self._clock
+        if loop is not known:
+            host = time.monotonic() - now
+            self._first = host if self._first is None else self._first
+            ahead = host - self._first
+            self._clock = loop, ahead
+        return now + ahead
 
     def take_free(self, now: float) -> bool:
         """Take a place if one is free and nothing waits for it."""
@@ -356,11 +383,11 @@ class RateLimiter:
 
     def has_capacity(self) -> bool:
         """Return whether a request could go now without waiting. Call it inside the event loop."""
-        return not self._queue.length and self._bucket.ready_at() <= anyio.current_time()
+        return not self._queue.length and self._bucket.ready_at() <= self._queue.now()
 
     def usage(self) -> Usage:
         """Return the recent use of the limit, by all its clients. Call it inside the event loop."""
-        return self._bucket.usage(anyio.current_time())
+        return self._bucket.usage(self._queue.now())
 
     def hold(self, seconds: float) -> None:
         """Grant nothing for a while, as the service asked; afterwards go on at the steady rate, without a burst.
@@ -371,7 +398,7 @@ class RateLimiter:
         Raises:
             InvalidRequest: `seconds` is out of its range.
         """
-        self._bucket.hold(anyio.current_time() + require_seconds("seconds", seconds, allow_zero=True))
+        self._bucket.hold(self._queue.now() + require_seconds("seconds", seconds, allow_zero=True))
 
     async def acquire(self, priority: Priority = Priority.LOOKUP, *, ahead: bool = False) -> None:
         """Wait until a request may be sent.

@@ -91,7 +91,7 @@ class Reservations:
         return self._fleet.usage(now - self._offset)
 
     def put(self, reservation: Reservation, offset: float) -> None:
-        """Add a reservation. Adding `offset` to a time of the store gives one of the loop."""
+        """Add a reservation. Adding `offset` to a time of the store gives one of the queue."""
         self._offset = offset
         self._fleet = reservation.bucket
         self._slots.extend(reservation.slots)
@@ -220,7 +220,7 @@ class SharedLimiter:
         self._ask_at = _ASK_AT_ONCE if again is None or self._is_outdated else again + offset
 
     async def _reserve(self, request: ReservationRequest) -> tuple[Reservation, float, float]:
-        """Return the reservation, the store's time, and the seconds to add to that to get the loop's."""
+        """Return the reservation, the store's time, and the seconds to add to that to get the queue's."""
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[Reservation, float]:
             row = lock_row(connection, budgets, {"account": self._account}, state="")
@@ -231,4 +231,4 @@ class SharedLimiter:
             return reservation, now
 
         (reservation, seen_at), offset = await self._database.timed(work)
-        return reservation, seen_at, offset
+        return reservation, seen_at, offset + self._now() - anyio.current_time()

@@ -7,8 +7,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
+import trio
 
 from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, RateLimiter, SQLStore
 from mobilemoney_async.calls.limiter import LoopLock, OneLoop
@@ -160,3 +162,19 @@ def test_a_client_in_each_thread_and_one_store_for_all_work(tmp_path: Path) -> N
 
 def wide() -> RateLimiter:
     return RateLimiter(per_minute=6_000_000, burst=1000)
+
+
+def test_a_limiter_goes_on_in_another_event_loop() -> None:
+    """One after another, also where each run of trio has a clock of its own: nobody waits for what was hours ahead."""
+    limiter = RateLimiter(per_minute=60_000, burst=3, jitter=0.0)
+
+    async def work() -> None:
+        with anyio.fail_after(PATIENCE):
+            for _ in range(4):
+                await limiter.acquire()
+                limiter.hold(0.001)
+        assert limiter.usage().granted > 3
+
+    for _ in range(4):
+        trio.run(work)
+        asyncio.run(work())
