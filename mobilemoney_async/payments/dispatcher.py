@@ -292,8 +292,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 return  # it was taken out of the queue, or sent by someone else
         except StoreError:
             is_own = False
-        if is_own:
-            return
+        if is_own or self._is_blocked(record.type, anyio.current_time()):
+            return  # of several that were on their way, the first begins the pause
         self._obstacles[record.type] = _Obstacle(str(error), anyio.current_time() + pause, pause)
         logger.warning("no %s can be sent, the dispatcher pauses for %.0f s: %s", record.type, pause, error)
         if known is None:

@@ -84,6 +84,25 @@ async def test_the_pauses_while_nothing_can_be_sent_grow_to_five_minutes(sqlite_
     assert waits == pytest.approx([5 + 30, 5 + 10 + 30, 15 + 20 + 30], abs=1.5)
 
 
+async def test_an_outage_that_strikes_many_on_their_way_is_one_pause(sqlite_file_url: str) -> None:
+    """Ten payments of which the network takes the connection at once wait for as long as one would, not for minutes."""
+    world, events = make_world(sqlite_file_url), list[Event]()
+
+    async def connect_in_vain(request: httpx.Request) -> None:
+        await anyio.sleep(3)
+        raise httpx.ConnectTimeout("connect time-out")
+
+    world.line.before = connect_in_vain
+    async with world.client(retry=NO_RETRIES, on_event=events.append) as client:
+        await enqueue(client, 10)
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(5)
+            assert dispatcher.stats.paused is not None and len(pauses(events)) == 1
+            world.line.before = None
+            await anyio.sleep(55)
+            assert len(world.made) == 10
+
+
 async def test_each_outage_is_reported_and_begins_with_a_short_pause(sqlite_file_url: str) -> None:
     """A payment that was sent ends the last one, and so does one that was refused: the service was reached."""
     world, events = make_world(sqlite_file_url), list[Event]()
