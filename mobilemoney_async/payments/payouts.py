@@ -318,7 +318,11 @@ def _duplicates(journal: Journal, id: str, now: datetime) -> Mapping[int, str]:
         if own is not None and (own.type, own.phone_number, own.amount) != (TransactionType.DISBURSEMENT, *kind):
             found[each.line] = f"key {each.key!r} is that of another payment: the batch cannot be approved"
         elif own is not None:
-            found[each.line] = f"this very payment is {_state(own)} since {own.changed_at:%Y-%m-%d}: it is made once"
+            is_over = (
+                own.state in {PaymentState.CANCELLED, PaymentState.FINAL} and own.status != TransactionStatus.SUCCESS
+            )
+            said = "it is not made again; other content, or another key, is" if is_over else "it is made once"
+            found[each.line] = f"this very payment is {_state(own)} since {own.changed_at:%Y-%m-%d}: {said}"
         elif earlier != each.line:
             found[each.line] = f"line {earlier} pays the same amount to the same number"
         elif other is not None:

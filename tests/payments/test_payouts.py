@@ -160,6 +160,22 @@ async def test_cancelling_a_second_batch_leaves_the_payments_of_the_first_alone(
         assert {line.state for line in await client.payouts.report(second.id)} == {"cancelled"}
 
 
+async def test_a_batch_that_was_cancelled_by_mistake_says_that_the_same_file_pays_nothing(store_url: str) -> None:
+    """Its keys are used up: whoever approves the file again is told before, and other content is paid."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        first = await client.payouts.propose(FILE, name="salaries", by="Asha")
+        await client.payouts.approve(first.id, by="Juma", digest=first.digest)
+        await client.payouts.cancel(first.id, by="Asha")
+        again = await client.payouts.propose(FILE, name="salaries", by="Asha")
+        for said in again.duplicates.values():
+            assert "CANCELLED" in said and "it is not made again; other content, or another key, is" in said
+        assert dict((await client.payouts.approve(again.id, by="Juma", digest=again.digest)).states) == {"CANCELLED": 2}
+        other = await client.payouts.propose(FILE.replace("E1", "E1 again"), name="salaries", by="Asha")
+        assert not other.duplicates
+        assert dict((await client.payouts.approve(other.id, by="Juma", digest=other.digest)).states) == {"QUEUED": 2}
+
+
 async def test_a_line_that_could_not_be_sent_is_stopped_too(store_url: str) -> None:
     """Whether it waits for the next attempt, or is on its way in vain at that very moment."""
     world = make_world(store_url)
