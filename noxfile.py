@@ -181,6 +181,13 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "-m", "tests.fuzz", *options, session.create_tmp(), "tests/fuzz/corpus", *session.posargs)
 
 
+@nox.session(python=LOWEST_PYTHON, tags=["full"])
+def openapi(session: nox.Session) -> None:
+    """Send the sandbox requests that schemathesis makes from the OpenAPI document; print their seed."""
+    session.install(wheel(session), *group("openapi"))
+    session.run("python", "-m", "tests.openapi", "--max-examples", "50", new_seed("--seed"), *session.posargs)
+
+
 @nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
 def nightly(session: nox.Session) -> None:
     """Run the long tests at four times their scale, and the property tests on thousands of new examples."""

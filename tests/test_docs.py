@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from mobilemoney_async import MobileMoneyError, errors
 from mobilemoney_async.cli.app import app
 from mobilemoney_async.payments import records
 from mobilemoney_async.sandbox import MAGIC_NUMBERS, states
+from mobilemoney_async.sandbox.endpoints import ROUTES
 from tests.support.layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
@@ -138,6 +140,14 @@ def test_the_magic_numbers_are_those_of_the_code() -> None:
     text = (DOCS / "sandbox.md").read_text("utf-8")
     _, _, rest = text.partition("<!-- magic numbers: begin -->\n")
     assert rest.partition("<!-- magic numbers: end -->")[0].splitlines() == table
+
+
+def test_the_openapi_document_is_made_of_the_contract() -> None:
+    """It was not changed by hand, and has the endpoints of the sandbox, which shares no code with the client."""
+    text = script("openapi").FILE.read_text("utf-8")
+    assert script("openapi").draw() == text, "run docs/openapi.py"
+    paths = {(method.upper(), path) for path, methods in json.loads(text)["paths"].items() for method in methods}
+    assert paths == {(route.method, route.path) for route in ROUTES}
 
 
 def test_the_diagrams_are_what_the_script_draws() -> None:

@@ -31,6 +31,13 @@ async def test_an_empty_page_shows_how_to_begin(user: PageUser, sandbox: Sandbox
     assert "mobilemoney collect" in seen
 
 
+async def test_the_contract_is_beside_it(user: PageUser) -> None:
+    """Other languages' tools find the OpenAPI document at its usual place."""
+    answer = await user.http.get("/openapi.json")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.json()["openapi"] == "3.1.0"
+
+
 async def test_a_prompt_is_shown_with_its_details(user: PageUser, sandbox: Sandbox) -> None:
     """A prompt names the merchant, the amount, the reference and the time left."""
     await ask(sandbox, ORDINARY)

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mobilemoney_async.sandbox.controls import Controls
 from mobilemoney_async.sandbox.endpoints import PREFIX, ROUTES
 from mobilemoney_async.sandbox.page.forms import Actions, Form, Refused, one_of, read
-from mobilemoney_async.sandbox.page.fragments import ASSETS, TICK, EventStream, write, write_parts
+from mobilemoney_async.sandbox.page.fragments import ASSETS, DOCUMENT, TICK, EventStream, write, write_parts
 from mobilemoney_async.sandbox.page.snapshot import Snapshot, take
 
 MASK_COOKIE = "mobilemoney_mask"
@@ -67,6 +67,7 @@ def create_page(sandbox: Controls) -> ASGIApp:
         Route("/", page.show),
         Route("/live", page.follow),
         Route("/static/{name}", _asset),
+        Route("/openapi.json", _describe),
         Route("/mask", page.mask, methods=["POST"]),
         *(Route(path, page.does(forms[path], shown_at=path.split("/")[1]), methods=["POST"]) for path in forms),
     ]
@@ -173,6 +174,10 @@ def _is_masked(request: Request) -> bool:
 
 async def _asset(request: Request) -> Response:
     return ASSETS.get(request.path_params["name"]) or await _not_found(request)
+
+
+async def _describe(request: Request) -> Response:
+    return DOCUMENT
 
 
 async def _not_found(request: Request, _: Exception | None = None) -> Response:

@@ -34,6 +34,9 @@ ASSETS: Mapping[str, Response] = {
 }
 """Files that the page loads, by name. Their addresses hold a hash of the content, so browsers may keep them."""
 
+DOCUMENT = Response((_HERE.parent / "openapi.json").read_bytes(), media_type="application/json")
+"""OpenAPI document of the contract, made by docs/openapi.py."""
+
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_HERE / "templates"),
     autoescape=True,
