@@ -102,12 +102,13 @@ def lowest_constraints() -> list[str]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting (ruff)."""
+    """Check style and formatting (ruff), the Dockerfile (hadolint) and the workflows (zizmor)."""
     session.install(*group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     pages = [str(page) for folder in (".", "docs", "docs/reference") for page in Path(folder).glob("*.md")]
     session.run("ruff", "format", "--check", "--line-length", "79", *pages)
+    session.run("hadolint", "Dockerfile")
 
 
 @nox.session
@@ -234,6 +235,16 @@ def browser(session: nox.Session) -> None:
     # A file's tests share one Chromium.
     parallel = ("-n", "2", "--dist", "loadfile")
     session.run("python", "-m", "pytest", "tests/browser", *parallel, *session.posargs, env=env)
+
+
+@nox.session(python=False, tags=["full"])
+def container(session: nox.Session) -> None:
+    """Build the image of the sandbox and ask it for a page; without Docker, skip: `lint` has checked its Dockerfile."""
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "ls"], capture_output=True, check=False).returncode != 0:
+        session.skip("no Docker with its plugin compose answers")
+    session.run("docker", "compose", "up", "--build", "--wait", external=True)  # until it is healthy
+    session.run("docker", "compose", "down", "--rmi", "local", external=True)
 
 
 @nox.session(name="release-check", python=LOWEST_PYTHON)

@@ -27,14 +27,17 @@ Speed = Annotated[
 def sandbox(
     context: typer.Context,
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port on loopback; 0 takes a free one.")] = 8765,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 within a container.")
+    ] = "127.0.0.1",
     speed: Speed = 1.0,
     by_hand: Annotated[
         bool, typer.Option("--by-hand", help="Answer for the customers yourself, on the phone page.")
     ] = False,
 ) -> None:
-    """Serve the sandbox and its phone page on loopback until Ctrl-C."""
+    """Serve the sandbox and its phone page until Ctrl-C."""
     if context.invoked_subcommand is None:
-        run_sandbox(port=port, speed=speed, by_hand=by_hand)
+        run_sandbox(port=port, host=host, speed=speed, by_hand=by_hand)
 
 
 @add_command(sandbox_app, "numbers")
@@ -46,7 +49,7 @@ def numbers() -> None:
         print(f"{row.phone_number}  {row.applies_to:<12}  {row.meaning}", flush=True)
 
 
-def run_sandbox(*, port: int = 8765, speed: float = 1.0, by_hand: bool = False) -> None:
+def run_sandbox(*, port: int = 8765, host: str = "127.0.0.1", speed: float = 1.0, by_hand: bool = False) -> None:
     """Serve a sandbox and its phone page until Ctrl-C (or SIGTERM), and log each request on standard error.
 
     Raises:
@@ -58,12 +61,13 @@ def run_sandbox(*, port: int = 8765, speed: float = 1.0, by_hand: bool = False) 
 
     try:
         # Fresh ids: the store of a program may know the payments of an earlier run.
-        anyio.run(_serve, Sandbox(run=secrets.token_hex(8), speed=speed, by_hand=by_hand), port, backend="asyncio")
+        sandbox = Sandbox(run=secrets.token_hex(8), speed=speed, by_hand=by_hand)
+        anyio.run(_serve, sandbox, host, port, backend="asyncio")
     except (ImportError, ValueError) as exc:
         raise SystemExit(f"mobilemoney sandbox: {exc}") from exc
     except OSError as exc:
-        # By its number: asyncio's own text repeats the address.
-        reason = os.strerror(exc.errno) if exc.errno else str(exc)
+        # By its number: asyncio's own text repeats the address. Errors of names have negative ones.
+        reason = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror or str(exc)
         advice = "is a sandbox running there already? --port 0 takes a free port"
         raise SystemExit(f"mobilemoney sandbox: cannot listen on port {port}: {reason}; {advice}") from exc
     except KeyboardInterrupt:
@@ -71,9 +75,10 @@ def run_sandbox(*, port: int = 8765, speed: float = 1.0, by_hand: bool = False) 
         print("stopped", flush=True)
 
 
-async def _serve(sandbox: Sandbox, port: int) -> None:
+async def _serve(sandbox: Sandbox, host: str, port: int) -> None:
     _log_to_standard_error()
-    async with sandbox.serve(port=port) as base_url:
+    async with sandbox.serve(host, port) as served:
+        base_url = served.replace("//0.0.0.0:", "//127.0.0.1:")  # which it stands for, and the client sends tokens to
         print(f"export MOBILEMONEY_BASE_URL={base_url}\nexport MOBILEMONEY_TOKEN={sandbox.token}")
         print(f"email: {sandbox.email}\npassword: {sandbox.password}")
         print(f"phone page: {base_url.removesuffix('v1')}\n", flush=True)

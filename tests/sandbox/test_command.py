@@ -72,13 +72,27 @@ def test_the_sandbox_prints_how_to_reach_it_and_stops_on_ctrl_c() -> None:
 def test_options_reach_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    async def serve(sandbox: Sandbox, port: int) -> None:
-        made.append((sandbox.speed, sandbox.by_hand, port))
+    async def serve(sandbox: Sandbox, host: str, port: int) -> None:
+        made.append((sandbox.speed, sandbox.by_hand, host, port))
 
     monkeypatch.setattr(command, "_serve", serve)
-    for arguments in (["sandbox", "--speed", "3", "--by-hand", "--port", "0"], ["sandbox"]):
+    given = ["--speed", "3", "--by-hand", "--host", "0.0.0.0", "--port", "0"]
+    for arguments in (["sandbox", *given], ["sandbox"]):
         assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    assert made == [(3, True, 0), (1, False, 8765)]
+    assert made == [(3, True, "0.0.0.0", 0), (1, False, "127.0.0.1", 8765)]
+
+
+def test_in_a_container_the_address_is_one_that_the_client_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0.0.0.0 stands for every address, loopback included, and the client sends tokens over http to loopback only."""
+
+    async def stopped() -> None:
+        pass
+
+    monkeypatch.setattr(command, "_until_stopped", stopped)
+    run_sandbox(host="0.0.0.0", port=0)
+    assert re.match(rf"{URL}=http://127\.0\.0\.1:\d+/v1\n", capsys.readouterr().out)
 
 
 def test_signals_end_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

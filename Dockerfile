@@ -1,0 +1,14 @@
+# The sandbox: `docker compose up`, or `docker build -t mobilemoney-sandbox .`
+FROM python:3.13-slim AS build
+COPY pyproject.toml README.md LICENSE _mobilemoney_pytest.py /src/
+COPY mobilemoney_async /src/mobilemoney_async
+RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir "/src[cli,sandbox]"
+
+FROM python:3.13-slim
+COPY --from=build /venv /venv
+USER 65534
+EXPOSE 8765
+HEALTHCHECK --interval=10s --start-period=10s \
+    CMD ["/venv/bin/python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8765/openapi.json')"]
+# Within the container. Publish the port on loopback: the sandbox's token is public.
+ENTRYPOINT ["/venv/bin/mobilemoney", "sandbox", "--host", "0.0.0.0"]
