@@ -1,6 +1,6 @@
 # The sandbox: `docker compose up`, or `docker build -t mobilemoney-sandbox .`
 FROM python:3.13-slim AS build
-COPY pyproject.toml README.md LICENSE _mobilemoney_pytest.py /src/
+COPY pyproject.toml README.md LICENSE sbom.cdx.json _mobilemoney_pytest.py /src/
 COPY mobilemoney_async /src/mobilemoney_async
 RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir "/src[cli,sandbox]"
 

@@ -102,7 +102,7 @@ def lowest_constraints() -> list[str]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting (ruff), the Dockerfile (hadolint) and the workflows (zizmor)."""
+    """Check style and formatting (ruff), and the Dockerfile (hadolint)."""
     session.install(*group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -262,6 +262,8 @@ def release_check(session: nox.Session) -> None:
     licences = {name.rpartition("/")[2] for name in names if ".dist-info/licenses/" in name}
     if "License-Expression: MIT AND 0BSD\n" not in metadata or licences != {"LICENSE", "htmx.LICENSE.txt"}:
         session.error("the wheel does not name its licences, or lacks the text of one")
+    if not any(name.endswith(".dist-info/sboms/sbom.cdx.json") for name in names):
+        session.error("the wheel lacks its bill of materials")
     version = path.name.split("-")[1]
     if f"## [{version}]" not in Path("CHANGELOG.md").read_text(encoding="utf-8"):
         session.error(f"CHANGELOG.md says nothing about {version}")

@@ -1,6 +1,9 @@
 """Security of the phone page: refused requests, and masked numbers."""
 
+import hashlib
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -150,6 +153,16 @@ async def test_shipped_files_have_their_licence(user: PageUser) -> None:
     """htmx comes with its licence."""
     answer = await user.http.get("/static/htmx.LICENSE.txt")
     assert "Permission to use, copy, modify" in answer.text
+
+
+@pytest.mark.once
+async def test_the_bill_of_materials_is_of_these_files(user: PageUser) -> None:
+    """It names each file that others wrote, in the version that is shipped."""
+    bill = json.loads((Path(__file__).parents[2] / "sbom.cdx.json").read_text("utf-8"))
+    for each in bill["components"]:
+        answer = await user.http.get(f"/static/{each['bom-ref']}")
+        assert [{"alg": "SHA-256", "content": hashlib.sha256(answer.content).hexdigest()}] == each["hashes"]
+    assert f'version="{bill["components"][0]["version"]}"' in (await user.http.get("/static/htmx.min.js")).text
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/static/nothing.js", "/static/../app.py", "/static/%2e%2e%2fapp.py"])
