@@ -21,7 +21,7 @@ nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
 
 PROJECT = nox.project.load_toml("pyproject.toml")
-SUPPORTED = ("3.11", "3.12", "3.13")
+SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
 COVERAGE = Path(".nox", ".cache", "coverage").resolve()
 WHEELS = Path(".nox", ".cache", "wheel").resolve()
 
@@ -102,13 +102,14 @@ def lowest_constraints() -> list[str]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting (ruff), and the Dockerfile (hadolint)."""
+    """Check style and formatting (ruff), the Dockerfile (hadolint) and the workflows (zizmor)."""
     session.install(*group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     pages = [str(page) for folder in (".", "docs", "docs/reference") for page in Path(folder).glob("*.md")]
     session.run("ruff", "format", "--check", "--line-length", "79", *pages)
     session.run("hadolint", "Dockerfile")
+    session.run("zizmor", "--offline", "--quiet", ".github")
 
 
 @nox.session

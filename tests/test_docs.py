@@ -115,6 +115,17 @@ def test_a_language_model_gets_every_page_with_its_docstrings(tmp_path: Path) ->
     assert [name for name in names if f"]({name}.md)" not in index or not (tmp_path / f"{name}.md").exists()] == []
 
 
+def test_each_supported_python_is_tested_wherever_tests_run() -> None:
+    """The workflow, the script of CI and nox know the same versions, and the tested ones are those that are claimed."""
+    versions = re.search(r"^SUPPORTED = \((.*)\)", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE)
+    assert versions is not None
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text("utf-8")
+    assert f"python: [{versions[1]}]" in workflow
+    assert f"for minor in {versions[1].replace(',', '').replace(chr(34), '')}; do" in (ROOT / ".ci" / "run").read_text()
+    claimed = re.findall(r'Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    assert [each for each in claimed if f'"{each}"' not in versions[1]] == []
+
+
 def test_every_error_is_explained() -> None:
     """Each error has a section about its cause and the next step."""
     classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MobileMoneyError)]
