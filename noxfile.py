@@ -115,7 +115,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types: of package and tests (mypy), of a user's program and of all that is public (basedpyright)."""
-    session.install(wheel(session), *group("test"), *group("browser"), *group("types"))
+    session.install(wheel(session), *group("test"), *group("browser"), *group("engines"), *group("types"))
     session.run("mypy")
     session.run("basedpyright")
     session.run("basedpyright", "--verifytypes", "mobilemoney_async", "--ignoreexternal", env=INSTALLED)
@@ -124,7 +124,7 @@ def types(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
     """Test the installed wheel with the newest dependencies."""
-    session.install(wheel(session), *group("test"))
+    session.install(wheel(session), *group("test"), *group("engines"))
     marks = () if session.python in {LOWEST_PYTHON, None} else PORTABLE
     session.run("python", *PYTEST, *marks, *session.posargs, env=INSTALLED)
 
@@ -160,7 +160,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session(python=LOWEST_PYTHON, default=False)
 def soak(session: nox.Session) -> None:
     """Run the long tests at full scale (`nightly`: four times), then the tests of the store on partitioned tables."""
-    session.install(wheel(session), *group("test"))
+    session.install(wheel(session), *group("test"), *group("engines"))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "1"}
     session.run("python", *PYTEST, "-m", "soak", *session.posargs, env=env)
     partitioned = ("tests/payments", "-k", "postgres", "-m", "not soak and not once")

@@ -46,7 +46,9 @@ class Fleet:
     async def run(self, *command: str) -> str:
         """Run a command to its end, and return its output."""
         with anyio.fail_after(240):
-            return (await anyio.run_process(command, env=self.env, cwd=self.folder)).stdout.decode()
+            ran = await anyio.run_process(command, env=self.env, cwd=self.folder, check=False)
+        assert ran.returncode == 0, ran.stderr.decode()
+        return ran.stdout.decode()
 
     def said(self) -> str:
         """Return what the processes have logged."""
@@ -78,9 +80,10 @@ def kill(process: anyio.abc.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def make_sandbox() -> Sandbox:
-    """Return a service of which a minute is a second."""
-    return Sandbox(speed=SPEED, balance=10**9, choices=Choices(latency=6.0, median_delay=15.0, longest_delay=60.0))
+def make_sandbox(seed: int = 0) -> Sandbox:
+    """Return a service of which a minute is a second; its token is that of the seed."""
+    choices = Choices(latency=6.0, median_delay=15.0, longest_delay=60.0)
+    return Sandbox(seed=seed, speed=SPEED, balance=10**9, choices=choices)
 
 
 def fleet_environment(sandbox: Sandbox, base_url: str, folder: Path, **others: str) -> dict[str, str]:

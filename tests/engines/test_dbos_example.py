@@ -1,0 +1,102 @@
+"""The DBOS example: a real PostgreSQL, a worker that is killed, and two shops at two sandboxes behind one address."""
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import sqlalchemy as sa
+import uvicorn
+from dbos import DBOSClient, DBOSPortableJSONSerializer
+
+from mobilemoney_async.sandbox import Sandbox, faults
+from tests.support.databases import postgres
+from tests.support.fleet import Fleet, fleet_environment, kill, make_sandbox
+from tests.support.shops import EXAMPLES
+
+PROGRAM = (sys.executable, str(EXAMPLES / "dbos_orders.py"))
+ORDERS = {f"refund-{number}": (f"+25568123{4_500 + number}", f"{5_000 + 100 * number}") for number in range(6)}
+
+
+@asynccontextmanager
+async def serve(sandboxes: list[Sandbox]) -> AsyncIterator[str]:
+    """Serve sandboxes at one address, as one service with a merchant for each token."""
+    apps = {each.token: each.app for each in sandboxes}
+
+    async def route(scope: Any, receive: Any, send: Any) -> None:
+        token = dict(scope["headers"]).get(b"authorization", b"").decode().removeprefix("Bearer ")
+        await apps[token](scope, receive, send)
+
+    config = uvicorn.Config(route, port=0, log_level="warning", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve)
+        while not server.started:
+            await anyio.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+        finally:
+            server.should_exit = True
+
+
+def rows(url: str, query: str) -> list[Any]:
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        found = [tuple(row) for row in connection.execute(sa.text(query))]
+    engine.dispose()
+    return found
+
+
+@pytest.mark.anyio
+@pytest.mark.soak
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_orders_payments_and_workflows_are_one(tmp_path: Path) -> None:
+    """A file with a wrong line leaves nothing; a killed worker goes on; each order of each shop is paid once."""
+    shops = {"shop-1": make_sandbox(1), "shop-2": make_sandbox(2)}
+    file, wrong = tmp_path / "payouts.csv", tmp_path / "wrong.csv"
+    lines = ["order,phone_number,amount", *(f"{order},{number},{amount}" for order, (number, amount) in ORDERS.items())]
+    file.write_text("\n".join(lines))
+    wrong.write_text("\n".join([lines[0], "lost-1,+255681234567,1000", "lost-2,+255681234568,-5"]))
+    with postgres() as server:
+        url = server.new_database()
+        async with serve([*shops.values()]) as base_url:
+            tokens = json.dumps({name: sandbox.token for name, sandbox in shops.items()})
+            env = fleet_environment(
+                shops["shop-1"], base_url, tmp_path, MOBILEMONEY_STORE=url, TOKENS=tokens, DBOS__VMID="host-1"
+            )
+            fleet = Fleet(sandbox=shops["shop-1"], folder=tmp_path, env=env)
+            async with fleet.process(*PROGRAM, "work") as first:
+                await fleet.until(lambda: "the worker has begun" in fleet.said())
+                fleet.strike(partial(kill, first), after=2)
+                with pytest.raises(AssertionError, match="amount must be"):
+                    await fleet.run(*PROGRAM, "place", "shop-1", str(wrong))
+                for shop in [*shops, "shop-1"]:
+                    assert await fleet.run(*PROGRAM, "place", shop, str(file)) == "6 orders placed\n"
+                await first.wait()
+            assert rows(url, "SELECT count(*) FROM orders WHERE status = 'open'") > [(0,)]
+            for sandbox in shops.values():
+                sandbox.script(faults.server_error(processed=True), on="b2c")
+            async with fleet.process(*PROGRAM, "work") as second:
+                await fleet.until(lambda: not rows(url, "SELECT 1 FROM orders WHERE status = 'open'"))
+                second.terminate()
+                with anyio.fail_after(240):
+                    assert await second.wait() == 0
+        expected = [(shop, order, "SUCCESS") for shop in shops for order in ORDERS]
+        assert sorted(rows(url, "SELECT shop, id, status FROM orders")) == expected
+        client = DBOSClient(system_database_url=url, serializer=DBOSPortableJSONSerializer())
+        workflows = [
+            (each.workflow_id, each.status, each.input["args"][0]) for each in client.list_workflows() if each.input
+        ]
+        client.destroy()
+    assert sorted(workflows, key=str) == [(f"{a}/{b}", status, {"shop": a, "order": b}) for a, b, status in expected]
+    for sandbox in shops.values():
+        made = sorted((each.phone_number, each.amount) for each in sandbox.transactions.values())
+        assert made == sorted(ORDERS.values())
+    assert "Recovering" in fleet.said()
+    assert "681234" not in fleet.said()
