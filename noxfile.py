@@ -238,7 +238,7 @@ def browser(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/browser", *parallel, *session.posargs, env=env)
 
 
-@nox.session(python=False, tags=["full"])
+@nox.session(python=False, tags=["nightly"], default=False)  # it needs a registry of images
 def container(session: nox.Session) -> None:
     """Build the image of the sandbox and ask it for a page; without Docker, skip: `lint` has checked its Dockerfile."""
     docker = shutil.which("docker")
