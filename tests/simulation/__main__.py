@@ -16,6 +16,7 @@ from tests.simulation import planted
 from tests.simulation.cases import CASES, SIZES, Case
 from tests.simulation.history import Result, play
 from tests.simulation.page import write_page
+from tests.simulation.plan import PROFILES
 from tests.simulation.shrink import shrink, timeline
 from tests.support.databases import Postgres, postgres
 
@@ -73,6 +74,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--weights", default="", help="probabilities of faults, such as crash=0.1,stop=0")
     for name in SIZES:
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--profile", choices=tuple(PROFILES), help="the kind of world, whatever a seed would draw")
     parser.add_argument("--all", action="store_true", help="print each history, also if all laws hold")
     parser.add_argument("--loop", choices=("asyncio", "trio"), default="asyncio", help="on trio without exact replay")
     parser.add_argument("--postgresql", action="store_true", help="on a server of PostgreSQL, without exact replay")
@@ -87,7 +89,7 @@ def choose(options: argparse.Namespace) -> Iterator[Case]:
     without = tuple(filter(None, options.without.split(",")))
     sizes = {name: getattr(options, name) for name in SIZES}
     pairs = (each.partition("=") for each in filter(None, options.weights.split(",")))
-    more = {**sizes, "weights": {name: float(weight) for name, _, weight in pairs}}
+    more = {**sizes, "profile": options.profile, "weights": {name: float(weight) for name, _, weight in pairs}}
     if options.cases:
         yield from CASES
     elif options.minutes is not None:

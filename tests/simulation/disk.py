@@ -37,7 +37,8 @@ class SQLiteDisk:
     has_server = False
 
     def __init__(self, folder: Path) -> None:
-        self._file, self._backup = folder / "shop.db", folder / "backup.db"
+        self._file, self._backup, self._synced = (folder / f"{name}.db" for name in ("shop", "backup", "synced"))
+        self._is_synced = True
         self.url = f"sqlite:///{self._file}"
 
     def transact(self, work: Callable[[Books], T]) -> T:
@@ -45,6 +46,7 @@ class SQLiteDisk:
         with closing(sqlite3.connect(self._file, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous=OFF")
             connection.execute("BEGIN IMMEDIATE")
+            self._is_synced = True
             done = work(Books(connection))
             connection.execute("COMMIT")
             return done
@@ -68,6 +70,19 @@ class SQLiteDisk:
         if is_there := self._backup.exists():
             self._copy(self._backup, self._file)
         return is_there
+
+    def note_commit(self, *, is_durable: bool) -> None:
+        """Note that a transaction is about to be committed: one that is durable brings those before it to the disk."""
+        if self._is_synced and not is_durable:
+            self._copy(self._file, self._synced)
+        self._is_synced = is_durable
+
+    def lose_unsynced(self) -> bool:
+        """Lose what a power cut loses, while no process runs; return whether that is anything."""
+        if is_lost := not self._is_synced:
+            self._copy(self._synced, self._file)
+            self._is_synced = True
+        return is_lost
 
     @staticmethod
     def _copy(source: Path, target: Path) -> None:
@@ -107,6 +122,13 @@ class PostgresDisk:
     def tables(self) -> set[str]:
         """Return the names of the tables."""
         return {name for (name,) in self.look("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
+
+    def note_commit(self, *, is_durable: bool) -> None:
+        """Do nothing: the server, which has its own power, has each commit on its disk."""
+
+    def lose_unsynced(self) -> bool:
+        """Return that nothing is lost."""
+        return False
 
     def make_backup(self) -> None:
         """Copy the database. All sessions end, as they do when a connection breaks."""

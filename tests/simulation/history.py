@@ -42,6 +42,7 @@ class History:
         """Live through it."""
         world, plan, dice = self.world, self.world.plan, self.world.dice("days")
         world.service.on_change.append(self._call_back_later)
+        world.on_arrival = partial(laws.check_arrival, world)
         if not plan.has_store:
             await self._run_without_store()
             return
@@ -58,7 +59,7 @@ class History:
             await anyio.sleep(dice.choice([1, 60, 3_600, 12 * 3_600, 86_400]))
         world.is_calm = True
         world.skew = 0.0
-        world.service.lists_empty_until = world.service.lists_lag_until = 0.0
+        world.service.heal()
         world.note(f"faults have stopped after {began:.0f} s: the world calms down", "world")
         for pause in CALM:
             await self._open(CALM_MINUTES * 60, lambda: not laws.unsettled(world, self.orders))
@@ -110,7 +111,7 @@ class History:
                 key=f"order-{number}",
                 type=dice.choice(["collection", "collection", "disbursement"]),
                 phone_number=f"+25568123450{dice.randrange(plan.numbers)}",
-                amount=dice.choice([1_000, 25_000]),
+                amount=dice.choice(plan.amounts),
                 at=self.world.now() + dice.uniform(0, plan.minutes * 40),
                 is_queued=dice.random() < 0.5,
             )
@@ -125,7 +126,7 @@ class History:
                 tasks.start_soon(self._keep_alive, number)
             until, seen = world.now() + seconds, dict[str, float]()
             backup_at = world.now() + world.dice("backup").uniform(0, seconds)
-            while world.now() < until and not done():
+            while world.now() < until and not (done() and not world.has_stopped):
                 await anyio.sleep(10)
                 laws.check_always(world)
                 if world.is_calm and not world.plan.rush:
@@ -147,6 +148,7 @@ class History:
         world, dice = self.world, self.world.dice("lives")
         turn = world.counts[f"run of {number}"]
         while True:
+            await anyio.sleep(max(0.0, world.dark_until - world.now()))
             turn += 1
             world.counts[f"run of {number}"] = turn
             life = Life(f"process {number + 1}.{turn}", late=self._late())

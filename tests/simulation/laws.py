@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.simulation.world import World
 _RECORDS = """SELECT key, state, is_certain, transaction_id, status, candidates, reason
 FROM mobilemoney_payment_records ORDER BY key"""
 PROMPT = 100.0
+CERTAIN = ("RATE_LIMIT_EXCEEDED", "invalid_token", "token_expired", "insufficient_permissions")
 GONE = {"ABSENT", "NOT_SENT", "CANCELLED"}
 
 
@@ -44,6 +46,25 @@ def _check_end_stays(world: World, key: str, state: str, status: str) -> None:
         world.breaks(f"{key} was {before}, and is {state} {status}")
     if state in {"FINAL", "CANCELLED"}:
         world.ended_states[key] = state, status
+
+
+def check_arrival(world: World, key: str | None) -> None:
+    """Check, as a create arrives at the service, what the store knew of its key when it was sent."""
+    if key is None or not has_records(world) or key in world.wrong or world.is_restored:
+        return
+    query = "SELECT what, at, detail FROM mobilemoney_payment_history WHERE key = '{}' ORDER BY number"
+    entries = [entry for entry in world.disk.look(query.format(key)) if entry[0] != "queued"]
+    last = max((place for place, (what, *_) in enumerate(entries) if what == "sent"), default=0)
+    now = world.utcnow()
+    for what, at, _ in entries[last + 1 :]:
+        given_up = datetime.fromisoformat(str(at)).replace(tzinfo=UTC)
+        if what == "unknown" and now - given_up > timedelta(seconds=world.plan.grace + 5):
+            world.breaks(f"{key} arrives after the grace period: it was given up at {given_up:%H:%M:%S}")
+    before, _, detail = entries[last - 1] if last else ("", "", "")
+    is_soft = before == "refused" and not any(code in (detail or "") for code in CERTAIN)
+    needs_look = is_soft or before in {"absent", "confirmed"}
+    if needs_look and world.now() - world.service.listed_at > max(world.plan.grace, 30.0) + 180:
+        world.breaks(f"{key} is sent again after it was {before}, on a look that is too old")
 
 
 def check_prompt(world: World, seen: dict[str, float]) -> None:
@@ -101,7 +122,7 @@ def _is_noticed(world: World, payment: Payment) -> bool:
 
     A disbursement waits until the list could be read; a list that lies may show nothing.
     """
-    lies = any(name.startswith("list_") for name in world.plan.weights)
+    lies = world.service.lied_until >= world.restored_at
     return payment.type == "disbursement" and not lies and world.plan.sole_writer is not False
 
 

@@ -95,12 +95,12 @@ class Merchant:
                 anyio.create_task_group() as tasks,
             ):
                 self.receiver = CallbackReceiver(poller)
-                dice = world.dice(f"shop {self.number}")
+                dice, pace = world.dice(f"shop {self.number}"), max(5.0, plan.idle)
                 for work, longest in (
                     (self._take_orders, 20.0),
                     (self._reconcile, 120.0),
-                    (self._read_books, 5.0),
-                    (self._ship, 5.0),
+                    (self._read_books, pace),
+                    (self._ship, pace),
                     (self._decide, 200.0),
                     *([(self._audit, 5.0)] if world.is_audited and not self.number else []),
                 ):

@@ -17,8 +17,12 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import attrs
+
+if TYPE_CHECKING:  # it imports the package, which a process with a defect has to import itself
+    from tests.simulation.history import Result
 
 _spec = find_spec("mobilemoney_async")
 assert _spec is not None
@@ -270,7 +274,7 @@ def planted(defect: Defect) -> str:
     return text.replace(defect.text, defect.instead)
 
 
-def look_for(defect: Defect, first: int, seconds: float, *, is_shown: bool = False) -> bool:
+def look_for(defect: Defect, first: int, seconds: float, *, is_shown: bool = False, profile: str | None = None) -> bool:
     """Simulate with a defect until a law is broken, or for so many seconds of a processor; print when that was."""
     assert not any(each.startswith("mobilemoney_async") for each in sys.modules)
     sys.meta_path.insert(0, _Planter(_Loader(defect)))
@@ -280,9 +284,9 @@ def look_for(defect: Defect, first: int, seconds: float, *, is_shown: bool = Fal
 
     hours, took, seed = 0.0, 0.0, first
     while took < seconds:
-        result = play(Plan.drawn(str(seed)))
+        result = play(Plan.drawn(str(seed), profile))
         hours, took = hours + result.hours, took + result.seconds
-        if result.broken and not _breaks_anyway(seed):
+        if result.broken and not _breaks_anyway(result):
             print(f"{defect.name}: seed {seed}, {hours:.1f} h, {took:.0f} s of CPU: {result.broken[0]}", flush=True)
             if is_shown:
                 print(timeline(shrink(result)))
@@ -292,11 +296,12 @@ def look_for(defect: Defect, first: int, seconds: float, *, is_shown: bool = Fal
     return False
 
 
-def _breaks_anyway(seed: int) -> bool:
+def _breaks_anyway(result: Result) -> bool:
     """Return whether a history breaks a law also without the defect."""
     from tests.support.processes import module_command
 
-    command = module_command("tests.simulation", "--seed", str(seed), "--as-is")
+    profile = [] if result.plan.profile is None else ["--profile", result.plan.profile]
+    command = module_command("tests.simulation", "--seed", result.plan.seed, *profile, "--as-is")
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0
 
 
@@ -308,14 +313,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--show", action="store_true", help="print the shortest history that shows it")
     parser.add_argument("--here", action="store_true", help="the only one, in this process")
+    parser.add_argument("--profile", help="in histories of one profile only")
     options = parser.parse_args(arguments)
     chosen = [each for each in DEFECTS if not options.names or each.name.startswith(tuple(options.names))]
     if options.here:
-        return 0 if look_for(chosen[0], options.seed, options.cpu, is_shown=options.show) else 1
+        return (
+            0 if look_for(chosen[0], options.seed, options.cpu, is_shown=options.show, profile=options.profile) else 1
+        )
     # Not above: it imports the package, which a process with a defect has to import itself.
     from tests.support.processes import module_command
 
     arguments = ["--here", "--cpu", str(options.cpu), "--seed", str(options.seed), *["--show"] * options.show]
+    arguments += [] if options.profile is None else ["--profile", options.profile]
     command = module_command("tests.simulation.planted", *arguments)
     variables = {**os.environ, "PYTHONHASHSEED": "0"}
     failures = 0

@@ -32,6 +32,7 @@ class Payment:
     Attributes:
         owner: The merchant's key, which the create carried as the extra field `order`; no answer shows it.
         request: The number of the request that made it: two of the same number were made by a proxy.
+        is_denied: Whether its create was refused, or so it seemed.
         end: Its final state, and `ends_at` when it gets there, in seconds of the world.
     """
 
@@ -46,6 +47,7 @@ class Payment:
     request: int
     end: str
     ends_at: float
+    is_denied: bool = False
 
     def status(self, now: float) -> str:
         """Return its state at a time of the world."""
@@ -133,6 +135,10 @@ class Service:
     lists_empty_until: float = 0.0
     lists_lag_until: float = 0.0
     long_lag: float = 0.0
+    hole: Payment | None = None
+    hole_until: float = 0.0
+    listed_at: float = -math.inf
+    lied_until: float = -math.inf
     leap: float = 0.0
     on_change: list[Callable[[Payment], None]] = attrs.field(factory=list)
 
@@ -186,6 +192,10 @@ class Service:
         answer = {"success": True, "access_token": token, "token_type": "Bearer", "expires_in": self.nature.token_life}
         return self._json(200, {**answer, "user": {**user, "kyc_status": "approved"}}, "token")
 
+    def heal(self) -> None:
+        """End what is wrong with the list."""
+        self.lists_empty_until = self.lists_lag_until = self.hole_until = 0.0
+
     def make(self, kind: str, body: Row, request: int) -> Payment:
         """Make a transaction; its customer's decision is drawn."""
         number = len(self.payments) + 1
@@ -222,10 +232,12 @@ class Service:
         payment = self.make(KINDS[kind][0], body, request)
         if self.chance("proxy_repeats"):
             self.make(KINDS[kind][0], body, request)
+        payment.is_denied = True
         if self.chance("lie_refused"):
             return self._refusal(f"LIE: refused, but made {payment.id}")
         if self.chance("proxy_401"):
             return self._json(401, {"detail": "proxy: who are you?"}, f"made {payment.id}, and a proxy answers")
+        payment.is_denied = False
         if self.chance("error_after"):
             return self._error_after(payment)
         said = payment
@@ -233,7 +245,8 @@ class Service:
             # One of the last ones, or another merchant's.
             foreign = attrs.evolve(payment, id=f"f-{request}", amount="777", phone_number="+255680000007")
             said = self.dice.choice([*self.payments[-4:-1], foreign])
-            if (said.amount, said.phone_number) == (payment.amount, payment.phone_number):
+            is_alike = (said.amount, said.phone_number) == (payment.amount, payment.phone_number)
+            if is_alike and not self.chance("answers_alike"):
                 said = payment  # an acknowledgement that echoes the request has the payment's id: an assumption
         echo = {"amount": said.amount, "phone_number": said.phone_number}
         if self.nature.echoes_cents:
@@ -309,7 +322,7 @@ class Service:
     def _list(self, query: dict[str, str]) -> Answer:
         page = int(query.get("page", 1))
         limit = min(int(query.get("limit", self.nature.default_limit)), self.nature.page_size)
-        now = self.now()
+        self.listed_at = now = self.now()
         if self.chance("list_empty"):
             self.lists_empty_until = now + self.dice.choice([0.0, 60.0, 3600.0])
         if self.chance("list_lag"):
@@ -317,18 +330,28 @@ class Service:
         shown = self._shown(query, now)
         if self.chance("list_cap"):
             # It keeps only so many of them: the newest or the oldest.
-            most = self.dice.randint(0, 10)
+            most, self.lied_until = self.dice.randint(0, 10), max(self.lied_until, now)
             shown = shown[len(shown) - most :] if self.dice.random() < 0.7 else shown[:most]
+        # An assumption: a collection that seemed refused is sent again after a look that nothing confirms.
+        sure = [each for each in self.payments if each.is_denied and each.type == "collection" and each not in shown]
+        shown += [each for each in self._asked_for(query, now) if each in sure]
+        shown.sort(key=lambda each: each.number)
         if self.nature.newest_first:
             shown.reverse()
         if self.chance("list_shuffled"):
             self.dice.shuffle(shown)
-        rows: list[Any] = [self._row(each) for each in shown[(page - 1) * limit : page * limit]]
+        if shown and self.chance("list_hole"):  # counted, and not shown
+            self.hole, self.hole_until = self.dice.choice(shown[:3] + shown[-3:]), now + self.dice.uniform(60, 3600)
+        hole = self.hole if now < self.hole_until else None
+        rows: list[Any] = [self._row(each) for each in shown[(page - 1) * limit : page * limit] if each is not hole]
         if rows and self.chance("list_unreadable"):
             rows[self.dice.randrange(len(rows))] = self.dice.choice([None, {}, {"id": 7}, "row"])
+            self.lied_until = max(self.lied_until, now)
         if rows and self.chance("list_gap"):  # it moved to another page while this one was read
             del rows[self.dice.randrange(len(rows))]
+            self.lied_until = max(self.lied_until, now)
         pages = math.ceil(len(shown) / limit)
+        self.lied_until = max(self.lied_until, self.lists_empty_until, self.lists_lag_until, self.hole_until)
         pagination = {"current_page": page, "total_pages": pages, "total_count": len(shown), "per_page": limit}
         body = {"status": "success", "transactions": rows, "pagination": pagination}
         return self._json(200, body, f"page {page} of {pages}, {len(rows)} rows of {len(shown)} {_asked(query)}")
@@ -337,6 +360,9 @@ class Service:
         if now < self.lists_empty_until:
             return []
         lag = self.long_lag if now < self.lists_lag_until else self.nature.lag
+        return [each for each in self._asked_for(query, now) if each.made_at <= now - lag]
+
+    def _asked_for(self, query: dict[str, str], now: float) -> list[Payment]:
         start, end = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
         if "from" in query:
             start = _day(query["from"])
@@ -347,7 +373,7 @@ class Service:
         return [
             each
             for each in self.payments
-            if each.made_at <= now - lag
+            if each.made_at <= now - self.nature.lag
             and start <= each.created_at < end
             and query.get("status", each.status(now)) == each.status(now)
             and (self.nature.ignores_type or query.get("type", each.type) == each.type)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextvars
+import json
 from collections.abc import AsyncIterator
 
 import anyio
 import httpx
 
-from tests.simulation.loop import PROCESS
+from tests.simulation.loop import PROCESS, Life
 from tests.simulation.service import Answer
 from tests.simulation.world import World
 
@@ -66,6 +67,10 @@ class Network(httpx.AsyncBaseTransport):
         assert life is not None
         life.require_alive()
         content = b"".join([piece async for piece in request.stream])  # type: ignore[union-attr]
+        return await self._send(name, request, content, number, life)
+
+    async def _send(self, name: str, request: httpx.Request, content: bytes, number: int, life: Life) -> httpx.Response:
+        world, dice = self._world, self._world.dice("wire")
         if world.strikes("request_broken"):
             world.note(f"{name}: broken while it was sent")
             raise httpx.WriteError("broken pipe")
@@ -80,6 +85,7 @@ class Network(httpx.AsyncBaseTransport):
         arrived = anyio.Event()
 
         def arrive() -> None:
+            world.on_arrival(_order(content))
             answer = world.service.answer(
                 request.method, str(request.url), token if scheme == "Bearer" else None, content, number
             )
@@ -90,7 +96,7 @@ class Network(httpx.AsyncBaseTransport):
         # On its way it needs its process no more: it arrives also if that dies now.
         world.loop.call_later(arrival + dice.choice([0.001, 0.05, 0.5]), arrive, context=contextvars.Context())
         await world.point(f"during {name}")
-        is_stopped = request.method == "POST" and world.strikes("sender_stops")
+        is_stopped = b"order" in content and world.strikes("sender_stops")
         if is_stopped:
             world.stop(life, f"during {name}", dice.uniform(40, 200))
         await arrived.wait()
@@ -124,6 +130,11 @@ class Network(httpx.AsyncBaseTransport):
             raise httpx.RemoteProtocolError("server disconnected")
         await anyio.sleep_forever()
         raise AssertionError
+
+
+def _order(content: bytes) -> str | None:
+    """Return the key of the payment that a request asks for, if it asks for one."""
+    return json.loads(content).get("order") if content else None
 
 
 def _body(content: bytes) -> str:

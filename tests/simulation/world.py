@@ -89,6 +89,7 @@ class World:
         audited: The transactions that differ by the audit at the end.
         ended_states: The last state and status of each payment that was seen at its end.
         timeline: That of the database's server: a failover changes it.
+        on_arrival: Is told the key of each create that arrives at the service, and None of other requests.
         is_restored: Whether the database was restored from a backup.
         is_doubted: Whether the package took it for restored, as it does where the last transaction before a pause is
             one that nobody claims: then its feed begins anew, and readers with a cursor read all of it again.
@@ -114,13 +115,16 @@ class World:
     is_audited: bool = False
     audited: set[str] | None = None
     is_restored: bool = False
+    restored_at: float = 0.0
     is_doubted: bool = False
     timeline: int = 1
     skew: float = 0.0
     full_until: float = 0.0
     slow_until: float = 0.0
     away_until: float = 0.0
+    dark_until: float = 0.0
     ended_states: dict[str, tuple[str, str]] = attrs.field(factory=dict)
+    on_arrival: Callable[[str | None], object] = bool
     _dice: dict[str, random.Random] = attrs.field(factory=dict)
     _requests: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
@@ -149,6 +153,11 @@ class World:
         return next(self._requests)
 
     @property
+    def has_stopped(self) -> bool:
+        """Return whether a process is stopped that will go on."""
+        return any(life.is_stopped and not life.is_dead for life in self.lives.values())
+
+    @property
     def running(self) -> int:
         """Return how many processes the merchant runs now."""
         return min(2, self.plan.processes) if self.is_calm else self.plan.processes
@@ -168,6 +177,11 @@ class World:
         if law not in self.broken and not self.is_over and (life is None or not life.is_dead):
             self.broken.append(law)
             self.note(f"LAW BROKEN: {law}", "laws")
+
+    def note_failure(self, what: dict[str, Any]) -> None:
+        """Note that a callback of the simulator has failed: the history is worth nothing then."""
+        if "handle" in what:
+            self.breaks(f"the simulator has failed: {what.get('exception')!r}")
 
     def strikes(self, fault: str) -> bool:
         """Return whether a fault happens now, by its weight."""
@@ -202,6 +216,16 @@ class World:
                 each.dispose()
             self.ended[life.name].set()
 
+    def cut_power(self) -> None:
+        """End all processes at once; the commits that were not synced to the disk are lost, and the host is away."""
+        self.note("the power is cut", "world")
+        for life in self.lives.values():
+            if not life.is_dead and not self.ended[life.name].is_set():
+                self.kill(life, "by the power cut")
+        if self.disk.lose_unsynced():
+            self.note("database: commits that were not synced are lost", "world")
+        self.dark_until = self.now() + 90
+
     async def point(self, where: str) -> None:
         """Let happen to the running process what may happen to it here."""
         life = PROCESS.get()
@@ -210,6 +234,9 @@ class World:
         life.require_alive()
         if self.strikes("crash"):
             self.kill(life, where)
+            await self.loop.create_future()
+        if self.strikes("power_cut"):
+            self.loop.call_soon(self.cut_power, context=contextvars.Context())
             await self.loop.create_future()
         if self.strikes("stop"):
             self.stop(life, where, self.dice("stop").choice([0.5, 3.0, 15.0, 60.0, 400.0]))
@@ -269,6 +296,8 @@ class World:
             if trouble is not None:
                 self.note(f"database: {trouble}")
                 raise sa.exc.OperationalError("statement", {}, sqlite3.OperationalError(trouble))
+        if self.plan.weights.get("power_cut") and not self.is_calm and writes:
+            self.disk.note_commit(is_durable=options.get("durable", True))
         done = run(*args, **options)
         if PROCESS.get() is not None and writes and self.strikes("commit_lost"):
             self.note("database: a commit is done, and reported as failed")
@@ -285,6 +314,7 @@ class World:
         if is_there := self.disk.restore_backup():
             left = {key for (key,) in self.disk.look("SELECT key FROM mobilemoney_payment_records")}
             self.is_restored = self.is_doubted = True
+            self.restored_at = self.now()
             self.timeline += 1
             self.note(f"the database is restored from a backup, and has forgotten {sorted(known - left)}", "world")
         return is_there
@@ -409,6 +439,8 @@ def run_world(
         gc.disable()  # it would close what the dead have left, at any time
         sys.unraisablehook = lambda unraisable: None
         give_from_outside(world)
+        if isinstance(loop, SimulatedLoop):
+            loop.set_exception_handler(lambda _, what: world.note_failure(what))
         try:
             loop.run_until_complete(_bounded(world, main))
         except Livelock as exc:
