@@ -315,7 +315,7 @@ LAYERS = Diagram(
         *layer(7, 340, "polling", "the poller"),
         *layer(6, 404, "database", "engine, schema, clock, leases, encryption"),
         *layer(5, 468, "resources", "the merchant's calls"),
-        *layer(4, 532, "callbacks configuration", "hints, profiles"),
+        *layer(4, 532, "callbacks · configuration", "hints from callbacks, profiles"),
         *layer(3, 596, "calls", "one call, from method to wire and back"),
         *layer(2, 660, "contract", "the service's contract, as data"),
         *layer(1, 724, "errors · values · events", "used by all other layers"),

@@ -204,6 +204,13 @@ class TestFromEnv:
         with pytest.raises(InvalidRequest, match=r"^set MOBILEMONEY_TOKEN, .*; `mobilemoney sandbox` prints them$"):
             AsyncClient.from_env()
 
+    @pytest.mark.parametrize("base_url", [5, "https://[::bad", "pay.example"])
+    @pytest.mark.parametrize("profile", ["", "sandbox"])
+    def test_an_address_that_is_none(self, monkeypatch: pytest.MonkeyPatch, profile: str, base_url: object) -> None:
+        monkeypatch.setenv("MOBILEMONEY_PROFILE", profile)
+        with pytest.raises(InvalidRequest, match=r"^base_url must be "):
+            AsyncClient.from_env(base_url=base_url, auth="token")
+
     @pytest.mark.anyio
     async def test_another_service_gets_nothing_of_a_profile(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -29,6 +29,7 @@ SANDBOX = "sandbox"
 SANDBOX_URL = "http://127.0.0.1:8765/v1"
 """The default address of `mobilemoney sandbox`."""
 
+_URL = "must be an absolute URL, such as https://pay.example/v1"
 _CREDENTIALS = ("MOBILEMONEY_TOKEN", "MOBILEMONEY_EMAIL", "MOBILEMONEY_PASSWORD")
 
 
@@ -98,7 +99,11 @@ def load_settings(
     profiles, environment = read_profiles(config, environ), read_environment(environ)
     options = {name: value for name, value in (("store", store), ("account", account)) if value is not None}
     target = _choose(profile, base_url, environ, profiles, environment)
-    if "@" in urlsplit(target.base_url).netloc:
+    try:
+        has_user = "@" in urlsplit(target.base_url).netloc
+    except ValueError:
+        raise invalid("base_url", _URL) from None
+    if has_user:
         raise invalid("base_url", "must be a URL without user and password")  # here, since commands print the URL
     values: dict[str, Any] = {}
     sources = {"base_url": target.place}
@@ -136,6 +141,8 @@ def program_settings(
         InvalidRequest: Variables are missing, all of which it names; or as `load_settings`.
         OSError: A file cannot be read.
     """
+    if not isinstance(base_url, str | None):
+        raise invalid("base_url", _URL)
     if has_auth:
         environ = {name: value for name, value in environ.items() if not name.startswith(_CREDENTIALS)}
     if environ.get("MOBILEMONEY_PROFILE", "").strip():

@@ -23,8 +23,8 @@ try:
     from fastapi.requests import HTTPConnection
     from fastapi.responses import JSONResponse, Response, StreamingResponse
     from starlette.requests import ClientDisconnect
-except ModuleNotFoundError as exc:
-    raise ImportError(f'{__name__} needs an extra: pip install "mobilemoney-async[fastapi]"') from exc
+except ModuleNotFoundError as _missing:
+    raise ImportError(f'{__name__} needs an extra: pip install "mobilemoney-async[fastapi]"') from _missing
 
 from mobilemoney_async.callbacks import MAX_BODY, CallbackStatus
 from mobilemoney_async.client import AsyncClient

@@ -18,8 +18,8 @@ try:
     from opentelemetry import metrics, trace
     from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider
     from opentelemetry.trace import SpanKind, StatusCode, Tracer, TracerProvider
-except ModuleNotFoundError as exc:
-    raise ImportError(f'{__name__} needs an extra: pip install "mobilemoney-async[otel]"') from exc
+except ModuleNotFoundError as _missing:
+    raise ImportError(f'{__name__} needs an extra: pip install "mobilemoney-async[otel]"') from _missing
 
 from mobilemoney_async._version import __version__
 from mobilemoney_async.contract import endpoints
