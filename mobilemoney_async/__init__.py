@@ -10,6 +10,7 @@ if _typing.TYPE_CHECKING:
     from mobilemoney_async.calls.retry import RetryPolicy
     from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
     from mobilemoney_async.client import AsyncClient
+    from mobilemoney_async.contract.converter import converter
     from mobilemoney_async.contract.endpoints import Effect, Priority
     from mobilemoney_async.contract.limits import Schedule
     from mobilemoney_async.contract.models import (
@@ -121,6 +122,7 @@ __all__ = [
     "User",
     "WaitTimeout",
     "__version__",
+    "converter",
 ]
 
 # Module of each name, imported when the name is first asked for: `mobilemoney --help` and programs without a store
@@ -130,6 +132,7 @@ _HOMES = {
     "calls.retry": "RetryPolicy",
     "calls.tokens": "LoginAuth TokenAuth TokenSource",
     "client": "AsyncClient",
+    "contract.converter": "converter",
     "contract.endpoints": "Effect Priority",
     "contract.limits": "Schedule",
     "contract.models": "Acknowledgement Fees LoginResult Pagination Settlement Transaction TransactionPage User",

@@ -235,9 +235,9 @@ def redact(text: str, limit: int = 200) -> str:
     return printable(re.sub(_NUMBER, _mask_match, text), limit)
 
 
-def shown_id(text: str) -> str:
+def shown_id(text: str, limit: int = 64) -> str:
     """Return an id of the service for an error or a log: redacted if it reads like anything else, or a phone number."""
-    return text if re.fullmatch(_ID, text) else redact(text, 64)
+    return text if re.fullmatch(_ID, text) else redact(text, limit)
 
 
 def _mask_match(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Codec between bytes and values.
 
-msgspec decodes straight into the attrs classes. Bodies that it refuses go through the fallback decoder, which takes
-more timestamps and names the place that does not fit. No scalar is coerced, no number passes through a float.
+msgspec decodes straight into the attrs classes. Bodies that it refuses go through the converter, which takes more
+timestamps and names the place that does not fit. No scalar is coerced, no number passes through a float.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import attrs
 import msgspec
 
+from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
+from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret, refuse
 
@@ -25,22 +27,11 @@ JSONObject = dict[str, Any]
 """A JSON object of an undocumented shape; its fractional numbers are `Decimal`."""
 
 
-class DecodeError(ValueError):
-    """Body that does not fit. Names the place, and never quotes the body."""
-
-    def __init__(self, expected: str, path: str | None = None) -> None:
-        super().__init__(expected if path is None else f"{expected} at {path}")
-        self.path = path
-
-
-def _decode_by_fallback(body: bytes, cl: type[T], *, is_own: bool = False) -> T:
+def _decode_by_converter(body: bytes, cl: type[T], *, is_own: bool = False) -> T:
     # Here, since answers that need it are rare and cattrs takes a third of the import.
-    from mobilemoney_async.contract import fallback_decoder
+    from mobilemoney_async.contract.converter import converter
 
-    try:
-        return fallback_decoder.structure(parse_json(body, is_own=is_own), cl)
-    except fallback_decoder.Mismatch as exc:
-        raise DecodeError(exc.expected, exc.path) from None
+    return converter.read(parse_json(body, is_own=True) if is_own else parse_page(body), cl)
 
 
 def _make_custom(cl: type[Any], value: Any) -> Any:
@@ -57,8 +48,8 @@ def _read_fraction(digits: str) -> Decimal:
 
 
 _PLAIN = msgspec.json.Decoder(float_hook=_read_fraction)
-# A page of 100 transactions has 50 kB, and 2,000 values.
-_SMALL, _MOST_VALUES = 200_000, 20_000
+# A page of 100 transactions has 50 kB, and 2,000 values. Some lists show more rows, such as those that they pin.
+_SMALL, _MOST_VALUES, _MOST_ROWS = 200_000, 20_000, 2 * PAGE_SIZE_MAX
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # Two patterns, each of which `re` looks for by the text that it begins with: 60 µs for a page of 100 instead of 250.
@@ -86,7 +77,7 @@ def reader(cl: type[T], *, is_own: bool = False) -> Callable[[bytes], T]:
         if not may_hold_money or not _has_odd_money(body):
             with suppress(*_UNREADABLE):
                 return decoder().decode(body)
-        return _decode_by_fallback(body, cl, is_own=is_own)
+        return _decode_by_converter(body, cl, is_own=is_own)
 
     return read
 
@@ -103,6 +94,20 @@ def parse_json(body: bytes, *, is_own: bool = False) -> Any:
         return _PLAIN.decode(body)
     # Outside: the decoder's error may hold the body.
     raise DecodeError("not JSON")
+
+
+def parse_page(body: bytes) -> Any:
+    """Return a body as plain Python values for the converter, which is slow.
+
+    Raises:
+        DecodeError: It is not JSON, or it has more rows than any page.
+    """
+    plain = parse_json(body)
+    rows = plain.get("transactions") if isinstance(plain, dict) else None
+    if isinstance(rows, list) and len(rows) > _MOST_ROWS:
+        del plain, rows  # the frame would keep them for as long as the error lives
+        raise DecodeError(f"expected at most {_MOST_ROWS} rows", "$.transactions")
+    return plain
 
 
 def _check_size(body: bytes) -> None:

@@ -13,8 +13,9 @@ from urllib.parse import quote, urlencode
 
 import attrs
 
-from mobilemoney_async.contract.codec import DecodeError, JSONObject, parse_json, reader
+from mobilemoney_async.contract.codec import JSONObject, parse_page, reader
 from mobilemoney_async.contract.models import Acknowledgement, LoginResult, PageAnswer, TransactionAnswer, User
+from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.values import require_identifier
 
 T_co = TypeVar("T_co", covariant=True)
@@ -117,12 +118,9 @@ def read_rows(body: bytes) -> PageAnswer:
         return LIST_TRANSACTIONS.read(body)
     except DecodeError:
         # Imported here: answers that need it are rare, and cattrs takes a third of the import.
-        from mobilemoney_async.contract import fallback_decoder
+        from mobilemoney_async.contract.rows import structure_page
 
-        try:
-            return fallback_decoder.structure_page(parse_json(body))
-        except fallback_decoder.Mismatch as exc:
-            raise DecodeError(exc.expected, exc.path) from None
+        return structure_page(parse_page(body))
 
 
 def other_than_asked(answer: object, asked: Mapping[str, object]) -> str | None:

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import attrs
 
-from mobilemoney_async.contract.codec import DecodeError, parse_json
+from mobilemoney_async.contract.codec import parse_json
 from mobilemoney_async.contract.endpoints import Effect, Endpoint
+from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.errors import (
     APIError,
     AuthenticationError,

@@ -15,20 +15,14 @@ from decimal import Decimal
 
 import attrs
 
+from mobilemoney_async.contract.data import Data
+from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, in_utc
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType, is_final
 from mobilemoney_async.values import Secret, is_id, mask_phone_number, refuse, require_bearer, require_identifier
 
 
-def _in_utc(moment: datetime) -> datetime:
-    # The contract has UTC, so a timestamp without an offset is UTC too.
-    try:
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except OverflowError:  # the first and the last day of the calendar
-        raise ValueError("expected a timestamp within the years 1 to 9999 of UTC") from None
-
-
 @attrs.frozen(kw_only=True)
-class Fees:
+class Fees(Data):
     """Fees of a successful collection (contract, section 2.1), in TZS."""
 
     merchant_fee: Decimal
@@ -37,7 +31,7 @@ class Fees:
 
 
 @attrs.frozen(kw_only=True)
-class Settlement:
+class Settlement(Data):
     """Settlement of a successful collection to the merchant (contract, section 2.1)."""
 
     net_amount: Decimal
@@ -46,7 +40,7 @@ class Settlement:
 
 
 @attrs.frozen(kw_only=True)
-class Transaction:
+class Transaction(Data):
     """Collection or disbursement (contract, section 2.1).
 
     Attributes:
@@ -90,13 +84,13 @@ class Transaction:
         if not self.amount.is_finite():
             raise ValueError("expected a finite decimal")
         if self.created_at.tzinfo is not UTC:
-            object.__setattr__(self, "created_at", _in_utc(self.created_at))
+            object.__setattr__(self, "created_at", in_utc(self.created_at))
         if (at := self.completed_at) is not None and at.tzinfo is not UTC:
-            object.__setattr__(self, "completed_at", _in_utc(at))
+            object.__setattr__(self, "completed_at", in_utc(at))
         if (at := self.failed_at) is not None and at.tzinfo is not UTC:
-            object.__setattr__(self, "failed_at", _in_utc(at))
+            object.__setattr__(self, "failed_at", in_utc(at))
         if (settlement := self.settlement) is not None and settlement.settled_at.tzinfo is not UTC:
-            object.__setattr__(settlement, "settled_at", _in_utc(settlement.settled_at))
+            object.__setattr__(settlement, "settled_at", in_utc(settlement.settled_at))
 
     @property
     def is_final(self) -> bool:
@@ -109,8 +103,11 @@ class Transaction:
         return self.status == TransactionStatus.SUCCESS
 
 
+ERROR_ATTRIBUTES["transaction"] = Transaction | None
+
+
 @attrs.frozen(kw_only=True)
-class Acknowledgement:
+class Acknowledgement(Data):
     """Answer to a create: the payment was accepted, not yet made (contract, section 2.2).
 
     Attributes:
@@ -155,7 +152,7 @@ def id_of(argument: str, payment: str | Acknowledgement | Transaction) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class User:
+class User(Data):
     """User that logged in (contract, section 2.3). The values of `user_type` and `kyc_status` are not documented."""
 
     id: int
@@ -167,7 +164,7 @@ class User:
 
 
 @attrs.frozen(kw_only=True)
-class LoginResult:
+class LoginResult(Data):
     """Answer to a login (contract, section 2.3).
 
     Attributes:
@@ -189,7 +186,7 @@ class LoginResult:
 
 
 @attrs.frozen(kw_only=True)
-class Pagination:
+class Pagination(Data):
     """Position of a page in the list (contract, section 2.4)."""
 
     current_page: int
@@ -199,7 +196,7 @@ class Pagination:
 
 
 @attrs.frozen(kw_only=True)
-class TransactionPage:
+class TransactionPage(Data):
     """Page of the transaction list (contract, section 4.4). Iterates over its transactions.
 
     Attributes:
@@ -250,7 +247,7 @@ class UnreadableRow:
 
     def __attrs_post_init__(self) -> None:
         if self.created_at is not None and self.created_at.tzinfo is not UTC:
-            object.__setattr__(self, "created_at", _in_utc(self.created_at))
+            object.__setattr__(self, "created_at", in_utc(self.created_at))
 
 
 @attrs.frozen(kw_only=True)

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import attrs
 
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.errors import CallOutcome, MobileMoneyError
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState
@@ -31,7 +32,7 @@ class OrderState(enum.StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class OrderStatus:
+class OrderStatus(Data):
     """Status of an order's payment.
 
     Attributes:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.schema import (
     METADATA,
     VERSION,
@@ -32,7 +33,7 @@ from mobilemoney_async.database.schema import (
     sightings,
     unclaimed,
 )
-from mobilemoney_async.database.serialization import load_transaction
+from mobilemoney_async.database.serialization import load
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import valid_name
 
@@ -115,7 +116,7 @@ def _name_payments(connection: sa.Connection) -> None:
 
 def _external_id(transaction: str) -> str | None:
     try:
-        return valid_name(load_transaction(transaction).external_id)
+        return valid_name(load(Transaction, transaction).external_id)
     except StoreError:
         return None  # unreadable before, too
 

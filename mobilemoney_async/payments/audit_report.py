@@ -10,6 +10,7 @@ from decimal import Decimal, localcontext
 import attrs
 
 from mobilemoney_async.contract.comparison import CURRENCY, may_be_number
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
 from mobilemoney_async.payments.evidence import Walk
@@ -56,7 +57,7 @@ _ADVICE: Mapping[DifferenceKind, str] = {
 
 
 @attrs.frozen(kw_only=True)
-class Difference:
+class Difference(Data):
     """Difference between the store and the service.
 
     Attributes:
@@ -77,7 +78,7 @@ class Difference:
 
 
 @attrs.frozen(kw_only=True)
-class AuditTotal:
+class AuditTotal(Data):
     """Total of the service's transactions of one type, status and settlement batch.
 
     Attributes:
@@ -100,7 +101,7 @@ class AuditTotal:
 
 
 @attrs.frozen(kw_only=True)
-class AuditReport:
+class AuditReport(Data):
     """Result of an audit.
 
     Attributes:

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.database.schema import accounts, changes, consumers, insert_missing, lock_row, retries
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.changes import Feed, FeedEntry, read_changes, read_some
@@ -50,7 +51,7 @@ class Delivery:
 
 
 @attrs.frozen(kw_only=True)
-class ParkedChange:
+class ParkedChange(Data):
     """Change that a consumer could not handle ten times.
 
     Attributes:
@@ -65,7 +66,7 @@ class ParkedChange:
 
 
 @attrs.frozen(kw_only=True)
-class ConsumerState:
+class ConsumerState(Data):
     """Place of a consumer in the feed.
 
     Attributes:

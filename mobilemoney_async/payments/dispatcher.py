@@ -22,6 +22,7 @@ import anyio.abc
 import attrs
 
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.leases import change_lease
@@ -69,7 +70,7 @@ class _Obstacle:
 
 
 @attrs.frozen(kw_only=True)
-class DispatcherStats:
+class DispatcherStats(Data):
     """State of a dispatcher.
 
     Attributes:

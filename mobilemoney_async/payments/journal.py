@@ -36,7 +36,7 @@ from mobilemoney_async.database.schema import (
     payments,
     require_known,
 )
-from mobilemoney_async.database.serialization import dump, load_acknowledgement, load_amount, load_transaction
+from mobilemoney_async.database.serialization import dump, load, load_amount
 from mobilemoney_async.errors import IdempotencyConflict, StoreError
 from mobilemoney_async.payments.duplicates import (
     SUSPECT,
@@ -205,7 +205,7 @@ class Journal:
             said = "the idempotency key was used for another payment: nothing was sent"
             raise IdempotencyConflict(f"{said}; that one has another {' and '.join(others)}")
         record, text = to_record(row), row.acknowledgement
-        return record, None if text is None else attrs.evolve(load_acknowledgement(text), idempotency_key=row.key)
+        return record, None if text is None else attrs.evolve(load(Acknowledgement, text), idempotency_key=row.key)
 
     def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
         """Return the unidentified payment of the same kind under another key, if there is one."""
@@ -531,7 +531,7 @@ def _read(row: sa.Row[Any]) -> PaymentRecord:
     transaction, error = None, row.error
     if row.transaction is not None:
         try:
-            transaction = load_transaction(row.transaction)
+            transaction = load(Transaction, row.transaction)
         except StoreError as exc:
             error = str(exc)
             _warn(row.account, row.key, error)

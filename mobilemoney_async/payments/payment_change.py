@@ -7,6 +7,7 @@ from typing import Protocol
 
 import attrs
 
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.states import TransactionStatus
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.values import redact, refuse
@@ -23,7 +24,7 @@ class ChangeReader(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class PaymentChange:
+class PaymentChange(Data):
     """Change of a payment's state, or a transaction that no payment claims: one entry of the feed.
 
     Attributes:

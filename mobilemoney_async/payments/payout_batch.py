@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TextIO, TypeAlias
 import attrs
 
 from mobilemoney_async.contract.comparison import CURRENCY
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import (
@@ -269,7 +270,7 @@ def _read_number(text: str, *, local_numbers: bool) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class PayoutLine:
+class PayoutLine(Data):
     """Line of a batch, with its payment.
 
     Attributes:
@@ -297,7 +298,7 @@ class PayoutLine:
 
 
 @attrs.frozen(kw_only=True)
-class PayoutBatch:
+class PayoutBatch(Data):
     """Batch of payouts.
 
     Attributes:

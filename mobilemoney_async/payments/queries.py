@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.migrations import OLD_PAYMENTS
@@ -286,7 +287,7 @@ def find_named(
 
 
 @attrs.frozen(kw_only=True)
-class StoreHealth:
+class StoreHealth(Data):
     """Health of a store.
 
     Attributes:

@@ -25,6 +25,7 @@ from decimal import Decimal
 
 import attrs
 
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.values import mask_phone_number
@@ -180,7 +181,7 @@ class PaymentRequest:
 
 
 @attrs.frozen(kw_only=True)
-class HistoryEntry:
+class HistoryEntry(Data):
     """Entry in the history of a payment.
 
     Attributes:
@@ -201,7 +202,7 @@ class HistoryEntry:
 
 
 @attrs.frozen(kw_only=True)
-class PaymentRecord:
+class PaymentRecord(Data):
     """Record of one payment in the store.
 
     Attributes:
@@ -298,7 +299,7 @@ OPEN, EXPLAINED, CLAIMED = "open", "explained", "claimed"
 
 
 @attrs.frozen(kw_only=True)
-class UnclaimedTransaction:
+class UnclaimedTransaction(Data):
     """Transaction of the service that no payment of the store claims.
 
     Attributes:

@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 import attrs
 
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import (
@@ -39,7 +40,7 @@ _COUNTED = ("tracked", "final", "unresolved", "pages", "lookups", "faults")
 
 
 @attrs.frozen(kw_only=True)
-class Outcome:
+class Outcome(Data):
     """Result of one tracked payment.
 
     Attributes:
@@ -170,7 +171,7 @@ class _Reader:
 
 
 @attrs.frozen(kw_only=True)
-class PollerStats:
+class PollerStats(Data):
     """Metrics of a poller.
 
     Attributes:

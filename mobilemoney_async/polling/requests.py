@@ -13,10 +13,11 @@ import attrs
 from mobilemoney_async.calls.bucket import Usage
 from mobilemoney_async.calls.limiter import Limiter
 from mobilemoney_async.calls.pipeline import FRESH, Pipeline
-from mobilemoney_async.contract.codec import DecodeError, parse_json
+from mobilemoney_async.contract.codec import parse_page
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, LIST_TRANSACTIONS, Priority
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import PageAnswer, Transaction
+from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.polling.scoring import Page, Request
 from mobilemoney_async.polling.sharing import warn_of_store
@@ -133,9 +134,9 @@ class Requester:
 def _readable(body: bytes, broken: DecodeError) -> PageAnswer:
     """Return the rows that can be read, and the counts that are there; 0, which no page can mean, for the others."""
     # Imported here: answers that need it are rare, and cattrs takes a third of the import.
-    from mobilemoney_async.contract import fallback_decoder
+    from mobilemoney_async.contract.rows import structure_page
 
-    page = parse_json(body)
+    page = parse_page(body)
     if not isinstance(page, dict):
         raise broken
     counts, status = page.get("pagination"), page.get("status")
@@ -146,8 +147,8 @@ def _readable(body: bytes, broken: DecodeError) -> PageAnswer:
     }
     page["status"] = status if isinstance(status, str) else ""
     try:
-        answer = fallback_decoder.structure_page(page)
-    except fallback_decoder.Mismatch:
+        answer = structure_page(page)
+    except DecodeError:
         raise broken from None
     if answer.unreadable and not answer.transactions:
         raise broken

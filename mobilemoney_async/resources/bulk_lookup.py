@@ -18,6 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 import anyio
 import attrs
 
+from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.limits import BURST
 from mobilemoney_async.contract.models import Transaction, TransactionPage
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
@@ -31,7 +32,7 @@ _running: set[object] = set()
 
 
 @attrs.frozen(kw_only=True)
-class Lookup:
+class Lookup(Data):
     """Result of one lookup: a transaction or an error.
 
     Attributes:

@@ -15,10 +15,11 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.database.clock import Lease
 from mobilemoney_async.database.schema import followed, leases, lock_row, payments
-from mobilemoney_async.database.serialization import dump, dump_error, load_error, load_transaction
-from mobilemoney_async.errors import StoreError
+from mobilemoney_async.database.serialization import dump, load
+from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import Source
@@ -212,7 +213,7 @@ def _known_finals(journal: Journal, transaction_ids: Collection[str]) -> dict[st
         for text in journal.connection.execute(texts).scalars():
             # An unreadable record of payments is passed over: the service can show its state again.
             with suppress(StoreError):
-                transaction = load_transaction(text)
+                transaction = load(Transaction, text)
                 if transaction.is_final:
                     found[transaction.id] = News(transaction_id=transaction.id, transaction=transaction)
         columns = followed.c
@@ -226,7 +227,7 @@ def _message(each: News) -> dict[str, Any]:
     return {
         "has_ended": each.is_ending,
         "transaction": None if each.transaction is None else dump(each.transaction),
-        "error": None if each.error is None else dump_error(each.error),
+        "error": None if each.error is None else dump(each.error),
         "lag": each.lag,
     }
 
@@ -242,8 +243,8 @@ def _news(row: sa.Row[Any]) -> News:
 def _read(row: sa.Row[Any]) -> News:
     return News(
         transaction_id=row.transaction_id,
-        transaction=None if row.transaction is None else load_transaction(row.transaction),
-        error=None if row.error is None else load_error(row.error),
+        transaction=None if row.transaction is None else load(Transaction, row.transaction),
+        error=None if row.error is None else load(MobileMoneyError, row.error),
         lag=row.lag,
     )
 

@@ -17,7 +17,7 @@ from mobilemoney_async.calls.logins import NEVER, LoginState, Pause
 from mobilemoney_async.database.clock import Lease
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.schema import lock_row, logins
-from mobilemoney_async.database.serialization import dump_error, load_error
+from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.values import Secret
 
@@ -122,7 +122,7 @@ class LoginTable:
             "expires_at": None if token is None else wall + timedelta(seconds=max(0.0, state.expires_at - now)),
             "renew_from": _number(state.renew_at),
             "good_until": _number(state.expires_at),
-            "failure": None if pause is None else dump_error(pause.error),
+            "failure": None if pause is None else dump(pause.error),
             "paused_until": None if pause is None else pause.until,
             "pause_length": None if pause is None else pause.length,
             "refused_anew": _number(state.fresh_refused_at),
@@ -155,7 +155,7 @@ def _is_good(now: float) -> sa.ColumnElement[bool]:
 def load_failure(text: str) -> MobileMoneyError:
     """Return the error of a failed login; a general one if a later release has written it."""
     try:
-        return load_error(text)
+        return load(MobileMoneyError, text)
     except StoreError:
         return MobileMoneyError("the login failed in another process")
 

@@ -26,9 +26,10 @@ from mobilemoney_async import (
     TransactionType,
     User,
 )
-from mobilemoney_async.contract.codec import DecodeError, reader
+from mobilemoney_async.contract.codec import reader
 from mobilemoney_async.contract.endpoints import read_rows
 from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, TransactionAnswer, UnreadableRow
+from mobilemoney_async.contract.plain import DecodeError
 from tests.contract import samples
 from tests.contract.samples import to_bytes
 

@@ -22,8 +22,8 @@ import anyio
 import psycopg
 import sqlalchemy as sa
 
-from mobilemoney_async import AsyncClient, SQLStore, StoreError
-from mobilemoney_async.database.serialization import load_acknowledgement, load_transaction
+from mobilemoney_async import Acknowledgement, AsyncClient, SQLStore, StoreError, Transaction
+from mobilemoney_async.database.serialization import load
 from mobilemoney_async.payments import feed
 from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.outbox import read_order
@@ -95,12 +95,12 @@ def take_step(journal: Journal, key: str) -> None:
         journal.begin(request, expected=record.attempt, sent_at=now, lives=60.0)
     elif record.state is PaymentState.SENDING:
         body = samples.acknowledgement(transaction_id=f"T-{key}", reference=f"R-{key}", amount=str(record.amount))
-        answer = load_acknowledgement(json.dumps(body | {"phone_number": record.phone_number}))
+        answer = load(Acknowledgement, json.dumps(body | {"phone_number": record.phone_number}))
         entry = JournalEntry(key, None, PaymentEvent.ACKNOWLEDGE, source=Source.ANSWER, at=now, acknowledgement=answer)
         assert journal.save(entry) is None
     elif record.state is PaymentState.ACKNOWLEDGED:
         shown = samples.settled(id=f"T-{key}", amount=str(record.amount), phone_number=record.phone_number)
-        assert journal.record_seen(load_transaction(json.dumps(shown)), source=Source.POLL, at=now) is None
+        assert journal.record_seen(load(Transaction, json.dumps(shown)), source=Source.POLL, at=now) is None
 
 
 async def keep_books(url: str, seed: int) -> None:

@@ -37,7 +37,7 @@ from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.database import encryption
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.serialization import dump_error
+from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.sharing.login_row import LoginRow, load_failure
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
@@ -851,4 +851,4 @@ def test_a_failure_that_cannot_be_read_is_still_one(text: str) -> None:
     """A login error of a newer release does not crash an older one."""
     error = load_failure(text)
     assert type(error) is MobileMoneyError
-    assert str(load_failure(dump_error(refused()))) == str(refused())
+    assert str(load_failure(dump(refused()))) == str(refused())

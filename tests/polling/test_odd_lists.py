@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from mobilemoney_async import Schedule
-from mobilemoney_async.contract.codec import DecodeError
 from mobilemoney_async.contract.models import PageAnswer
+from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.polling.list_model import ListModel
 from mobilemoney_async.polling.planner import Planner
 from mobilemoney_async.polling.requests import PageReader

@@ -1,0 +1,304 @@
+"""Converters between values and plain JSON data: the only cattrs configuration. Imported when it is first needed.
+
+`converter` writes and reads the data of users, of the store and of queues. It also reads the answers that msgspec
+refuses: it takes every ISO 8601 timestamp, where msgspec takes RFC 3339 only, and names the place that does not fit. As
+strict as msgspec: no scalar is coerced, no number passes through a float.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, TypeVar, get_args, get_origin
+
+import attrs
+import cattrs
+from cattrs.errors import IterableValidationError, IterableValidationNote
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
+
+from mobilemoney_async import errors
+from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, DecodeError, in_utc
+from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
+from mobilemoney_async.values import Secret, mask_phone_number, refuse, shown_id
+
+T = TypeVar("T")
+
+_EXACT_AS_FLOAT = 2**53
+_MONEY = re.compile(r"(?=[0-9.]{1,21}\Z)[0-9]{1,20}(?:\.[0-9]{1,19})?", re.ASCII)
+# Texts of the service or of people, which a masked value redacts.
+_TEXTS = frozenset({"detail", "error", "external_id", "failure_reason", "info", "message", "note", "reason"})
+_MOST_SHOWN = 500
+
+
+class DataConverter(cattrs.Converter):
+    """`cattrs.Converter` of this package's values, whose errors are this package's."""
+
+    def structure(self, obj: Any, cl: type[T]) -> T:
+        """Return plain JSON data as a class.
+
+        Raises:
+            InvalidRequest: It does not fit, or holds a masked phone number. The error names the place, such as
+                ``$.amount``, and never shows the data.
+        """
+        try:
+            value = self.read(obj, cl)
+        except DecodeError as exc:
+            problem = str(exc)
+        else:
+            found = next(_masked_numbers(value), None)
+            if found is None:
+                return value
+            problem = found
+        del obj
+        raise InvalidRequest(f"data must be that of {getattr(cl, '__name__', cl)}: {problem}", argument="data")
+
+    def read(self, plain: Any, cl: type[T]) -> T:
+        """Return plain JSON values as a class, also if the service masks its phone numbers.
+
+        Raises:
+            DecodeError: They do not fit.
+        """
+        try:
+            return super().structure(plain, cl)
+        except Exception as exc:  # noqa: BLE001 (any body must give a value or this error)
+            # cattrs raises groups of errors; the first names the first place that broke.
+            expected, _, path = cattrs.transform_error(exc, format_exception=_describe)[0].rpartition(" @ ")
+        # Outside, and without `plain`: the group and this frame would keep the body for as long as the error lives.
+        del plain
+        raise DecodeError(expected, path)
+
+
+def _masked_numbers(value: Any, path: str = "$") -> Iterator[str]:
+    """Yield the places of phone numbers that are masked, and are whole in such a value."""
+    if attrs.has(type(value)):
+        for field in attrs.fields(type(value)):
+            inside, place = getattr(value, field.name), f"{path}.{field.name}"
+            if field.repr is mask_phone_number and isinstance(inside, str):
+                if "…" in inside:
+                    yield f"a masked phone number at {place}"
+            else:
+                yield from _masked_numbers(inside, place)
+    elif isinstance(value, list | tuple | dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, each in items:
+            yield from _masked_numbers(each, f"{path}[{name!r}]")
+    elif isinstance(value, MobileMoneyError):
+        yield from _masked_numbers(getattr(value, "transaction", None), f"{path}.transaction")
+
+
+def _describe(exc: BaseException, expected: type | None) -> str:
+    if isinstance(exc, KeyError):
+        return "a required field is missing"
+    return str(exc) if isinstance(exc, _WrongValue) else "unexpected value"
+
+
+class _WrongValue(ValueError):
+    """JSON value of another type than the contract's, or text that is no decimal or timestamp."""
+
+
+def _only(kind: Any, expected: str, read: Callable[[Any, Any], T]) -> Callable[[Any, Any], T]:
+    """Return a hook that reads values of one JSON type, and refuses all others."""
+
+    def structure(value: Any, cl: Any) -> T:
+        if not isinstance(value, kind):
+            raise _WrongValue(expected)
+        return read(value, cl)
+
+    return structure
+
+
+def _read_int(value: Any, _: Any) -> int:
+    if type(value) is int:
+        return value
+    # As msgspec does: 100.0 is an integer in JSON, 1.9 is not, and 1e999999 would fill our memory.
+    if isinstance(value, Decimal) and abs(value) <= _EXACT_AS_FLOAT and value == value.to_integral_value():
+        return int(value)
+    raise _WrongValue("expected int")
+
+
+def _read_float(value: Any, _: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise _WrongValue("expected a number")
+    return float(value)
+
+
+def _read_decimal(value: Any, _: Any) -> Decimal:
+    # A number that is no text reads as the text that it would be.
+    text = str(value) if isinstance(value, int | Decimal) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _MONEY.fullmatch(text):
+        raise _WrongValue("expected a decimal string")
+    return Decimal(text)
+
+
+def _read_datetime(value: str, _: Any) -> datetime:
+    try:
+        return in_utc(datetime.fromisoformat(value))
+    except ValueError:
+        raise _WrongValue("expected an ISO 8601 timestamp") from None
+
+
+def _read_date(value: str, _: Any) -> date:
+    try:
+        return date.fromisoformat(value)
+    except ValueError:
+        raise _WrongValue("expected an ISO 8601 date") from None
+
+
+def _is_array(cl: Any) -> bool:
+    return get_origin(cl) in {list, tuple, Sequence}
+
+
+def _is_mapping(cl: Any) -> bool:
+    return get_origin(cl) in {dict, Mapping}
+
+
+def _fields(cl: Any) -> tuple[attrs.Attribute[Any], ...]:
+    """Return the fields of a class with their types, which are texts until then."""
+    fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(attrs.resolve_types(get_origin(cl) or cl))
+    return fields
+
+
+def _read_object(cl: type[T], converter: cattrs.Converter) -> Callable[[Any, Any], T]:
+    # cattrs itself takes anything that can be indexed for an object, and "" and {} for an empty array.
+    private: dict[str, Any] = {each.name: override(omit=True) for each in _fields(cl) if each.name.startswith("_")}
+    return _only(Mapping, "expected an object", make_dict_structure_fn(cl, converter, **private))
+
+
+def _read_array(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Sequence[Any]]:
+    row = get_args(cl)[0]
+    read = converter.get_structure_hook(row)
+
+    def read_until_error(value: Sequence[Any], _: Any) -> Sequence[Any]:
+        # Not cattrs' own: it goes on after an error, and keeps all of them.
+        rows = []
+        for index, each in enumerate(value):
+            try:
+                rows.append(read(each, row))
+            except Exception as exc:  # noqa: BLE001 (with its place for `DataConverter.read`)
+                exc.add_note(IterableValidationNote("", index, row))
+                raise IterableValidationError("", [exc], cl) from None
+        return rows if get_origin(cl) is list else tuple(rows)
+
+    return _only(list | tuple, "expected an array", read_until_error)
+
+
+def _read_mapping(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], dict[Any, Any]]:
+    name_kind, kind = get_args(cl)
+    read = converter.get_structure_hook(kind)
+
+    def read_items(value: Mapping[str, Any], _: Any) -> dict[Any, Any]:
+        return {name_kind(name): read(inside, kind) for name, inside in value.items()}  # names are texts in JSON
+
+    return _only(Mapping, "expected an object", read_items)
+
+
+def _read_error(fields: Mapping[str, Any], _: Any) -> MobileMoneyError:
+    """Return the error of its data; if this release does not know its class, as the base class."""
+    kind: Any = getattr(errors, converter.read(fields["type"], str), MobileMoneyError)
+    if not (isinstance(kind, type) and issubclass(kind, MobileMoneyError)):
+        raise _WrongValue("expected an error of this library")
+    fields = {**fields.get("attributes", {}), **fields}  # apart from the rest in data of earlier versions
+    if "args" not in fields and issubclass(kind, errors.APIError):  # a refused lookup, as still earlier ones wrote it
+        return kind(fields["message"], status_code=fields["status_code"], code=fields["code"])
+    error: MobileMoneyError = kind.__new__(kind)
+    error.args = converter.read(fields["args"], tuple[str, ...])
+    for name in ERROR_ATTRIBUTES.keys() & fields.keys():
+        vars(error)[name] = converter.read(fields[name], ERROR_ATTRIBUTES[name])
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if name != "message" and not hasattr(error, name):
+            if parameter.default is parameter.empty:
+                raise KeyError(name)
+            vars(error)[name] = parameter.default
+    if isinstance(error, errors.APIError):
+        vars(error).setdefault("message", "")
+    return error
+
+
+def _write_error(error: MobileMoneyError, converter: DataConverter, shown: Callable[[str], str]) -> dict[str, Any]:
+    """Return the class of an error, its arguments, and its attributes that have a value; not its cause."""
+    attributes = {name: getattr(error, name) for name in ERROR_ATTRIBUTES if getattr(error, name, None) is not None}
+    for name in {"message", "excerpt"} & attributes.keys():
+        attributes[name] = shown(attributes[name])
+    args = [shown(str(each)) for each in error.args]
+    return {"type": type(error).__name__, "args": args, **converter.unstructure(attributes)}
+
+
+def _redacted(value: Any) -> Any:
+    """Return texts of the service or of people without phone numbers and secrets. Ids stay as they are."""
+    if isinstance(value, Mapping):
+        return {name: _redacted(inside) for name, inside in value.items()}
+    return shown_id(value, _MOST_SHOWN) if isinstance(value, str) else value
+
+
+def _write_time(value: datetime) -> str:
+    return in_utc(value).isoformat().replace("+00:00", "Z")
+
+
+def _refuse_secret(_: Secret) -> None:
+    raise refuse("data", "without secrets: pass the text itself, by reveal(), where it must travel")
+
+
+def _make_writer(*, mask: bool) -> DataConverter:
+    writer = DataConverter(unstruct_collection_overrides={Sequence: list})
+
+    def write_object(cl: type[T], writer: cattrs.Converter) -> Callable[[T], dict[str, Any]]:
+        overrides: dict[str, Any] = {}
+        for each in _fields(cl):
+            hook = None
+            if mask and each.repr is mask_phone_number:
+                hook = mask_phone_number
+            elif mask and each.name in _TEXTS and each.type in {str, str | None} | {Mapping[str, str]}:
+                hook = _redacted
+            is_omitted = each.name.startswith("_") or each.type is Secret
+            is_optional = each.default is None or each.default == () or isinstance(each.default, attrs.Factory)  # type: ignore[arg-type]
+            overrides[each.name] = override(omit=is_omitted, omit_if_default=is_optional, unstruct_hook=hook)
+        return make_dict_unstructure_fn(cl, writer, **overrides)
+
+    def write_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
+        return {str(name): writer.unstructure(inside) for name, inside in value.items()}
+
+    writer.register_unstructure_hook_factory(attrs.has, write_object)
+    writer.register_unstructure_hook_func(_is_mapping, write_mapping)
+    # Plain texts, of the string enums too: a hook for a class serves its subclasses.
+    writer.register_unstructure_hook(str, str)
+    # Not `str`: 0.0000001 would be read no more, as 1E-7.
+    writer.register_unstructure_hook(Decimal, lambda value: f"{value:f}")
+    writer.register_unstructure_hook(date, date.isoformat)
+    writer.register_unstructure_hook(datetime, _write_time)
+    writer.register_unstructure_hook(Secret, _refuse_secret)
+    shown = _redacted if mask else str
+    writer.register_unstructure_hook(MobileMoneyError, lambda error: _write_error(error, writer, shown))
+    return writer
+
+
+def _make_converter() -> DataConverter:
+    made = _make_writer(mask=False)
+    made.register_structure_hook_factory(attrs.has, _read_object)
+    made.register_structure_hook_factory(_is_array, _read_array)
+    made.register_structure_hook_factory(_is_mapping, _read_mapping)
+    # A hook for a class serves its subclasses: the string enums come to `str` too, so it calls their class.
+    made.register_structure_hook(str, _only(str, "expected str", lambda value, cl: cl(value)))
+    made.register_structure_hook(int, _read_int)
+    made.register_structure_hook(float, _read_float)
+    made.register_structure_hook(bool, _only(bool, "expected bool", lambda value, _: value))
+    made.register_structure_hook(Decimal, _read_decimal)
+    made.register_structure_hook(date, _only(str, "expected an ISO 8601 date", _read_date))
+    made.register_structure_hook(datetime, _only(str, "expected an ISO 8601 timestamp", _read_datetime))
+    made.register_structure_hook(Secret, _only(str, "expected str", lambda value, _: Secret(value)))
+    made.register_structure_hook(MobileMoneyError, _only(Mapping, "expected an error", _read_error))
+    return made
+
+
+converter: DataConverter = _make_converter()
+"""A `cattrs.Converter` of all values of this library.
+
+``converter.unstructure(value)`` is plain JSON data in the contract's spelling, and ``converter.structure(data,
+Transaction)`` gives an equal value back. ``list[Transaction]``, ``MobileMoneyError`` and attrs classes of your own are
+types for it too. Hooks of your own belong to a ``converter.copy()``.
+"""
+
+masked: DataConverter = _make_writer(mask=True)
+"""Writes values with masked phone numbers and redacted texts; reads nothing."""

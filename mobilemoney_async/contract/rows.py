@@ -1,0 +1,37 @@
+"""Pages of the list whose rows are read one by one. Imported when first needed: few pages need it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mobilemoney_async.contract.converter import converter
+from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, UnreadableRow
+from mobilemoney_async.contract.plain import DecodeError
+
+
+def structure_page(plain: Any) -> RowsAnswer:
+    """Return plain JSON values as a page whose rows are read one by one, each as strictly as ever.
+
+    Raises:
+        DecodeError: The page itself does not fit: its array of rows, its pagination or its status.
+    """
+    rows = plain.get("transactions") if isinstance(plain, dict) else None
+    page = converter.read({**plain, "transactions": []} if isinstance(rows, list) else plain, PageAnswer)
+    readable, unreadable = list[Transaction](), list[UnreadableRow]()
+    for row in rows or []:
+        try:
+            readable.append(converter.read(row, Transaction))
+        except DecodeError as exc:
+            row_id, created_at = _shown(row, "id"), _shown(row, "created_at")
+            unreadable.append(UnreadableRow(id=row_id, created_at=created_at, reason=f"{exc}"))
+    return RowsAnswer(
+        transactions=tuple(readable), unreadable=tuple(unreadable), pagination=page.pagination, status=page.status
+    )
+
+
+def _shown(row: Any, name: str) -> Any:
+    """Return one field of a row that cannot be read, or None if it cannot be read either."""
+    try:
+        return getattr(converter.read({name: row[name]}, UnreadableRow), name)
+    except (DecodeError, KeyError, TypeError, IndexError):
+        return None
