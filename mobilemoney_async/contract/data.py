@@ -8,7 +8,11 @@ from typing import Any, Self
 
 
 class Data:
-    """Value with a form as plain JSON data, spelt as the contract spells it: money and times are texts."""
+    """Value with a form as plain JSON data, spelt as the contract spells it: money and times are texts.
+
+    pydantic and FastAPI take every such value as a field, an argument or an answer. There it masks phone numbers, as
+    `to_dict` does with `mask`, unless the context of the serialization says ``{"mask": False}``.
+    """
 
     __slots__ = ()
 
@@ -44,3 +48,16 @@ class Data:
         from mobilemoney_async.contract.converter import converter
 
         return converter.structure(data, cls)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        # Called by pydantic only: nobody else needs it.
+        from mobilemoney_async.contract.json_schema import core_schema
+
+        return core_schema(cls)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        from mobilemoney_async.contract.json_schema import object_schema
+
+        return object_schema(cls, is_written=handler.mode == "serialization")

@@ -60,6 +60,8 @@ ONE_IMPORTER: Mapping[str, set[str]] = {
     "markupsafe": {SANDBOX},
     "opentelemetry": {"contrib.otel"},
     "psycopg": {"database"},
+    "pydantic": set(),
+    "pydantic_core": {"contract.json_schema"},
     "respx": {"testing"},
     "rich": {"cli"},
     "sqlalchemy": {"database", "payments", "sharing"},
