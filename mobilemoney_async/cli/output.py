@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -68,12 +68,9 @@ def moment(at: datetime | None) -> str:
 
 
 def plain(value: Any, *, unmasked: bool) -> Any:
-    """Return a value as JSON data: money and times as text, phone numbers masked, without secrets and empty fields.
+    """Return a value as JSON data: money and times as text, phone numbers masked, without secrets and empty fields."""
+    from mobilemoney_async.contract.converter import converter, masked
 
-    A value of the library (attrs) becomes an object.
-    """
-    if attrs.has(type(value)):
-        value = {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
     if isinstance(value, dict):
         return {
             name: phone(str(inside), unmasked=unmasked) if name == "phone_number" else plain(inside, unmasked=unmasked)
@@ -82,13 +79,7 @@ def plain(value: Any, *, unmasked: bool) -> Any:
         }
     if isinstance(value, tuple | list):
         return [plain(each, unmasked=unmasked) for each in value]
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return f"{value:f}"
-    return str(value) if isinstance(value, str) else value
+    return (converter if unmasked else masked).unstructure(value)
 
 
 def print_json(value: Any) -> None:

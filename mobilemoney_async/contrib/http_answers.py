@@ -76,8 +76,7 @@ def answer_status(status: OrderStatus | None) -> HTTPAnswer:
 
 def order_fields(status: OrderStatus) -> dict[str, Any]:
     """Return an order's status as plain JSON values. The amount is a string, as it is everywhere in the service."""
-    fields = {name: str(value) for name, value in attrs.asdict(status).items() if value is not None}
-    return fields | ({"detail": FINDING_OUT} if status.state is OrderState.FINDING_OUT else {})
+    return status.to_dict() | ({"detail": FINDING_OUT} if status.state is OrderState.FINDING_OUT else {})
 
 
 def _problem(status: int, title: str, order: str | None, *, retry_after: int | None = None, **more: str) -> HTTPAnswer:
