@@ -1,6 +1,7 @@
 """Tables on terminals of any width: ids stay whole, lines fit, and a date stands where it changes."""
 
 import io
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -21,7 +22,7 @@ TIMES = st.sampled_from(["", "2026-11-22 14:15:56", "2026-11-22 14:15:57", "2026
 ROWS = st.lists(st.tuples(IDS, st.just("15,000"), st.text("no money ", max_size=60), TIMES), min_size=1, max_size=8)
 
 
-def render(rows: list[tuple[str, ...]], width: int, *, is_terminal: bool = True) -> list[str]:
+def render(rows: Sequence[tuple[str, ...]], width: int, *, is_terminal: bool = True) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=is_terminal, no_color=True, highlight=False)
     console.print(new_table(COLUMNS, rows), crop=False)
     shown: Any = console.file
