@@ -16,8 +16,9 @@ from mobilemoney_async.calls.limiter import RateLimiter
 from mobilemoney_async.calls.tokens import LoginAuth
 from mobilemoney_async.cli.failures import Refused, run
 from mobilemoney_async.cli.following import ChangeKind, Refusals, StatusChange, Watchlist, follow, print_change
-from mobilemoney_async.cli.output import Column, money, new_table, show, show_facts
+from mobilemoney_async.cli.output import money, new_table, show, show_facts
 from mobilemoney_async.cli.sandbox import Speed
+from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.watch import live_table
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE, Schedule

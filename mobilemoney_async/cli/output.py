@@ -14,17 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
-
+from mobilemoney_async.cli.tables import Column, Table
 from mobilemoney_async.values import Secret, mask_phone_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
-
-    from mobilemoney_async.cli.tables import Table
 
 T = TypeVar("T")
 
@@ -129,31 +126,14 @@ def printing_log(say: Callable[[str], object]) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-@attrs.frozen
-class Column(Generic[T]):
-    """Column of a table, with the function that returns its cell of a row.
-
-    Attributes:
-        min_width: Width to which a narrow terminal may fold longer cells, characters; None for a column that is not
-            folded.
-        is_id: Whether the cells are ids or keys, which users copy: they are never folded. Where the table is too wide
-            for the terminal, they have a line of their own above the other cells.
-        is_time: Whether the cells are those of `moment`: a terminal shows the date where it changes.
-    """
-
-    name: str
-    cell: Callable[[T], str]
-    min_width: int | None = None
-    is_number: bool = attrs.field(default=False, kw_only=True)
-    is_id: bool = attrs.field(default=False, kw_only=True)
-    is_time: bool = attrs.field(default=False, kw_only=True)
-
-
 def new_table(columns: Sequence[Column[T]], rows: Iterable[T], *, has_header: bool = True) -> Table:
     """Return a table of rows."""
-    from mobilemoney_async.cli.tables import Table
+    return table_of(columns, ([each.cell(row) for each in columns] for row in rows), has_header=has_header)
 
-    return Table(columns, [[each.cell(row) for each in columns] for row in rows], has_header)
+
+def table_of(columns: Sequence[Column[Any]], rows: Iterable[Sequence[str]], *, has_header: bool = True) -> Table:
+    """Return a table of cells."""
+    return Table(columns, [[*map(visible, row)] for row in rows], has_header)
 
 
 def show(*things: RenderableType) -> None:

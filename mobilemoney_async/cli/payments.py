@@ -18,7 +18,7 @@ from mobilemoney_async.cli.app import LazyCommand, add_command, command_group
 from mobilemoney_async.cli.clients import missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_service, require_yes, with_service
-from mobilemoney_async.cli.output import Column
+from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.configuration.settings import Settings
 from mobilemoney_async.payments.records import (
     HistoryEntry,

@@ -25,8 +25,8 @@ from mobilemoney_async.cli.options import (
     require_yes,
     with_service,
 )
-from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, run_with_account, run_with_service
+from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.payments.payout_batch import MOST_TEXT, PayoutBatch, digest, read_rows, total_of
 
 if TYPE_CHECKING:

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.padding import Padding
-from rich.table import Table as Grid
-from rich.text import Text
 
-from mobilemoney_async.cli.output import Column, visible
+# rich is imported where it is used: most commands print no table.
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table as Grid
+
+T = TypeVar("T")
 
 _GAP = 2  # blanks between two columns
 
 
+@attrs.frozen
+class Column(Generic[T]):
+    """Column of a table, with the function that returns its cell of a row.
+
+    Attributes:
+        min_width: Width to which a narrow terminal may fold longer cells, characters; None for a column that is not
+            folded.
+        is_id: Whether the cells are ids or keys, which users copy: they are never folded. Where the table is too wide
+            for the terminal, they have a line of their own above the other cells.
+        is_time: Whether the cells are those of `moment`: a terminal shows the date where it changes.
+    """
+
+    name: str
+    cell: Callable[[T], str]
+    min_width: int | None = None
+    is_number: bool = attrs.field(default=False, kw_only=True)
+    is_id: bool = attrs.field(default=False, kw_only=True)
+    is_time: bool = attrs.field(default=False, kw_only=True)
+
+
 @attrs.frozen(eq=False)
 class Table:
-    """Table without lines; see `Column` for what a narrow terminal makes of it."""
+    """Table of printable texts, without lines; see `Column` for what a narrow terminal makes of it."""
 
     columns: Sequence[Column[Any]]
     rows: Sequence[Sequence[str]]
@@ -27,7 +47,11 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield the lines as rich prints them."""
-        lines = [[*map(visible, row)] for row in self.rows]
+        from rich.cells import cell_len
+        from rich.padding import Padding
+        from rich.text import Text
+
+        lines = [[*row] for row in self.rows]
         if console.is_terminal:
             self._shorten_times(lines)
         if self.has_header:
@@ -58,6 +82,9 @@ class Table:
 
     def _grid(self, lines: Iterable[Sequence[str]], numbers: Sequence[int], widths: Sequence[int], room: int) -> Grid:
         """Return some columns of lines; the widest that may be folded are, until all fit."""
+        from rich.table import Table as Grid
+        from rich.text import Text
+
         fitting = {at: widths[at] for at in numbers}
         while sum(fitting.values()) + _GAP * (len(numbers) - 1) > room:
             foldable = [at for at in numbers if fitting[at] > self._least(at, widths)]

@@ -15,7 +15,8 @@ from mobilemoney_async.cli import output
 from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import WrongUsage, run, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, completing, with_service
-from mobilemoney_async.cli.output import Column, moment, money, phone, plain, visible
+from mobilemoney_async.cli.output import moment, money, phone, plain, visible
+from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType

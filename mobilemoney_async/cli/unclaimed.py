@@ -14,7 +14,6 @@ import typer
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.failures import ExitCode, WrongUsage, say
 from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_service
-from mobilemoney_async.cli.output import Column
 from mobilemoney_async.cli.payments import (
     OF_THE_STORE,
     OthersPay,
@@ -23,6 +22,7 @@ from mobilemoney_async.cli.payments import (
     run_with_service,
     run_with_store,
 )
+from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
 from mobilemoney_async.payments.records import CLAIMED, OPEN, UnclaimedTransaction
 from mobilemoney_async.values import csv_cell

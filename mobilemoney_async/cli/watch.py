@@ -18,6 +18,7 @@ from mobilemoney_async.cli.clients import open_reader
 from mobilemoney_async.cli.failures import WrongUsage, run, say
 from mobilemoney_async.cli.following import Refusals, StatusChange, Watchlist
 from mobilemoney_async.cli.options import Service, Unmasked, check_timeout, with_service
+from mobilemoney_async.cli.output import table_of
 from mobilemoney_async.cli.tables import Table
 from mobilemoney_async.cli.transactions import columns
 
@@ -103,7 +104,7 @@ def _table(watchlist: Watchlist, room: int, unmasked: bool) -> Table:
         else:
             state = "not seen yet" if change is None else change.describe(unmasked=unmasked)
             cells.append([transaction_id, "", "", "", state])
-    return Table(wanted, cells)
+    return table_of(wanted, cells)
 
 
 def _read_ids(arguments: Sequence[str], lines: Iterable[str]) -> list[str]:

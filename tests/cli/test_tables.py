@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mobilemoney_async.cli.output import Column, new_table
+from mobilemoney_async.cli.output import new_table
+from mobilemoney_async.cli.tables import Column
 
 COLUMNS: tuple[Column[Any], ...] = (
     Column("transaction", itemgetter(0), is_id=True),
