@@ -382,7 +382,8 @@ class Database:
         if self.dialect == "postgresql":
             self._read_clock(connection)
         found = schema.find_version(connection)
-        schema.require_known(found or 0)
+        if found is not None:
+            schema.require_known(found)
         return found
 
     def _migrate(self, found: int | None) -> bool:

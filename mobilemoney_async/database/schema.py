@@ -313,6 +313,8 @@ def _locked(table: sa.Table) -> sa.Select[Any]:
 
 def require_known(found: int, version: int = VERSION) -> None:
     """Raise `StoreError` if a database is of a newer version than this code knows."""
+    if not isinstance(found, int) or found < 1:  # an edited one: SQLite keeps any text as a number
+        raise StoreError("the database does not show the version of its tables", outcome="not_sent")
     if found > version:
         raise StoreError(
             f"the database has tables of version {found}, this release knows up to {version}: update mobilemoney-async",

@@ -38,6 +38,16 @@ class Suspicion(enum.Enum):
     ROUTINE = "the last comparison was an hour ago"
 
 
+# SQLite keeps anything in a column, if someone edits it.
+_A_TEXT = attrs.validators.optional(attrs.validators.instance_of(str))
+
+
+def _check_doubt(instance: object, attribute: attrs.Attribute[datetime | None], value: datetime | None) -> None:
+    """Refuse a time that is not of this program: it is compared with days around it, and the calendar has ends."""
+    if value is not None and not 2000 < value.year < 9000:
+        raise ValueError
+
+
 @attrs.frozen(kw_only=True)
 class AccountFacts:
     """Facts about an account, of one time.
@@ -64,14 +74,14 @@ class AccountFacts:
     remembered: datetime | None = None
     unguarded_at: datetime | None = None
     timeline_now: int | None = None
-    merchant_id: str | None = None
-    host: str | None = None
-    credentials: str | None = None
+    merchant_id: str | None = attrs.field(default=None, validator=_A_TEXT)
+    host: str | None = attrs.field(default=None, validator=_A_TEXT)
+    credentials: str | None = attrs.field(default=None, validator=_A_TEXT)
     first_record_at: datetime | None = None
     checked_at: datetime | None = None
-    doubted_at: datetime | None = None
+    doubted_at: datetime | None = attrs.field(default=None, validator=_check_doubt)
     known_until: datetime | None = None
-    stopped: str | None = None
+    stopped: str | None = attrs.field(default=None, validator=_A_TEXT)
     gap_at: datetime | None = None
     timeline: int | None = None
 

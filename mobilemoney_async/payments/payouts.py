@@ -369,7 +369,7 @@ def _with_payment(line: sa.Row[Any], row: sa.Row[Any] | None, batch: sa.Row[Any]
         transaction_id=None if record is None else record.transaction_id,
         fee=None if transaction is None or transaction.fees is None else transaction.fees.total_fee,
         reason=None if row is None or record is None else _reason(row, record, batch.id),
-        info={} if line.info is None else json.loads(line.info),
+        info={} if line.info is None else dict(json.loads(line.info)),
     )
 
 

@@ -16,7 +16,7 @@ import math
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,8 @@ _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.1, 1.5, 1.0
 _BACKOFF, _ROUTINE_BACKOFF = 10.0, 300.0
 # Seconds that a payment waits for a comparison which is routine, or which it does not depend on.
 _PATIENCE = 10.0
+# No payment of ours is older; an edited row may be, and the calendar has a first day.
+_NO_PAYMENT_YET = datetime(2000, 1, 1, tzinfo=UTC)
 _DAY, _SLACK = timedelta(days=1), timedelta(minutes=2)
 # The service's clock may be behind ours by as much, and shows seconds only.
 _CLOCKS, _GRAIN = timedelta(minutes=15), timedelta(seconds=2)
@@ -229,7 +231,8 @@ class Recovery:
             _UnreadableError: The list could not be read, or cannot show yet what the store has lost.
         """
         at, is_routine = facts.doubted_at or self._pipeline.utcnow(), why is Suspicion.ROUTINE
-        newest = await self._store.read(lambda journal: _newest_until(journal, at)) or at - timedelta(days=7)
+        found = await self._store.read(lambda journal: _newest_until(journal, at)) or at - timedelta(days=7)
+        newest = max(found, _NO_PAYMENT_YET)
         asked, patience = None if request is None else request.type, self._patience(request, why)
         doubt = _Doubt(facts=facts, why=why, at=at, newest=newest, asked=asked, patience=patience)
         cause = None

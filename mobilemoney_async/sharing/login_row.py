@@ -102,7 +102,7 @@ class LoginTable:
         token = None if found.token is None else self.cipher.decrypt(found.token, self.name)
         pause = None
         if found.failure is not None:
-            pause = Pause(load_failure(found.failure), _time(found.paused_until), found.pause_length or 0.0)
+            pause = Pause(load_failure(found.failure), _time(found.paused_until), float(found.pause_length or 0.0))
         state = LoginState(
             token=token,
             renew_at=_time(found.renew_from),
@@ -110,8 +110,8 @@ class LoginTable:
             pause=pause,
             fresh_refused_at=_time(found.refused_anew),
         )
-        row = LoginRow(state, Lease(holder=found.holder, until=found.held_until or 0.0))
-        row = row.believed(written=found.written, expires_at=found.expires_at, now=now, wall=wall)
+        row = LoginRow(state, Lease(holder=found.holder, until=float(found.held_until or 0.0)))
+        row = row.believed(written=float(found.written), expires_at=found.expires_at, now=now, wall=wall)
         return row, found.token is None or token is not None
 
     def write(self, connection: sa.Connection, row: LoginRow, now: float, wall: datetime) -> None:
@@ -161,7 +161,7 @@ def load_failure(text: str) -> MobileMoneyError:
 
 
 def _time(value: float | None) -> float:
-    return NEVER if value is None else value
+    return NEVER if value is None else float(value)  # SQLite keeps any text as a number
 
 
 def _number(value: float) -> float | None:

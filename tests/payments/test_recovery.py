@@ -78,7 +78,7 @@ class TestSuspicion:
             ({"newest": at(0), "checked_at": at(0), "stopped": UNREADABLE}, 1, Suspicion.OPEN),
             ({"newest": at(0), "checked_at": at(0), "doubted_at": at(0)}, 1.9, None),
             ({"newest": at(0), "checked_at": at(0), "doubted_at": at(0)}, 2, Suspicion.OPEN),
-            ({"newest": FAR, "checked_at": FAR, "doubted_at": FAR, "unguarded_at": at(0)}, 5, None),
+            ({"newest": FAR, "checked_at": FAR, "unguarded_at": at(0)}, 5, None),
         ],
     )
     def test_when(self, facts: dict[str, Any], minutes: float, expected: Suspicion | None) -> None:

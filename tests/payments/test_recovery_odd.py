@@ -6,7 +6,7 @@ import sqlite3
 import traceback
 import uuid
 from contextlib import AsyncExitStack, closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.events import PaymentFinal, PaymentGivenUp, StoreBehind
 from mobilemoney_async.payments import unclaimed as module
 from mobilemoney_async.payments.queries import check_health
+from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing import followed
 from tests.contract import samples
 from tests.payments.second_world import BOTH, DAY, GRACE, HOUR, KINDS, MINUTE, Order, World, make_world, number
@@ -409,6 +410,50 @@ async def test_a_time_that_someone_has_edited_is_an_error_of_ours(tmp_path: Path
             await client.payments.list()
         assert "681234567" not in "".join(traceback.format_exception(caught.value))
         assert await client.payments.get("k2") is not None
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("accounts", "credentials", b"\xff"),
+        ("accounts", "doubted_at", "0001-01-01 00:00:00.000000"),
+        ("accounts", "doubted_at", "9999-12-31 23:59:59.000000"),
+        ("logins", "good_until", "later"),
+        ("logins", "refused_anew", ""),
+        ("logins", "held_until", b"\xff"),
+        ("schema", "version", "{"),
+        ("schema", "version", 0),
+    ],
+)
+async def test_a_row_of_the_account_that_someone_has_edited_is_an_error_of_ours(
+    tmp_path: Path, table: str, column: str, value: Any
+) -> None:
+    """SQLite keeps any value in a column. Nothing is sent while the row makes no sense."""
+    sandbox, url = Sandbox(), f"sqlite:///{tmp_path / 'store.db'}"
+    auth = (sandbox.email, sandbox.password)
+    async with sandbox.client(store=url, auth=auth) as client:
+        await client.collections.create(number(1), 5_000, idempotency_key="k1")
+    with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
+        file.execute(f"UPDATE mobilemoney_{table} SET {column} = ?", (value,))
+    async with sandbox.client(store=url, auth=auth) as client:
+        with pytest.raises(StoreError, match=r"cannot be read|does not show the version") as caught:
+            await client.collections.create(number(2), 5_000, idempotency_key="k2")
+    assert caught.value.outcome == "not_sent"
+    assert len(sandbox.transactions) == 1
+
+
+@BOTH
+async def test_a_payment_of_the_first_day_of_the_calendar_stops_no_other(store_url: str) -> None:
+    """A row that was edited: the store is compared with its service all the same, and payments go on."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await world.pay(client, [order("collections", "k1", 1)])
+        assert client._store is not None
+        change = payments.update().values(sent_at=datetime.min.replace(tzinfo=UTC))
+        await client._store.database.write(lambda connection: connection.execute(change))
+    await anyio.sleep(2 * HOUR)
+    async with world.client() as client:
+        await world.pay(client, [order("disbursements", "k2", 2)])
 
 
 @BOTH
