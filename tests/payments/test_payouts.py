@@ -25,7 +25,7 @@ from mobilemoney_async import (
     RetryPolicy,
     StoreError,
 )
-from mobilemoney_async.database.schema import batches
+from mobilemoney_async.database import schema
 from mobilemoney_async.payments.payout_batch import PayoutLine, digest, read_rows
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, make_world
@@ -252,14 +252,14 @@ async def test_a_line_that_comes_back_while_its_batch_is_cancelled_waits_for_tha
 
         world.line.refuse = 1
         with engine.connect() as cancelling:
-            cancelling.execute(sa.select(batches.c.id).where(batches.c.id == batch.id).with_for_update())
+            cancelling.execute(sa.select(schema.batches.c.id).where(schema.batches.c.id == batch.id).with_for_update())
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(create)
                 waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
                 with engine.connect() as other:
                     while not other.execute(waiting).scalar_one():
                         await anyio.sleep(0.01)
-                cancelling.execute(batches.update().where(batches.c.id == batch.id).values(state="cancelled"))
+                cancelling.execute(schema.batches.update().where(schema.batches.c.id == batch.id).values(state="cancelled"))
                 cancelling.commit()
         assert (await client.payouts.report(batch.id))[0].state == "CANCELLED"
     engine.dispose()
@@ -330,6 +330,18 @@ async def test_a_spreadsheet_runs_nothing_of_a_report(store_url: str) -> None:
         assert json.loads(await client.payouts.report(batch.id, "json"))[1]["name"] == "-2+3"
         with pytest.raises(InvalidRequest, match="format"):
             await client.payouts.report(batch.id, "xml")  # type: ignore[call-overload]
+
+
+async def test_a_line_that_someone_has_edited_is_an_error_of_ours(store_url: str) -> None:
+    """Its other columns are no mapping any more."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        batch = await client.payouts.propose([{"phone_number": PHONE_NUMBER, "amount": 1, "x": 1}], name="x", by="Asha")
+        assert client._store is not None
+        change = schema.batch_lines.update().values(info="5")
+        await client._store.database.write(lambda connection: connection.execute(change))
+        with pytest.raises(StoreError, match="a row that cannot be read"):
+            await client.payouts.report(batch.id, "csv")
 
 
 async def test_a_thousand_lines_are_proposed_and_listed(store_url: str) -> None:
