@@ -32,7 +32,7 @@ class Payment:
     Attributes:
         owner: The merchant's key, which the create carried as the extra field `order`; no answer shows it.
         request: The number of the request that made it: two of the same number were made by a proxy.
-        is_denied: Whether its create was refused, or so it seemed.
+        is_denied: Whether its create was refused, or so it seemed; `is_troubled` whether no answer acknowledged it.
         end: Its final state, and `ends_at` when it gets there, in seconds of the world.
     """
 
@@ -48,6 +48,7 @@ class Payment:
     end: str
     ends_at: float
     is_denied: bool = False
+    is_troubled: bool = False
 
     def status(self, now: float) -> str:
         """Return its state at a time of the world."""
@@ -232,7 +233,7 @@ class Service:
         payment = self.make(KINDS[kind][0], body, request)
         if self.chance("proxy_repeats"):
             self.make(KINDS[kind][0], body, request)
-        payment.is_denied = True
+        payment.is_denied = payment.is_troubled = True
         if self.chance("lie_refused"):
             return self._refusal(f"LIE: refused, but made {payment.id}")
         if self.chance("proxy_401"):
@@ -240,7 +241,7 @@ class Service:
         payment.is_denied = False
         if self.chance("error_after"):
             return self._error_after(payment)
-        said = payment
+        said, payment.is_troubled = payment, False
         if self.chance("answers_mixed"):
             # One of the last ones, or another merchant's.
             foreign = attrs.evolve(payment, id=f"f-{request}", amount="777", phone_number="+255680000007")
@@ -340,8 +341,10 @@ class Service:
             shown.reverse()
         if self.chance("list_shuffled"):
             self.dice.shuffle(shown)
-        if shown and self.chance("list_hole"):  # counted, and not shown
-            self.hole, self.hole_until = self.dice.choice(shown[:3] + shown[-3:]), now + self.dice.uniform(60, 3600)
+        if shown and now >= self.hole_until and self.chance("list_hole"):
+            # Counted, and not shown: a payment with which something went wrong before, if there is one.
+            self.hole = self.dice.choice([each for each in shown if each.is_troubled] or shown)
+            self.hole_until = now + self.dice.uniform(60, 3600)
         hole = self.hole if now < self.hole_until else None
         rows: list[Any] = [self._row(each) for each in shown[(page - 1) * limit : page * limit] if each is not hole]
         if rows and self.chance("list_unreadable"):
