@@ -53,7 +53,7 @@ _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()
 _NOTIFY = sa.text("SELECT pg_notify(:channel, '')")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
-_threads: RunVar[anyio.CapacityLimiter] = RunVar("mobilemoney_async_store_threads")
+_threads: RunVar[weakref.WeakKeyDictionary[object, anyio.CapacityLimiter]] = RunVar("mobilemoney_async_store_threads")
 _groups: RunVar[weakref.WeakKeyDictionary[Database, tuple[Group, Group]]] = RunVar("mobilemoney_async_store_groups")
 _loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
 
@@ -245,10 +245,15 @@ class Database:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
-            limiter = _threads.get()
+            limiters = _threads.get()
         except LookupError:
-            limiter = anyio.CapacityLimiter(THREADS)
-            _threads.set(limiter)
+            limiters = weakref.WeakKeyDictionary()
+            _threads.set(limiters)
+        # Files share theirs. Work for a server that does not answer must not hold up that for another server.
+        owner = self if self.dialect == "postgresql" else Database
+        limiter = limiters.get(owner)
+        if limiter is None:
+            limiter = limiters[owner] = anyio.CapacityLimiter(THREADS)
         return await run_in_thread(work, limiter=limiter)
 
     def _start_afresh(self) -> None:

@@ -24,6 +24,14 @@ PATIENCE = 10
 THREADS = 8
 """Worker threads of one event loop."""
 
+# A server that lost its power says nothing: the defaults of Linux would wait for it for a quarter of an hour.
+_NETWORK: dict[str, Any] = {
+    "connect_timeout": PATIENCE,
+    "tcp_user_timeout": 1000 * PATIENCE,
+    "keepalives_idle": PATIENCE,
+    "keepalives_interval": PATIENCE // 2,
+}
+
 # Connections of one database and process, whatever its accounts and event loops: those of the threads, and some more
 # for the threads of other loops. Of several that wait for one longer than for a lock, the last ones fail.
 _POOL: dict[str, Any] = {"pool_size": THREADS, "max_overflow": 2, "pool_timeout": PATIENCE, "pool_use_lifo": True}
@@ -147,9 +155,7 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
         _engines.add(engine)
         sa.event.listen(engine, "begin", _on_begin)
         return engine
-    arguments: dict[str, Any] = {}
-    if "connect_timeout" not in url.query:
-        arguments["connect_timeout"] = PATIENCE
+    arguments = {name: value for name, value in _NETWORK.items() if name not in url.query}
     if "options" not in url.query:
         arguments["options"] = f"-c statement_timeout={PATIENCE}s -c idle_in_transaction_session_timeout={PATIENCE}s"
         # In another zone, the first and the last day of the calendar lie outside Python's.

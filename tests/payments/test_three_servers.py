@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +14,7 @@ import anyio.to_thread
 import pytest
 
 from mobilemoney_async import AsyncClient, Merchants, SQLStore, StoreError
+from mobilemoney_async.database.url import THREADS
 from tests.support.databases import Postgres, postgres
 from tests.support.second_service import BASE_URL, SecondService
 
@@ -90,3 +91,43 @@ async def test_one_killed_server_concerns_its_own_accounts(
                 assert (await pollers[account].wait(open_ones[account])).succeeded
     made = sorted((each.merchant_id, each.amount) for each in service.payments)
     assert made == [(account, amount) for account in ACCOUNTS for amount in ("1001", "1002")]
+
+
+@pytest.mark.anyio
+@pytest.mark.soak
+@pytest.mark.real_time
+async def test_a_server_that_does_not_answer_takes_no_threads_from_the_others(servers: list[Postgres]) -> None:
+    """While more payments than there are threads wait for it, the accounts of another server pay."""
+    service = SecondService(utcnow=lambda: datetime.now(UTC), merchants={"token.of.a": "a", "token.of.b": "b"})
+    stores = {name: SQLStore(server.new_database()) for name, server in zip("ab", servers, strict=False)}
+
+    async def store_of(account: str) -> SQLStore:
+        return stores[account]
+
+    async def auth(account: str) -> str:
+        return f"token.of.{account}"
+
+    options: dict[str, Any] = {"store": store_of, "auth": auth, "transport": lambda account: service}
+    async with Merchants(BASE_URL, **options) as merchants, anyio.create_task_group() as tasks:
+        first, second = await merchants.client("a"), await merchants.client("b")
+
+        async def try_to_read() -> None:
+            with suppress(StoreError):
+                await first.payments.get("order-1")
+
+        for client in (first, second):
+            await pay(client, "order-1")
+        # A connection for each thread: those that are made later give up after ten seconds.
+        async with anyio.create_task_group() as reads:
+            for _ in range(10 * THREADS):
+                reads.start_soon(try_to_read)
+        with servers[0].frozen(), anyio.fail_after(PATIENCE):
+            for _ in range(2 * THREADS):
+                tasks.start_soon(try_to_read)
+            await anyio.sleep(1)  # until they have the threads; were that too short, the test would show less
+            await pay(second, "order-2")
+    assert [(each.merchant_id, each.amount) for each in service.payments] == [
+        ("a", "1001"),
+        ("b", "1001"),
+        ("b", "1002"),
+    ]

@@ -11,6 +11,7 @@ import functools
 import itertools
 import os
 import re
+import signal
 import sqlite3
 import tempfile
 import warnings
@@ -89,6 +90,19 @@ class Postgres:
         server = self._server
         stop = ("-D", str(server.pgdata), "-m", "immediate", "-w", "stop")
         pgexec("pg_ctl", stop, bin_path=server.bin_path, user=server.system_user)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let all processes of the server stand still: it takes connections and statements, and answers none."""
+        (main, *_) = Path(self._server.pgdata, "postmaster.pid").read_text("ascii").split()
+        names = [main, *Path(f"/proc/{main}/task/{main}/children").read_text("ascii").split()]
+        for name in names:
+            os.kill(int(name), signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for name in names:
+                os.kill(int(name), signal.SIGCONT)
 
     @contextmanager
     def writing_late(self) -> Iterator[None]:
