@@ -172,7 +172,7 @@ def _sqlite_file() -> bytes:
 def partition(url: str) -> None:
     """Divide the tables of a PostgreSQL database by account, with the statement of docs/platform.md."""
     page = Path(__file__).parents[2] / "docs" / "platform.md"
-    statement, *_ = re.findall(r"```sql\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    (statement,) = re.findall(r"```postgresql\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     with _connection(url) as connection:
         connection.execute(sa.text(statement))
 
