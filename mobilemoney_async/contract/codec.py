@@ -29,9 +29,9 @@ JSONObject = dict[str, Any]
 
 def _decode_by_converter(body: bytes, cl: type[T], *, is_own: bool = False) -> T:
     # Here, since answers that need it are rare and cattrs takes a third of the import.
-    from mobilemoney_async.contract.converter import converter
+    from mobilemoney_async.contract.converter import answers
 
-    return converter.read(parse_json(body, is_own=True) if is_own else parse_page(body), cl)
+    return answers.read(parse_json(body, is_own=True) if is_own else parse_page(body), cl)
 
 
 def _make_custom(cl: type[Any], value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, TypeVar, get_args, get_origin
@@ -44,19 +44,14 @@ class DataConverter(cattrs.Converter):
                 ``$.amount``, and never shows the data.
         """
         try:
-            value = self.read(obj, cl)
+            return self.read(obj, cl)
         except DecodeError as exc:
             problem = str(exc)
-        else:
-            found = next(_masked_numbers(value), None)
-            if found is None:
-                return value
-            problem = found
-        del obj
+        del obj  # this frame would keep it for as long as the error lives
         raise InvalidRequest(f"data must be that of {getattr(cl, '__name__', cl)}: {problem}", argument="data")
 
     def read(self, plain: Any, cl: type[T]) -> T:
-        """Return plain JSON values as a class, also if the service masks its phone numbers.
+        """Return plain JSON values as a class.
 
         Raises:
             DecodeError: They do not fit.
@@ -69,24 +64,6 @@ class DataConverter(cattrs.Converter):
         # Outside, and without `plain`: the group and this frame would keep the body for as long as the error lives.
         del plain
         raise DecodeError(expected, path)
-
-
-def _masked_numbers(value: Any, path: str = "$") -> Iterator[str]:
-    """Yield the places of phone numbers that are masked, and are whole in such a value."""
-    if attrs.has(type(value)):
-        for field in attrs.fields(type(value)):
-            inside, place = getattr(value, field.name), f"{path}.{field.name}"
-            if field.repr is mask_phone_number and isinstance(inside, str):
-                if "…" in inside:
-                    yield f"a masked phone number at {place}"
-            else:
-                yield from _masked_numbers(inside, place)
-    elif isinstance(value, list | tuple | dict):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, each in items:
-            yield from _masked_numbers(each, f"{path}[{name!r}]")
-    elif isinstance(value, MobileMoneyError):
-        yield from _masked_numbers(getattr(value, "transaction", None), f"{path}.transaction")
 
 
 def _describe(exc: BaseException, expected: type | None) -> str:
@@ -133,6 +110,12 @@ def _read_decimal(value: Any, _: Any) -> Decimal:
     return Decimal(text)
 
 
+def _read_whole_number(value: str, _: Any) -> str:
+    if "…" in value:
+        raise _WrongValue("a masked phone number")
+    return value
+
+
 def _read_datetime(value: str, _: Any) -> datetime:
     try:
         return in_utc(datetime.fromisoformat(value))
@@ -151,6 +134,10 @@ def _is_array(cl: Any) -> bool:
     return get_origin(cl) in {list, tuple, Sequence}
 
 
+def _is_error(cl: Any) -> bool:
+    return isinstance(cl, type) and issubclass(cl, MobileMoneyError)
+
+
 def _is_mapping(cl: Any) -> bool:
     return get_origin(cl) in {dict, Mapping}
 
@@ -161,28 +148,25 @@ def _fields(cl: Any) -> tuple[attrs.Attribute[Any], ...]:
     return fields
 
 
-def _read_object(cl: type[T], converter: cattrs.Converter) -> Callable[[Any, Any], T]:
-    # cattrs itself takes anything that can be indexed for an object, and "" and {} for an empty array.
-    private: dict[str, Any] = {each.name: override(omit=True) for each in _fields(cl) if each.name.startswith("_")}
-    return _only(Mapping, "expected an object", make_dict_structure_fn(cl, converter, **private))
+def _read_at(index: object, read: Callable[[Any, Any], T], value: Any, kind: Any) -> T:
+    """Read a value inside another one, whose error says where it is; cattrs' own way goes on, and keeps all errors."""
+    try:
+        return read(value, kind)
+    except Exception as exc:  # noqa: BLE001 (with its place for `DataConverter.read`)
+        exc.add_note(IterableValidationNote("", index, kind))  # type: ignore[arg-type]
+        raise IterableValidationError("", [exc], kind) from None
 
 
 def _read_array(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Sequence[Any]]:
     row = get_args(cl)[0]
     read = converter.get_structure_hook(row)
+    kind: Any = list if get_origin(cl) is list else tuple
 
-    def read_until_error(value: Sequence[Any], _: Any) -> Sequence[Any]:
-        # Not cattrs' own: it goes on after an error, and keeps all of them.
-        rows = []
-        for index, each in enumerate(value):
-            try:
-                rows.append(read(each, row))
-            except Exception as exc:  # noqa: BLE001 (with its place for `DataConverter.read`)
-                exc.add_note(IterableValidationNote("", index, row))
-                raise IterableValidationError("", [exc], cl) from None
-        return rows if get_origin(cl) is list else tuple(rows)
+    def read_rows(value: Sequence[Any], _: Any) -> Sequence[Any]:
+        rows: Sequence[Any] = kind(_read_at(index, read, each, row) for index, each in enumerate(value))
+        return rows
 
-    return _only(list | tuple, "expected an array", read_until_error)
+    return _only(list | tuple, "expected an array", read_rows)
 
 
 def _read_mapping(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], dict[Any, Any]]:
@@ -190,31 +174,41 @@ def _read_mapping(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], 
     read = converter.get_structure_hook(kind)
 
     def read_items(value: Mapping[str, Any], _: Any) -> dict[Any, Any]:
-        return {name_kind(name): read(inside, kind) for name, inside in value.items()}  # names are texts in JSON
+        # Names are texts in JSON.
+        return {name_kind(name): _read_at(name, read, inside, kind) for name, inside in value.items()}
 
     return _only(Mapping, "expected an object", read_items)
 
 
-def _read_error(fields: Mapping[str, Any], _: Any) -> MobileMoneyError:
-    """Return the error of its data; if this release does not know its class, as the base class."""
-    kind: Any = getattr(errors, converter.read(fields["type"], str), MobileMoneyError)
-    if not (isinstance(kind, type) and issubclass(kind, MobileMoneyError)):
-        raise _WrongValue("expected an error of this library")
-    fields = {**fields.get("attributes", {}), **fields}  # apart from the rest in data of earlier versions
-    if "args" not in fields and issubclass(kind, errors.APIError):  # a refused lookup, as still earlier ones wrote it
-        return kind(fields["message"], status_code=fields["status_code"], code=fields["code"])
-    error: MobileMoneyError = kind.__new__(kind)
-    error.args = converter.read(fields["args"], tuple[str, ...])
-    for name in ERROR_ATTRIBUTES.keys() & fields.keys():
-        vars(error)[name] = converter.read(fields[name], ERROR_ATTRIBUTES[name])
-    for name, parameter in inspect.signature(kind).parameters.items():
-        if name != "message" and not hasattr(error, name):
-            if parameter.default is parameter.empty:
-                raise KeyError(name)
-            vars(error)[name] = parameter.default
-    if isinstance(error, errors.APIError):
-        vars(error).setdefault("message", "")
-    return error
+def _read_error(cl: Any, converter: cattrs.Converter) -> Callable[[Any, Any], MobileMoneyError]:
+    def read(fields: Mapping[str, Any], name: str, kind: Any) -> Any:
+        return _read_at(name, converter.get_structure_hook(kind), fields[name], kind)
+
+    def read_fields(fields: Mapping[str, Any], _: Any) -> MobileMoneyError:
+        error: MobileMoneyError
+        # The base class, if a later release has written it.
+        kind: Any = getattr(errors, read(fields, "type", str), MobileMoneyError)
+        if not (_is_error(kind) and issubclass(kind, cl)):
+            raise _WrongValue(f"expected {cl.__name__}")
+        fields = {**fields.get("attributes", {}), **fields}  # apart from the rest in data of earlier versions
+        if "args" not in fields and issubclass(kind, errors.APIError):  # a refused lookup, as still earlier ones did
+            message, status_code = read(fields, "message", str), read(fields, "status_code", int)
+            error = kind(message, status_code=status_code, code=read(fields, "code", str | None))
+            return error
+        error = kind.__new__(kind)
+        error.args = read(fields, "args", tuple[str, ...])
+        for name in ERROR_ATTRIBUTES.keys() & fields.keys():
+            vars(error)[name] = read(fields, name, ERROR_ATTRIBUTES[name])
+        for name, parameter in inspect.signature(kind).parameters.items():
+            if name != "message" and not hasattr(error, name):
+                if parameter.default is parameter.empty:
+                    raise KeyError(name)
+                vars(error)[name] = parameter.default
+        if isinstance(error, errors.APIError):
+            vars(error).setdefault("message", "")
+        return error
+
+    return _only(Mapping, "expected an error", read_fields)
 
 
 def _write_error(error: MobileMoneyError, converter: DataConverter, shown: Callable[[str], str]) -> dict[str, Any]:
@@ -274,11 +268,21 @@ def _make_writer(*, mask: bool) -> DataConverter:
     return writer
 
 
-def _make_converter() -> DataConverter:
-    made = _make_writer(mask=False)
-    made.register_structure_hook_factory(attrs.has, _read_object)
+def _add_readers(made: DataConverter, *, takes_masked: bool) -> DataConverter:
+    def read_object(cl: type[T], converter: cattrs.Converter) -> Callable[[Any, Any], T]:
+        # cattrs itself takes anything that can be indexed for an object, and "" and {} for an empty array.
+        overrides: dict[str, Any] = {}
+        for each in _fields(cl):
+            if each.name.startswith("_"):
+                overrides[each.name] = override(omit=True)
+            elif each.repr is mask_phone_number and not takes_masked:
+                overrides[each.name] = override(struct_hook=_only(str, "expected str", _read_whole_number))
+        return _only(Mapping, "expected an object", make_dict_structure_fn(cl, converter, **overrides))
+
+    made.register_structure_hook_factory(attrs.has, read_object)
     made.register_structure_hook_factory(_is_array, _read_array)
     made.register_structure_hook_factory(_is_mapping, _read_mapping)
+    made.register_structure_hook_factory(_is_error, _read_error)
     # A hook for a class serves its subclasses: the string enums come to `str` too, so it calls their class.
     made.register_structure_hook(str, _only(str, "expected str", lambda value, cl: cl(value)))
     made.register_structure_hook(int, _read_int)
@@ -288,11 +292,10 @@ def _make_converter() -> DataConverter:
     made.register_structure_hook(date, _only(str, "expected an ISO 8601 date", _read_date))
     made.register_structure_hook(datetime, _only(str, "expected an ISO 8601 timestamp", _read_datetime))
     made.register_structure_hook(Secret, _only(str, "expected str", lambda value, _: Secret(value)))
-    made.register_structure_hook(MobileMoneyError, _only(Mapping, "expected an error", _read_error))
     return made
 
 
-converter: DataConverter = _make_converter()
+converter: DataConverter = _add_readers(_make_writer(mask=False), takes_masked=False)
 """A `cattrs.Converter` of all values of this library.
 
 ``converter.unstructure(value)`` is plain JSON data in the contract's spelling, and ``converter.structure(data,
@@ -302,3 +305,6 @@ types for it too. Hooks of your own belong to a ``converter.copy()``.
 
 masked: DataConverter = _make_writer(mask=True)
 """Writes values with masked phone numbers and redacted texts; reads nothing."""
+
+answers: DataConverter = _add_readers(DataConverter(), takes_masked=True)
+"""Reads answers of the service, which may mask phone numbers too, and what the store keeps of them; writes nothing."""

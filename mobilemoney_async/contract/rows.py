@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mobilemoney_async.contract.converter import converter
+from mobilemoney_async.contract.converter import answers
 from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, UnreadableRow
 from mobilemoney_async.contract.plain import DecodeError
 
@@ -16,11 +16,11 @@ def structure_page(plain: Any) -> RowsAnswer:
         DecodeError: The page itself does not fit: its array of rows, its pagination or its status.
     """
     rows = plain.get("transactions") if isinstance(plain, dict) else None
-    page = converter.read({**plain, "transactions": []} if isinstance(rows, list) else plain, PageAnswer)
+    page = answers.read({**plain, "transactions": []} if isinstance(rows, list) else plain, PageAnswer)
     readable, unreadable = list[Transaction](), list[UnreadableRow]()
     for row in rows or []:
         try:
-            readable.append(converter.read(row, Transaction))
+            readable.append(answers.read(row, Transaction))
         except DecodeError as exc:
             row_id, created_at = _shown(row, "id"), _shown(row, "created_at")
             unreadable.append(UnreadableRow(id=row_id, created_at=created_at, reason=f"{exc}"))
@@ -32,6 +32,6 @@ def structure_page(plain: Any) -> RowsAnswer:
 def _shown(row: Any, name: str) -> Any:
     """Return one field of a row that cannot be read, or None if it cannot be read either."""
     try:
-        return getattr(converter.read({name: row[name]}, UnreadableRow), name)
+        return getattr(answers.read({name: row[name]}, UnreadableRow), name)
     except (DecodeError, KeyError, TypeError, IndexError):
         return None

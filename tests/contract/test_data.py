@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from mobilemoney_async import (
     Acknowledgement,
+    APIError,
     HistoryEntry,
     InvalidRequest,
     LoginResult,
@@ -29,6 +30,7 @@ from mobilemoney_async import (
     PaymentRecord,
     PaymentState,
     Secret,
+    StoreError,
     Transaction,
     TransactionNotFound,
     TransactionPage,
@@ -312,6 +314,10 @@ def test_the_converter_takes_classes_of_one_s_own() -> None:
     assert converter.structure(converter.unstructure(order), Order) == order
     assert converter.structure(converter.unstructure({"a": PAID}), dict[str, Transaction]) == {"a": PAID}
     assert converter.structure([PAID.to_dict()] * 300, list[Transaction]) == [PAID] * 300
+    error = converter.unstructure(TransactionNotFound("no such payment", status_code=404))
+    assert isinstance(converter.structure(error, APIError), TransactionNotFound)
+    with pytest.raises(InvalidRequest, match=r"^data must be that of StoreError: expected StoreError at \$"):
+        converter.structure(error, StoreError)
     with pytest.raises(InvalidRequest, match=r"^data must be that of list: a masked phone number at \$\[1\]"):
         converter.structure([PAID.to_dict(), PAID.to_dict(mask=True)], list[Transaction])
 
