@@ -259,7 +259,9 @@ async def test_a_line_that_comes_back_while_its_batch_is_cancelled_waits_for_tha
                 with engine.connect() as other:
                     while not other.execute(waiting).scalar_one():
                         await anyio.sleep(0.01)
-                cancelling.execute(schema.batches.update().where(schema.batches.c.id == batch.id).values(state="cancelled"))
+                cancelling.execute(
+                    schema.batches.update().where(schema.batches.c.id == batch.id).values(state="cancelled")
+                )
                 cancelling.commit()
         assert (await client.payouts.report(batch.id))[0].state == "CANCELLED"
     engine.dispose()
