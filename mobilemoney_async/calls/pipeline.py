@@ -7,6 +7,7 @@ usable answer, by the deadline too, it ends as `OutcomeUnknown`.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -79,6 +80,20 @@ class RowObserver(Protocol):
         ...
 
 
+class Claim(Protocol):
+    """Right to serve an account, which one host of a platform has at a time.
+
+    Attributes:
+        host: Name of the host, with which the holders of its leases in the account begin.
+    """
+
+    host: str
+
+    def require(self) -> None:
+        """Raise `StoreError` if another host may serve the account by now. Called before each request is sent."""
+        ...
+
+
 @attrs.define
 class AnswerFacts:
     """Facts of the last answer to one call, beside its value; filled in by `Pipeline.call`.
@@ -126,6 +141,7 @@ class Pipeline:
     random: Callable[[], float]  # from 0 to 1
     on_event: Handler | None = None
     observer: RowObserver | None = None
+    claim: Claim | None = None  # of a worker's clients
     _dropped: Secret | None = attrs.field(init=False, default=None)  # a create got a 401 with it
     _instrumentation: Instrumentation | None = attrs.field(init=False, default=None)
 
@@ -135,6 +151,10 @@ class Pipeline:
             from mobilemoney_async.calls.instrumentation import Instrumentation
 
             self._instrumentation = Instrumentation(self.on_event)
+
+    def new_holder(self) -> str:
+        """Return a new name under which a part of the client takes leases."""
+        return ("" if self.claim is None else f"{self.claim.host}.") + uuid.uuid4().hex
 
     async def call(
         self,
@@ -292,6 +312,8 @@ class Pipeline:
 
     async def _exchange(self, call: _Call) -> Any:
         endpoint, timeout = call.endpoint, self.options.timeout
+        if self.claim is not None:
+            self.claim.require()
         call.sent_at = self.utcnow()
         call.flight = flight = Flight()
         started = anyio.current_time()

@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import re
-import uuid
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
@@ -101,7 +100,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._in_use = pipeline.wire.in_use
         self._creates = creates
         self._interval = 60.0 / per_minute
-        self._me = uuid.uuid4().hex
+        self._me = pipeline.new_holder()
         self._leased_until = -math.inf
         self._next_at = -math.inf
         self._sending: dict[str, tuple[PaymentRecord, anyio.CancelScope]] = {}

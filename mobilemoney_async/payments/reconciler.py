@@ -13,7 +13,6 @@ looked for again. No transaction is open while the list is read, so any payment 
 from __future__ import annotations
 
 import functools
-import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -69,7 +68,7 @@ class Reconciler:
         self._store = store
         self._utcnow = pipeline.utcnow
         self._lister = Lister(pipeline)
-        self._name = uuid.uuid4().hex
+        self._name = pipeline.new_holder()
         # How far the service's clock is ahead, as the last listing with payments of ours showed.
         self._ahead = timedelta(0)
         self._pruned_at: datetime | None = None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
@@ -188,7 +187,7 @@ class Recovery:
             StoreError: Another process lists what the store has forgotten.
             _UnreadableError: The list did not allow it.
         """
-        name, pause = uuid.uuid4().hex, _FIRST_PAUSE
+        name, pause = self._pipeline.new_holder(), _FIRST_PAUSE
         while not await self._hold(name, _LEASE):
             if facts.stopped == BEHIND:
                 raise wait("has forgotten payments, and is being compared with the service: try again in a minute")
