@@ -27,7 +27,7 @@ from mobilemoney_async.calls.options import (
     check_path,
     refuse_unknown,
 )
-from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.calls.pipeline import Claim, Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
 from mobilemoney_async.contract.endpoints import Effect, undocumented
@@ -344,7 +344,7 @@ class AsyncClient:
         if self._store is not None and self._recovery is not None:
             from mobilemoney_async.sharing.poller import join_fleet
 
-            fleet = join_fleet(self._store, self._recovery.binding, self._pipeline.utcnow)
+            fleet = join_fleet(self._store, self._recovery.binding, self._pipeline)
         return Poller(
             self._pipeline, timeout=timeout, min_interval=min_interval, schedule=schedule, fleet=fleet, resume=resume
         )
@@ -414,6 +414,13 @@ class AsyncClient:
 def lend(client: AsyncClient, in_use: Callable[[], AbstractAsyncContextManager[object]]) -> None:
     """Let someone else close a client: its own `aclose` closes nothing from now on. For `in_use` see `Wire`."""
     client._owns_wire, client._pipeline.wire.in_use = False, in_use
+
+
+def claimed(client: AsyncClient, claim: Claim) -> AsyncClient:
+    """Return a client that shares everything with another, and sends only while a claim of its account holds."""
+    found = client.with_options(deadline=None)
+    found._assemble(attrs.evolve(found._pipeline, claim=claim), client._recovery)
+    return found
 
 
 def wake(client: AsyncClient) -> None:

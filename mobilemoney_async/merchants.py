@@ -33,6 +33,7 @@ from mobilemoney_async.payments.account_store import AccountStore, KeyedLock
 from mobilemoney_async.payments.store import SQLStore, account_store, as_store
 from mobilemoney_async.sharing.account_auth import AccountAuth, AccountSecret
 from mobilemoney_async.values import refuse, require_integer, require_name
+from mobilemoney_async.worker import Worker
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Event
@@ -133,6 +134,7 @@ class Merchants:
         self._busy: set[_Merchant] = set()
         self._idle: OrderedDict[_Merchant, None] = OrderedDict()  # the least recently used one first
         self._connected: OrderedDict[_Merchant, None] = OrderedDict()  # in the order of `used_at`
+        self._served = 0  # accounts of `worker`
         self._looks = 0  # at idle accounts in a row that are pinned
         self._has_warned = self._is_closed = False
 
@@ -166,6 +168,34 @@ class Merchants:
                 merchant = self._make(account, store.for_account(account))
                 await self._close_idle()
         return merchant.client
+
+    def worker(self) -> Worker:
+        """Return a worker, which serves the accounts of the store that have something to do, together with other hosts.
+
+        ``async with merchants.worker(): ...`` in any number of processes. For each of its accounts it follows payments
+        until they are final, looks for those with an unknown result, and sends those that are queued, as
+        ``client.poller(resume=True)``, ``client.payments.reconcile()`` and ``client.dispatcher()`` do. Each account is
+        served by one process at a time; those of a process that died go on in others within ten seconds. Its clients do
+        not count for `max_open`.
+
+        Raises:
+            InvalidRequest: `store` is a function: the accounts of a worker are in one database.
+        """
+        if not isinstance(self._store, SQLStore):
+            raise refuse("store", "an SQLStore or its URL for a worker: its accounts are in one database")
+        return Worker(account_store(self._store), self._utcnow, self._serve)
+
+    @asynccontextmanager
+    async def _serve(self, account: str) -> AsyncGenerator[AsyncClient]:
+        """Keep the client of an account open for a worker."""
+        client = await self.client(account)
+        merchant = self._merchants[account]
+        self._served += 1
+        try:
+            async with self._use(merchant):
+                yield client
+        finally:
+            self._served -= 1
 
     def _make(self, account: str, store: SQLStore) -> _Merchant:
         parts, transport = account_store(store), self._transport
@@ -215,7 +245,7 @@ class Merchants:
             del self._connected[first]
             await rest(first.client, keeps_store=True)
         for _ in range(_MOST_LOOKS):
-            if not self._idle or len(self._idle) + len(self._busy) <= self._max_open:
+            if not self._idle or self._open <= self._max_open:
                 break
             first = next(iter(self._idle))
             if first.is_pinned:
@@ -226,10 +256,15 @@ class Merchants:
             del self._idle[first]
             self._connected.pop(first, None)
             await rest(first.client)
-        is_exceeded = len(self._idle) + len(self._busy) > self._max_open and self._looks >= len(self._idle)
+        is_exceeded = self._open > self._max_open and self._looks >= len(self._idle)
         if is_exceeded and not self._has_warned:
             self._has_warned = True
             logger.warning("more than max_open=%d clients are open, since all of them are in use", self._max_open)
+
+    @property
+    def _open(self) -> int:
+        """The number of open clients, without those of a worker."""
+        return len(self._idle) + len(self._busy) - self._served
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -267,4 +302,4 @@ class Merchants:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"<Merchants {self._base_url}: {len(self._idle) + len(self._busy)} open>"
+        return f"<Merchants {self._base_url}: {self._open} open>"

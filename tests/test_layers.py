@@ -74,9 +74,9 @@ BROKEN = {
     "the package from inside": (
         "client.py",
         "from mobilemoney_async import AsyncClient",
-        "layer 10 imports from layer 12",
+        "layer 10 imports from layer 13",
     ),
-    "testing from beside": ("cli/a.py", "from mobilemoney_async import testing", "layer 14 imports from layer 14"),
+    "testing from beside": ("cli/a.py", "from mobilemoney_async import testing", "layer 15 imports from layer 15"),
     "a new part": ("helpers.py", "", "a part without a layer"),
     "an unknown part": ("client.py", "import mobilemoney_async.helpers", "a part without a layer"),
     "a circle in one package": (

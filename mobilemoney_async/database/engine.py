@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +55,7 @@ _NOTIFY = sa.text("SELECT pg_notify(:channel, '')")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 _threads: RunVar[weakref.WeakKeyDictionary[object, anyio.CapacityLimiter]] = RunVar("mobilemoney_async_store_threads")
+_own_thread: ContextVar[anyio.CapacityLimiter | None] = ContextVar("mobilemoney_async_own_thread", default=None)
 _groups: RunVar[weakref.WeakKeyDictionary[Database, tuple[Group, Group]]] = RunVar("mobilemoney_async_store_groups")
 _loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
 
@@ -244,17 +246,9 @@ class Database:
         return await self._in_thread(lambda: work(until))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        try:
-            limiters = _threads.get()
-        except LookupError:
-            limiters = weakref.WeakKeyDictionary()
-            _threads.set(limiters)
         # Files share theirs. Work for a server that does not answer must not hold up that for another server.
         owner = self if self.dialect == "postgresql" else Database
-        limiter = limiters.get(owner)
-        if limiter is None:
-            limiter = limiters[owner] = anyio.CapacityLimiter(THREADS)
-        return await run_in_thread(work, limiter=limiter)
+        return await run_in_thread(work, limiter=_own_thread.get() or _shared_threads(owner))
 
     def _start_afresh(self) -> None:
         """Leave inherited state to the parent of a fork: sockets that it still uses, locks that its threads hold."""
@@ -418,6 +412,29 @@ class Database:
         shown = float(connection.execute(_POSTGRESQL_CLOCK).scalar_one())
         self.wall_clock.seen(shown, after=asked_at, before=self.wall_clock.host())
         return shown
+
+
+@contextmanager
+def ahead() -> Iterator[None]:
+    """Run this task's work in a thread of its own: for a lease that must not end while hundreds of others wait."""
+    token = _own_thread.set(anyio.CapacityLimiter(1))
+    try:
+        yield
+    finally:
+        _own_thread.reset(token)
+
+
+def _shared_threads(owner: object) -> anyio.CapacityLimiter:
+    """Return the threads of this event loop for an owner of connections."""
+    try:
+        limiters = _threads.get()
+    except LookupError:
+        limiters = weakref.WeakKeyDictionary()
+        _threads.set(limiters)
+    limiter = limiters.get(owner)
+    if limiter is None:
+        limiter = limiters[owner] = anyio.CapacityLimiter(THREADS)
+    return limiter
 
 
 def _group(database: Database, *, writes: bool) -> Group:

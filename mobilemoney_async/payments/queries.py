@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, TypeVar
@@ -26,6 +27,8 @@ _IDS_AT_ONCE = 500
 # For how long a payment is looked for that was refused without a code of the contract, or confirmed absent; and one of
 # the former for which a create has asked.
 _SEARCHED, _REMEMBERED = timedelta(days=1), timedelta(days=30)
+# Queued payments that are due so soon are work already: a dispatcher is not worth stopping for a minute.
+_SOON = timedelta(minutes=1)
 # Payments on each side that a listing is compared with, and how far away they may be.
 _NEAREST, _COMPARED = 5, timedelta(days=7)
 # Payments that a listing does not show: any of them forbids absence. At the edges of its days the service's time zone
@@ -107,24 +110,61 @@ def due(journal: Journal, now: datetime, *, key: str | None, grace: float) -> li
     the grace period; those confirmed absent in the last day, once; and either of these two that a create has asked for
     within a day, without a result.
     """
-    here, a_day_ago = _columns.account == journal.account, now - _SEARCHED
-    settled_at = now - timedelta(seconds=grace)
-    is_due = sa.or_(_columns.next_look_at.is_(None), _columns.next_look_at <= now)
-    is_asked_for = _columns.next_look_at.between(a_day_ago, now)
-    is_new_refusal = sa.and_(_columns.ended_at.between(a_day_ago, settled_at), _columns.walks == 0, is_due)
-    is_new_release = sa.and_(_columns.changed_at >= a_day_ago, _columns.looked_at.is_(None), is_due)
-    wanted = [
-        sa.and_(_columns.state == PaymentState.UNKNOWN, is_due),
-        sa.and_(_columns.state == PaymentState.ABSENT, _columns.ended_at >= now - _COMPARED, is_due),
-        sa.and_(WAS_REFUSED_SOFTLY, _columns.ended_at >= now - _REMEMBERED, sa.or_(is_new_refusal, is_asked_for)),
-        sa.and_(_columns.state == PaymentState.RELEASED, sa.or_(is_new_release, is_asked_for)),
-    ]
+    here, wanted = _columns.account == journal.account, _is_due(now, grace)
     if key is not None:
         wanted.append(sa.and_(_columns.key == key, sa.or_(*_SEARCHABLE)))
     rows = (row for each in wanted for row in journal.connection.execute(sa.select(payments).where(here, each)))
     found = {row.key: to_record(row) for row in rows}
     found |= {record.key: record for record in _comparable_now(journal, now, grace)}
     return sorted(found.values(), key=lambda record: (record.created_at, record.key))
+
+
+def _is_due(now: datetime, grace: float) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions of `due`, of which each has an index."""
+    a_day_ago, settled_at = now - _SEARCHED, now - timedelta(seconds=grace)
+    is_due = sa.or_(_columns.next_look_at.is_(None), _columns.next_look_at <= now)
+    is_asked_for = _columns.next_look_at.between(a_day_ago, now)
+    is_new_refusal = sa.and_(_columns.ended_at.between(a_day_ago, settled_at), _columns.walks == 0, is_due)
+    is_new_release = sa.and_(_columns.changed_at >= a_day_ago, _columns.looked_at.is_(None), is_due)
+    return [
+        sa.and_(_columns.state == PaymentState.UNKNOWN, is_due),
+        sa.and_(_columns.state == PaymentState.ABSENT, _columns.ended_at >= now - _COMPARED, is_due),
+        sa.and_(WAS_REFUSED_SOFTLY, _columns.ended_at >= now - _REMEMBERED, sa.or_(is_new_refusal, is_asked_for)),
+        sa.and_(_columns.state == PaymentState.RELEASED, sa.or_(is_new_release, is_asked_for)),
+    ]
+
+
+class Work(enum.IntFlag):
+    """Work that is due in an account: payments to follow, to look for in the list, and to send from the queue."""
+
+    FOLLOW = 1
+    RECONCILE = 2
+    DISPATCH = 4
+
+
+def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -> dict[str, Work]:
+    """Return the accounts of a database in which work is due, and which.
+
+    Queued, unidentified and softly refused payments have small indexes of their own. Of the others, each account costs
+    a look at its place in an index, however many payments it has.
+    """
+    is_queued, soon = sa.text("state = 'QUEUED'"), now + _SOON
+    is_lost = sa.and_(_columns.state == PaymentState.SENDING, _columns.stale_at <= now)
+    *due_ones, is_released = _is_due(now, grace)
+    unidentified, refused = (sa.and_(IS_UNIDENTIFIED, sa.or_(is_lost, *due_ones[:2])), due_ones[2])
+    at_once = sa.or_(_columns.not_before.is_(None), _columns.not_before <= soon, _columns.not_after <= soon)
+    is_pending = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.reason.is_(None))
+    wanted = [(Work.RECONCILE, unidentified), (Work.RECONCILE, refused), (Work.DISPATCH, sa.and_(is_queued, at_once))]
+    selects = [(work, sa.select(_columns.account).where(each).distinct()) for work, each in wanted]
+    for work, each in ((Work.FOLLOW, is_pending), (Work.RECONCILE, is_released)):
+        # A scalar, which no database turns into a join with a million payments.
+        first = sa.select(_columns.state).where(_columns.account == accounts.c.account, each).limit(1)
+        selects.append((work, sa.select(accounts.c.account).where(first.scalar_subquery().is_not(None))))
+    found: dict[str, Work] = {}
+    for work, statement in selects:
+        for account in connection.execute(statement).scalars():
+            found[account] = found.get(account, Work(0)) | work
+    return found
 
 
 def _comparable_now(journal: Journal, now: datetime, grace: float) -> list[PaymentRecord]:

@@ -371,8 +371,11 @@ class Poller(anyio.AsyncContextManagerMixin):
             self._coordinator.settle(endings, rows)
 
     def _fail(self, sent: InFlight, exc: Exception) -> None:
-        shown = exc if isinstance(exc, MobileMoneyError) else type(exc).__name__
-        logger.warning("the poller goes on after: %s", shown)
+        if isinstance(exc, StoreError):
+            warn_of_store("the poller waits", exc)
+        else:
+            shown = exc if isinstance(exc, MobileMoneyError) else type(exc).__name__
+            logger.warning("the poller goes on after: %s", shown)
         self._fault = exc.with_traceback(None)
         self._metrics.failed()
         now = anyio.current_time()

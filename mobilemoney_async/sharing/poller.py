@@ -12,6 +12,7 @@ import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
+from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.listener import POLLERS, Listener
 from mobilemoney_async.errors import InvalidCursor
@@ -23,26 +24,36 @@ from mobilemoney_async.payments.queries import pending_ids
 from mobilemoney_async.payments.records import PaymentState
 from mobilemoney_async.polling.sharing import Followed, Incoming, News, Outgoing, Peek
 from mobilemoney_async.sharing import followed as tables
+from mobilemoney_async.sharing.claims import TTL, Claim
 from mobilemoney_async.sharing.followed import LeaseRow
 
 # Between two deletions of old rows, seconds.
 _TIDY = 300.0
+# For so long a poller counts on its lease without a turn, if a claim renews it.
+_CLAIMED = 3600.0
 # Kinds of notices: there is news, or the followed payments have changed, which concerns the holder only.
 _NEWS, _FOLLOWED = "n", "f"
 
 
-def join_fleet(store: AccountStore, binding: Binding, utcnow: Callable[[], datetime]) -> StoreFleet:
+def join_fleet(store: AccountStore, binding: Binding, pipeline: Pipeline) -> StoreFleet:
     """Return the seat of one poller among those of all processes of a store."""
     feed = ChangePages(store, after=None, is_from_now=True, limit=None, is_endless=True)
-    return StoreFleet(store.database, store.account, utcnow=utcnow, require_own=binding.require_not_foreign, feed=feed)
+    own = binding.require_not_foreign
+    fleet = StoreFleet(store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed)
+    if isinstance(pipeline.claim, Claim):
+        fleet.follower = pipeline.new_holder()
+        fleet.claim, fleet.ttl, fleet.poll = pipeline.claim, _CLAIMED, fleet.listening_poll
+    return fleet
 
 
 class StoreFleet:
     """One poller's part in following payments together; see `polling.sharing.Fleet` for the times, in seconds.
 
-    It is used by one task at a time, except for `listen`. `ttl` is at most `clock.LONGEST`.
+    It is used by one task at a time, except for `listen`. `ttl` is at most `clock.LONGEST`, unless there is a `claim`:
+    then the lease is renewed along with that, and costs no transaction of its own.
     """
 
+    claim: Claim | None = None
     ttl: float = 4.0
     poll: float = 0.5
     listening_poll: float = 2.0
@@ -94,6 +105,8 @@ class StoreFleet:
         # same: the caller then sends the same messages again, as `Fleet` allows.
         (row, incoming), self._clock_offset = await self.database.timed(work, durable=is_final)
         self._epoch = incoming.epoch if incoming.holds else None
+        if self.claim is not None:
+            self.claim.note_poller(self.follower if incoming.holds else None, row.followed, row.told)
         self._told, self._followed = row.told, row.followed
         if tidies and incoming.holds:
             self._tidied_at = now
@@ -104,6 +117,10 @@ class StoreFleet:
 
     async def peek(self) -> Peek:
         """Look whether a turn is worth taking; see `Fleet.peek`."""
+        if self.claim is not None and self._epoch is not None:
+            await checkpoint()
+            is_as_known = self.claim.poller == (self.follower, self._followed, self._told)
+            return Peek(has_news=not is_as_known, lease_ends_at=None)
         row = await self.database.read(lambda connection: tables.look(Journal(connection, self._account)))
         if row is None:
             return Peek(has_news=False, lease_ends_at=None)
@@ -129,6 +146,8 @@ class StoreFleet:
     async def leave(self, news: Sequence[News]) -> None:
         """Send the last news, stop following, and give the lease back; see `Fleet.leave`."""
         at = self._utcnow()
+        if self.claim is not None:
+            self.claim.note_poller(None, 0, 0)
 
         def work(connection: sa.Connection) -> None:
             journal = Journal(connection, self._account)
@@ -188,7 +207,7 @@ class StoreFleet:
         ahead = datetime.fromtimestamp(now, UTC) - at if is_shared else timedelta()
         before = attrs.evolve(row)
         if wants_lease:
-            row.lease = row.lease.taken(self.follower, now, self.ttl)
+            row.lease = row.lease.taken(self.follower, now, self.ttl if self.claim is None else TTL)
         is_holder = row.lease.holder == self.follower
         # News first: payments that it ends are then not among the changes, or known.
         tables.write_news(journal, row, outgoing.news, at=at, is_holder=is_holder)

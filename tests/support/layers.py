@@ -30,12 +30,13 @@ LAYERS: Mapping[str, int] = {
     "payments": 8,
     "sharing": 9,
     "client": 10,
-    "merchants": 11,
-    "__init__": 12,
-    "contrib": 13,
-    "testing": 14,
-    "cli": 14,
-    "__main__": 15,
+    "worker": 11,
+    "merchants": 12,
+    "__init__": 13,
+    "contrib": 14,
+    "testing": 15,
+    "cli": 15,
+    "__main__": 16,
 }
 LOWEST = 1
 

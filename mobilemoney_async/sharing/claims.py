@@ -1,0 +1,269 @@
+"""Claims: which host of a platform serves which account, and where there is something to do.
+
+All of it are rows of the table of leases, so that no new table is needed. `(account, "worker")` is the claim of an
+account in which work is due; its column `followed` says which work. `("", "worker <host>")` says that a host is alive.
+`("", "work")` is the look for work, which one host at a time makes; `followed` is the number of accounts with work.
+
+Critical section: a claim changes hands under its row's lock, and only after its end by the database's clock. A host
+counts its own claims to an earlier end, by its own clock, which goes on while the process is stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import anyio
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.database.clock import LONGEST
+from mobilemoney_async.database.engine import Clock, Database, ahead
+from mobilemoney_async.database.schema import insert_missing, leases, lock_row
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.queries import Work, accounts_with_work, chunks
+
+TTL = 6.0
+"""Length of a claim, seconds. A host renews all of its claims every second."""
+
+# Seconds by which a host counts its claims to end earlier: for a request to arrive, and clocks that drift.
+_MARGIN = 1.0
+# Seconds between two looks for work, for which the row of a dead host is kept, and for giving claims back at the end.
+_LOOK, _KEPT, _SHIELD = 2.0, 60.0, 10.0
+# Part of its accounts that a host may have too many, until it gives some back.
+_SLACK = 0.1
+_CLAIM, _LOOK_NAME, _HOST = "worker", "work", "worker "
+_FREE: dict[str, Any] = {"holder": None, "until": 0.0}
+
+_here = leases.c
+_IS_CLAIM = _here.name == _CLAIM
+
+
+@attrs.define(eq=False)
+class Claim:
+    """Claim of this host to one account.
+
+    Attributes:
+        account: The account.
+        host: Name of this host.
+        until: When it ends unless it is renewed, on the event loop's clock.
+        work: The work that is due in the account.
+        poller: Of a poller whose lease is renewed along with the claim: its name, and the two numbers of the row.
+    """
+
+    account: str
+    host: str
+    until: float
+    work: Work
+    poller: tuple[str, int, int] | None = None
+    _changed: anyio.Event = attrs.field(factory=anyio.Event)
+
+    def require(self) -> None:
+        """Raise `StoreError` if another host may serve the account by now."""
+        if anyio.current_time() >= self.until:
+            raise StoreError("another host may serve this account by now", outcome="not_sent")
+
+    def note_poller(self, name: str | None, followed: int, told: int) -> None:
+        """Note the poller that holds the account's lease, if it is one of this host."""
+        self.poller = None if name is None else (name, followed, told)
+
+    def note_work(self, work: Work) -> None:
+        """Note which work is due."""
+        if work != self.work:
+            self.work = work
+            self._changed.set()
+            self._changed = anyio.Event()
+
+    async def is_due(self, work: Work) -> None:
+        """Wait until some work is due."""
+        while not self.work & work:
+            await self._changed.wait()
+
+    async def is_done(self, work: Work, *, linger: float) -> None:
+        """Wait until some work has not been due for so many seconds."""
+        while True:
+            while self.work & work:
+                await self._changed.wait()
+            with anyio.move_on_after(linger):
+                await self.is_due(work)
+                continue
+            return
+
+
+@attrs.frozen
+class Renewal:
+    """Result of a renewal: new claims, those that another host has by now, and how many to give back."""
+
+    new: Sequence[Claim]
+    lost: Sequence[Claim]
+    surplus: int
+    looks: bool  # this host makes the next look for work
+
+
+@attrs.frozen
+class _Asked:
+    """What one renewal is to do: hosts and accounts by name, and the most claims that it may add."""
+
+    host: str
+    held: Sequence[str]
+    pollers: Sequence[str]
+    given_back: Collection[str]
+    most: int
+
+
+@attrs.frozen
+class _Found:
+    """Rows of one renewal, by account: the work of the own claims and of new ones, and the own pollers."""
+
+    kept: dict[str, int]
+    new: dict[str, int]
+    pollers: dict[str, tuple[str, int, int]]
+    surplus: int
+    looks: bool
+
+
+class Claims:
+    """Claims of one host in one database."""
+
+    def __init__(self, database: Database, grace: float, utcnow: Callable[[], datetime]) -> None:
+        self._database = database
+        self._grace = grace
+        self._utcnow = utcnow
+        self.host: str = uuid.uuid4().hex
+        self.held: dict[str, Claim] = {}
+
+    async def renew(self, *, given_back: Collection[str], most: int) -> Renewal:
+        """Renew all claims and give some back, in one transaction, and claim further accounts, `most` at most.
+
+        Raises:
+            StoreError: The store failed. The claims end by themselves; call it again, with the same arguments.
+        """
+        began, kept = anyio.current_time(), {each: self.held[each] for each in self.held if each not in given_back}
+        pollers = [claim.poller[0] for claim in kept.values() if claim.poller is not None]
+        asked = _Asked(self.host, sorted(kept), pollers, sorted(given_back), most)
+        with ahead():
+            found, _ = await self._database.timed(lambda connection, clock: _renew(connection, clock, asked))
+        until = began + TTL - _MARGIN
+        lost = [claim for account, claim in kept.items() if account not in found.kept]
+        for claim in lost:
+            claim.until, claim.poller = -math.inf, None
+        self.held = {account: claim for account, claim in kept.items() if account in found.kept}
+        for account, claim in self.held.items():
+            claim.until = until
+            if claim.poller is not None:
+                claim.poller = found.pollers.get(account)
+            claim.note_work(Work(found.kept[account]))
+        new = [Claim(account, self.host, until, Work(due)) for account, due in found.new.items()]
+        self.held |= {claim.account: claim for claim in new}
+        return Renewal(new, lost, found.surplus, found.looks)
+
+    async def look(self) -> None:
+        """Look for the accounts in which work is due, for all hosts.
+
+        Raises:
+            StoreError: The store failed.
+        """
+        at = self._utcnow()
+        work = await self._database.read(lambda connection: accounts_with_work(connection, at, self._grace))
+        await self._database.timed(lambda connection, clock: _note_work(connection, clock, work))
+
+    async def leave(self) -> None:
+        """Give all claims back; if the store fails, they end by themselves."""
+        self.held.clear()
+
+        def work(connection: sa.Connection) -> None:
+            connection.execute(leases.update().where(_IS_CLAIM, _here.holder == self.host).values(_FREE))
+            connection.execute(leases.delete().where(*_is(_HOST + self.host)))
+
+        with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
+            await self._database.write(work, durable=False)
+
+
+def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
+    run, own, is_own = connection.execute, _HOST + asked.host, _here.holder == asked.host
+    lock_row(connection, leases, {"account": "", "name": own})
+    now = clock()
+    until = now + TTL
+    run(leases.update().where(*_is(own)).values(holder=asked.host, until=until))
+    if asked.given_back:
+        run(leases.update().where(_IS_CLAIM, _here.account.in_(asked.given_back), is_own).values(_FREE))
+    is_held, kept, seen = _here.account.in_(asked.held), dict[str, int](), dict[str, tuple[str, int, int]]()
+    if asked.held:
+        renewed = leases.update().where(_IS_CLAIM, is_held, is_own).values(until=until)
+        kept = {row.account: row.followed for row in run(renewed.returning(_here.account, _here.followed))}
+    if asked.pollers:
+        is_poller = (_here.name == "poller", is_held, _here.holder.in_(asked.pollers))
+        columns = (_here.account, _here.holder, _here.followed, _here.told)
+        rows = run(leases.update().where(*is_poller).values(until=until).returning(*columns))
+        seen = {row.account: (row.holder, row.followed, row.told) for row in rows}
+    shared = {row.name: row for row in run(sa.select(leases).where(_here.account == ""))}
+    hosts = sum(name.startswith(_HOST) and now < row.until <= now + LONGEST for name, row in shared.items())
+    look = shared.get(_LOOK_NAME)
+    share, busy = math.ceil((0 if look is None else look.followed) / hosts), sum(due != 0 for due in kept.values())
+    new = _claim(connection, asked.host, now, min(asked.most, share - busy))
+    surplus = busy - share if busy > share + max(1.0, _SLACK * share) else 0
+    return _Found(kept, new, seen, surplus, _takes_look(connection, look, now))
+
+
+def _claim(connection: sa.Connection, host: str, now: float, most: int) -> dict[str, int]:
+    """Claim accounts with work that no living host has, and end the leases there of a host that is dead."""
+    if most <= 0:
+        return {}
+    run = connection.execute
+    free = sa.select(_here.account, _here.holder, _here.followed).where(
+        _IS_CLAIM, _here.followed != 0, ~_here.until.between(now, now + LONGEST)
+    )
+    rows = run(free.limit(most).with_for_update(skip_locked=True)).all()
+    new, dead = {row.account: row.followed for row in rows}, {row.holder for row in rows} - {None}
+    if new:
+        taken = leases.update().where(_IS_CLAIM, _here.account.in_(new))
+        run(taken.values(holder=host, until=now + TTL, epoch=_here.epoch + 1))
+    if dead:
+        is_theirs = sa.func.substr(_here.holder, 1, len(host)).in_(dead)
+        locked = _unlocked(_here.account.in_(new), ~_IS_CLAIM, is_theirs)
+        run(leases.update().where(locked).values(_FREE))
+    return new
+
+
+def _takes_look(connection: sa.Connection, known: sa.Row[Any] | None, now: float) -> bool:
+    """Return whether the next look for work is due, and becomes this host's."""
+    if known is not None and now < known.until <= now + LONGEST:
+        return False
+    row = lock_row(connection, leases, {"account": "", "name": _LOOK_NAME})
+    is_due = not now < row.until <= now + LONGEST
+    if is_due:
+        connection.execute(leases.update().where(*_is(_LOOK_NAME)).values(until=now + _LOOK))
+    return is_due
+
+
+def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -> None:
+    """Write which work is due: into the claims that are there, new ones, or none any more."""
+    run, known = connection.execute, sa.select(_here.account, _here.followed).where(_IS_CLAIM)
+    noted = {row.account: row.followed for row in run(known)}
+    new = [{"account": each, "name": _CLAIM, "followed": int(due)} for each, due in work.items() if each not in noted]
+    if new:
+        run(insert_missing(leases, connection.dialect.name), new)
+    changed = {each: int(work.get(each, 0)) for each, due in noted.items() if due != work.get(each, 0)}
+    for due in set(changed.values()):
+        for some in chunks(each for each in changed if changed[each] == due):
+            run(leases.update().where(_unlocked(_IS_CLAIM, _here.account.in_(some))).values(followed=due))
+    now = clock()
+    run(leases.delete().where(_unlocked(_IS_CLAIM, _here.followed == 0, _here.until <= now)))
+    is_old = (_here.account == "", _here.name.startswith(_HOST), _here.until <= now - _KEPT)
+    run(leases.delete().where(_unlocked(*is_old)))
+    run(leases.update().where(*_is(_LOOK_NAME)).values(followed=len(work)))
+
+
+def _is(name: str) -> Iterable[sa.ColumnElement[bool]]:
+    """Return the conditions of a row that belongs to no account."""
+    return _here.account == "", _here.name == name
+
+
+def _unlocked(*where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Return a condition for those rows that nobody has locked, which are locked then: nobody waits for another."""
+    rows = sa.select(_here.account, _here.name).where(*where).with_for_update(skip_locked=True)
+    return sa.tuple_(_here.account, _here.name).in_(rows)

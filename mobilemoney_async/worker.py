@@ -1,0 +1,197 @@
+"""Worker: follows, reconciles and dispatches for the accounts that this host has claimed.
+
+Owners of state: `Claims` knows which accounts are this host's; `_served` has those that run here, also a moment longer,
+until their parts have ended. Only then is a claim given back, so that two hosts never serve an account.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from functools import partial
+from typing import Self
+
+import anyio
+import anyio.abc
+
+from mobilemoney_async.client import AsyncClient, claimed
+from mobilemoney_async.errors import MobileMoneyError, StoreError
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.dispatcher import Dispatcher
+from mobilemoney_async.payments.queries import Work
+from mobilemoney_async.polling.sharing import warn_of_store
+from mobilemoney_async.sharing.claims import Claim, Claims
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
+# Seconds: between two renewals of the claims; for which a part runs on though nothing is to be done; and between two
+# looks for payments with an unknown result.
+_TICK, _LINGER, _AGAIN = 1.0, 10.0, 5.0
+# Accounts that are claimed at once and whose parts are not running yet, at most, and parts that are started at once.
+_BATCH, _AT_ONCE = 100, 10
+# Pauses after which a part that failed is started again, seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
+_ANY = Work.FOLLOW | Work.RECONCILE | Work.DISPATCH
+
+
+class Worker(anyio.AsyncContextManagerMixin):
+    """Worker of this host: ``async with merchants.worker(): ...`` on any number of hosts.
+
+    Leaving the block ends all parts and gives the accounts back. That waits for the answers to payments that were sent,
+    ten seconds at most.
+    """
+
+    def __init__(
+        self,
+        store: AccountStore,
+        utcnow: Callable[[], datetime] | None,
+        open_client: Callable[[str], AbstractAsyncContextManager[AsyncClient]],
+    ) -> None:
+        self._database = store.database
+        self._claims = Claims(store.database, store.grace, utcnow or store.database.wall_clock.utcnow)
+        self._open_client = open_client
+        self._served: dict[str, anyio.CancelScope] = {}
+        self._starts = anyio.CapacityLimiter(_AT_ONCE)
+        self._given_back: set[str] = set()
+        self._dispatchers: dict[str, Dispatcher] = {}
+        self._is_closing = self._is_looking = False
+        self._ended = anyio.Event()
+
+    @property
+    def accounts(self) -> Collection[str]:
+        """The accounts that this host serves now."""
+        return frozenset(self._served)
+
+    def dispatcher(self, account: str) -> Dispatcher | None:
+        """Return the dispatcher of an account, such as to `resume` it; None if none runs on this host."""
+        return self._dispatchers.get(account)
+
+    def __repr__(self) -> str:
+        return f"<Worker: {len(self._served)} accounts>"
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        await self._database.open()
+        failure: BaseException | None = None
+        async with anyio.create_task_group() as tasks:
+            renewing = anyio.CancelScope(shield=True)
+            tasks.start_soon(self._run, tasks, renewing)
+            try:
+                yield self
+            except (GeneratorExit, anyio.get_cancelled_exc_class()):
+                raise
+            except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
+                failure = exc
+            finally:
+                self._is_closing = True
+                with anyio.CancelScope(shield=True):
+                    # The claims are renewed meanwhile: nobody else begins before these have ended.
+                    while self._served:
+                        for scope in self._served.values():
+                            scope.cancel()
+                        ended = self._ended
+                        await ended.wait()
+                    renewing.cancel()
+                    await self._claims.leave()
+        if failure is not None:
+            raise failure
+
+    async def _run(self, tasks: anyio.abc.TaskGroup, renewing: anyio.CancelScope) -> None:
+        """Renew the claims every second, until the scope is cancelled; it is shielded from every other cancellation."""
+        with renewing:
+            while True:
+                next_at = anyio.current_time() + _TICK
+                try:
+                    await self._renew(tasks)
+                except StoreError as exc:
+                    warn_of_store("the worker waits for the store", exc)
+                await anyio.sleep_until(next_at)
+
+    async def _renew(self, tasks: anyio.abc.TaskGroup) -> None:
+        given_back = frozenset(self._given_back)
+        most = 0 if self._is_closing else _BATCH - self._starts.statistics().tasks_waiting
+        renewal = await self._claims.renew(given_back=given_back, most=most)
+        self._given_back -= given_back
+        for claim in renewal.lost:
+            logger.warning("another host serves account %r by now", claim.account)
+            if claim.account in self._served:
+                self._served[claim.account].cancel()
+        for claim in renewal.new:
+            if self._is_closing or claim.account in self._served:  # what was lost has not ended yet
+                self._given_back.add(claim.account)
+            else:
+                self._served[claim.account] = scope = anyio.CancelScope()
+                tasks.start_soon(self._serve, claim, scope)
+        for account in list(self._served)[: renewal.surplus]:
+            self._served[account].cancel()
+        if renewal.looks and not self._is_looking and not self._is_closing:
+            self._is_looking = True
+            tasks.start_soon(self._look)
+
+    async def _look(self) -> None:
+        try:
+            await self._claims.look()
+        except StoreError as exc:
+            warn_of_store("the worker waits for the store", exc)
+        finally:
+            self._is_looking = False
+
+    async def _serve(self, claim: Claim, scope: anyio.CancelScope) -> None:
+        """Run the parts of an account until nothing is to be done any more."""
+        try:
+            with scope:
+                await self._run_parts(claim)
+        except Exception:  # one account must not end the others
+            logger.exception("account %r cannot be served", claim.account)
+            with scope:
+                await anyio.sleep(_LONGEST_PAUSE)
+        finally:
+            self._given_back.add(claim.account)
+            del self._served[claim.account]
+            self._ended.set()
+            self._ended = anyio.Event()
+
+    async def _run_parts(self, claim: Claim) -> None:
+        async with self._open_client(claim.account) as opened, anyio.create_task_group() as tasks:
+            client = claimed(opened, claim)
+            tasks.start_soon(self._persist, claim, Work.FOLLOW, partial(self._follow, client, claim))
+            tasks.start_soon(self._persist, claim, Work.RECONCILE, partial(self._reconcile, client))
+            tasks.start_soon(self._persist, claim, Work.DISPATCH, partial(self._dispatch, client, claim))
+            await claim.is_done(_ANY, linger=_LINGER)
+            tasks.cancel_scope.cancel()
+
+    async def _persist(self, claim: Claim, work: Work, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a part whenever there is work for it; again, after a pause, where it fails."""
+        pause = _FIRST_PAUSE
+        while True:
+            await claim.is_due(work)
+            try:
+                await run()
+            except Exception as exc:  # one account must not end the others
+                is_ours = isinstance(exc, MobileMoneyError)
+                said = "account %r: %s fails, and is tried again after %.0f s: %s"
+                logger.warning(said, claim.account, work.name, pause, exc, exc_info=None if is_ours else exc)
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                pause = _FIRST_PAUSE
+
+    async def _follow(self, client: AsyncClient, claim: Claim) -> None:
+        async with AsyncExitStack() as stack:
+            async with self._starts:
+                await stack.enter_async_context(client.poller(resume=True))
+            await claim.is_done(Work.FOLLOW, linger=_LINGER)
+
+    async def _reconcile(self, client: AsyncClient) -> None:
+        await client.payments.reconcile()
+        await anyio.sleep(_AGAIN)
+
+    async def _dispatch(self, client: AsyncClient, claim: Claim) -> None:
+        async with client.dispatcher() as dispatcher:
+            self._dispatchers[claim.account] = dispatcher
+            try:
+                await claim.is_done(Work.DISPATCH, linger=_LINGER)
+            finally:
+                del self._dispatchers[claim.account]

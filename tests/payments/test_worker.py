@@ -1,0 +1,423 @@
+"""The worker: which host serves which account, and what it does there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import attrs
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from mobilemoney_async import InvalidRequest, Merchants, OutcomeUnknown, PaymentState, SQLStore, StoreError
+from mobilemoney_async.client import claimed
+from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.schema import leases
+from mobilemoney_async.payments.queries import Work
+from mobilemoney_async.payments.store import account_store
+from mobilemoney_async.sharing.claims import TTL, Claim, Claims
+from mobilemoney_async.worker import Worker
+from tests.support.fakes import NOON
+from tests.support.second_service import BASE_URL, SecondService, dropped
+
+pytestmark = pytest.mark.anyio
+
+NUMBER = "+255681234567"
+
+
+def utcnow() -> Any:
+    return NOON + timedelta(seconds=anyio.current_time())
+
+
+def shops(count: int) -> list[str]:
+    return [f"shop-{number:02}" for number in range(count)]
+
+
+@attrs.define(eq=False)
+class Line(httpx.AsyncBaseTransport):
+    """Way of one account of one host to the service."""
+
+    platform: Platform
+    host: str
+    account: str
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.platform.asked.append((anyio.current_time(), self.host, self.account))
+        if self.platform.answer_first is not None:
+            answer = await self.platform.answer_first(self.account)
+            if answer is not None:
+                return answer
+        return await self.platform.service.handle_async_request(request)
+
+
+@attrs.define(eq=False)
+class Platform:
+    """Platform of several hosts, each with a store of its own over one database, in one process.
+
+    Attributes:
+        asked: The requests that came to the service: when, from which host, of which account.
+    """
+
+    url: str
+    service: SecondService = attrs.field(factory=lambda: SecondService(utcnow=utcnow))
+    asked: list[tuple[float, str, str]] = attrs.field(factory=list)
+    answer_first: Callable[[str], Awaitable[httpx.Response | None]] | None = None
+    stores: dict[str, SQLStore] = attrs.field(factory=dict)
+
+    @asynccontextmanager
+    async def merchants(self, host: str = "one", **options: Any) -> AsyncIterator[Merchants]:
+        async def auth(account: str) -> str:
+            self.service.merchants[f"token.of.{account}"] = account
+            return f"token.of.{account}"
+
+        self.stores[host] = store = SQLStore(self.url, grace=5)
+        given = {"transport": lambda account: Line(self, host, account), "utcnow": utcnow, **options}
+        async with Merchants(BASE_URL, store=store, auth=auth, **given) as merchants:
+            yield merchants
+
+    @asynccontextmanager
+    async def host(self, name: str) -> AsyncIterator[Worker]:
+        async with self.merchants(name) as merchants, merchants.worker() as worker:
+            yield worker
+
+    def hosts_of(self, account: str) -> list[str]:
+        """Return the hosts that asked for an account, in order, without repetitions in a row."""
+        hosts = [host for _, host, whose in self.asked if whose == account and host != "shop"]
+        return [each for each, before in zip(hosts, [None, *hosts], strict=False) if each != before]
+
+
+@pytest.fixture
+def platform(sqlite_file_url: str) -> Platform:
+    return Platform(sqlite_file_url)
+
+
+async def pay(merchants: Merchants, accounts: Iterable[str], key: str = "order-1") -> None:
+    """Make a payment in each account, which stays pending."""
+    for account in accounts:
+        client = await merchants.client(account)
+        await client.collections.create(
+            phone_number=NUMBER, amount=1000, idempotency_key=key, extra={"order": f"{account}-{key}"}
+        )
+
+
+async def enqueue(merchants: Merchants, accounts: Iterable[str], key: str = "queued-1", **changes: Any) -> None:
+    for account in accounts:
+        client = await merchants.client(account)
+        given = {"type": "collection", "phone_number": NUMBER, "amount": 2000, "extra": {"order": f"{account}-{key}"}}
+        await client.payments.enqueue(idempotency_key=key, **{**given, **changes})
+
+
+def execute(url: str, statement: Any, *values: Any) -> list[Any]:
+    """Execute a statement of another program, and return its rows."""
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        result = connection.execute(statement, *values)
+        return list(result) if result.returns_rows else []
+
+
+# What a worker does
+
+
+async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None:
+    """In every account with something to do, which nobody has to name; and it sends nothing once all is done."""
+
+    def lose(request: httpx.Request, payment: object) -> None:
+        raise dropped(request)
+
+    async with platform.merchants("shop") as merchants:
+        await pay(merchants, ["pending"])
+        await enqueue(merchants, ["queued"])
+        platform.service.answer_create = lose
+        with pytest.raises(OutcomeUnknown):
+            await pay(merchants, ["unknown"])
+        platform.service.answer_create = lambda request, payment: None
+        async with platform.host("one") as worker:
+            await anyio.sleep(8)
+            assert worker.accounts == {"pending", "queued", "unknown"}
+            assert repr(worker) == "<Worker: 3 accounts>"
+            assert worker.dispatcher("queued") is not None
+            platform.service.finish_after = 10.0
+            await anyio.sleep(50)
+            for account in ("pending", "queued", "unknown"):
+                (record,) = await (await merchants.client(account)).payments.list()
+                assert record.state is PaymentState.FINAL, record
+            assert not worker.accounts
+            asked = len(platform.asked)
+            await anyio.sleep(20)
+            assert len(platform.asked) == asked
+            await enqueue(merchants, ["queued"], "queued-2", amount=3000)
+            await anyio.sleep(8)
+            assert worker.accounts == {"queued"}
+    assert Counter(each.owner for each in platform.service.payments).most_common(1)[0][1] == 1
+    assert len(platform.service.payments) == 4
+
+
+async def test_claimed_accounts_go_to_the_next_host_at_once_when_one_leaves(platform: Platform) -> None:
+    """A host that shuts down gives its accounts back, and never two hosts ask for one at the same time."""
+    accounts = shops(6)
+    async with platform.merchants("shop") as merchants, platform.host("two") as two:
+        await pay(merchants, accounts)
+        async with platform.host("one") as one:
+            await anyio.sleep(20)
+            assert sorted([*one.accounts, *two.accounts]) == accounts
+            assert len(one.accounts) == 3
+            left, at = set(one.accounts), anyio.current_time()
+        platform.asked.clear()
+        await anyio.sleep(6)
+        assert two.accounts == set(accounts)
+    assert {host for _, host, _ in platform.asked} == {"two"}
+    assert left <= {account for when, _, account in platform.asked if when < at + 5}
+
+
+async def test_a_cancelled_worker_gives_its_accounts_back(platform: Platform) -> None:
+    """Cancellation of the program ends the parts first, and then the claims."""
+    async with platform.merchants("shop") as merchants:
+        await pay(merchants, shops(2))
+        with anyio.move_on_after(6) as scope:
+            async with platform.host("one") as worker:
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        assert not worker.accounts
+        claims = sa.select(leases.c.account, leases.c.holder).where(leases.c.name == "worker")
+        assert sorted(execute(platform.url, claims)) == [(each, None) for each in shops(2)]
+
+
+async def test_an_error_of_the_block_leaves_it_as_it_is(platform: Platform) -> None:
+    """Not inside a group of errors."""
+    with pytest.raises(KeyError):
+        async with platform.host("one"):
+            raise KeyError("mine")
+
+
+async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another host takes over within ten seconds; the first one goes on with what is its own by then."""
+    accounts, is_away = shops(4), False
+    plain = Database.write
+
+    async def write(database: Database, *arguments: Any, **options: Any) -> Any:
+        if is_away and database is account_store(platform.stores["one"]).database:
+            raise StoreError("the store failed: away", outcome="not_sent")
+        return await plain(database, *arguments, **options)
+
+    monkeypatch.setattr(Database, "write", write)
+    async with platform.merchants("shop") as merchants, platform.host("one") as one:
+        await pay(merchants, accounts)
+        await anyio.sleep(6)
+        assert one.accounts == set(accounts)
+        async with platform.host("two") as two:
+            is_away = True
+            await anyio.sleep(10)
+            assert two.accounts == set(accounts)
+            is_away = False
+            await anyio.sleep(20)
+            assert all(platform.hosts_of(each)[:2] == ["one", "two"] for each in accounts)
+            # Two of them have come back, and no account was asked for by both in turns.
+            assert sorted(len(platform.hosts_of(each)) for each in accounts) == [2, 2, 3, 3]
+            assert len(one.accounts) == len(two.accounts) == 2
+            assert not one.accounts & two.accounts
+    assert "the worker waits for the store" in caplog.text
+    assert "another host serves account" in caplog.text
+
+
+async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform) -> None:
+    """Its service is down, and hundreds of its payments are queued and pending."""
+
+    async def answer(account: str) -> httpx.Response | None:
+        return httpx.Response(503, text="down") if account == "loud" else None
+
+    async with platform.merchants("shop") as merchants:
+        await pay(merchants, ["loud"])
+        for number in range(200):
+            await enqueue(merchants, ["loud"], f"many-{number}", amount=5000 + number)
+        platform.answer_first = answer
+        async with platform.host("one"):
+            await anyio.sleep(10)
+            began = anyio.current_time()
+            await enqueue(merchants, shops(5))
+            await anyio.sleep(8)
+    made = {each.merchant_id for each in platform.service.payments}
+    assert made == {"loud", *shops(5)}
+    assert all(at < began + 8 for at, _, account in platform.asked if account in shops(5))
+
+
+async def test_clients_of_a_worker_do_not_count_as_open(platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
+    """`max_open` is for those of the program's own calls."""
+    async with platform.merchants("one", max_open=1) as merchants:
+        await pay(merchants, shops(3))
+        async with merchants.worker() as worker:
+            await anyio.sleep(6)
+            assert len(worker.accounts) == 3
+            await pay(merchants, ["other"])
+            assert repr(merchants) == f"<Merchants {BASE_URL}: 1 open>"
+    assert "max_open" not in caplog.text
+
+
+async def test_a_worker_follows_for_other_processes(platform: Platform) -> None:
+    """A program that waits for a payment gets its result from the worker's requests."""
+    async with platform.merchants("shop") as merchants, platform.host("one"):
+        await pay(merchants, ["shop"])
+        await anyio.sleep(6)
+        platform.asked.clear()
+        client = await merchants.client("shop")
+        async with client.poller(resume=True) as poller:
+            platform.service.finish_after = 20.0
+            async for outcome in poller.outcomes():
+                assert outcome.transaction is not None
+                assert outcome.transaction.succeeded
+    assert {host for _, host, _ in platform.asked} == {"one"}
+
+
+async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_own(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside those of its requests: claims, leases and messages of all accounts are read and renewed together."""
+    plain, count = Database._transact, 0
+
+    def transact(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        return plain(*arguments, **options)
+
+    async with platform.merchants("shop") as merchants:
+        await pay(merchants, shops(20))
+    async with platform.host("one") as worker:
+        await anyio.sleep(15)
+        assert len(worker.accounts) == 20
+        monkeypatch.setattr(Database, "_transact", transact)
+        platform.asked.clear()
+        await anyio.sleep(20)
+    # Every second one renewal, one look at the changes every half second, two for work every two seconds.
+    assert count <= len(platform.asked) + 20 * (1 + 2 + 1) + 20 * 2, (count, len(platform.asked))
+
+
+def test_a_store_that_is_a_function_has_no_worker() -> None:
+    """Its accounts are in databases that a worker cannot know."""
+
+    async def store_of(account: str) -> SQLStore:
+        raise NotImplementedError
+
+    async def auth(account: str) -> str:
+        raise NotImplementedError
+
+    with pytest.raises(InvalidRequest, match="for a worker") as caught:
+        Merchants(BASE_URL, store=store_of, auth=auth).worker()
+    assert caught.value.argument == "store"
+
+
+# The claims
+
+
+def claims_of(url: str) -> Claims:
+    return Claims(Database(url), 120.0, utcnow)
+
+
+async def renew(claims: Claims, *, most: int = 100, given_back: Iterable[str] = ()) -> Any:
+    renewal = await claims.renew(given_back=list(given_back), most=most)
+    if renewal.looks:
+        await claims.look()
+    return renewal
+
+
+async def with_work(url: str, count: int) -> None:
+    """Queue a payment in each account."""
+    platform = Platform(url)
+    async with platform.merchants() as merchants:
+        await enqueue(merchants, shops(count))
+
+
+async def test_accounts_spread_evenly_as_hosts_come_and_go(store_url: str) -> None:
+    """Each account has one host at any moment, and no host has many more than its share."""
+    await with_work(store_url, 12)
+    one, two, three = hosts = [claims_of(store_url) for _ in range(3)]
+    await renew(one)
+    assert (await renew(one, most=5)).new  # in batches
+    assert len(one.held) == 5
+    await renew(one)
+    assert sorted(one.held) == shops(12)
+    for joining, share in ((two, 6), (three, 4)):
+        await renew(joining)
+        for each in hosts[: hosts.index(joining) + 1]:
+            surplus = (await renew(each)).surplus
+            await renew(each, given_back=list(each.held)[:surplus])
+        for each in hosts[: hosts.index(joining) + 1]:
+            await renew(each)
+            assert share - 1 <= len(each.held) <= share + 1
+    held = [account for each in hosts for account in each.held]
+    assert sorted(held) == shops(12)
+    await two.leave()
+    for each in (one, three):
+        await renew(each)
+    assert sorted([*one.held, *three.held]) == shops(12)
+
+
+async def test_accounts_of_a_dead_host_are_taken_over_within_ten_seconds(sqlite_file_url: str) -> None:
+    """With all leases that it had there; should it wake up, it sends nothing more."""
+    await with_work(sqlite_file_url, 3)
+    dead, other = claims_of(sqlite_file_url), claims_of(sqlite_file_url)
+    await renew(dead)
+    await renew(dead)
+    claim = dead.held["shop-00"]
+    claim.require()
+    parts = (("reconcile", dead.host), ("poller", dead.host), ("dispatcher", "0" * 32))
+    values = [{"account": "shop-00", "name": name, "holder": f"{host}.{name}"} for name, host in parts]
+    execute(sqlite_file_url, leases.insert(), values)
+    await anyio.sleep(TTL - 1)
+    await renew(other)
+    assert not other.held
+    with pytest.raises(StoreError, match="another host may serve") as caught:
+        claim.require()
+    assert caught.value.outcome == "not_sent"
+    await anyio.sleep(2)
+    await renew(other)
+    assert sorted(other.held) == shops(3)
+    renewal = await renew(dead)
+    assert {each.account for each in renewal.lost} == set(shops(3))
+    assert execute(sqlite_file_url, sa.select(leases.c.name).where(leases.c.holder.like("%.%"))) == [("dispatcher",)]
+
+
+async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> None:
+    """Their claims are given back, and their rows go."""
+    await with_work(store_url, 2)
+    platform, claims = Platform(store_url), claims_of(store_url)
+    await renew(claims)
+    await renew(claims)
+    claim = claims.held["shop-00"]
+    assert claim.work is Work.DISPATCH
+    async with platform.merchants() as merchants:
+        for account in shops(2):
+            await (await merchants.client(account)).payments.cancel("queued-1", note="not wanted")
+    await claims.look()
+    await renew(claims)
+    with anyio.fail_after(20):
+        await claim.is_done(Work.DISPATCH, linger=10)
+    await renew(claims, given_back=shops(2))
+    assert not claims.held
+    await claims.look()
+    assert not (await renew(claims)).new
+
+
+async def test_nothing_is_sent_without_a_claim(platform: Platform) -> None:
+    """The claim is checked right before the socket: a payment is recorded as not sent, and may be sent again."""
+    async with platform.merchants() as merchants:
+        client = await merchants.client("shop")
+        await pay(merchants, ["shop"])
+        asked = len(platform.asked)
+        lost = claimed(client, Claim("shop", "host", anyio.current_time() - 1, Work.DISPATCH))
+        with pytest.raises(StoreError, match="another host") as caught:
+            await lost.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-2")
+        assert caught.value.outcome == "not_sent"
+        with pytest.raises(StoreError):
+            await lost.transactions.get("t-000001")
+        assert len(platform.asked) == asked
+        record = await client.payments.get("order-2")
+        assert record is not None
+        assert record.state is PaymentState.NOT_SENT
+        await client.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-2")
+    assert len(platform.service.payments) == 2
