@@ -26,9 +26,9 @@ from mobilemoney_async.sharing.claims import Claim, Claims
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-# Seconds: between two renewals of the claims; for which a part runs on though nothing is to be done; and between two
-# looks for payments with an unknown result.
-_TICK, _LINGER, _AGAIN = 1.0, 10.0, 5.0
+# Seconds: between two renewals of the claims; for which a poller, and a dispatcher, which asks the store twice a
+# second, run on though nothing is to be done; and between two looks for payments with an unknown result.
+_TICK, _LINGER, _DISPATCH_LINGER, _AGAIN = 1.0, 10.0, 2.0, 5.0
 # Accounts that are claimed at once and whose parts are not running yet, at most, and parts that are started at once.
 _BATCH, _AT_ONCE = 100, 10
 # Pauses after which a part that failed is started again, seconds.
@@ -114,8 +114,9 @@ class Worker(anyio.AsyncContextManagerMixin):
         most = 0 if self._is_closing else _BATCH - self._starts.statistics().tasks_waiting
         renewal = await self._claims.renew(given_back=given_back, most=most)
         self._given_back -= given_back
+        if renewal.lost:
+            logger.warning("other hosts serve %d accounts of this one by now: it was away", len(renewal.lost))
         for claim in renewal.lost:
-            logger.warning("another host serves account %r by now", claim.account)
             if claim.account in self._served:
                 self._served[claim.account].cancel()
         for claim in renewal.new:
@@ -192,6 +193,6 @@ class Worker(anyio.AsyncContextManagerMixin):
         async with client.dispatcher() as dispatcher:
             self._dispatchers[claim.account] = dispatcher
             try:
-                await claim.is_done(Work.DISPATCH, linger=_LINGER)
+                await claim.is_done(Work.DISPATCH, linger=_DISPATCH_LINGER)
             finally:
                 del self._dispatchers[claim.account]

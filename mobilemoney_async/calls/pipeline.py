@@ -315,7 +315,7 @@ class Pipeline:
         if self.claim is not None:
             self.claim.require()
         call.sent_at = self.utcnow()
-        call.flight = flight = Flight()
+        call.flight = flight = Flight(check=None if self.claim is None else self.claim.require)
         started = anyio.current_time()
         status, error = None, None
 

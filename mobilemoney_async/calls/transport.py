@@ -70,6 +70,8 @@ class _Body(httpx.AsyncByteStream):
     async def __anext__(self) -> bytes:
         if self._read:
             raise StopAsyncIteration
+        if self._flight.check is not None:
+            self._flight.check()
         self._read = self._flight.begun = True
         return self._content
 
@@ -181,7 +183,9 @@ class _TransportSender:
         flight.begun = not self._owned and content is None and method != "GET"  # no body to watch; it may move money
         # A deadline of its own for each phase lets the pool name the phase; the attempt's own scope ends the whole.
         phase = 0.95 * timeout
-        extensions = {"timeout": {"connect": phase, "pool": phase, "read": timeout, "write": timeout}}
+        extensions: dict[str, Any] = {"timeout": {"connect": phase, "pool": phase, "read": timeout, "write": timeout}}
+        if flight.check is not None:
+            extensions["trace"] = flight.trace
         if content is None and self._owned:
             request = httpx.Request(method, url, headers=headers, extensions=extensions)
         elif self._owned and content is not None:

@@ -27,7 +27,7 @@ from mobilemoney_async.database.schema import insert_missing, leases, lock_row
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.queries import Work, accounts_with_work, chunks
 
-TTL = 6.0
+TTL = 7.0
 """Length of a claim, seconds. A host renews all of its claims every second."""
 
 # Seconds by which a host counts its claims to end earlier: for a request to arrive, and clocks that drift.
@@ -197,15 +197,16 @@ def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
         kept = {row.account: row.followed for row in run(renewed.returning(_here.account, _here.followed))}
     if asked.pollers:
         is_poller = (_here.name == "poller", is_held, _here.holder.in_(asked.pollers))
-        columns = (_here.account, _here.holder, _here.followed, _here.told)
-        rows = run(leases.update().where(*is_poller).values(until=until).returning(*columns))
+        # One that is locked renews itself, or gives its lease back.
+        run(leases.update().where(_unlocked(*is_poller)).values(until=until))
+        rows = run(sa.select(_here.account, _here.holder, _here.followed, _here.told).where(*is_poller))
         seen = {row.account: (row.holder, row.followed, row.told) for row in rows}
     shared = {row.name: row for row in run(sa.select(leases).where(_here.account == ""))}
     hosts = sum(name.startswith(_HOST) and now < row.until <= now + LONGEST for name, row in shared.items())
     look = shared.get(_LOOK_NAME)
     share, busy = math.ceil((0 if look is None else look.followed) / hosts), sum(due != 0 for due in kept.values())
     new = _claim(connection, asked.host, now, min(asked.most, share - busy))
-    surplus = busy - share if busy > share + max(1.0, _SLACK * share) else 0
+    surplus = busy - share if busy > share + _SLACK * share else 0
     return _Found(kept, new, seen, surplus, _takes_look(connection, look, now))
 
 

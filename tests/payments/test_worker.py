@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -14,7 +15,15 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import InvalidRequest, Merchants, OutcomeUnknown, PaymentState, SQLStore, StoreError
+from mobilemoney_async import (
+    InvalidRequest,
+    Merchants,
+    MobileMoneyError,
+    OutcomeUnknown,
+    PaymentState,
+    SQLStore,
+    StoreError,
+)
 from mobilemoney_async.client import claimed
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import leases
@@ -22,8 +31,10 @@ from mobilemoney_async.payments.queries import Work
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.claims import TTL, Claim, Claims
 from mobilemoney_async.worker import Worker
+from tests.contract import samples
 from tests.support.fakes import NOON
 from tests.support.second_service import BASE_URL, SecondService, dropped
+from tests.support.server import Request, Response, serve
 
 pytestmark = pytest.mark.anyio
 
@@ -223,7 +234,7 @@ async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
             assert len(one.accounts) == len(two.accounts) == 2
             assert not one.accounts & two.accounts
     assert "the worker waits for the store" in caplog.text
-    assert "another host serves account" in caplog.text
+    assert "other hosts serve 4 accounts" in caplog.text
 
 
 async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform) -> None:
@@ -421,3 +432,40 @@ async def test_nothing_is_sent_without_a_claim(platform: Platform) -> None:
         assert record.state is PaymentState.NOT_SENT
         await client.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-2")
     assert len(platform.service.payments) == 2
+
+
+@pytest.mark.parametrize("way", [None, "aiohttp"])
+async def test_a_claim_that_ends_while_the_connection_is_made_stops_the_request(
+    sqlite_file_url: str, anyio_backend_name: str, monkeypatch: pytest.MonkeyPatch, way: Any
+) -> None:
+    """A process that stands still just then sends no payment when it goes on, over either library."""
+    claim, checks = Claim("shop", "host", math.inf, Work.DISPATCH), 0
+
+    def require() -> None:
+        nonlocal checks
+        checks += 1
+        if checks > 1:  # after the pipeline's own check
+            raise StoreError("another host may serve this account by now", outcome="not_sent")
+
+    monkeypatch.setattr(Claim, "require", lambda self: require())
+
+    async def handler(request: Request) -> Response:
+        await request.read()
+        return Response.json(samples.acknowledgement())
+
+    async def auth(account: str) -> str:
+        return "token"
+
+    transport = None if anyio_backend_name == "trio" else way  # aiohttp has no trio
+    async with (
+        serve(handler) as server,
+        Merchants(server.base_url, store=SQLStore(sqlite_file_url), auth=auth, transport=transport) as merchants,
+    ):
+        client = claimed(await merchants.client("shop"), claim)
+        with pytest.raises(MobileMoneyError) as caught:
+            await client.collections.create(phone_number=NUMBER, amount=7000, idempotency_key="order-1")
+        assert caught.value.outcome == "not_sent"
+        record = await client.payments.get("order-1")
+        assert record is not None
+        assert record.state is PaymentState.NOT_SENT
+        assert not any(request.complete for request in server.requests)
