@@ -74,6 +74,7 @@ class Worker(anyio.AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         await self._database.open()
+        self._is_closing = False
         failure: BaseException | None = None
         async with anyio.create_task_group() as tasks:
             renewing = anyio.CancelScope(shield=True)
@@ -143,11 +144,11 @@ class Worker(anyio.AsyncContextManagerMixin):
         """Run the parts of an account until nothing is to be done any more."""
         try:
             with scope:
-                await self._run_parts(claim)
-        except Exception:  # one account must not end the others
-            logger.exception("account %r cannot be served", claim.account)
-            with scope:
-                await anyio.sleep(_LONGEST_PAUSE)
+                try:
+                    await self._run_parts(claim)
+                except Exception:  # one account must not end the others
+                    logger.exception("account %r cannot be served", claim.account)
+                    await anyio.sleep(_LONGEST_PAUSE)
         finally:
             self._given_back.add(claim.account)
             del self._served[claim.account]
@@ -155,8 +156,10 @@ class Worker(anyio.AsyncContextManagerMixin):
             self._ended = anyio.Event()
 
     async def _run_parts(self, claim: Claim) -> None:
-        async with self._open_client(claim.account) as opened, anyio.create_task_group() as tasks:
-            client = claimed(opened, claim)
+        async with AsyncExitStack() as stack:
+            async with self._starts:
+                client = claimed(await stack.enter_async_context(self._open_client(claim.account)), claim)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(self._persist, claim, Work.FOLLOW, partial(self._follow, client, claim))
             tasks.start_soon(self._persist, claim, Work.RECONCILE, partial(self._reconcile, client))
             tasks.start_soon(self._persist, claim, Work.DISPATCH, partial(self._dispatch, client, claim))
@@ -170,14 +173,17 @@ class Worker(anyio.AsyncContextManagerMixin):
             await claim.is_due(work)
             try:
                 await run()
+            except StoreError as exc:
+                warn_of_store("the worker goes on later", exc)
             except Exception as exc:  # one account must not end the others
                 is_ours = isinstance(exc, MobileMoneyError)
                 said = "account %r: %s fails, and is tried again after %.0f s: %s"
                 logger.warning(said, claim.account, work.name, pause, exc, exc_info=None if is_ours else exc)
-                await anyio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 pause = _FIRST_PAUSE
+                continue
+            await anyio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _follow(self, client: AsyncClient, claim: Claim) -> None:
         async with AsyncExitStack() as stack:

@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import (
+    AsyncClient,
     InvalidRequest,
     Merchants,
     MobileMoneyError,
@@ -148,10 +149,11 @@ async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None
             await pay(merchants, ["unknown"])
         platform.service.answer_create = lambda request, payment: None
         async with platform.host("one") as worker:
-            await anyio.sleep(8)
+            await anyio.sleep(4)
+            assert worker.dispatcher("queued") is not None
+            await anyio.sleep(4)
             assert worker.accounts == {"pending", "queued", "unknown"}
             assert repr(worker) == "<Worker: 3 accounts>"
-            assert worker.dispatcher("queued") is not None
             platform.service.finish_after = 10.0
             await anyio.sleep(50)
             for account in ("pending", "queued", "unknown"):
@@ -256,6 +258,50 @@ async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform)
     made = {each.merchant_id for each in platform.service.payments}
     assert made == {"loud", *shops(5)}
     assert all(at < began + 8 for at, _, account in platform.asked if account in shops(5))
+
+
+async def test_a_part_that_fails_is_tried_again(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it raises: the other accounts go on, and the log names the account."""
+    plain, failures = AsyncClient.dispatcher, [RuntimeError("a bug"), StoreError("full", outcome="not_sent")]
+
+    def dispatcher(client: AsyncClient, **options: Any) -> Any:
+        if failures and client._store is not None and client._store.account == "shop-00":
+            raise failures.pop()
+        return plain(client, **options)
+
+    monkeypatch.setattr(AsyncClient, "dispatcher", dispatcher)
+    async with platform.merchants("shop") as merchants, platform.host("one"):
+        await enqueue(merchants, shops(2))
+        await anyio.sleep(5)
+        assert {each.merchant_id for each in platform.service.payments} == {"shop-01"}
+        await anyio.sleep(20)
+        assert {each.merchant_id for each in platform.service.payments} == set(shops(2))
+    assert "the worker goes on later: full" in caplog.text
+    assert "account 'shop-00': DISPATCH fails, and is tried again after 10 s: a bug" in caplog.text
+
+
+async def test_an_account_that_cannot_be_opened_is_kept_for_later(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its claim stays, so that no other host tries at once, and the others go on."""
+    plain, failures = Merchants.client, [RuntimeError("a bug")]
+
+    async def client(merchants: Merchants, account: str) -> AsyncClient:
+        if failures and account == "shop-00" and merchants is working:
+            raise failures.pop()
+        return await plain(merchants, account)
+
+    monkeypatch.setattr(Merchants, "client", client)
+    async with platform.merchants("shop") as merchants, platform.merchants("one") as working:
+        await enqueue(merchants, shops(2))
+        async with working.worker():
+            await anyio.sleep(10)
+            assert {each.merchant_id for each in platform.service.payments} == {"shop-01"}
+            await anyio.sleep(60)
+            assert {each.merchant_id for each in platform.service.payments} == set(shops(2))
+    assert "account 'shop-00' cannot be served" in caplog.text
 
 
 async def test_clients_of_a_worker_do_not_count_as_open(platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
