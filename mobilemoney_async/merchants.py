@@ -179,10 +179,13 @@ class Merchants:
         not count for `max_open`.
 
         Raises:
-            InvalidRequest: `store` is a function: the accounts of a worker are in one database.
+            InvalidRequest: `store` is a function: the accounts of a worker are in one database. Or `transport` is
+                ``"pyqwest"``, which cannot be asked to send nothing once another host has taken an account over.
         """
         if not isinstance(self._store, SQLStore):
             raise refuse("store", "an SQLStore or its URL for a worker: its accounts are in one database")
+        if self._transport == "pyqwest":
+            raise refuse("transport", 'httpx or "aiohttp" for a worker', self._transport)
         return Worker(account_store(self._store), self._utcnow, self._serve)
 
     @asynccontextmanager

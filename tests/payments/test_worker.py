@@ -354,8 +354,9 @@ async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_o
     assert count <= len(platform.asked) + 20 * (1 + 2 + 1) + 20 * 2, (count, len(platform.asked))
 
 
-def test_a_store_that_is_a_function_has_no_worker() -> None:
-    """Its accounts are in databases that a worker cannot know."""
+@pytest.mark.parametrize(("name", "value"), [("store", ...), ("transport", "pyqwest")])
+def test_what_a_worker_cannot_have_is_refused(name: str, value: Any, sqlite_file_url: str) -> None:
+    """Accounts in databases that it does not know, and a transport that cannot be asked to send nothing any more."""
 
     async def store_of(account: str) -> SQLStore:
         raise NotImplementedError
@@ -363,9 +364,10 @@ def test_a_store_that_is_a_function_has_no_worker() -> None:
     async def auth(account: str) -> str:
         raise NotImplementedError
 
+    options: dict[str, Any] = {"store": sqlite_file_url, name: store_of if value is ... else value}
     with pytest.raises(InvalidRequest, match="for a worker") as caught:
-        Merchants(BASE_URL, store=store_of, auth=auth).worker()
-    assert caught.value.argument == "store"
+        Merchants(BASE_URL, auth=auth, **options).worker()
+    assert caught.value.argument == name
 
 
 # The claims
