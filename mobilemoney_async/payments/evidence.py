@@ -351,7 +351,9 @@ class Evidence:
         for rival in self._searched.like_row(row):
             other = self.searches[rival]
             start, end = other.window(skew)
-            is_near = rival != key and start <= row.created_at <= end and not self._is_claimed(row.id, rival)
+            # A payment is seen some minutes off where a clock was set: it is a rival all the same.
+            is_seen = shift(start, -_STEADY) <= row.created_at <= shift(end, _STEADY)
+            is_near = rival != key and is_seen and not self._is_claimed(row.id, rival)
             if is_near and match(other, row, self.spellings) is not Match.NONE:
                 return rival
         return None
