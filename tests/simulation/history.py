@@ -296,7 +296,7 @@ def _send(sink: int, work: Callable[[], Result]) -> NoReturn:
 def _play_here(plan: Plan, *, is_trio: bool, server: Postgres | None) -> Result:
     began = time.process_time()
     if is_trio:
-        plan = plan.without("stop")
+        plan = plan.without("stop", "sender_stops")
     world = run_world(plan, lambda world: History(world).run(), is_trio=is_trio, server=server)
     return Result(
         plan=plan,
