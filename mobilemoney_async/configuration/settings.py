@@ -100,7 +100,8 @@ def load_settings(
     options = {name: value for name, value in (("store", store), ("account", account)) if value is not None}
     target = _choose(profile, base_url, environ, profiles, environment)
     try:
-        has_user = "@" in urlsplit(target.base_url).netloc
+        parts = urlsplit(target.base_url)
+        has_user, _ = "@" in parts.netloc, parts.port
     except ValueError:
         raise invalid("base_url", _URL) from None
     if has_user:
