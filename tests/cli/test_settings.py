@@ -373,6 +373,14 @@ class TestRefused:
         ):
             load(folder, BASE_URL=SHOP, EMAIL="a@b.example", PASSWORD="p", PASSWORD_FILE="/x")
 
+    @pytest.mark.parametrize("url", ["http://[", "https://user:hunter2@[::1", "http://127.0.0.1:99999/v1"])
+    def test_a_url_that_is_none(self, folder: Path, url: str) -> None:
+        """Of the file or of the command line, it is refused in one line, without the URL."""
+        (folder / "mobilemoney.toml").write_text(f"[profiles.odd]\nbase_url = '{url}'\n")
+        for flags in ({"profile": "odd"}, {"base_url": url}):
+            with pytest.raises(InvalidRequest, match=r"^base_url must be an absolute URL, such as [^@]*$"):
+                load(folder, flags=flags)
+
     def test_a_url_with_a_password(self, folder: Path) -> None:
         """A URL is shown to people, so that it must not hold a secret; and this one is not shown either."""
         with pytest.raises(InvalidRequest, match="without user and password") as refused:
