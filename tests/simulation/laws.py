@@ -109,7 +109,7 @@ def has_sent(world: World) -> bool:
 def _check_sends(world: World) -> None:
     """Check that no key has two transactions without a word in between; those of one request are a proxy's."""
     for key, made in world.made.items():
-        if key in world.wrong or (world.is_restored and not _is_noticed(world, made[0])):
+        if key in world.wrong or (world.is_restored and not _is_noticed(world, made)):
             continue
         for one, next_one in pairwise(made):
             words = [at for each, at in world.words if each == key and one.made_at <= at <= next_one.made_at]
@@ -117,13 +117,16 @@ def _check_sends(world: World) -> None:
                 world.breaks(f"{key} was made twice: {one.id} and {next_one.id}")
 
 
-def _is_noticed(world: World, payment: Payment) -> bool:
+def _is_noticed(world: World, made: list[Payment]) -> bool:
     """Return whether a store that has forgotten a payment must notice that before it sends it again.
 
-    A disbursement waits until the list could be read; a list that lies may show nothing.
+    A disbursement waits until the list could be read; a list that lies may show nothing. A forgotten one that ended
+    without success stops nothing.
     """
     lies = world.service.lied_until >= world.restored_at
-    return payment.type == "disbursement" and not lies and world.plan.sole_writer is not False
+    if made[0].type != "disbursement" or lies or world.plan.sole_writer is False:
+        return False
+    return any(each.status(made[-1].made_at) in {"PENDING", "PROCESSING", "SUCCESS"} for each in made[:-1])
 
 
 def check_rate(world: World) -> None:
