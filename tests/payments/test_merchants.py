@@ -165,7 +165,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
     """Return a platform; at the end, no pool was closed under a request."""
     platform = Platform()
 
-    def make_pool(base_url: str, *, aiohttp: bool) -> Pool:
+    def make_pool(base_url: str, kind: str) -> Pool:
         platform.pools.append(Pool(platform))
         return platform.pools[-1]
 
@@ -214,12 +214,12 @@ async def test_each_request_carries_its_own_accounts_token(store_url: str, platf
     assert platform.open_pools == 0
 
 
-@pytest.mark.parametrize("way", [None, "aiohttp"])
+@pytest.mark.parametrize("way", [None, "aiohttp", pytest.param("pyqwest", marks=pytest.mark.real_time)])
 async def test_a_surplus_answer_never_reaches_another_account(
     sqlite_file_url: str, anyio_backend_name: str, way: Any
 ) -> None:
     """It comes on a connection that no other account uses."""
-    if anyio_backend_name == "trio":
+    if anyio_backend_name == "trio" and way == "aiohttp":
         way = None  # aiohttp has no trio
     other = Response.json(samples.found(id="tx-7", external_id="the other merchant's", amount="99"))
     answer, tokens = surplus(other), list[str | None]()
