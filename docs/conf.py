@@ -91,7 +91,7 @@ RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 # Classes that a client or a sandbox gives to users. Users never construct them, so their signatures are hidden.
 GIVEN = {"CallbackSender", "Collections", "Disbursements", "Payments", "Poller", "SwitchBoard", "TransactionPager"}
-GIVEN |= {"Dispatcher", "PaymentChange", "Payouts", "Transactions", "Users"}
+GIVEN |= {"Dispatcher", "PaymentChange", "Payouts", "Transactions", "Users", "Worker"}
 
 
 def read_page(page: str, text: str) -> str:
