@@ -91,10 +91,13 @@ class Table:
             if not foldable:
                 break
             fitting[max(foldable, key=lambda at: fitting[at])] -= 1
-        grid = Grid.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+        grid = Grid.grid()
         for at, width in fitting.items():
+            if at != numbers[0]:
+                grid.add_column(width=_GAP)  # not by padding, which releases of rich count differently
             justify: Any = "right" if self.columns[at].is_number or self.columns[at].is_time else "left"
             grid.add_column(justify=justify, width=width, overflow="fold")
         for line in lines:
-            grid.add_row(*(Text(line[at]) for at in numbers))
+            cells = [each for at in numbers for each in ("", Text(line[at]))]
+            grid.add_row(*cells[1:])
         return grid
