@@ -205,14 +205,13 @@ async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
     interrupts: list[int] = []
     scope = anyio.CancelScope()
 
-    def forget_signals() -> None:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-
     def interrupt(number: int) -> None:
         # In the event loop, between two steps of the work: the work meets the cancellation at its next await.
         interrupts.append(number)
-        forget_signals()  # so that the next signal has its usual effect
+        # The next signal has its usual effect. The loop keeps its handlers until the end, and so the descriptor by
+        # which a signal wakes it: without that, one that comes right before the loop waits is seen too late.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         scope.cancel()
 
     for number in _SIGNALS:
@@ -226,5 +225,6 @@ async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
             raise _Interrupted from exc
         raise
     finally:
-        forget_signals()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
     raise _Interrupted

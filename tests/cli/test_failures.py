@@ -182,6 +182,22 @@ def test_a_second_interrupt_ends_at_once() -> None:
     assert "Traceback" not in screen.text
 
 
+def test_a_second_interrupt_wakes_a_loop_that_waits() -> None:
+    """One that does not interrupt the wait itself, as it comes right before it or to another thread, ends it too."""
+    elsewhere = f"""{TERMINAL}
+import signal, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGINT}})
+"""
+    with terminal("stuck", program=elsewhere + PROGRAM.removeprefix(f"\n{TERMINAL}")) as screen:
+        screen.wait_for("working")
+        screen.interrupt()
+        screen.wait_for("cleaning up")
+        screen.interrupt()
+        assert screen.end() == 130, screen.text
+    assert "payment tx_1 is still open" in screen.text
+
+
 class TestConfirm:
     def test_simulated_money_moves_without_a_question(self) -> None:
         """A sandbox asks nothing, and --yes has agreed beforehand."""
