@@ -149,11 +149,12 @@ class Pacer:
 
     def queue_at(self, now: float, usage: Usage) -> float:
         """Return the time to get in line for the next request."""
-        if self._waited >= _LONG_WAIT:
+        interval = self._interval(now, usage)
+        if self._waited >= _LONG_WAIT and interval == _LONGEST_INTERVAL:
             # The limiter serves only its line, and the wait there is longer than any interval. If it turns out to be
-            # short, the poller gets in line again (`came_early`).
+            # short, the poller gets in line again (`came_early`). Where there is spare, it was the store that was slow.
             return self._sent_at
-        return self._sent_at + max(self._min_interval, self._interval(now, usage) - self._waited)
+        return self._sent_at + max(self._min_interval, interval - self._waited)
 
     def came_early(self) -> None:
         """Note that the line was shorter than before: the turn came within the shortest interval."""

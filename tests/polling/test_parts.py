@@ -155,6 +155,13 @@ def test_who_waits_long_gets_in_line_early() -> None:
     assert pacer.queue_at(110.9, usage(10)) >= 111.0
 
 
+def test_a_wait_for_a_slow_store_is_no_full_line() -> None:
+    """Where others leave room, the poller keeps its distance: a place in line that came too early would be lost."""
+    pacer = Pacer(1.0)
+    pacer.sent(100.0, 9.0)
+    assert pacer.queue_at(100.0, usage(10)) == 101.0
+
+
 def test_a_little_history_is_not_a_minute() -> None:
     """Ten creates in the first ten seconds are sixty a minute to come."""
     pacer = Pacer(1.0)
