@@ -76,6 +76,8 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
         return GuestConnection(connection.cursor, _DJANGO[dialect]), lambda: bool(connection.in_atomic_block)
     if isinstance(connection, sqlite3.Connection):
         _require_kind("sqlite", dialect)
+        if connection.text_factory in (bytes, bytearray):
+            raise refuse("connection", "one that reads text as str: its text_factory is another")
         _require_transaction(_begins_by_itself(connection))
         return GuestConnection(lambda: _open_plain(connection), _SQLITE), lambda: _is_open(connection)
     if psycopg is not None and isinstance(connection, psycopg.Connection):

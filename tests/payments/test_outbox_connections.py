@@ -258,6 +258,19 @@ def test_sqlite3_without_transactions_needs_a_begin(sqlite_file_url: str, option
     assert keys(sqlite_file_url) == ["a"]
 
 
+def test_sqlite3_that_reads_bytes_is_refused_before_anything_is_written(sqlite_file_url: str) -> None:
+    """The merchant's own transaction goes on."""
+    store = SQLStore(sqlite_file_url)
+    with closing(sqlite3.connect(file_of(sqlite_file_url))) as connection:
+        connection.text_factory = bytes
+        with pytest.raises(InvalidRequest, match="reads text as str"):
+            store.enqueue(connection, **ORDER, idempotency_key="a")
+        connection.text_factory = lambda read: read.decode(errors="replace")
+        enqueue(store, connection, "b")
+        connection.commit()
+    assert keys(sqlite_file_url) == ["b"]
+
+
 def test_a_connection_to_another_kind_of_database_is_refused(store: SQLStore, store_url: str) -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
         if store_url.startswith("postgresql"):
