@@ -1,8 +1,8 @@
 """Signs that a store is behind its service: a backup was restored, or a failover has lost commits. Pure.
 
 Such a store has forgotten payments, and would make them again under the same keys. Its own data show it where they
-went backwards. Otherwise the list shows it: its newest rows are of no payment that the store knows, and no row that it
-knows comes after them. A restored backup always looks quiet at first, so a quiet store is compared before it pays.
+went backwards. Otherwise the list shows it: its newest rows are of no payment that the store knows, and none that it
+knows was sent after them. A restored backup always looks quiet at first, so a quiet store is compared before it pays.
 Where one process makes all payments, its memory suffices: if the store has the newest one, it has lost none.
 """
 
@@ -16,7 +16,7 @@ import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, Spellings, learn, match, query_for
+from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, Spellings, learn, match, query_for, shift
 from mobilemoney_async.payments.records import PaymentRecord
 
 UNREADABLE, LOST, BEHIND = "unreadable", "lost", "behind"
@@ -64,7 +64,7 @@ class AccountFacts:
         first_record_at: The time of its first payment.
         checked_at: When it was last compared with the service.
         doubted_at: Since when a comparison is to be made or repeated, or None.
-        known_until: The service's time of the newest transaction that the store had not forgotten then.
+        known_until: The service's time until which the store had forgotten nothing then.
         stopped: `UNREADABLE`, `LOST`, `BEHIND` or None.
         gap_at: When there were last forgotten transactions that no payment claims; None if there are none.
         timeline: PostgreSQL's timeline at the last comparison.
@@ -149,8 +149,8 @@ class Comparison:
 
     @property
     def known_until(self) -> datetime | None:
-        """Time of the newest row that the store has not forgotten, or None if the pages show none."""
-        return max((row.created_at for row in self.rows if self._is_known(row)), default=None)
+        """Time until which rows that the store knows show it complete, or None if the pages show none."""
+        return max((self._known_at(row) for row in self.rows if self._is_known(row)), default=None)
 
     @property
     def shows_gap(self) -> bool:
@@ -177,6 +177,19 @@ class Comparison:
     def _is_known(self, row: Transaction) -> bool:
         owner = self.owned.get(row.id)
         return row.id in self.recorded or (owner is not None and (owner.sent_at or owner.created_at) <= self.doubted_at)
+
+    def _known_at(self, row: Transaction) -> datetime:
+        """Return when the payment of a row was sent, on the service's clock.
+
+        What the store had begun until then it knows. It may have forgotten a payment that was sent later and took
+        effect earlier. One that was found in the list may have taken effect after its request was given up.
+        """
+        owner = self.owned.get(row.id)
+        if owner is None or owner.sent_at is None:
+            return row.created_at
+        query = query_for(owner)
+        start, end = query.window(_CLOCKS_AGREE) if owner.is_adopted else (query.sent_at, query.ended_at)
+        return shift(row.created_at, start - end)
 
     def _may_be_ours(self, row: Transaction) -> bool:
         if row.merchant_id and self.merchant_id and row.merchant_id != self.merchant_id:

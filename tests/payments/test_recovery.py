@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import attrs
 import httpx
 import pytest
 import sqlalchemy as sa
@@ -166,6 +167,19 @@ class TestComparison:
             type=TransactionType.COLLECTION, phone_number=number(2), amount="5000", sent_at=at(9), ended_at=at(9)
         )
         assert not compare([row("1", 0), row("2", 9)], 1, open_payments=[query]).shows_gap
+
+    @pytest.mark.parametrize(
+        ("minute", "is_adopted", "is_behind"),
+        [(0, False, False), (1.5, False, True), (3, False, True), (0, True, True), (-3.5, True, False)],
+    )
+    def test_a_payment_that_took_effect_late(self, minute: float, is_adopted: bool, is_behind: bool) -> None:
+        """The store may have forgotten what was sent after it, and made before: what it knew ends with its send.
+
+        A payment that was found in the list may have been made two minutes after its request was given up.
+        """
+        late, other = row("1", 3), row("2", minute)
+        record = attrs.evolve(own(late), sent_at=at(1), ended_at=at(3), is_adopted=is_adopted)
+        assert compare([late, other], 0, owned={"1": record}).shows_gap is is_behind
 
     def test_a_type_in_another_spelling(self) -> None:
         """Known payments show what the list means by it."""
