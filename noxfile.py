@@ -192,18 +192,21 @@ def openapi(session: nox.Session) -> None:
 
 @nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
 def nightly(session: nox.Session) -> None:
-    """Run the long tests at four times their scale, and the property tests on thousands of new examples."""
+    """Run the long tests at four times their scale, thousands of new examples of the laws, new histories."""
     session.install(wheel(session), *group("test"))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "4", "MOBILEMONEY_TESTS_EXAMPLES": "30"}
     options = ("-m", "soak or hypothesis", new_seed("--hypothesis-seed"), "-o", "faulthandler_timeout=7200")
     session.run("python", *PYTEST, *options, *session.posargs, env=env)
+    session.run("python", "-m", "tests.simulation", "--minutes", "10", new_seed("--seed"))
 
 
-@nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
+@nox.session(python=LOWEST_PYTHON, tags=["full"])
 def simulate(session: nox.Session) -> None:
-    """Run new histories of the simulator for some minutes, the last failing ones first: `-- --minutes 2`."""
+    """Run new histories of the simulator for two minutes, and print their seeds; longer: `-- --minutes 60`."""
     session.install(wheel(session), *group("test"))
-    session.run("python", "-m", "tests.simulation", *(session.posargs or ("--minutes", "10")))
+    # Their number is fixed, so that a commit's histories are the same on a faster machine.
+    options = session.posargs or ("--minutes", "2", "--seeds", "20", new_seed("--seed"))
+    session.run("python", "-m", "tests.simulation", *options)
 
 
 @nox.session(python=LOWEST_PYTHON, default=False)

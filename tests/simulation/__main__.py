@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from tests.simulation import planted
@@ -67,8 +67,8 @@ def read_options() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", help="the first seed; without it, and without --cases, fresh ones")
-    parser.add_argument("--seeds", type=int, default=1, help="how many")
-    parser.add_argument("--minutes", type=float, help="fresh seeds for so long, the last failing ones first")
+    parser.add_argument("--seeds", type=int, help="how many: one, or with --minutes any number")
+    parser.add_argument("--minutes", type=float, help="fresh seeds for so long at most, the last failing ones first")
     parser.add_argument("--cases", action="store_true", help="the fixed histories of tests/simulation/cases.py")
     parser.add_argument("--without", default="", help="faults, with commas between them")
     parser.add_argument("--weights", default="", help="probabilities of faults, such as crash=0.1,stop=0")
@@ -94,14 +94,14 @@ def choose(options: argparse.Namespace) -> Iterator[Case]:
         yield from CASES
     elif options.minutes is not None:
         until = time.monotonic() + 60 * options.minutes
-        for seed in chain(last_failed(), fresh(options.seed)):
+        for seed in islice(chain(last_failed(), fresh(options.seed)), options.seeds):
             if time.monotonic() > until:
                 return
             yield Case(seed, without, **more)
     else:
         first = options.seed or next(iter(fresh(None)))
-        for number in range(options.seeds):
-            yield Case(first if options.seeds == 1 else str(int(first) + number), without, **more)
+        for number in range(options.seeds or 1):
+            yield Case(str(int(first) + number) if number else first, without, **more)
 
 
 def last_failed() -> list[str]:

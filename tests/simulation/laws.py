@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from tests.simulation.merchant import Order
-from tests.simulation.service import Payment
+from tests.simulation.service import MERCHANT, Payment
 from tests.simulation.world import World
 
 _RECORDS = """SELECT key, state, is_certain, transaction_id, status, candidates, reason
@@ -175,7 +175,8 @@ def check_end(world: World, orders: dict[str, Order]) -> None:
 
 
 def _check_listed(world: World, payment: Payment, states: dict[str, Any], unclaimed: set[str]) -> None:
-    if payment.id in unclaimed | (world.audited or set()) or world.plan.sole_writer is False:
+    is_foreign = payment.merchant != MERCHANT or world.plan.sole_writer is False
+    if is_foreign or payment.id in unclaimed | (world.audited or set()):
         return
     if not any(row[3] == payment.id or payment.id in (row[5] or "") for row in states.values()):
         world.breaks(f"{payment.id} of {payment.owner} is in no record, and not reported")

@@ -24,7 +24,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.callbacks import CallbackReceiver
 from tests.simulation.disk import Books
-from tests.simulation.service import EMAIL, PASSWORD, Payment
+from tests.simulation.service import EMAIL, MERCHANT, PASSWORD, Payment
 from tests.simulation.wire import BASE_URL, SENT, Network
 from tests.simulation.world import World, check_text
 
@@ -277,9 +277,10 @@ class Merchant:
             if row.is_gap:
                 owner = next((each.owner for each in world.service.payments if each.id == row.transaction_id), None)
                 known = None if owner is None else await payments.get(owner)
-                # A second transaction of a key gets a key of its own.
-                is_second = owner is None or (known is not None and known.transaction_id is not None)
-                key = f"extra-{row.transaction_id}" if is_second else str(owner)
+                # A second transaction of a key gets a key of its own, and so does one that the restored store has queued
+                # again and cancelled.
+                is_taken = known is not None and (known.transaction_id or known.state is PaymentState.CANCELLED)
+                key = f"extra-{row.transaction_id}" if owner is None or is_taken else owner
                 self._note(f"operator: imports {row.transaction_id} of {owner} as {key}")
                 whole = next(each.phone_number for each in world.service.payments if each.id == row.transaction_id)
                 names = {row.transaction_id: whole}
@@ -311,8 +312,8 @@ class Merchant:
         self._note(f"operator: {record.key} is {other.id} of {other.owner} (WRONG)")
         self.world.wrong |= {record.key, str(other.owner)}
         await self.client.payments.identify(record.key, other.id, note="in a hurry")
-        shown: tuple[object, ...] = other.type, int(other.amount), other.phone_number
-        if shown != (record.type, record.amount, record.phone_number):
+        shown: tuple[object, ...] = other.merchant, other.type, int(other.amount), other.phone_number
+        if shown != (MERCHANT, record.type, record.amount, record.phone_number):
             self.world.breaks(f"{record.key} was identified as {other.id}, which is of another kind")
 
 

@@ -236,6 +236,26 @@ DEFECTS = (
         "sent_at=sent_at, lives=lives + _MARGIN, is",
         "sent_at=sent_at, lives=-3_600.0, is",
     ),
+    Defect(
+        "another merchant's row counts as ours",
+        "payments/matching.py",
+        "    if row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id:\n"
+        '        return Match.NONE\n    has_name = is_id(row.id) and "\\0" not in row.reference\n'
+        "    is_ours = not spellings.is_marked or row.merchant_id == spellings.merchant_id is not None\n",
+        '    has_name, is_ours = is_id(row.id) and "\\0" not in row.reference, True\n',
+    ),
+    Defect(
+        "a match is adopted although other systems pay too",
+        "payments/reconciler.py",
+        "    if verdict.adopt is not None and not is_sole_writer:\n",
+        "    if verdict.adopt is not None and is_sole_writer is None:\n",
+    ),
+    Defect(
+        "the answer to another lookup is believed",
+        "contract/endpoints.py",
+        'shown = {"transaction_id": row.id, "reference": row.reference, "external_id": row.external_id}',
+        "shown = {}",
+    ),
 )
 
 

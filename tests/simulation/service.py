@@ -23,6 +23,7 @@ ENDS = {
     "disbursement": (("SUCCESS", 6), ("FAILED", 1), ("INSUFFICIENT_FUNDS", 1)),
 }
 EMAIL, PASSWORD = "asha@shop.example", "a-password-that-nobody-shows"
+MERCHANT = "merchant-1"
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -32,6 +33,7 @@ class Payment:
     Attributes:
         owner: The merchant's key, which the create carried as the extra field `order`; no answer shows it.
         request: The number of the request that made it: two of the same number were made by a proxy.
+        merchant: Whose it is.
         is_denied: Whether its create was refused, or so it seemed; `is_troubled` whether no answer acknowledged it.
         end: Its final state, and `ends_at` when it gets there, in seconds of the world.
     """
@@ -47,6 +49,7 @@ class Payment:
     request: int
     end: str
     ends_at: float
+    merchant: str = MERCHANT
     is_denied: bool = False
     is_troubled: bool = False
 
@@ -197,7 +200,11 @@ class Service:
         """End what is wrong with the list."""
         self.lists_empty_until = self.lists_lag_until = self.hole_until = 0.0
 
-    def make(self, kind: str, body: Row, request: int) -> Payment:
+    def make_beside(self, path: str, body: Row, merchant: str) -> None:
+        """Make a transaction of somebody who pays the same number."""
+        self.make(KINDS[path.rpartition("/")[2]][0], {**body, "order": None}, 0, merchant)
+
+    def make(self, kind: str, body: Row, request: int, merchant: str = MERCHANT) -> Payment:
         """Make a transaction; its customer's decision is drawn."""
         number = len(self.payments) + 1
         ends = ENDS[kind]
@@ -219,6 +226,7 @@ class Service:
             request=request,
             end=end,
             ends_at=self.now() + after,
+            merchant=merchant,
         )
         self.payments.append(payment)
         for each in self.on_change:
@@ -246,7 +254,7 @@ class Service:
             # One of the last ones, or another merchant's.
             foreign = attrs.evolve(payment, id=f"f-{request}", amount="777", phone_number="+255680000007")
             said = self.dice.choice([*self.payments[-4:-1], foreign])
-            is_alike = (said.amount, said.phone_number) == (payment.amount, payment.phone_number)
+            is_alike = kind_of(said) == kind_of(payment)
             if is_alike and not self.chance("answers_alike"):
                 said = payment  # an acknowledgement that echoes the request has the payment's id: an assumption
         echo = {"amount": said.amount, "phone_number": said.phone_number}
@@ -258,7 +266,7 @@ class Service:
             "transaction_id": said.id,
             "reference": f"R{said.number:08d}",
             "currency": "TZS",
-            "status_code": KINDS[kind][1],
+            "status_code": said.status(-math.inf),
             **echo,
         }
         return self._json(200, acknowledgement, f"made {payment.id}" + (f", says {said.id}" * (said is not payment)))
@@ -292,7 +300,7 @@ class Service:
             "network": "airtel_money",
             "status": status,
             "created_at": self._text(payment.created_at),
-            "merchant_id": "merchant-1",
+            "merchant_id": payment.merchant,
         }
         ended = self._text(payment.created_at + timedelta(seconds=min(payment.ends_at, now) - payment.made_at))
         if status == "SUCCESS":
@@ -312,12 +320,13 @@ class Service:
     def _one(self, rest: str, query: dict[str, str]) -> Answer:
         if self.chance("lookup_lost"):
             return self._json(404, payment_error("TRANSACTION_NOT_FOUND"), "LIE: not found")
+        is_mixed = self.chance("lookups_mixed")
         for payment in self.payments:
             names = {"id": payment.id, "reference": f"R{payment.number:08d}"}
             wanted = {"id": rest.removeprefix("/")} if rest.startswith("/") else query
             if wanted.items() <= names.items():
-                row = self._row(payment)
-                return self._json(200, {"status": "success", "transaction": row}, f"{payment.id} {row['status']}")
+                row = self._row(self.dice.choice(self.payments) if is_mixed else payment)
+                return self._json(200, {"status": "success", "transaction": row}, f"{row['id']} {row['status']}")
         return self._json(404, payment_error("TRANSACTION_NOT_FOUND"), "not found")
 
     def _list(self, query: dict[str, str]) -> Answer:
@@ -381,6 +390,11 @@ class Service:
             and query.get("status", each.status(now)) == each.status(now)
             and (self.nature.ignores_type or query.get("type", each.type) == each.type)
         ]
+
+
+def kind_of(payment: Payment) -> tuple[str, str, str]:
+    """Return what a payment shows of whom it is for."""
+    return payment.type, payment.amount, payment.phone_number
 
 
 def _asked(query: dict[str, str]) -> str:

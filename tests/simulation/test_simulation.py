@@ -32,8 +32,10 @@ def test_a_seed_is_one_history_byte_for_byte() -> None:
 
 
 def test_histories_run_for_the_minutes_that_are_given() -> None:
-    """Not for ever, though there is always another seed."""
+    """Not for ever, though there is always another seed; and no more of them than are asked for."""
     assert simulate("--minutes", "0").startswith("0 histories")
+    one = ("--seed", "107", "--seeds", "1", "--orders", "1", "--openings", "1")
+    assert "\n1 histories" in simulate("--minutes", "60", *one)
 
 
 def test_a_history_is_the_same_after_others() -> None:

@@ -10,7 +10,7 @@ import anyio
 import httpx
 
 from tests.simulation.loop import PROCESS, Life
-from tests.simulation.service import Answer
+from tests.simulation.service import MERCHANT, Answer
 from tests.simulation.world import World
 
 # The numbers of the requests that a call of the shop has sent.
@@ -71,6 +71,8 @@ class Network(httpx.AsyncBaseTransport):
 
     async def _send(self, name: str, request: httpx.Request, content: bytes, number: int, life: Life) -> httpx.Response:
         world, dice = self._world, self._world.dice("wire")
+        if b"order" in content:
+            self._let_others_pay(request.url.path, json.loads(content))
         if world.strikes("request_broken"):
             world.note(f"{name}: broken while it was sent")
             raise httpx.WriteError("broken pipe")
@@ -105,6 +107,18 @@ class Network(httpx.AsyncBaseTransport):
             raise httpx.ReadError("connection reset")
         await anyio.sleep(dice.choice([0.001, 0.05, 0.3]))
         return await self._bring_back(name, done[0])
+
+    def _let_others_pay(self, path: str, body: dict[str, str]) -> None:
+        """Let other systems pay the same number at about the same time."""
+        world, dice = self._world, self._world.dice("others")
+        make, context = world.service.make_beside, contextvars.Context()
+        # A store that does not know its own merchant takes another's payment of the same kind for its own.
+        if world.strikes("other_merchant") and world.knows_merchant():
+            world.loop.call_later(dice.uniform(0, 60), make, path, body, "merchant-2", context=context)
+        if world.strikes("other_system"):
+            if world.plan.sole_writer is not False:  # else an assumption: the same kind is taken for the merchant's own
+                body = {**body, "amount": "26000"}
+            world.loop.call_later(dice.uniform(0, 60), make, path, body, MERCHANT, context=context)
 
     async def _bring_back(self, name: str, answer: Answer) -> httpx.Response:
         world, dice = self._world, self._world.dice("wire")

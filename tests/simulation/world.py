@@ -257,6 +257,11 @@ class World:
 
     # The database
 
+    def knows_merchant(self) -> bool:
+        """Return whether the store knows whose transactions are its own."""
+        query = "SELECT count(*) FROM mobilemoney_accounts WHERE merchant_id <> ''"
+        return self.plan.has_store and self.disk.look(query) != [(0,)]
+
     async def run_inline(self, work: Callable[[], T], *, limiter: object = None) -> T:
         """Run a piece of work of the database, in place of a thread: at a time of the seed's, in one step."""
         dice = self.dice("disk")
