@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,21 +56,27 @@ def run_sandbox(*, port: int = 8765, host: str = "127.0.0.1", speed: float = 1.0
     Raises:
         SystemExit: With a message: the extra `sandbox` is missing, the port is in use, or `speed` is not positive.
     """
-    import anyio
-
     from mobilemoney_async.sandbox import Sandbox
 
     try:
         # Fresh ids: the store of a program may know the payments of an earlier run.
         sandbox = Sandbox(run=secrets.token_hex(8), speed=speed, by_hand=by_hand)
-        anyio.run(_serve, sandbox, host, port, backend="asyncio")
+        run_server("sandbox", lambda: _serve(sandbox, host, port), port)
     except (ImportError, ValueError) as exc:
         raise SystemExit(f"mobilemoney sandbox: {exc}") from exc
+
+
+def run_server(command: str, serve: Callable[[], Awaitable[None]], port: int) -> None:
+    """Run a server that ends with Ctrl-C; raise `SystemExit` with a message if it cannot listen on its port."""
+    import anyio
+
+    try:
+        anyio.run(serve, backend="asyncio")
     except OSError as exc:
         # By its number: asyncio's own text repeats the address. Errors of names have negative ones.
         reason = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror or str(exc)
-        advice = "is a sandbox running there already? --port 0 takes a free port"
-        raise SystemExit(f"mobilemoney sandbox: cannot listen on port {port}: {reason}; {advice}") from exc
+        advice = f"is a {command} running there already? --port 0 takes a free port"
+        raise SystemExit(f"mobilemoney {command}: cannot listen on port {port}: {reason}; {advice}") from exc
     except KeyboardInterrupt:
         # On platforms without signal receivers, Ctrl-C arrives as this error, after a clean stop.
         print("stopped", flush=True)
@@ -83,11 +90,12 @@ async def _serve(sandbox: Sandbox, host: str, port: int) -> None:
         print(f"email: {sandbox.email}\npassword: {sandbox.password}")
         print(f"phone page: {base_url.removesuffix('v1')}\n", flush=True)
         numbers()
-        await _until_stopped()
+        await until_stopped()
     print("stopped", flush=True)
 
 
-async def _until_stopped() -> None:
+async def until_stopped() -> None:
+    """Wait for Ctrl-C or SIGTERM."""
     import anyio
 
     if sys.platform == "win32":  # pragma: no cover

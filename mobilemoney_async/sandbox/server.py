@@ -220,7 +220,7 @@ class _Protocol(H11Protocol):
 
 @asynccontextmanager
 async def serve(
-    app: SandboxApp, *, host: str, port: int, background: Callable[[], Coroutine[Any, Any, None]]
+    app: ASGIApp, *, host: str, port: int, background: Callable[[], Coroutine[Any, Any, None]]
 ) -> AsyncIterator[str]:
     """Serve until the context is left; then all connections are cut, and `background` is cancelled.
 

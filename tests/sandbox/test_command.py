@@ -90,7 +90,7 @@ def test_in_a_container_the_address_is_one_that_the_client_takes(
     async def stopped() -> None:
         pass
 
-    monkeypatch.setattr(command, "_until_stopped", stopped)
+    monkeypatch.setattr(command, "until_stopped", stopped)
     run_sandbox(host="0.0.0.0", port=0)
     assert re.match(rf"{URL}=http://127\.0\.0\.1:\d+/v1\n", capsys.readouterr().out)
 
@@ -113,7 +113,7 @@ def test_an_interrupt_that_is_no_signal_ends_it_too(
     async def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "_until_stopped", interrupted)
+    monkeypatch.setattr(command, "until_stopped", interrupted)
     run_sandbox(port=0)
     assert capsys.readouterr().out.endswith("stopped\n")
 

@@ -71,7 +71,7 @@ def create_page(sandbox: Controls) -> ASGIApp:
         Route("/mask", page.mask, methods=["POST"]),
         *(Route(path, page.does(forms[path], shown_at=path.split("/")[1]), methods=["POST"]) for path in forms),
     ]
-    return _guarded(Starlette(routes=routes, exception_handlers={404: _not_found}))
+    return guarded(Starlette(routes=routes, exception_handlers={404: _not_found}))
 
 
 class _Page:
@@ -200,11 +200,11 @@ def refusal(method: str, headers: Mapping[str, str], *, served_at: str | None) -
     # Neither header: no browser sent it, and a program on this machine needs no page to do harm.
     foreign_origin = origin is not None and origin.partition("//")[2].lower() != host.lower()
     if foreign_origin or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return "The sandbox's controls take no requests from other websites."
+        return "The page takes no requests from other websites."
     return None
 
 
-def _guarded(app: ASGIApp) -> ASGIApp:
+def guarded(app: ASGIApp) -> ASGIApp:
     """Return an application that refuses foreign requests with HTTP 403, and sets the security headers."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
