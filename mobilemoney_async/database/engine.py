@@ -142,28 +142,35 @@ class Database:
             return await self._join(work, joins, then, writes=True)
         return await self._alone(work, writes=True, durable=durable, then=then)
 
-    async def timed(self, work: Callable[[sa.Connection, Clock], T], *, durable: bool = False) -> tuple[T, float]:
+    async def timed(
+        self, work: Callable[[sa.Connection, Clock], T], *, durable: bool = False, writes: bool = True
+    ) -> tuple[T, float]:
         """Run work that needs the time which all processes share.
 
         Args:
             work: As for `write`; its second argument returns that time. Call it once the rows are locked.
             durable: As for `write`.
+            writes: Whether the work changes anything.
 
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
         """
         if self.dialect == "postgresql":
-            return await self._timed_by_server(work, durable=durable)
+            return await self._timed_by_server(work, durable=durable, writes=writes)
         ahead = _ahead_of_the_host()
         began_at, began = anyio.current_time() + ahead, time.monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
         pace = 0.0 if clock_stands_still() else 1.0
-        result = await self.write(
-            lambda each: work(each, lambda: began_at + pace * (time.monotonic() - began)), durable=durable
-        )
+
+        def timed(connection: sa.Connection) -> T:
+            return work(connection, lambda: began_at + pace * (time.monotonic() - began))
+
+        result = await (self.write(timed, durable=durable) if writes else self.read(timed))
         return result, -ahead
 
-    async def _timed_by_server(self, work: Callable[[sa.Connection, Clock], T], *, durable: bool) -> tuple[T, float]:
+    async def _timed_by_server(
+        self, work: Callable[[sa.Connection, Clock], T], *, durable: bool, writes: bool
+    ) -> tuple[T, float]:
         def timed(connection: sa.Connection) -> tuple[T, float, float]:
             seen = at = 0.0
 
@@ -178,7 +185,7 @@ class Database:
                 clock()
             return result, seen, at
 
-        result, seen, at = await self.write(timed, durable=durable)
+        result, seen, at = await (self.write(timed, durable=durable) if writes else self.read(timed))
         # Everything since, the commit above all, took time of its own.
         return result, anyio.current_time() - (time.monotonic() - at) - seen
 

@@ -459,9 +459,11 @@ def record_gap(journal: Journal, rows: Iterable[Transaction], now: datetime) -> 
     return count
 
 
-def find_unclaimed(journal: Journal, state: str | None, *ids: str) -> list[UnclaimedTransaction]:
+def find_unclaimed(
+    journal: Journal, state: str | None, *ids: str, limit: int | None = None
+) -> list[UnclaimedTransaction]:
     """Return transactions that no payment claimed when they were judged, first seen first; or those of some ids."""
-    statement = sa.select(unclaimed).where(_columns.account == journal.account)
+    statement = sa.select(unclaimed).where(_columns.account == journal.account).limit(limit)
     if state is not None:
         statement = statement.where(_columns.state == state)
     if ids:

@@ -23,7 +23,7 @@ from typing import Any
 
 import attrs
 
-from mobilemoney_async.calls.bucket import Bucket, Past, patience
+from mobilemoney_async.calls.bucket import Bucket, Past, Usage, patience
 from mobilemoney_async.contract.endpoints import Priority
 
 HORIZON = 0.25
@@ -121,9 +121,20 @@ def reserve(row: str | None, request: ReservationRequest, now: float) -> tuple[s
         request: The request.
         now: The time of the store, read while the row was locked.
     """
-    budget = _Budget.read(row, request.limit, now)
+    budget = _Budget(request.limit) if row is None else _Budget.read(row, now)
     reservation = budget.reserve(request, now)
     return budget.write(), reservation
+
+
+def find_usage(row: str | None, now: float) -> tuple[Usage, float] | None:
+    """Return the used part of the budget at a time of the store, and the rate a minute.
+
+    None before the first reservation, and where the clock has been set back since the last one, as by a reboot.
+    """
+    if not row or json.loads(row)["at"] > _micros(now + _CLOCKS_DIFFER):
+        return None
+    budget = _Budget.read(row, now)
+    return budget.bucket.usage(now), budget.limit.per_minute
 
 
 @attrs.define
@@ -286,10 +297,8 @@ class _Budget:
         return before
 
     @classmethod
-    def read(cls, row: str | None, limit: Limit, now: float) -> _Budget:
+    def read(cls, row: str, now: float) -> _Budget:
         """Return the contents of a row. If the clock was set back, by a reboot say, the past moves along."""
-        if row is None:
-            return cls(limit)
         raw: dict[str, Any] = json.loads(row)
         back = raw["at"] - _micros(now)
         shift = -back if back > _CLOCKS_DIFFER * _MICRO else 0

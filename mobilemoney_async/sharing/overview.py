@@ -1,0 +1,380 @@
+"""Overview of one account of a store, for the views that operators leave open: reads alone, and no request.
+
+A dozen short statements, each by an index. The dearest one sums today's payments, of which the rate limit permits some
+80,000; the others cost the same in a store of ten payments and of a million.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from mobilemoney_async.contract.data import Data
+from mobilemoney_async.contract.limits import REQUESTS_PER_MINUTE
+from mobilemoney_async.contract.models import Transaction
+from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.database.clock import Lease
+from mobilemoney_async.database.engine import Clock
+from mobilemoney_async.database.schema import accounts, budgets, changes, leases, payments, unclaimed
+from mobilemoney_async.database.serialization import load
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.journal import Journal, to_record
+from mobilemoney_async.payments.outbox import count_queued
+from mobilemoney_async.payments.queries import IS_CONTRADICTED
+from mobilemoney_async.payments.records import OPEN, UNIDENTIFIED, PaymentRecord, PaymentState, UnclaimedTransaction
+from mobilemoney_async.payments.unclaimed import find_unclaimed
+from mobilemoney_async.sharing.budget import find_usage
+
+DAR_ES_SALAAM = timezone(timedelta(hours=3), "EAT")
+"""The time zone of Tanzania, which knows no summer time. Days begin there, as they do for those who look."""
+
+_MINUTE = timedelta(minutes=1)
+_MINUTES = 60
+# Of each list, the first so many.
+_MOST, _OLDEST = 50, 10
+# Final states over which the lag is taken.
+_LAGS = 20
+# The latest changes are looked for in twice as many each time, by a few around the first of them.
+_FIRST_SPAN, _AROUND = 500, 100
+# Numbers and times of changes have nearly the same order: a merchant's transaction that queues may be open for minutes.
+_OUT_OF_ORDER = timedelta(minutes=10)
+
+# Digits of an amount that SQLite sums apart from the others.
+_LOW_DIGITS = 9
+
+_columns, _change = payments.c, changes.c
+_IS_NEW = sa.text("number IS NULL")
+_IS_PENDING = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.reason.is_(None))
+
+
+@attrs.frozen(kw_only=True)
+class DayTotal(Data):
+    """Total of the payments of one type, state and status that were first recorded today.
+
+    Attributes:
+        type: Collection or disbursement.
+        state: Their state in the store.
+        status: Their transactions' state as last recorded, or None.
+        count: Their number.
+        amount: The sum of their amounts, TZS.
+    """
+
+    type: TransactionType
+    state: PaymentState
+    status: TransactionStatus | None
+    count: int
+    amount: Decimal
+
+
+@attrs.frozen(kw_only=True)
+class MinuteCount(Data):
+    """Payments of one minute.
+
+    Attributes:
+        at: Its beginning.
+        made: Those that the service acknowledged, or that were found in its list.
+        succeeded: Those that ended as ``SUCCESS``.
+        failed: Those that ended otherwise.
+    """
+
+    at: datetime
+    made: int = 0
+    succeeded: int = 0
+    failed: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class LimitUse(Data):
+    """Use of the rate limit by all processes of a store.
+
+    Attributes:
+        used: Requests that it counts now.
+        limit: Those that it permits in the same time, a minute unless a program has asked for another.
+        per_minute: The rate.
+    """
+
+    used: int
+    limit: int
+    per_minute: float
+
+
+@attrs.frozen(kw_only=True)
+class Overview(Data):
+    """Overview of the payments of one account.
+
+    Attributes:
+        at: Its time, by the clock of the store.
+        day_began_at: When today began in Tanzania.
+        today: Today's payments, by type, state and status.
+        minutes: The last 60 minutes, oldest first; the last one is not over.
+        sending: Payments whose requests are on their way.
+        pending: Payments that exist and are not final, of any day.
+        oldest_pending: The oldest of them, 10 at most.
+        unknown: Payments that need attention: with an unknown result and no request on its way, or with a final state
+            that contradicts their record.
+        needs_attention: The oldest of them, 50 at most.
+        unclaimed: Transactions that no payment claims and nobody has explained.
+        unclaimed_first: The first of them, 50 at most.
+        queued: Payments in the queue.
+        queue_done_at: The earliest time at which the last of them can have been sent, by the rate limit and their
+            `not_before`; None if the queue is empty, or no process sends it.
+        has_poller: Whether a process follows the pending payments.
+        has_dispatcher: Whether a process sends the queued payments.
+        is_stopped: Whether new payments wait until the store has been compared with its service.
+        lag: From the final state by the service's clock to its being recorded, seconds: the median of the latest ones
+            within the hour; None if there are none. No less than 0, though the clocks may differ.
+        requests: Use of the rate limit; None if that is not known, as where no process has shared its limit yet.
+    """
+
+    at: datetime
+    day_began_at: datetime
+    today: Sequence[DayTotal]
+    minutes: Sequence[MinuteCount]
+    sending: int
+    pending: int
+    oldest_pending: Sequence[PaymentRecord]
+    unknown: int
+    needs_attention: Sequence[PaymentRecord]
+    unclaimed: int
+    unclaimed_first: Sequence[UnclaimedTransaction]
+    queued: int
+    queue_done_at: datetime | None
+    has_poller: bool
+    has_dispatcher: bool
+    is_stopped: bool
+    lag: float | None
+    requests: LimitUse | None
+
+
+async def read_overview(store: AccountStore, now: datetime | None = None) -> Overview:
+    """Return the overview of a store's account. Nothing is written, and no lease is taken; it may be cancelled.
+
+    Args:
+        store: Of the account.
+        now: The time, aware UTC; None for that of the clock which all processes of the store share.
+
+    Raises:
+        StoreError: The database failed or cannot be reached.
+    """
+
+    def work(connection: sa.Connection, clock: Clock) -> Overview:
+        shared = clock()  # first: on PostgreSQL it corrects the wall clock
+        return _read(Journal(connection, store.account), now or store.database.wall_clock.utcnow(), shared)
+
+    overview, _ = await store.database.timed(work, writes=False)
+    return overview
+
+
+def _read(journal: Journal, now: datetime, shared: float) -> Overview:
+    day_began_at = now.astimezone(DAR_ES_SALAAM).replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
+    stopped, last = _of_account(journal)
+    recent = _recent(journal, last, now)
+    requests, held = _requests(journal, shared), _held(journal, shared)
+    queued, latest, _ = count_queued(journal)
+    done_at = None
+    if queued and "dispatcher" in held:
+        per_minute = REQUESTS_PER_MINUTE if requests is None else requests.per_minute
+        done_at = max(now + queued * _MINUTE / per_minute, latest or now)
+    sending, unidentified, pending, contradicted = _count_open(journal, now)
+    unknown = unidentified + contradicted
+    unclaimed_first = find_unclaimed(journal, OPEN, limit=_MOST)
+    return Overview(
+        at=now,
+        day_began_at=day_began_at,
+        today=_today(journal, day_began_at),
+        minutes=_minutes(journal, recent, now),
+        sending=sending,
+        pending=pending,
+        oldest_pending=_oldest(journal, _IS_PENDING, limit=_OLDEST) if pending else [],
+        unknown=unknown,
+        needs_attention=_needing_attention(journal, now) if unknown else [],
+        unclaimed=_count_unclaimed(journal) if unclaimed_first else 0,
+        unclaimed_first=unclaimed_first,
+        queued=queued,
+        queue_done_at=done_at,
+        has_poller="poller" in held,
+        has_dispatcher="dispatcher" in held,
+        is_stopped=stopped is not None,
+        lag=_lag(journal, recent),
+        requests=requests,
+    )
+
+
+def _of_account(journal: Journal) -> tuple[str | None, int]:
+    """Return why new payments wait, and the number of the latest change."""
+    columns = accounts.c
+    row = journal.connection.execute(
+        sa.select(columns.stopped, columns.feed_last).where(columns.account == journal.account)
+    ).one_or_none()
+    return (None, 0) if row is None else (row.stopped, row.feed_last)
+
+
+def _held(journal: Journal, shared: float) -> set[str]:
+    """Return the names of the leases that a process holds at a time of the store's clock."""
+    columns = leases.c
+    rows = journal.connection.execute(
+        sa.select(columns.name, columns.holder, columns.until).where(columns.account == journal.account)
+    )
+    return {row.name for row in rows if Lease(holder=row.holder, until=row.until).ends_at(shared) is not None}
+
+
+def _requests(journal: Journal, shared: float) -> LimitUse | None:
+    statement = sa.select(budgets.c.state).where(budgets.c.account == journal.account)
+    found = find_usage(journal.connection.execute(statement).scalar_one_or_none(), shared)
+    if found is None:
+        return None
+    usage, per_minute = found
+    return LimitUse(used=usage.granted, limit=usage.limit, per_minute=per_minute)
+
+
+# Open payments
+
+
+def _count_open(journal: Journal, now: datetime) -> Sequence[int]:
+    """Return the numbers of payments on their way, unidentified for another reason, pending, and contradicted."""
+    states = [str(state) for state in (*UNIDENTIFIED, PaymentState.ACKNOWLEDGED)]
+    special = sa.case((_columns.state == PaymentState.SENDING, _is_lost(now)), else_=_columns.reason.is_not(None))
+    rows = journal.connection.execute(
+        sa.select(
+            _columns.state, sa.func.count().label("number"), sa.func.count(sa.case((special, 1))).label("special")
+        )
+        .where(_columns.account == journal.account, _columns.state.in_(states))
+        .group_by(_columns.state)
+    )
+    found = {PaymentState(row.state): (row.number, row.special) for row in rows}
+    sending, lost = found.get(PaymentState.SENDING, (0, 0))
+    acknowledged, contradicted = found.get(PaymentState.ACKNOWLEDGED, (0, 0))
+    others = sum(found[state][0] for state in (PaymentState.UNKNOWN, PaymentState.ABSENT) if state in found)
+    return sending - lost, lost + others, acknowledged - contradicted, contradicted
+
+
+def _is_lost(now: datetime) -> sa.ColumnElement[bool]:
+    """Return the condition of a payment being sent that must have lost its sender; see `records.is_stale`."""
+    return _columns.stale_at <= now
+
+
+def _needing_attention(journal: Journal, now: datetime) -> list[PaymentRecord]:
+    # One statement for each state, in the order of an index: see `queries.select`.
+    kinds = (
+        _columns.state == PaymentState.UNKNOWN,
+        _columns.state == PaymentState.ABSENT,
+        sa.and_(_columns.state == PaymentState.SENDING, _is_lost(now)),
+        IS_CONTRADICTED,
+    )
+    found = [record for each in kinds for record in _oldest(journal, each, limit=_MOST)]
+    return sorted(found, key=lambda record: (record.created_at, record.key))[:_MOST]
+
+
+def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> list[PaymentRecord]:
+    statement = sa.select(payments).where(_columns.account == journal.account, which)
+    rows = journal.connection.execute(statement.order_by(_columns.created_at, _columns.key).limit(limit))
+    return [to_record(row) for row in rows]
+
+
+def _count_unclaimed(journal: Journal) -> int:
+    columns = unclaimed.c
+    here = (columns.account == journal.account, columns.state == OPEN)
+    count: int = journal.connection.execute(sa.select(sa.func.count()).select_from(unclaimed).where(*here)).scalar_one()
+    return count
+
+
+# Today
+
+
+def _today(journal: Journal, since: datetime) -> list[DayTotal]:
+    kind, run = (_columns.type, _columns.state, _columns.status), journal.connection.execute
+    rows = run(
+        sa.select(*kind, sa.func.count().label("number"), *_sums(journal.connection.dialect.name))
+        .where(_columns.account == journal.account, _columns.created_at >= since)
+        .group_by(*kind)
+    )
+    found = [
+        DayTotal(
+            type=TransactionType(row.type),
+            state=PaymentState(row.state),
+            status=None if row.status is None else TransactionStatus(row.status),
+            count=row.number,
+            amount=Decimal(row.high) * 10**_LOW_DIGITS + Decimal(row.low),
+        )
+        for row in rows
+    ]
+    order = list(PaymentState)
+    return sorted(found, key=lambda total: (str(total.type), order.index(total.state), str(total.status or "")))
+
+
+def _sums(dialect: str) -> Sequence[sa.Label[Any]]:
+    """Return the sum of the amounts in two parts: amounts have 20 digits at most, and SQLite's integers 18."""
+    if dialect == "postgresql":
+        return (sa.literal(0).label("high"), sa.func.sum(sa.cast(_columns.amount, sa.Numeric)).label("low"))
+    high = sa.func.substr(_columns.amount, 1, sa.func.max(sa.func.length(_columns.amount) - _LOW_DIGITS, 0))
+    parts = {"high": high, "low": sa.func.substr(_columns.amount, -_LOW_DIGITS)}
+    return [sa.func.sum(sa.cast(part, sa.Integer)).label(name) for name, part in parts.items()]
+
+
+# The last hour
+
+
+def _recent(journal: Journal, last: int, now: datetime) -> sa.Subquery:
+    """Return the changes of the last 60 minutes, as a part of other statements; the latest number is `last`."""
+    since, here = _first_minute(now), _change.account == journal.account
+    span, after = _FIRST_SPAN, last - _FIRST_SPAN
+    while after > 0:
+        around = (here, _change.number.between(after - _AROUND, after))
+        latest = journal.connection.execute(sa.select(sa.func.max(_change.at)).where(*around)).scalar_one()
+        if latest is not None and latest < since - _OUT_OF_ORDER:
+            break
+        span, after = 2 * span, last - 2 * span
+    kept = sa.select(_change.name, _change.entry, _change.state, _change.status, _change.at)
+    numbered = kept.where(here, _change.number > max(after, 0), _change.at >= since)
+    return sa.union_all(numbered, kept.where(here, _IS_NEW, _change.at >= since)).subquery()
+
+
+def _first_minute(now: datetime) -> datetime:
+    return now.replace(second=0, microsecond=0) - (_MINUTES - 1) * _MINUTE
+
+
+def _minutes(journal: Journal, recent: sa.Subquery, now: datetime) -> list[MinuteCount]:
+    first, columns = _first_minute(now), recent.c
+    # Within an hour the minute on the clock tells them apart, in any time zone.
+    kind = (sa.extract("minute", columns.at), columns.state, columns.status)
+    rows = journal.connection.execute(
+        sa.select(sa.func.min(columns.at).label("first_at"), *kind[1:], sa.func.count().label("number"))
+        .where(columns.state.in_([str(PaymentState.ACKNOWLEDGED), str(PaymentState.FINAL)]))
+        .group_by(*kind)
+    )
+    counts: list[dict[str, int]] = [{} for _ in range(_MINUTES)]
+    for row in rows:
+        place = (row.first_at - first) // _MINUTE
+        if place < _MINUTES:  # another host's clock may be ahead
+            is_made, has_succeeded = row.state == PaymentState.ACKNOWLEDGED, row.status == TransactionStatus.SUCCESS
+            name = "made" if is_made else "succeeded" if has_succeeded else "failed"
+            counts[place][name] = counts[place].get(name, 0) + row.number
+    return [MinuteCount(at=first + place * _MINUTE, **count) for place, count in enumerate(counts)]
+
+
+def _lag(journal: Journal, recent: sa.Subquery) -> float | None:
+    columns = recent.c
+    latest = (
+        sa.select(columns.name, columns.at)
+        .where(columns.state == PaymentState.FINAL)
+        .order_by(columns.at.desc())
+        .limit(_LAGS)
+        .subquery()
+    )
+    of_change = (_columns.account == journal.account, _columns.key == latest.c.name)
+    rows = journal.connection.execute(
+        sa.select(latest.c.at, _columns.transaction).join_from(latest, payments, sa.and_(*of_change))
+    )
+    lags: list[float] = []
+    for row in rows:
+        final = None if row.transaction is None else load(Transaction, row.transaction)
+        ended_at = None if final is None else final.completed_at or final.failed_at
+        if ended_at is not None:
+            lags.append((row.at - ended_at).total_seconds())
+    return max(0.0, statistics.median(lags)) if lags else None
