@@ -1,4 +1,4 @@
-"""`mobilemoney watch`: follow payments to their final states."""
+"""`mobilemoney watch`: follow payments to their final states, or watch a whole store."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mobilemoney_async.cli.failures import WrongUsage, run, say
 from mobilemoney_async.cli.following import Refusals, StatusChange, Watchlist
 from mobilemoney_async.cli.options import Service, Unmasked, check_timeout, with_service
 from mobilemoney_async.cli.output import table_of
+from mobilemoney_async.cli.overview import watch_store
 from mobilemoney_async.cli.tables import Table
 from mobilemoney_async.cli.transactions import columns
 
@@ -27,30 +28,38 @@ _STDIN = "-"
 _SPARE_LINES = 5
 _HINT = "; Ctrl-C ends the watching, not the payments"
 
-_IDS = "Transaction ids; - reads them from standard input: one a line, or the JSON lines of list."
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_IDS)]
+_IDS = (
+    "Transaction ids; - reads them from standard input: one a line, or the JSON lines of list. None: the whole store."
+)
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help=_IDS)]
 Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after so long.", show_default="no limit")]
 AsLines = Annotated[bool, typer.Option("--json", help="Print each change as a line of JSON, for programs.")]
 
 
 @with_service()
 def watch(
-    ids: Ids,
+    ids: Ids = None,
     *,
     timeout: Timeout = None,
     as_json: AsLines = False,
     unmasked: Unmasked = False,
     service: Service,
 ) -> None:
-    """Follow payments to their final states.
+    """Follow payments to their final states; without ids, watch the whole store.
 
     Shows a table on a terminal, else a line for each change. Ctrl-C and --timeout end the watching, not the payments,
     and name those that are still open.
+
+    The view of a store shows what is pending, unknown, unclaimed and queued, the last hour, today's sums and the rate
+    limit, and may be left open all day. It needs no service, and writes nothing.
 
     Exit codes: 0 all succeeded, 5 some are final without success, 4 some were not final in time, 1 an error, or the
     service has no such transaction, 2 wrong usage, 130 Ctrl-C.
     """
     check_timeout(timeout)
+    if not ids:
+        watch_store(service, timeout=timeout, as_json=as_json, unmasked=unmasked)
+        return
     wanted = _read_ids(ids, iter(sys.stdin.readline, ""))
     settings = service.settings()
     if not wanted:

@@ -15,7 +15,7 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
 from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.matching import KindIndex, Match, Spellings, learn, match, query_for
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState, is_stale
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction, is_stale
 
 # How far from a payment a transaction may be that is the same one, made twice.
 _NEAR = timedelta(days=1)
@@ -54,6 +54,11 @@ _ADVICE: Mapping[DifferenceKind, str] = {
     DifferenceKind.UNRESOLVED: "run reconcile; then identify it or confirm its absence",
     DifferenceKind.INCOMPLETE: "run the audit again later; if it stays so, ask the service",
 }
+
+
+def unclaimed_advice(transaction: UnclaimedTransaction) -> str:
+    """Return the next step for a transaction that no payment claims."""
+    return _ADVICE[DifferenceKind.UNCLAIMED if transaction.fits_key is None else DifferenceKind.PAID_TWICE]
 
 
 @attrs.frozen(kw_only=True)
