@@ -158,10 +158,11 @@ COMMANDS: tuple[LazyCommand, ...] = tuple(
             ("list", "transactions:list_transactions", "List transactions: as a table, CSV or JSON lines."),
             ("watch", "watch:watch", "Follow payments to their final states; without ids, watch the whole store."),
             ("payments", "payments:payments_app", "Payments in your store, and those with an unknown result."),
+            ("payouts", "payouts:payouts_app", "Batches of payouts: one person proposes, another approves."),
             (
-                "payouts",
-                "payouts:payouts_app",
-                "Batches of payouts: one person proposes, another approves.",
+                "dashboard",
+                "dashboard.command:dashboard",
+                "Serve a read-only page of your store on this machine, until Ctrl-C.",
             ),
         ),
         "Account": (

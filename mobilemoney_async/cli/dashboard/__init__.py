@@ -1,0 +1,1 @@
+"""`mobilemoney dashboard`: read-only page of a store (extras `sandbox` and `store`)."""

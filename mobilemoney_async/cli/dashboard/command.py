@@ -1,0 +1,47 @@
+"""`mobilemoney dashboard`: serve a read-only page of a store on loopback. It sends nothing and writes nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mobilemoney_async.cli.failures import WrongUsage
+from mobilemoney_async.cli.options import Service, with_service
+from mobilemoney_async.cli.payments import OF_THE_STORE, find_store, open_store_of
+from mobilemoney_async.cli.sandbox import run_server, until_stopped
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="TCP port on loopback; 0 takes a free one.")]
+
+
+@with_service(*OF_THE_STORE)
+def dashboard(*, port: Port = 8766, service: Service) -> None:
+    """Serve a read-only page of your store on this machine, until Ctrl-C. Needs no service.
+
+    It shows today's payments, those that need someone, the queue and the rate limit. It sends nothing, and writes
+    nothing into the store. It has no password: whoever has an account on this machine can open it.
+    """
+    try:
+        from mobilemoney_async.cli.dashboard.page import Board, create_page
+        from mobilemoney_async.sandbox.server import serve
+    except ImportError as exc:
+        raise WrongUsage('the page needs an extra: pip install "mobilemoney-async[sandbox]"') from exc
+    import anyio
+
+    store = open_store_of(find_store(service))
+
+    async def run() -> None:
+        board = Board(store)
+        await board.look_again()
+        page = serve(create_page(board), host="127.0.0.1", port=port, background=anyio.sleep_forever)
+        async with page as url, anyio.create_task_group() as tasks:
+            tasks.start_soon(board.follow)
+            print(f"dashboard of {board.name}: {url}/", flush=True)
+            await until_stopped()
+            tasks.cancel_scope.cancel()
+        print("stopped", flush=True)
+
+    try:
+        run_server("dashboard", run, port)
+    finally:
+        store.close()

@@ -1,0 +1,188 @@
+"""Page of the dashboard: what it shows, its HTML and its event stream. It reads the store every few seconds.
+
+Each text of the store is shown with unprintable characters escaped, as text, and isolated from the text around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import jinja2
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from mobilemoney_async.cli import output
+from mobilemoney_async.cli.payments import advice
+from mobilemoney_async.database.schema import VERSION, find_version
+from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction
+from mobilemoney_async.payments.store import SQLStore, account_store
+from mobilemoney_async.sandbox.page.app import guarded
+from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
+from mobilemoney_async.sandbox.page.snapshot import TONES, duration, money
+from mobilemoney_async.sharing.overview import DayTotal, MinuteCount, Overview, read_overview
+from mobilemoney_async.values import mask_phone_number
+
+_HERE = Path(__file__).parent
+# Seconds between two readings of the store, and the least pause after one, as a multiple of its time.
+_PAUSE, _SHARE = 2.0, 10
+_HOUR = timedelta(hours=1)
+_NOT_KEPT = {"cache-control": "no-store"}
+_PHONE_NUMBER = re.compile(r"(?<![0-9])(?:\+[0-9]{8,15}|255[0-9]{9}|0[67][0-9]{8})(?![0-9])")
+_TONES: Mapping[str, str] = {
+    **{str(status): tone for status, tone in TONES.items()},
+    **dict.fromkeys(("REFUSED", "UNKNOWN", "ABSENT"), "bad"),
+    **dict.fromkeys(("CANCELLED", "NOT_SENT", "RELEASED"), "late"),
+}
+_FILES: Mapping[str, Response] = {
+    **ASSETS,
+    "dashboard.css": Response(
+        (_HERE / "dashboard.css").read_bytes(),
+        headers={"cache-control": ASSETS["page.css"].headers["cache-control"]},
+        media_type="text/css; charset=utf-8",
+    ),
+}
+
+
+def _shown(value: Any) -> Any:
+    """Return a value for a template: a text without phone numbers and commands to the reader's eye."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return output.visible(_PHONE_NUMBER.sub(lambda found: mask_phone_number(found[0]), value))
+
+
+def state(each: PaymentRecord | DayTotal) -> str:
+    """Return the state of a payment: the service's, once it is known that the payment exists."""
+    exists = each.state in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
+    return str(each.status if exists and each.status is not None else each.state)
+
+
+def next_step(each: UnclaimedTransaction) -> str:
+    """Return the next step for a transaction that no payment claims."""
+    if each.is_gap:
+        return "The store has forgotten it: import it with recover. Until then it stops payments of its kind."
+    twice = f"It may be the payment {each.fits_key}, made twice. " if each.fits_key else ""
+    return f"{twice}Find out what it is, then use explain."
+
+
+def axis_end(minutes: Sequence[MinuteCount]) -> int:
+    """Return a round number, at least 5, that no minute has more payments than."""
+    most = max(5, *(max(each.made, each.succeeded + each.failed) for each in minutes))
+    size = int("1" + "0" * (len(str(most)) - 1))
+    return next(each * size for each in (1, 2, 5, 10) if each * size >= most)
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.ChoiceLoader(
+        [jinja2.FileSystemLoader(_HERE), jinja2.PackageLoader("mobilemoney_async.sandbox.page")]
+    ),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=_shown,
+)
+_TEMPLATES.globals.update(
+    TONES=_TONES,
+    static={name: f"/static/{name}?v={hashlib.sha256(each.body).hexdigest()[:12]}" for name, each in _FILES.items()},
+)
+_TEMPLATES.filters.update(
+    duration=lambda time: duration(time.total_seconds()),
+    money=money,
+    breakable=lambda text: Markup("_<wbr>").join(map(_shown, str(text).split("_"))),
+    state=state,
+    next_step=next_step,
+    advice=advice,
+    name=lambda text: hashlib.sha256(str(text).encode()).hexdigest()[:12],
+    axis_end=axis_end,
+    whole=lambda text: _shown(text) == text,
+)
+_PAGE, _REGIONS = _TEMPLATES.get_template("dashboard.html"), _TEMPLATES.get_template("regions.html")
+
+REGIONS = ("as_of", "trouble", "attention", "figures", "hour", "limit", "today")
+"""Parts of the page that change: macros of regions.html."""
+
+
+class Board:
+    """What the page shows: the newest overview of a store, the use of the rate limit so far, and what is wrong.
+
+    The store keeps the requests of the last minute only. What the page plots of the last hour it has seen itself.
+    """
+
+    def __init__(self, store: SQLStore) -> None:
+        self.name: str = store.account
+        self._store = store
+        self._overview: Overview | None = None
+        self._trouble: str | None = None
+        # The most requests in one reading, by minute.
+        self._used: dict[datetime, int] = {}
+        self.parts: Mapping[str, str] = {}
+
+    async def follow(self) -> None:
+        """Look again and again."""
+        while True:
+            began = anyio.current_time()
+            await self.look_again()
+            await anyio.sleep(max(_PAUSE, _SHARE * (anyio.current_time() - began)))
+
+    async def look_again(self) -> None:
+        """Read the store, and write the parts of the page anew. A store that is away leaves the last figures."""
+        try:
+            self._overview = found = await self._read()
+            self._trouble = None
+        except StoreError as exc:
+            self._trouble = str(exc)
+        else:
+            minute = found.at.replace(second=0, microsecond=0)
+            if found.requests is not None:
+                self._used[minute] = max(found.requests.used, self._used.get(minute, 0))
+            self._used = {at: used for at, used in self._used.items() if at > minute - _HOUR}
+        values = {"now": self._overview, "reason": self._trouble, "used": self._used}
+        regions = _REGIONS.make_module(values)
+        self.parts = {name: getattr(regions, name)() for name in REGIONS}
+
+    async def _read(self) -> Overview:
+        store = account_store(self._store)
+        file = store.database.file
+        if file is not None and not await anyio.Path(file).exists():  # which reading would make
+            raise StoreError(f"there is no file {file}", outcome="not_sent")
+        try:
+            # Reading makes missing tables and migrates old ones: that is for the programs that pay.
+            if self._overview is None and (await store.database.peek(find_version) or 0) < VERSION:
+                raise StoreError("it has no tables of this release yet: your program makes them", outcome="not_sent")
+            return await read_overview(store)
+        finally:
+            if file is not None:
+                # Between two readings a file may be replaced, by a backup say: nothing of the old one stays open.
+                self._store.close()
+
+    def write(self) -> str:
+        """Return the whole page."""
+        return _PAGE.render(name=self.name, parts=self.parts)
+
+
+def create_page(board: Board) -> ASGIApp:
+    """Make the page of a board, which answers requests from other websites with HTTP 403."""
+
+    async def show(request: Request) -> Response:
+        return HTMLResponse(board.write(), headers=_NOT_KEPT)
+
+    async def follow(request: Request) -> Response:
+        stream = EventStream(lambda: board.parts)
+        return StreamingResponse(stream, headers=_NOT_KEPT, media_type="text/event-stream")
+
+    async def load(request: Request) -> Response:
+        return _FILES.get(request.path_params["name"]) or PlainTextResponse("Not found. The page is at /.\n", 404)
+
+    routes = [Route("/", show), Route("/live", follow), Route("/static/{name}", load)]
+    return guarded(Starlette(routes=routes))

@@ -1,0 +1,312 @@
+"""`mobilemoney dashboard`: the page of a store, read without a browser; tests/browser looks at it in one."""
+
+import re
+import socket
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import attrs
+import httpx
+import pytest
+
+from mobilemoney_async import MobileMoneyError, RetryPolicy, SQLStore, TransactionStatus, TransactionType
+from mobilemoney_async.cli.dashboard import page
+from mobilemoney_async.cli.dashboard.page import REGIONS, Board, axis_end, create_page
+from mobilemoney_async.payments.records import UnclaimedTransaction
+from mobilemoney_async.payments.store import account_store
+from mobilemoney_async.sandbox import Sandbox, faults
+from mobilemoney_async.sandbox.behaviour import Choices
+from mobilemoney_async.sharing.overview import LimitUse, MinuteCount, Overview, read_overview
+from tests.sandbox.page_user import Elements
+from tests.support.commands import leave_home, run, started
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+NUMBER = "+255681234501"
+HOSTILE = f"\"><script>alert('1')</script>{{{{7*7}}}}\u202e{NUMBER}"
+
+
+@attrs.define
+class Reader:
+    """Reader of a dashboard's page."""
+
+    board: Board
+    http: httpx.AsyncClient
+
+    async def source(self) -> str:
+        """Let the dashboard look at the store, and return the page."""
+        await self.board.look_again()
+        answer = await self.http.get("/")
+        assert answer.status_code == 200
+        return answer.text
+
+    async def see(self) -> str:
+        return Elements(await self.source()).text
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "payments.db"
+
+
+@pytest.fixture
+def store(file: Path) -> Iterator[SQLStore]:
+    store = SQLStore(f"sqlite:///{file}")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+async def reader(store: SQLStore, file: Path) -> AsyncIterator[Reader]:
+    board = Board(SQLStore(f"sqlite:///{file}"))  # its own, as in a process of its own
+    transport = httpx.ASGITransport(create_page(board))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8766") as http:
+        yield Reader(board, http)
+
+
+async def pay(store: SQLStore, *keys: str, fault: faults.Fault | None = None) -> Sandbox:
+    """Make a collection of 15,000 TZS or a little more for each key; they all suffer the same fault."""
+    sandbox = Sandbox(run=str(keys), choices=Choices(rate_limit=None))
+    async with sandbox.client(store=store, retry=RetryPolicy(max_attempts=1)) as client:
+        for number, key in enumerate(keys):
+            if fault is not None:
+                sandbox.script(fault, on="c2b")
+            try:
+                await client.collections.create(NUMBER, 15_000 + number, idempotency_key=key)
+            except MobileMoneyError:
+                assert fault is not None
+    return sandbox
+
+
+async def test_the_page_shows_what_an_operator_asks(reader: Reader, store: SQLStore) -> None:
+    """Sums by state, the oldest pending payment, unknown results with the next step, the queue and the limit."""
+    sandbox = await pay(store, "order-1", "order-2")
+    assert "No result is unknown" in await reader.see()
+    await pay(store, "order-3", fault=faults.drop(processed=True))
+    async with sandbox.client(store=store) as client:
+        await client.payments.enqueue(type="disbursement", phone_number=NUMBER, amount=900, idempotency_key="payout-1")
+    shown = await reader.see()
+    for text in (
+        "Payments of default",
+        "Payments with an unknown result: 1 order-3 Copy the key 15,000 TZS collection UNKNOWN",
+        "What to do: Unknown result: run reconcile.",
+        "No program follows the pending payments",
+        "No program sends the queue",
+        "Pending 2 the oldest for",
+        "Queue 1 not being sent",
+        "Rate limit 3 of 60 requests count now",
+        "↑ made: 2",
+        "Collections 3 45,001 UNKNOWN 1 15,000 PENDING 2 30,001 Disbursements 1 900 QUEUED 1 900",
+    ):
+        assert text in shown
+    assert "order-1" in shown
+
+
+async def test_a_transaction_that_no_payment_claims_is_shown_with_the_next_step(
+    reader: Reader, store: SQLStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named by its id, with the payment that it may be a second time."""
+    await pay(store, "order-1")
+    found = await read_overview(account_store(store))
+    first = UnclaimedTransaction(
+        transaction_id="txn-1",
+        type=TransactionType.COLLECTION,
+        amount=Decimal(15_000),
+        phone_number="+25568…501",
+        status=TransactionStatus.SUCCESS,
+        created_at=found.at,
+        first_seen_at=found.at,
+        fits_key="order-1",
+    )
+    unclaimed = [first, attrs.evolve(first, transaction_id="txn-2", is_gap=True)]
+    stub(monkeypatch, attrs.evolve(found, unclaimed=3, unclaimed_first=unclaimed, is_stopped=True))
+    shown = await reader.see()
+    assert "Transactions that no payment claims: 3 txn-1 Copy the transaction id" in shown
+    assert "It may be the payment order-1, made twice. Find out what it is, then use explain." in shown
+    assert "import it with recover" in shown
+    assert "and 1 more: mobilemoney payments unclaimed" in shown
+    assert "New payments wait" in shown
+
+
+def tables(file: Path) -> list[Any]:
+    with closing(sqlite3.connect(file)) as connection:
+        return connection.execute("SELECT name FROM sqlite_master").fetchall()
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, *overviews: Overview) -> None:
+    """Let the dashboard read these overviews, one after another."""
+    coming = iter(overviews)
+
+    async def read(_: Any) -> Overview:
+        return next(coming)
+
+    monkeypatch.setattr(page, "read_overview", read)
+
+
+async def test_the_plot_of_the_limit_holds_what_was_seen(
+    reader: Reader, store: SQLStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the most of each minute since the dashboard looks, of an hour at most, and says what it has not seen."""
+    await pay(store, "order-1")
+    found = await read_overview(account_store(store))
+    noon = datetime(2026, 11, 23, 12, 0, 5, tzinfo=UTC)
+
+    def at(minute: int, used: int | None, second: int = 0) -> Overview:
+        now = noon + timedelta(minutes=minute, seconds=second)
+        first = now.replace(second=0) - timedelta(minutes=59)
+        minutes = [attrs.evolve(each, at=first + timedelta(minutes=i)) for i, each in enumerate(found.minutes)]
+        requests = None if used is None else LimitUse(used=used, limit=60, per_minute=60)
+        return attrs.evolve(found, at=now, minutes=minutes, requests=requests)
+
+    stub(monkeypatch, at(0, None), at(0, 7), at(0, 31, 20), at(0, 4, 40), at(2, 12), at(61, 3))
+    assert "Not seen yet: no program with this store" in await reader.see()
+    shown = [await reader.see() for _ in range(4)][-1]
+    assert "Seen by this dashboard since 12:00 UTC; hatched: not seen" in shown
+    assert "12:02 12 12:01 not seen 12:00 31 11:59 not seen" in shown
+    later = await reader.see()
+    assert "13:01 3 13:00 not seen" in later
+    assert "since 12:02 UTC" in later
+
+
+async def test_foreign_texts_are_escaped_and_numbers_are_not_shown(reader: Reader, store: SQLStore) -> None:
+    """A hostile key is text, in its place, without a whole phone number; one that can be used can be copied."""
+    await pay(store, HOSTILE, "order-1", fault=faults.drop(processed=True))
+    source = await reader.source()
+    elements = Elements(source)
+    assert "\"><script>alert('1')</script>{{7*7}}\\u202e+25568…501" in elements.text
+    assert source.count("<script") == 3  # the page's own files
+    assert "\u202e" not in source
+    assert NUMBER not in source and NUMBER[1:] not in source
+    copied = elements.values("data-copy")
+    assert len(copied) == 1
+    assert copied <= set(elements.ids)
+    assert len(elements.ids) == len(set(elements.ids))
+    for names in elements.values("aria-labelledby"):
+        assert set(names.split()) <= set(elements.ids)
+
+
+async def test_the_store_stays_as_it_is(reader: Reader, store: SQLStore, file: Path) -> None:
+    """However often it looks, the dashboard changes no row and takes no lease."""
+    await pay(store, "order-1")
+    await pay(store, "order-2", fault=faults.drop(processed=True))
+
+    def rows() -> list[str]:
+        with closing(sqlite3.connect(file)) as connection:
+            return list(connection.iterdump())
+
+    before = rows()
+    for _ in range(3):
+        assert "order-2" in await reader.see()
+    assert rows() == before
+
+
+async def test_another_website_can_read_nothing(reader: Reader, store: SQLStore) -> None:
+    """The page answers only under a loopback name, takes no forms, and loads nothing from elsewhere."""
+    await pay(store, "order-1")
+    elements = Elements(await reader.source())
+    for headers in ({"host": "evil.example"}, {"host": "127.0.0.1.evil.example"}):
+        for path in ("/", "/live"):
+            answer = await reader.http.get(path, headers=headers)
+            assert answer.status_code == 403
+            assert "order" not in answer.text
+    foreign = await reader.http.post("/", headers={"origin": "https://evil.example"})
+    assert foreign.status_code == 403
+    assert (await reader.http.post("/")).status_code == 405
+    policy = (await reader.http.get("/")).headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert not [name for _, found in elements.attributes for name in found if name.startswith("on") or name == "style"]
+    for path in elements.values("src", "href") - {"/"}:
+        if path.startswith("#"):
+            assert path[1:] in elements.ids
+            continue
+        loaded = await reader.http.get(path)
+        assert loaded.status_code == 200 and "immutable" in loaded.headers["cache-control"]
+    assert (await reader.http.get("/static/page.py")).status_code == 404
+
+
+async def test_a_store_that_is_away_is_said_and_comes_back(reader: Reader, store: SQLStore, file: Path) -> None:
+    """The last figures stay, with their time; a store without tables, or a missing file, is not made."""
+    path = anyio.Path(file)
+    assert "there is no file" in await reader.see()
+    assert not await path.exists()
+    await path.touch()
+    assert "it has no tables of this release yet" in await reader.see()
+    assert tables(file) == []
+    await pay(store, "order-1")
+    assert "The store cannot be read" not in await reader.see()
+    store.close()
+    away = await path.rename(file.with_suffix(".away"))
+    shown = await reader.see()
+    assert "The store cannot be read. there is no file" in shown
+    assert "The figures below are of" in shown and "Pending 1" in shown
+    await away.rename(file)
+    assert "Pending 1" in await reader.see()
+    await away.write_bytes(await path.read_bytes())
+    await pay(store, "order-2")
+    store.close()
+    assert "Pending 2" in await reader.see()
+    await away.rename(file)  # a backup
+    assert "Pending 1" in await reader.see()
+
+
+async def test_each_part_is_sent_as_it_is_on_the_page(reader: Reader, store: SQLStore) -> None:
+    """What the stream replaces is found on the page by its id, once."""
+    await pay(store, "order-1")
+    ids = Elements(await reader.source()).ids
+    for name in REGIONS:
+        (first, *_) = Elements(reader.board.parts[name]).ids
+        assert ids.count(first) == 1
+
+
+@pytest.mark.parametrize(("most", "end"), [(0, 5), (5, 5), (6, 10), (11, 20), (51, 100), (100, 100), (101, 200)])
+def test_an_axis_ends_at_a_round_number(most: int, end: int) -> None:
+    """No bar is higher than the plot."""
+    assert axis_end([MinuteCount(at=datetime.now(UTC), succeeded=most - most // 2, failed=most // 2)]) == end
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def home(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        leave_home(monkeypatch, tmp_path)
+
+    @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+    async def test_it_serves_until_ctrl_c(self, store: SQLStore, file: Path) -> None:
+        """It prints the address, serves the page there with its stream, and ends in order, with 0."""
+        await pay(store, "order-1")
+        store.close()
+        with started("dashboard", "--port", "0", "--store", f"sqlite:///{file}") as command:
+            line = command.read_line()
+            found = re.fullmatch(r"dashboard of default: (http://127\.0\.0\.1:\d+/)\n", line)
+            assert found, command.end()
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+                assert "Pending" in (await http.get(found[1])).text
+                async with http.stream("GET", f"{found[1]}live") as stream:
+                    async for text in stream.aiter_text():
+                        assert text.startswith("data: ") and 'hx-swap-oob="outerMorph"' in text
+                        break
+                    command.interrupt()
+                    assert command.end() == (0, "stopped\n", "")
+
+    def test_an_obstacle_is_one_line(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No store, no such file, a port in use and a missing extra are said with the next step."""
+        assert "there is no file" in run("dashboard", "--store", f"sqlite:///{file}").stderr
+        assert "has no store" in run("dashboard").stderr
+        SQLStore(f"sqlite:///{file}")
+        file.touch()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            ended = run("dashboard", "--port", port, "--store", f"sqlite:///{file}")
+            assert "is a dashboard running there already? --port 0" in str(ended.exception or ended.stderr)
+        monkeypatch.delitem(sys.modules, "mobilemoney_async.cli.dashboard.page", raising=False)
+        monkeypatch.delattr("mobilemoney_async.cli.dashboard.page", raising=False)
+        monkeypatch.setitem(sys.modules, "jinja2", None)
+        missing = run("dashboard", "--store", f"sqlite:///{file}")
+        assert "mobilemoney-async[sandbox]" in missing.stderr and missing.exit_code == 2
+        assert tables(file) == []
