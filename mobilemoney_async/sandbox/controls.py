@@ -1,5 +1,6 @@
 """Controls of a running sandbox: accounts, the customers' answers, the clock, faults and records."""
 
+import json
 import math
 from collections.abc import Iterable
 from datetime import datetime
@@ -12,6 +13,7 @@ from mobilemoney_async.sandbox.callbacks import CallbackSender
 from mobilemoney_async.sandbox.clock import Clock
 from mobilemoney_async.sandbox.engine import Engine, dice
 from mobilemoney_async.sandbox.faults import Fault
+from mobilemoney_async.sandbox.messages import RefusedError, Reply
 from mobilemoney_async.sandbox.phones import Phone, Phones
 from mobilemoney_async.sandbox.records import Ledger, RequestLog, opening_balance
 from mobilemoney_async.sandbox.script import Rule, SwitchBoard
@@ -206,6 +208,28 @@ class Controls:
         self.callbacks.wake()
 
     # Payments
+
+    def ask(self, phone_number: str, amount: str) -> Reply:
+        """Ask a customer to pay, as the phone page does: a collection of the merchant's without a program.
+
+        It counts neither in the request limit nor in the request log, and scripts and switches spare it. A magic number
+        acts as ever. Later payments have the ids and delays that they would have without it.
+
+        Args:
+            phone_number: International format.
+            amount: Whole TZS.
+
+        Returns:
+            The answer that a program would get.
+
+        Raises:
+            ValueError: The service refuses the phone number or the amount.
+        """
+        fields = {"phone_number": phone_number, "amount": amount}
+        try:
+            return self._engine.ask(self._account, fields, self._clock.seconds())
+        except RefusedError as refusal:
+            raise ValueError(json.loads(refusal.reply.body)["message"]) from refusal
 
     def approve(self, transaction_id: str) -> Payment:
         """Let the customer pay, or the recipient be paid, now. A payout over the balance ends in INSUFFICIENT_FUNDS.

@@ -14,7 +14,7 @@ from math import ceil
 import attrs
 
 from mobilemoney_async.sandbox import magic
-from mobilemoney_async.sandbox.accounts import Account, Accounts, Principal
+from mobilemoney_async.sandbox.accounts import Account, Accounts
 from mobilemoney_async.sandbox.behaviour import Choices, RateBudget, RateLimit
 from mobilemoney_async.sandbox.endpoints import Call, Match, match, read_body
 from mobilemoney_async.sandbox.faults import Fault, html_reply, rate_limit_reply
@@ -43,6 +43,8 @@ class Engine:
         self.switches: SwitchBoard = SwitchBoard()
         self.requests: RequestLog = RequestLog()
         self.payments: PaymentService = PaymentService(self.book, speed=speed)
+        # Of the page, so that what a program gets is the same beside it.
+        self._page_dice = dice(seed, f"page{run}")
         self._speed = speed
         self._balance = balance
         self._choices = choices
@@ -101,6 +103,20 @@ class Engine:
         self._log(request, endpoint, reply, now)
         return reply
 
+    def ask(self, account: Account, fields: Mapping[str, str], now: float) -> Reply:
+        """Create a collection for the page, and return the answer that a request would get; see `Sandbox.ask`.
+
+        Raises `RefusedError` for a wrong phone number or amount, before a magic number's fault strikes.
+        """
+        self.book.settle(now)
+        call = Call(
+            parameters={}, query={}, body=fields, account=account, now=now, unscaled_now=now, choices=self._choices
+        )
+        self.payments.read(call)
+        faults = self._magic_faults(Kind.COLLECTION, fields, "page")
+        reply = _instead(faults, self._choices)
+        return reply or _changed(faults, self.payments.create(Kind.COLLECTION, call, self._page_dice))
+
     def _process(self, request: Request, found: Match, choices: Choices, now: float, unscaled_now: float) -> Reply:
         """Check sender, body, magic number, limit and permission, in this order; then let the request take effect."""
         route, parameters = found
@@ -110,7 +126,7 @@ class Engine:
             principal = self.accounts.authenticate(authorization, self.book.datetime_at(now))
         body = read_body(request)
         kind = _KINDS.get(route.name)
-        faults = self._magic_faults(kind, body, principal) if kind and principal else ()
+        faults = self._magic_faults(kind, body, principal.account.merchant_id) if kind and principal else ()
         reply = _instead(faults, choices)
         if reply is not None:
             return reply
@@ -139,12 +155,12 @@ class Engine:
             raise RefusedError(rate_limit_reply(choices, max(1, ceil(wait))))
         limit.use(unscaled_now)
 
-    def _magic_faults(self, kind: Kind, body: Mapping[str, object], sender: Principal) -> tuple[Fault, ...]:
+    def _magic_faults(self, kind: Kind, body: Mapping[str, object], sender: str) -> tuple[Fault, ...]:
         row = magic.find(str(body.get("phone_number")), kind)
         if row is None or row.fault is None:
             return ()
         if row.alternates:
-            payment = (sender.account.merchant_id, kind, row.suffix, str(body.get("amount")))
+            payment = (sender, kind, row.suffix, str(body.get("amount")))
             if payment in self._struck:
                 self._struck.remove(payment)
                 return ()

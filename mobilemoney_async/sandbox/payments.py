@@ -70,12 +70,14 @@ class TransactionBook:
         external_id: str | None,
         plan: Plan,
         now: float,
+        dice: random.Random | None = None,
     ) -> Payment:
-        """Accept a payment, and plan its end."""
+        """Accept a payment, and plan its end. Another `dice` than the book's leaves later payments as they would be."""
+        dice = self._dice if dice is None else dice
         hidden = self._choices.hidden_for if plan.hidden else 0.0
         payment = Payment(
-            id=f"txn_{self._dice.getrandbits(80):020x}",
-            reference=f"REF{self._dice.getrandbits(48):012X}",
+            id=f"txn_{dice.getrandbits(80):020x}",
+            reference=f"REF{dice.getrandbits(48):012X}",
             external_id=external_id,
             kind=kind,
             amount=amount,
@@ -85,7 +87,7 @@ class TransactionBook:
             created_at=now,
             visible_at=now + hidden / self._speed,
         )
-        due_at = now + self._delay(plan.pace) / self._speed
+        due_at = now + self._delay(plan.pace, dice) / self._speed
         if plan.event is Event.EXPIRE:
             payment = attrs.evolve(payment, expires_at=due_at)
         self._payments[payment.id] = payment
@@ -172,10 +174,10 @@ class TransactionBook:
         """Turn seconds since the sandbox's start into ISO 8601, UTC, to the millisecond."""
         return self.datetime_at(at).astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
-    def _delay(self, pace: Pace) -> float:
+    def _delay(self, pace: Pace, dice: random.Random) -> float:
         """Return the time to the end of a new payment, seconds at speed 1."""
         # Drawn for every payment, so that a magic number does not change the delays of ordinary payments after it.
-        ordinary = self._dice.lognormvariate(0, _SPREAD) * self._choices.median_delay
+        ordinary = dice.lognormvariate(0, _SPREAD) * self._choices.median_delay
         delays: dict[Pace, float] = {
             "ordinary": min(ordinary, self._choices.longest_delay),
             "decided": self._choices.decided_delay,
@@ -241,14 +243,19 @@ class PaymentService:
         self._book = book
         self._speed = speed
 
-    def create(self, kind: Kind, call: Call) -> Reply:
-        """POST /payment-service/airtel/c2b and b2c."""
+    def read(self, call: Call) -> tuple[str, str]:
+        """Read phone number and amount of a payment, or refuse them."""
         phone_number = call.phone_number(payment_error)
         amount = call.text("amount", payment_error)
         if not _AMOUNT.fullmatch(amount):
             raise RefusedError(
                 payment_error(400, "INVALID_AMOUNT", "amount must be a positive whole number as a string")
             )
+        return phone_number, amount
+
+    def create(self, kind: Kind, call: Call, dice: random.Random | None = None) -> Reply:
+        """POST /payment-service/airtel/c2b and b2c; `dice` as in `TransactionBook.create`."""
+        phone_number, amount = self.read(call)
         # Not in the contract's request fields; accepted because the record has it and a lookup by it is documented.
         external_id = call.text("external_id", payment_error) if call.body.get("external_id") is not None else None
         row = magic.find(phone_number, kind)
@@ -261,6 +268,7 @@ class PaymentService:
             external_id=external_id,
             plan=row.plan if row else ordinary,
             now=call.now,
+            dice=dice,
         )
         return answer(
             status="success",
