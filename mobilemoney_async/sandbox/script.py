@@ -107,20 +107,31 @@ class Switch:
 
     Args:
         slug: Its name in programs and URLs: small letters, digits and hyphens.
-        label: Its name on the page, a few words.
-        description: One sentence for the page: the answer that the client sees, and the effect of the request.
+        sees: What the program sees, a few words.
+        description: The same in a sentence, for the page.
+        processed: Whether the request took effect, which the program cannot see; None where the answer is a whole one.
         fault: Makes the fault.
+        group: The heading on the page.
         on: The requests that it strikes by default, as in `Sandbox.script`; None for every request.
-        decides: Whether it replaces the whole answer. Others only shape the answer, so several of them can strike one
-            request together.
     """
 
     slug: str
-    label: str
+    sees: str
     description: str
+    processed: bool | None
     fault: Callable[[], Fault]
+    group: str = attrs.field(default="An unusual answer", kw_only=True)
     on: str | None = attrs.field(default=None, kw_only=True)
-    decides: bool = attrs.field(default=True, kw_only=True)
+
+    @property
+    def label(self) -> str:
+        """Its name on the page."""
+        return self.sees if self.processed is None else f"{self.sees}, {'' if self.processed else 'not '}processed"
+
+    @property
+    def decides(self) -> bool:
+        """Whether it replaces the whole answer. Others shape it, so that several can strike one request together."""
+        return self.processed is not None
 
 
 @attrs.frozen(kw_only=True)
@@ -142,70 +153,48 @@ class SwitchState:
     fired: int
 
 
-def _pair(slug: str, label: str, sentence: str, fault: Callable[..., Fault], **options: object) -> tuple[Switch, ...]:
+def _both(slug: str, sees: str, description: str, fault: Callable[..., Fault], **options: str) -> tuple[Switch, ...]:
     """Make the two switches of a fault that strikes before the request is processed, or after."""
-    return (
-        Switch(
-            f"{slug}-before",
-            f"{label}, nothing processed",
-            f"{sentence}; the request has no effect.",
-            partial(fault, processed=False, **options),
-        ),
-        Switch(
-            f"{slug}-after",
-            f"{label}, processed",
-            f"{sentence}, although the request took effect.",
-            partial(fault, processed=True, **options),
-        ),
+    return tuple(
+        Switch(f"{slug}-{when}", sees, description, processed, partial(fault, processed=processed), **options)
+        for when, processed in (("before", False), ("after", True))
     )
 
 
 # fmt: off
+_NONE, _ERROR = {"group": "No answer"}, {"group": "An error"}
 SWITCHES: tuple[Switch, ...] = (
-    Switch("slow", "Slow answer", "The answer comes 5 seconds late; the request takes effect at once.",
-           partial(faults.latency, 5), decides=False),
-    Switch("gateway-timeout", "Gateway time-out",
-           "After 60 seconds comes HTTP 504 in place of the answer; the request took effect.",
-           partial(faults.latency, 90)),
-    Switch("refused", "Connection refused",
-           "No connection is made: the request is never sent. Over a socket the connection is reset instead.",
-           faults.refused),
-    *_pair("closed", "Connection closed", "The connection is closed without an answer", faults.drop),
-    *_pair("reset", "Connection reset", "The connection is reset without an answer", faults.drop, reset=True),
-    Switch("request-lost", "Request lost", "No answer ever comes; the request has no effect.",
-           partial(faults.lost, processed=False)),
-    Switch("answer-lost", "Answer lost", "No answer ever comes, although the request took effect.",
-           partial(faults.lost, processed=True)),
-    *_pair("error-500", "HTTP 500", "HTTP 500 with an undocumented error code", faults.server_error, status=500),
-    Switch("error-503-before", "HTTP 503, nothing processed",
-           "HTTP 503 with an undocumented error code; the request has no effect.",
-           partial(faults.server_error, 503, processed=False)),
-    Switch("proxy-502-before", "Proxy's 502 page, nothing processed",
-           "HTTP 502 with a proxy's HTML page; the request has no effect.",
-           partial(faults.html_page, 502, processed=False)),
-    Switch("proxy-504-after", "Proxy's 504 page, processed",
-           "HTTP 504 with a proxy's HTML page at once, although the request took effect.",
-           partial(faults.html_page, 504, processed=True)),
-    *_pair("empty", "Empty answer", "HTTP 200 without a body", faults.empty_body),
-    Switch("truncated", "Answer cut off",
-           "Half of the answer's body comes, then the connection ends; the request took effect.",
-           faults.truncated),
-    Switch("rate-limited", "Rate limit",
-           "RATE_LIMIT_EXCEEDED, retry after 1 second, whatever the real count; the request has no effect.",
-           faults.rate_limited),
-    Switch("token-expired", "Token expired", "HTTP 401 token_expired, whatever the token; the request has no effect.",
-           faults.token_expired),
-    Switch("unknown-fields", "Unknown fields", "The answer carries fields that the contract does not know.",
-           faults.unknown_fields, decides=False),
-    Switch("unknown-status", "Unknown status",
-           "Transactions are reported as UNDER_REVIEW, a status that the contract does not know.",
-           faults.unknown_status, decides=False),
-    Switch("nulls", "Nulls", "Optional fields of a transaction that are absent come as null.",
-           faults.nulls, decides=False),
-    Switch("oldest-first", "List from the oldest", "The transaction list starts with the oldest.",
-           partial(faults.list_order, "oldest-first"), on="transactions", decides=False),
-    Switch("list-lag", "List lags behind", "The transaction list leaves out transactions younger than 30 seconds.",
-           partial(faults.list_lag, 30), on="transactions", decides=False),
+    Switch("refused", "Connection refused", "No connection is made. Over a socket it is reset instead.", False,
+           faults.refused, **_NONE),
+    *_both("closed", "Connection closed", "The connection is closed without an answer.", faults.drop, **_NONE),
+    *_both("reset", "Connection reset", "The connection is reset without an answer.", partial(faults.drop, reset=True),
+           **_NONE),
+    Switch("request-lost", "Time-out", "No answer ever comes.", False, partial(faults.lost, processed=False), **_NONE),
+    Switch("answer-lost", "Time-out", "No answer ever comes.", True, partial(faults.lost, processed=True), **_NONE),
+    Switch("rate-limited", "Rate limit", "RATE_LIMIT_EXCEEDED, retry after 1 second, whatever the real count.", False,
+           faults.rate_limited, **_ERROR),
+    Switch("token-expired", "Token expired", "HTTP 401 token_expired, whatever the token.", False,
+           faults.token_expired, **_ERROR),
+    *_both("error-500", "HTTP 500", "With an undocumented error code.", partial(faults.server_error, 500), **_ERROR),
+    Switch("error-503-before", "HTTP 503", "With an undocumented error code.", False,
+           partial(faults.server_error, 503, processed=False), **_ERROR),
+    Switch("proxy-502-before", "Proxy's 502 page", "HTTP 502 with a proxy's HTML page.", False,
+           partial(faults.html_page, 502, processed=False), **_ERROR),
+    Switch("proxy-504-after", "Proxy's 504 page", "HTTP 504 with a proxy's HTML page, at once.", True,
+           partial(faults.html_page, 504, processed=True), **_ERROR),
+    Switch("gateway-timeout", "Gateway time-out", "HTTP 504 after 60 seconds.", True, partial(faults.latency, 90),
+           **_ERROR),
+    *_both("empty", "Empty answer", "HTTP 200 without a body.", faults.empty_body),
+    Switch("truncated", "Answer cut off", "Half of the body comes, then the connection ends.", True, faults.truncated),
+    Switch("slow", "Slow answer", "It comes 5 seconds late.", None, partial(faults.latency, 5)),
+    Switch("unknown-fields", "Unknown fields", "Fields that the contract does not know.", None, faults.unknown_fields),
+    Switch("unknown-status", "Unknown status", "Transactions are UNDER_REVIEW, which the contract does not know.", None,
+           faults.unknown_status),
+    Switch("nulls", "Nulls", "Absent fields of a transaction come as null.", None, faults.nulls),
+    Switch("oldest-first", "List from the oldest", "The transaction list starts with the oldest.", None,
+           partial(faults.list_order, "oldest-first"), on="transactions"),
+    Switch("list-lag", "List lags behind", "The list leaves out transactions younger than 30 seconds.", None,
+           partial(faults.list_lag, 30), on="transactions"),
 )
 # fmt: on
 """All of them, in the order of the page."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
@@ -21,7 +22,9 @@ from tests.browser.phone_page import ASHA, JUMA, NEEMA, PATIENCE, Served, play_a
 from tests.support.chromium import headless, set_screen
 from tests.support.server import Request, Response, serve
 
+QUIET, OTHER = "+255754000555", "+255755000666"
 NARROW, WIDE = (360, 760), (1440, 900)
+UNFOLD = "for (const part of document.querySelectorAll('details')) part.open = true"
 CLIPBOARD = "return navigator.clipboard.readText()"
 
 # WCAG 2.2: 1.4.3 (contrast).
@@ -60,8 +63,13 @@ if (levels.filter((l) => l === 1).length !== 1) wrong.push(["h1", levels]);
 levels.forEach((l, i) => { if (i && l > levels[i - 1] + 1) wrong.push(["heading left out", levels]); });
 for (const tag of ["header", "nav", "main", "aside", "footer"])
   if (all(`body > ${tag}, header > ${tag}, main ${tag}`).length !== 1) wrong.push(["landmark", tag]);
+const same = (list) => list.filter((each, i) => list.indexOf(each) !== i);
+for (const name of same(all("form").map(named).filter(Boolean))) wrong.push(["forms with one name", name]);
+const controls = all("main button, main input:not([type=hidden]), main select");
+for (const name of same(controls.map((e) => named(e) || e.textContent)))
+  wrong.push(["controls with one name", name]);
 const ids = all("[id]").map((e) => e.id);
-if (new Set(ids).size !== ids.length) wrong.push(["ids", ids.filter((id, i) => ids.indexOf(id) !== i)]);
+if (new Set(ids).size !== ids.length) wrong.push(["ids", same(ids)]);
 return wrong;
 """
 
@@ -119,15 +127,22 @@ class PageUser:
             self.until(lambda text: text in self.text, f"never {text!r}", text)
 
     def press(self, name: str) -> None:
-        """Press a button, once it is there."""
+        """Press a button by its id or selector, once it is there."""
+        selector = name if name.startswith("#") else f"#{name}"
 
         def pressed() -> bool:
-            button = self.chrome.find_element(By.ID, name)
+            button = self.chrome.find_element(By.CSS_SELECTOR, selector)
             self.chrome.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", button)
             button.click()
             return True
 
         self.until(pressed, f"no button {name}")
+
+    def unfold(self, name: str) -> None:
+        """Fold a part out, if it is folded in."""
+        if not self.find(name).get_attribute("open"):
+            self.press(f"#{name} > summary")
+        self.until(lambda: self.find(name).get_attribute("open"), f"{name} never folded out")
 
     def type(self, name: str, *keys: str) -> None:
         self.find(name).send_keys(*keys)
@@ -218,6 +233,82 @@ def test_a_prompt_is_declined_or_expires(user: PageUser, served: Served, control
     user.sees(shown, status)
 
 
+@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["360", "1440"])
+def test_the_page_alone_shows_a_payment(user: PageUser, served: Served, size: tuple[int, int]) -> None:
+    """On an empty page two presses and a PIN ask a customer, and pay; the form keeps its values for the next."""
+    user.open(size)
+    user.press("ask-send")
+    user.sees("Asked +255 681 234 567 to pay 15,000 TZS", "PENDING")
+    (payment,) = served.sandbox.transactions
+    user.type(f"pin-{payment}", "1234", Keys.ENTER)
+    user.sees("SUCCESS", "Paid", "10,014,775.00")
+    user.type("ask-magic", "+255780000203")
+    assert user.find("ask-number").get_attribute("value") == "+255780000203"
+    user.press("ask-send")
+    user.sees("Asked +255 780 000 203", "A program would get: HTTP 500 INTERNAL_ERROR.")
+    show(user, f"asked-{size[0]}")
+    assert user.find("ask-magic").get_attribute("value") == "+255780000203"
+    user.type("ask-number", Keys.BACKSPACE, "9")
+    assert user.find("ask-magic").get_attribute("value") == ""
+    user.press("ask-send")
+    user.sees("Asked +255 780 000 209")
+
+
+def test_wrong_input_of_a_payment_is_explained_beside_its_field(user: PageUser, served: Served) -> None:
+    """The sentence stands beside the field and nowhere else, the focus stays, and the right input removes it."""
+    user.open(NARROW)
+    user.type("ask-amount", Keys.BACKSPACE * 5, "<b>1,5", Keys.ENTER)
+    error = user.find("ask-amount-error")
+    assert error.text == "Enter whole TZS, digits only, such as 15000."
+    assert user.focused == "ask-amount"
+    assert user.find("ask-amount").get_attribute("value") == "<b>1,5"
+    assert user.text.count("digits only") == 1
+    show(user, "wrong-amount")
+    assert not served.sandbox.transactions
+    user.keys(Keys.BACKSPACE * 6, "15", Keys.ENTER)
+    user.sees("to pay 15 TZS")
+    assert not user.chrome.find_elements(By.ID, "ask-amount-error")
+    assert user.focused == "ask-amount"
+
+
+def test_phones_that_wait_come_first_and_the_others_are_a_row(user: PageUser, served: Served) -> None:
+    """Five phones are short on a small screen; a line unfolds to its history, and stays so while updates come."""
+    play_a_morning(served)
+    for number in (QUIET, OTHER):
+        served.call(served.sandbox.approve, served.ask(number, 9_000))
+    user.open(NARROW)
+    user.sees("+255 755 000 666", "+255 754 000 555")
+    height = "return document.documentElement.scrollHeight"
+    assert user.chrome.execute_script(height) < 4_000
+    top = "return Math.max(...[...document.querySelectorAll(arguments[0])].map((e) => e.getBoundingClientRect().top))"
+    assert user.chrome.execute_script(top, ".prompt") < user.chrome.execute_script(top, ".line:first-child")
+    line = user.chrome.find_element(By.CSS_SELECTOR, ".line details")
+    name = str(line.get_attribute("id"))
+    user.unfold(name)
+    user.unfold("group-1")
+    user.find("keep-refused").send_keys(Keys.ENTER)
+    user.sees("Connection refused, not processed\nOn until you switch it off")
+    served.call(served.sandbox.ask, ASHA, "77")
+    user.sees("TZS 77")
+    assert user.find(name).get_attribute("open") and user.find("group-1").get_attribute("open")
+    show(user, "row-360")
+
+
+def test_foreign_texts_do_not_break_the_page(user: PageUser, served: Served) -> None:
+    """Texts of 10,000 characters, with markup and bidirectional marks, neither widen a small page nor run."""
+    hostile = "<script>document.title='broken'</script>\u202e" + 10_000 * "W"
+    body = {"phone_number": ASHA, "amount": "15000", "external_id": hostile}
+    headers = {"Authorization": f"Bearer {served.sandbox.token}"}
+    answer = httpx.post(f"{served.base_url}/payment-service/airtel/c2b", json=body, headers=headers)
+    served.call(served.sandbox.decline, answer.json()["transaction_id"], hostile)
+    httpx.get(f"{served.base_url}/{10_000 * 'W'}")
+    user.open(NARROW)
+    user.sees("<script>document.title")
+    user.unfold("requests-fold")
+    show(user, "hostile")
+    assert user.chrome.title == "Mobile money sandbox"
+
+
 def test_a_prompt_expires_by_itself_when_the_clock_jumps(user: PageUser, served: Served) -> None:
     """A jump of the clock replaces the two minutes until a payment times out."""
     user.open()
@@ -233,8 +324,10 @@ def test_a_half_typed_pin_survives_updates(user: PageUser, served: Served) -> No
     user.open()
     payment = served.ask(ASHA, 15_000)
     user.type("callback-url", "http://half")
-    user.press("connect")
-    user.until(lambda: user.find("connect").get_attribute("open"), "never folded out")
+    for name in ("connect", "ask"):
+        user.unfold(name)
+    user.type("ask-number", "9")
+    user.type("ask-amount", "0")
     user.type(f"pin-{payment}", "12")
     other = served.ask(JUMA, 2_000)
     user.sees("+255 753 000 911")
@@ -248,11 +341,10 @@ def test_a_half_typed_pin_survives_updates(user: PageUser, served: Served) -> No
     assert user.focused == f"pin-{payment}"
     user.keys("34")
     assert user.find(f"pin-{payment}").get_attribute("value") == "1234"
-    assert user.find("callback-url").get_attribute("value") == "http://half"
-    assert user.find("connect").get_attribute("open")
     user.keys(Keys.ENTER)
     user.until(lambda: served.sandbox.transactions[payment].status == "SUCCESS", "never paid")
-    assert user.find("callback-url").get_attribute("value") == "http://half"
+    typed = {"callback-url": "http://half", "ask-number": "+2556812345679", "ask-amount": "150000"}
+    assert {name: user.find(name).get_attribute("value") for name in typed} == typed
     assert user.find("connect").get_attribute("open")
 
 
@@ -264,12 +356,13 @@ def test_everything_works_by_keyboard(user: PageUser, served: Served) -> None:
     assert user.chrome.switch_to.active_element.text == "Skip to the phones"
     user.keys(Keys.ENTER)
     met = []
-    for _ in range(4):
+    for _ in range(9):
         user.keys(Keys.TAB)
         met.append(user.focused)
         outline = "return getComputedStyle(document.activeElement).outlineStyle"
         assert user.chrome.execute_script(outline) != "none", met
-    assert met == ["by-hand-yes", "by-hand-no", f"pin-{payment}", f"pay-{payment}"]
+    ask = ["ask-title", "ask-number", "ask-magic", "ask-amount", "ask-send"]
+    assert met == ["by-hand-yes", "by-hand-no", *ask, f"pin-{payment}", f"pay-{payment}"]
     ActionChains(user.chrome).key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
     user.keys("1234", Keys.ENTER)
     user.sees("Paid")
@@ -310,8 +403,8 @@ def test_every_fault_is_switched_from_the_page(user: PageUser, served: Served) -
         user.holds(f"once-{switch.slug}", is_on, index, True)
         user.holds(f"off-{switch.slug}", is_off, index)
         user.holds(f"keep-{switch.slug}", is_on, index, False)
-    user.sees(*(f"{switch.label}\nOn until switched off" for switch in SWITCHES))
-    user.holds("on-off-slow", lambda: not sandbox.switches.states()[0].is_on)
+    user.sees(*(f"{switch.label}\nOn until you switch it off" for switch in SWITCHES))
+    user.holds("on-off-refused", is_off, 0)
     user.holds("all-off", lambda: not any(state.is_on for state in sandbox.switches.states()))
     user.sees("None: every request is answered normally")
 
@@ -366,6 +459,7 @@ def test_callbacks_reach_a_real_receiver(user: PageUser, served: Served) -> None
 def test_a_wrong_url_is_explained_beside_its_field(user: PageUser, served: Served) -> None:
     """A URL that no callback can be sent to stays in its field, with the reason beside it."""
     user.open(NARROW)
+    user.unfold("callbacks-fold")
     user.type("callback-url", "ftp://example.com/hook")
     user.press("callback-save")
     error = user.find("callback-url-error")
@@ -426,6 +520,10 @@ def test_the_page_works_without_javascript(user: PageUser, served: Served) -> No
         user.open()
         user.type(f"pin-{payment}", "1234", Keys.ENTER)
         user.sees("Paid")
+        user.unfold("ask")
+        user.type("ask-magic", "+255780000202", Keys.ENTER)
+        user.press("ask-send")
+        user.sees("NO PAYMENT", "A program would get: no answer.")
         user.press("rate-20")
         user.sees("20 times as fast as real time")
         assert "load it again" in user.chrome.find_element(By.TAG_NAME, "body").text
@@ -452,14 +550,18 @@ def test_the_page_says_when_the_sandbox_is_gone_and_comes_back(chromium: webdriv
         chromium.get("about:blank")
 
 
-def test_the_token_is_copied(user: PageUser, served: Served) -> None:
-    """One press copies the base URL or the token."""
+def test_address_token_and_programs_are_copied(user: PageUser, served: Served) -> None:
+    """One press copies the base URL, the token or one of the two programs, also while updates come."""
     permissions = {"origin": served.page.rstrip("/"), "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     user.open()
     user.chrome.execute_cdp_cmd("Browser.grantPermissions", permissions)
-    for source, text in (("base-url", served.base_url), ("token", served.sandbox.token)):
-        assert user.find(source).text == text
-        user.chrome.find_element(By.CSS_SELECTOR, f"[data-copy={source}]").click()
+    user.unfold("connect")
+    texts = {name: user.find(name).text for name in ("base-url", "token", "shell", "python")}
+    assert (texts["base-url"], texts["token"]) == (served.base_url, served.sandbox.token)
+    assert served.base_url in texts["shell"] and texts["python"].startswith("import anyio\n")
+    for source, text in texts.items():
+        served.ask(ASHA, 1_000)
+        user.press(f"#connect [data-copy={source}]")
         user.until(lambda text: user.chrome.execute_script(CLIPBOARD) == text, f"{source} was not copied", text)
 
 
@@ -468,6 +570,7 @@ def test_the_token_is_copied(user: PageUser, served: Served) -> None:
 def test_the_page_is_accessible(user: PageUser, served: Served, size: tuple[int, int], scheme: str) -> None:
     """Structure, names, contrast and targets hold, empty and in use, on a phone and on a desk, light and dark."""
     user.open(size, scheme)
+    user.chrome.execute_script(UNFOLD)
     show(user, f"empty-{size[0]}-{scheme}")
     play_a_morning(served)
     user.sees("2 tries left", "TIMEOUT", "fault: unknown fields")

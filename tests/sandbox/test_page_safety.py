@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mobilemoney_async.sandbox import Sandbox
+from mobilemoney_async.sandbox import Fault, Sandbox
+from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.sandbox.page import snapshot
 from mobilemoney_async.sandbox.page.app import create_page, refusal
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
@@ -30,6 +31,27 @@ async def test_foreign_texts_are_escaped(user: PageUser, sandbox: Sandbox) -> No
     assert "onerror=alert(1)>'{{7*7}}" in Elements(source).text
     assert {tag for tag, _ in Elements(source).attributes} & {"img", "script"} == {"img", "script"}
     assert [found for tag, found in Elements(source).attributes if tag == "img" and found["src"] == "x"] == []
+
+
+async def test_foreign_texts_are_short_and_harmless(user: PageUser, sandbox: Sandbox) -> None:
+    """No text of a program makes the page long, hides a part of it or turns it around."""
+    hostile = "<script>\u202e" + 10_000 * "x"
+    sandbox.decline(await ask(sandbox, ORDINARY, external_id=hostile), hostile)
+    fault = Fault(name=hostile, instead=lambda _: Reply(status=500, code=hostile))
+    sandbox.script(fault, on="GET")
+    headers = {"Authorization": f"Bearer {sandbox.add_account(hostile).token}"}
+    async with httpx.AsyncClient(transport=sandbox.transport(), base_url=sandbox.base_url, headers=headers) as http:
+        await http.get(f"/{hostile}")
+        await http.request(10_000 * "M", "/")
+        await http.post("/payment-service/airtel/c2b", json={"phone_number": ORDINARY, "amount": "7"})
+    sandbox.callbacks.configure(f"http://{30 * 'host.'}example:9/")
+    for masked in ("no", "yes"):
+        await user.do("/mask", masked=masked)
+        source = await user.source()
+        assert "Pay <b>&lt;script&gt;�xxx" in source
+        assert "\u202e" not in source
+        # The URL of callbacks is whole in its field only.
+        assert max(map(len, Elements(source).text.split())) <= snapshot.TEXT + 1
 
 
 # Masking
@@ -111,10 +133,11 @@ def test_the_page_knows_its_own_requests(method: str, headers: dict[str, str], p
 async def test_another_website_can_do_nothing(user: PageUser, sandbox: Sandbox, headers: dict[str, str]) -> None:
     """A form that another website posts, or one under a name that only points here, gets 403 and has no effect."""
     payment = await ask(sandbox, ORDINARY)
-    fields = {"transaction_id": payment, "pin": "1234"}
-    answer = await user.http.post("/phones/pin", data=fields, headers=headers)
-    assert answer.status_code == 403
-    assert "page" in answer.text or "websites" in answer.text
+    fields = {"transaction_id": payment, "pin": "1234", "phone_number": ORDINARY, "amount": "1"}
+    for path in ("/phones/pin", "/phones/ask"):
+        answer = await user.http.post(path, data=fields, headers=headers)
+        assert answer.status_code == 403
+        assert "page" in answer.text or "websites" in answer.text
     assert only(sandbox).status == "PENDING"
 
 

@@ -47,11 +47,10 @@ def test_each_fault_has_a_switch_before_and_after_processing() -> None:
 
 
 def test_slugs_are_unique() -> None:
-    slugs = [switch.slug for switch in SWITCHES]
-    assert len(set(slugs)) == len(slugs)
+    for names in ([switch.slug for switch in SWITCHES], [switch.label for switch in SWITCHES]):
+        assert len(set(names)) == len(names)
     for switch in SWITCHES:
         assert switch.slug.strip("abcdefghijklmnopqrstuvwxyz0123456789-") == ""
-        assert switch.label
         assert switch.description.endswith(".")
 
 
@@ -69,13 +68,13 @@ def test_each_switch_strikes_once_and_turns_itself_off(switch: Switch) -> None:
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.slug)
-def test_the_description_is_true_about_processing(switch: Switch) -> None:
-    """The description promises no effect exactly where the request has none."""
+def test_a_switch_is_true_about_processing(switch: Switch) -> None:
+    """A switch says that the request is not processed exactly where it has no effect."""
     service = Service()
     service.engine.switches.turn_on(switch.slug, on="*")
     service.collect(STUCK)
-    says_no_effect = "has no effect" in switch.description or "never sent" in switch.description
-    assert len(service.engine.book.payments) == (not says_no_effect)
+    assert len(service.engine.book.payments) == (switch.processed is not False)
+    assert ("not processed" in switch.label) == (switch.processed is False)
 
 
 def test_one_can_stay_on_until_it_is_turned_off() -> None:
@@ -196,7 +195,7 @@ def test_an_unknown_switch_is_refused() -> None:
     service = Service()
     switches = service.engine.switches
     for wrong in (switches.turn_on, switches.turn_off):
-        with pytest.raises(ValueError, match="there is no switch 'rats'; there are: slow, "):
+        with pytest.raises(ValueError, match="there is no switch 'rats'; there are: refused, "):
             wrong("rats")
     switches.turn_on("slow", once=False)
     with pytest.raises(ValueError, match="no request can match"):

@@ -51,9 +51,10 @@ _HEADERS: Mapping[str, str] = {
 
 def create_page(sandbox: Controls) -> ASGIApp:
     """Make the phone page of a sandbox, which answers requests from other websites with HTTP 403."""
-    page = _Page(sandbox)
     actions = Actions(sandbox)
+    page = _Page(sandbox, actions)
     forms: dict[str, Callable[[Form], None]] = {
+        "/phones/ask": actions.ask,
         "/phones/pin": actions.enter_pin,
         "/phones/decline": actions.decline,
         "/phones/expire": actions.expire,
@@ -77,8 +78,9 @@ def create_page(sandbox: Controls) -> ASGIApp:
 class _Page:
     """Page of one sandbox, with the event streams of its open pages."""
 
-    def __init__(self, sandbox: Controls) -> None:
+    def __init__(self, sandbox: Controls, actions: Actions) -> None:
         self._sandbox = sandbox
+        self._actions = actions
         self._secret = secrets.token_bytes(16)
         # By whether numbers are masked: the snapshot, its parts, and until when streams share them.
         self._looks: dict[bool, tuple[Snapshot, Mapping[str, str], float]] = {}
@@ -122,7 +124,7 @@ class _Page:
                 refused = refusal
             self._wake()
             if request.headers.get("hx-request") == "true":
-                html = write("answer", **self._details(request, refused, form))
+                html = write("answer", path=request.url.path, **self._details(request, refused, form))
                 return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
             return self._write(request, refused, form) if refused else RedirectResponse(f"/#{shown_at}", 303)
 
@@ -136,7 +138,7 @@ class _Page:
         now, last = anyio.current_time(), self._looks.get(masked)
         if last is not None and now < last[2]:
             return last[1]
-        snapshot = take(self._sandbox, masked=masked, secret=self._secret)
+        snapshot = self._take(masked=masked)
         parts = write_parts(snapshot) if last is None or last[0] != snapshot else last[1]
         self._looks[masked] = (snapshot, parts, now + TICK / 2)
         return parts
@@ -148,23 +150,22 @@ class _Page:
             stream.wake()
 
     def _write(self, request: Request, refused: Refused | None = None, form: Form | None = None) -> Response:
-        snapshot = take(self._sandbox, masked=_is_masked(request), secret=self._secret)
+        snapshot = self._take(masked=_is_masked(request))
         html = write("page", snapshot=snapshot, **self._details(request, refused, form or {}))
         return HTMLResponse(html, refused.status if refused else 200, _NOT_KEPT)
 
+    def _take(self, *, masked: bool) -> Snapshot:
+        return take(self._sandbox, masked=masked, secret=self._secret, asked=self._actions.asked)
+
     def _details(self, request: Request, refused: Refused | None, form: Form) -> dict[str, object]:
         """Return the values of the page outside the snapshot, with the refusal of the form if there is one."""
-        callbacks = self._sandbox.callbacks
-        wrong_url = refused is not None and refused.field == "url"
         return {
-            "notice": refused.notice if refused else None,
+            "refused": refused,
+            "form": form,
             "base_url": f"{request.url.scheme}://{request.headers['host']}{PREFIX}",
             "token": self._sandbox.token,
             "endpoints": [route.name for route in ROUTES],
-            "endpoint": form.get("on", ""),
-            "callback_url": form.get("url", "") if wrong_url else callbacks.url or "",
-            "callback_error": refused.notice if refused and wrong_url else None,
-            "callbacks": callbacks,
+            "callbacks": self._sandbox.callbacks,
         }
 
 

@@ -13,12 +13,17 @@ from starlette.requests import Request
 
 from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.controls import Controls
+from mobilemoney_async.sandbox.page.snapshot import Asked
 from mobilemoney_async.sandbox.phones import PIN
 from mobilemoney_async.sandbox.states import IllegalTransitionError
 
 Form = Mapping[str, str]
 _PIN = re.compile(rf"[0-9]{{{len(PIN)}}}")
 _DAY = 86_400
+_PAYMENT_FIELDS = {
+    "phone_number": "Enter a number in international format, such as +255681234567.",
+    "amount": "Enter whole TZS, digits only, such as 15000.",
+}
 
 MAX_BYTES = 20_000
 _MAX_FIELDS = 20
@@ -72,7 +77,21 @@ class Actions:
     """Actions of the forms on one sandbox."""
 
     _sandbox: Controls
+    asked: Asked | None = attrs.field(default=None, init=False)
     _rate_before_pause: float = attrs.field(default=1.0, init=False)
+
+    def ask(self, form: Form) -> None:
+        """Ask a customer to pay; a number that was picked goes before one that was typed."""
+        typed = (form.get("magic") or form.get("phone_number", ""), form.get("amount", ""))
+        phone_number, amount = ("".join(text.split()) for text in typed)
+        payments = self._sandbox.transactions
+        known = len(payments)
+        try:
+            reply = self._sandbox.ask(phone_number, amount)
+        except ValueError as exc:
+            field = str(exc).split()[0]  # how each of the service's own refusals begins
+            raise Refused(_PAYMENT_FIELDS[field], field=field) from exc
+        self.asked = Asked(phone_number, amount, reply, next(reversed(payments)) if len(payments) > known else None)
 
     def enter_pin(self, form: Form) -> None:
         """Answer a prompt with a PIN. A text that is not four digits does not count as a wrong PIN."""

@@ -10,14 +10,16 @@ import anyio
 import jinja2
 from starlette.responses import Response
 
+from mobilemoney_async.sandbox.magic import MAGIC_NUMBERS
 from mobilemoney_async.sandbox.page.snapshot import TONES, Snapshot, duration, money, result, time_of_day
 from mobilemoney_async.sandbox.phones import PIN, TRIES
+from mobilemoney_async.sandbox.states import Kind
 
 _HERE = Path(__file__).parent
 _MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"}
 
 REGIONS = (
-    "mask-form", "by-hand", "phone-list", "summary", "transactions", "requests", "clock-face", "faults-on",
+    "mask-form", "by-hand", "asked", "phone-list", "summary", "transactions", "requests", "clock-face", "faults-on",
     "fault-list", "sent", "announcement",
 )  # fmt: skip
 """The parts that change: the id of the outermost element, and with `_` the name of the template."""
@@ -48,6 +50,7 @@ _ENVIRONMENT.globals.update(
     PIN=PIN,
     TRIES=TRIES,
     TONES=TONES,
+    magic=[row for row in MAGIC_NUMBERS.values() if row.steers(Kind.COLLECTION)],
     static={name: f"/static/{name}?v={hashlib.sha256(body).hexdigest()[:12]}" for name, body in _FILES.items()},
 )
 _ENVIRONMENT.filters.update(money=money, duration=duration, result=result, time_of_day=time_of_day)

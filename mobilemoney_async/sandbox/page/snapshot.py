@@ -5,18 +5,21 @@ With phone numbers masked no value of a snapshot holds a whole one, so neither t
 
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from math import ceil, inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import attrs
 
 from mobilemoney_async.sandbox.controls import Controls
-from mobilemoney_async.sandbox.phones import Phone
+from mobilemoney_async.sandbox.messages import Reply, Wire
+from mobilemoney_async.sandbox.phones import Phone, Prompt
+from mobilemoney_async.sandbox.records import LoggedRequest
+from mobilemoney_async.sandbox.script import SwitchState
 from mobilemoney_async.sandbox.states import Kind, Payment, Status
 
 PHONES = 12
@@ -25,6 +28,8 @@ HISTORY = 6
 TRANSACTIONS = 30
 REQUESTS = 30
 SENT = 10
+TEXT = 120
+"""Characters of a foreign text."""
 
 TONES: Mapping[Status, str] = {
     Status.SUCCESS: "good",
@@ -42,6 +47,7 @@ _RESULTS = {
     (Kind.COLLECTION, Status.TIMEOUT): "Expired",
     (Kind.DISBURSEMENT, Status.SUCCESS): "Received",
 }
+T = TypeVar("T", LoggedRequest, Payment, Prompt)
 # Whole words only: digits inside the service's own ids are not phone numbers.
 _PHONE_NUMBER = re.compile(r"(?<![0-9A-Za-z_])[+]?[0-9]{8,15}(?![0-9A-Za-z_])")
 
@@ -50,7 +56,17 @@ Snapshot: TypeAlias = Mapping[str, Any]
 """All values of the page that change, by name; phone numbers and URLs in it are as the page shows them."""
 
 
-def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
+@attrs.frozen
+class Asked:
+    """Payment that the page asked for last: the answer that a program would have got, and its id if it was made."""
+
+    phone_number: str = attrs.field(repr=False)
+    amount: str
+    reply: Reply
+    transaction_id: str | None
+
+
+def take(sandbox: Controls, *, masked: bool, secret: bytes, asked: Asked | None = None) -> Snapshot:
     """Read the sandbox once; `secret` makes the keys of the phones, which reveal neither a number nor their order."""
     now, started_at = sandbox.now, sandbox.started_at
     transactions = sandbox.transactions
@@ -65,8 +81,11 @@ def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
     return {
         "masked": masked,
         "by_hand": sandbox.by_hand,
-        "merchant": sandbox.email,
+        "merchant": plain(sandbox.email),
+        "asked": _shown_answer(asked, transactions, masked=masked) if asked else None,
         "phones": {key: _shown_phone(phone, masked=masked) for key, phone in by_key.items()},
+        # Those with prompts are shown whole, else the one that was used last.
+        "whole_phones": sum(bool(phone.prompts) for phone in steady) or 1,
         # What is left out, also "older" below.
         "more_phones": max(0, len(phones) - PHONES),
         "more_prompts": {key: max(0, len(phone.prompts) - PROMPTS) for key, phone in by_key.items()},
@@ -76,16 +95,17 @@ def take(sandbox: Controls, *, masked: bool, secret: bytes) -> Snapshot:
         "balance": sandbox.balance,
         "budget": attrs.evolve(budget, bucket_left=int(budget.bucket_left + 1e-6), next_in=round(budget.next_in, 1)),
         "requests": [
-            attrs.evolve(each, path=mask_within(each.path) if masked else each.path)
+            _shown(each, "method", "path", "code", "fault", masked=masked)
             for each in islice(reversed(sandbox.requests), REQUESTS)
         ],
         "last_request": sandbox.requests.total,
         "started_at": started_at,
         "now": now.replace(microsecond=0),
         "clock_rate": sandbox.clock_rate,
-        "faults": sandbox.switches.states(),
-        "callback_url": receiver(callbacks.url) if callbacks.url else None,
-        "sent": [attrs.evolve(each, url=receiver(each.url)) for each in callbacks.sent[:SENT]],
+        "faults": _grouped(sandbox.switches.states()),
+        "faults_on": [each for each in sandbox.switches.states() if each.is_on],
+        "callback_url": plain(receiver(callbacks.url)) if callbacks.url else None,
+        "sent": [attrs.evolve(each, url=plain(receiver(each.url))) for each in callbacks.sent[:SENT]],
         "announcement": _announcement(newest, started_at),
     }
 
@@ -107,18 +127,46 @@ def _shown_phone(phone: Phone, *, masked: bool) -> Phone:
     # The newest prompts, the oldest of them first: a new one does not move the others.
     return Phone(
         phone_number=phone_number(phone.phone_number, masked=masked),
-        prompts=phone.prompts[:PROMPTS][::-1],
+        prompts=tuple(_shown(prompt, "merchant") for prompt in phone.prompts[:PROMPTS][::-1]),
         history=tuple(_shown_payment(payment, masked=masked) for payment in phone.history[:HISTORY]),
     )
 
 
 def _shown_payment(payment: Payment, *, masked: bool) -> Payment:
-    external_id = payment.external_id
-    return attrs.evolve(
-        payment,
-        phone_number=phone_number(payment.phone_number, masked=masked),
-        external_id=mask_within(external_id) if masked and external_id is not None else external_id,
-    )
+    shown = _shown(payment, "external_id", "failure_reason", masked=masked)
+    return attrs.evolve(shown, phone_number=phone_number(payment.phone_number, masked=masked))
+
+
+def _shown_answer(asked: Asked, transactions: Mapping[str, Payment], *, masked: bool) -> dict[str, Any]:
+    reply = asked.reply
+    answer = f"HTTP {reply.status} {reply.code or ''}" if reply.wire is Wire.ANSWERED else "no answer"
+    return {
+        "phone_number": phone_number(asked.phone_number, masked=masked),
+        "amount": asked.amount,
+        "fault": answer.strip() if reply.fault else None,
+        "status": transactions[asked.transaction_id].status if asked.transaction_id else None,
+    }
+
+
+def _grouped(states: Iterable[SwitchState]) -> dict[str, dict[str, list[SwitchState]]]:
+    """Return the switches by what the program sees, in their order."""
+    groups: dict[str, dict[str, list[SwitchState]]] = {}
+    for state in states:
+        groups.setdefault(state.switch.group, {}).setdefault(state.switch.sees, []).append(state)
+    return groups
+
+
+def _shown(entry: T, *fields: str, masked: bool = False) -> T:
+    """Return an entry of records with these foreign texts as the page shows them."""
+    texts: dict[str, Any] = {field: getattr(entry, field) for field in fields}
+    shown: dict[str, Any] = {field: text and plain(text, masked=masked) for field, text in texts.items()}
+    return attrs.evolve(entry, **shown)
+
+
+def plain(text: str, *, masked: bool = False) -> str:
+    """Return a foreign text without its end if it is long, and without characters that are invisible or turn others."""
+    text = f"{text[:TEXT]}…" if len(text) > TEXT else text
+    return "".join(each if each.isprintable() else "�" for each in (mask_within(text) if masked else text))
 
 
 def money(amount: str | Decimal) -> str:
