@@ -13,7 +13,7 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from mobilemoney_async.database.threads import run_in_thread
-from mobilemoney_async.testing import VirtualClockEventLoop, run_virtual, virtual_backend
+from mobilemoney_async.testing import VirtualClockEventLoop, run_virtual, virtual_backend, virtual_time
 
 DAY = 86_400.0
 
@@ -204,6 +204,42 @@ async def test_a_cancelled_task_leaves_its_thread_to_its_end_and_the_clock_sound
     assert done.is_set()
     await anyio.sleep(10)
     assert anyio.current_time() == start + 10
+
+
+def test_time_stands_still_while_a_function_of_an_executor_works() -> None:
+    """Django's models and name look-ups take no virtual time, beside a timer that could fire at once."""
+
+    async def main() -> float:
+        began, ended = threading.Event(), threading.Event()
+
+        def work() -> None:
+            began.set()
+            ended.wait()
+
+        async with asyncio.timeout(0.001), anyio.create_task_group() as tasks:
+            tasks.start_soon(asyncio.to_thread, work)
+            while not began.is_set():
+                await anyio.lowlevel.checkpoint()
+            threading.Timer(0.05, ended.set).start()
+        return anyio.current_time()
+
+    assert run_virtual(main) == 0.0
+
+
+def test_an_executor_that_waits_for_the_loop_does_not_stop_time_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync middleware of Django around an async view waits for the view's timers, which therefore fire."""
+    monkeypatch.setattr(virtual_time, "_PATIENCE", 0.01)
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+
+        def middleware() -> None:
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(3600), loop).result()
+
+        await asyncio.to_thread(middleware)
+        return anyio.current_time()
+
+    assert run_virtual(main) == 3600.0
 
 
 def test_a_clock_of_ones_own_is_held_and_let_go() -> None:

@@ -9,6 +9,7 @@ from mobilemoney_async.testing.answers import (
     transaction_answer,
     transaction_record,
 )
+from mobilemoney_async.testing.death import killed_at_end
 from mobilemoney_async.testing.virtual_time import VirtualClockEventLoop, run_virtual, virtual_backend
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "VirtualClockEventLoop",
     "acknowledgement_answer",
     "error_answer",
+    "killed_at_end",
     "login_answer",
     "page_answer",
     "run_virtual",

@@ -16,7 +16,10 @@ Rules of virtual time:
   its way through loopback. Transfers of megabytes belong in real time: when they overrun the kernel's buffers it drops
   a segment, loopback or not, and sends it again 0.2 real seconds later.
 - Other threads and processes live in real time and the clock does not wait for them: a time-out around them fires at
-  once. This includes name look-ups, so connect to `127.0.0.1` rather than to `localhost`. Run such tests in real time.
+  once. Run such tests in real time.
+- On asyncio the clock does wait for what `loop.run_in_executor` runs, up to a real second for each: Django's views and
+  models (`sync_to_async`), `asyncio.to_thread`, name look-ups. It does not for anyio's threads, in which FastAPI runs
+  routes that are plain functions.
 - The threads of a store (`AsyncClient(store=...)`) are the exception: time stops while one of them works, for as
   long as that takes. A database file in the test's own directory is a good companion of virtual time; other processes
   on the same database are not.
@@ -47,6 +50,8 @@ Ts = TypeVarTuple("Ts")
 # Real seconds that an idle loop with open sockets gives the kernel before the clock jumps. Linux as a rule hands over
 # loopback segments before send() returns; when it defers that work, or on other systems, a thread has to run first.
 _GRACE: Final = 0.002
+# Real seconds for which it waits for a function in an executor. Then that may itself be waiting for this loop.
+_PATIENCE: Final = 1.0
 _RESOLUTION: Final = time.get_clock_info("monotonic").resolution
 
 
@@ -56,6 +61,7 @@ class _JumpingSelector(selectors.DefaultSelector):
     Attributes:
         now: The virtual time in seconds. It starts at 0, as trio's mock clock does.
         holds: The number of threads at work for which the clock waits.
+        jobs: Functions in an executor for which it waits too, but not for ever.
         late: Returns by how much the loop wakes late, seconds.
     """
 
@@ -64,6 +70,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.late: Callable[[], float] = late
         self.now: float = 0.0
         self.holds: int = 0
+        self.jobs: set[asyncio.Future[Any]] = set()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Return the ready files; if there are none and a timer is due in `timeout` seconds, jump there."""
@@ -72,6 +79,10 @@ class _JumpingSelector(selectors.DefaultSelector):
         if self.holds:
             # A thread wakes the loop when its work is done.
             return super().select(None)
+        if self.jobs:
+            if ready := super().select(_PATIENCE):
+                return ready
+            self.jobs.clear()
         # A loop without sockets still listens to itself, through the pair that wakes it from other threads.
         has_sockets = len(self.get_map()) > 1
         ready = super().select(0) or (super().select(_GRACE) if has_sockets else [])
@@ -100,6 +111,13 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the virtual time in seconds since the loop was made."""
         return self._clock.now
+
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """Run a function in a thread, for which the clock waits."""
+        job = super().run_in_executor(executor, func, *args)
+        self._clock.jobs.add(job)
+        job.add_done_callback(self._clock.jobs.discard)
+        return job
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait for the threads without a limit, as they live in real time; `timeout` is ignored."""
