@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     ),
     (r"py:.*", r"datetime|timedelta|Decimal"),
     # In signatures of what users do not construct: a sentinel, type variables, iterators, inner values of the sandbox.
-    (r"py:class", r"mobilemoney_async\.client\._Unset|mobilemoney_async\.testing\.\w+\.Ts?|Ts"),
+    (r"py:class", r"mobilemoney_async\.client\._Unset|mobilemoney_async\.testing\.\w+\.Ts?|Ts|_asyncio\.Future"),
     (r"py:class", r"mobilemoney_async\.contract\.converter\.T"),
     (r"py:class", r"mobilemoney_async\.payments\.feed\.(ChangePages|ConsumerChanges)"),
     (r"py:class", r"mobilemoney_async\.sandbox\.(server\.SandboxApp|messages\.(Reply|Request))|SandboxApp"),
@@ -74,7 +74,7 @@ CONTENTS = {
     "Payments": "quickstart collections disbursements following-payments lookups errors payments rate-limits access",
     "Your backend": "books fastapi aiohttp starlette django data workers scripts platform callbacks observability"
     " production limitations",
-    "Trying and testing": "sandbox testing",
+    "Trying and testing": "sandbox testing testing-your-shop",
     "Reference": "reference/index cli comparison benchmarks design changelog contributing security",
 }
 
