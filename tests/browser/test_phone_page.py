@@ -349,7 +349,7 @@ def test_a_half_typed_pin_survives_updates(user: PageUser, served: Served) -> No
 
 
 def test_everything_works_by_keyboard(user: PageUser, served: Served) -> None:
-    """Tab leads past a skip link to the phones, Enter pays, and the focus stays at the phone whose prompt is gone."""
+    """Tab leads past a skip link to the phones, Enter pays; the focus stays at the phone, or goes to one that waits."""
     payment = served.ask(ASHA, 15_000)
     user.open()
     user.keys(Keys.TAB)
@@ -367,6 +367,10 @@ def test_everything_works_by_keyboard(user: PageUser, served: Served) -> None:
     user.keys("1234", Keys.ENTER)
     user.sees("Paid")
     user.until(lambda: user.focused.startswith("number-"), "the focus is lost")
+    first, _ = served.ask(JUMA, 2_000), served.ask(NEEMA, 3_000)
+    user.type(f"pin-{first}", "1234", Keys.ENTER)
+    heading = "+255 620 000 377"
+    user.until(lambda: user.chrome.switch_to.active_element.text.endswith(heading), "the focus is lost")
 
 
 def test_the_clock_is_run_from_the_page(user: PageUser, served: Served) -> None:
