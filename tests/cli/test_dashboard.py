@@ -95,11 +95,11 @@ async def test_the_page_shows_what_an_operator_asks(reader: Reader, store: SQLSt
     shown = await reader.see()
     for text in (
         "Payments of default",
-        "Payments with an unknown result: 1 order-3 Copy the key 15,000 TZS collection UNKNOWN",
+        "Payments with an unknown result: 1 order-3 Copy the key order-3 15,000 TZS collection UNKNOWN",
         "What to do: Unknown result: run reconcile.",
         "No program follows the pending payments",
         "No program sends the queue",
-        "Pending 2 the oldest for",
+        "Pending 2 the oldest for 0 min",
         "Queue 1 not being sent",
         "Rate limit 3 of 60 requests count now",
         "↑ made: 2",
@@ -128,7 +128,7 @@ async def test_a_transaction_that_no_payment_claims_is_shown_with_the_next_step(
     unclaimed = [first, attrs.evolve(first, transaction_id="txn-2", is_gap=True)]
     stub(monkeypatch, attrs.evolve(found, unclaimed=3, unclaimed_first=unclaimed, is_stopped=True))
     shown = await reader.see()
-    assert "Transactions that no payment claims: 3 txn-1 Copy the transaction id" in shown
+    assert "Transactions that no payment claims: 3 txn-1 Copy the transaction id txn-1" in shown
     assert "It may be the payment order-1, made twice. Find out what it is, then use explain." in shown
     assert "import it with recover" in shown
     assert "and 1 more: mobilemoney payments unclaimed" in shown
@@ -263,6 +263,12 @@ async def test_each_part_is_sent_as_it_is_on_the_page(reader: Reader, store: SQL
     for name in REGIONS:
         (first, *_) = Elements(reader.board.parts[name]).ids
         assert ids.count(first) == 1
+
+
+def test_a_duration_has_two_units() -> None:
+    """It is not read as a time of day; clocks that differ do not make it negative."""
+    shown = [page.duration(timedelta(seconds=each)) for each in (-5, 75, 3_725)]
+    assert shown == ["0 min 0 s", "1 min 15 s", "1 h 2 min"]
 
 
 @pytest.mark.parametrize(("most", "end"), [(0, 5), (5, 5), (6, 10), (11, 20), (51, 100), (100, 100), (101, 200)])

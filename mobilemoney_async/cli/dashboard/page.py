@@ -29,7 +29,7 @@ from mobilemoney_async.payments.records import PaymentRecord, PaymentState, Uncl
 from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.sandbox.page.app import guarded
 from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
-from mobilemoney_async.sandbox.page.snapshot import TONES, duration, money
+from mobilemoney_async.sandbox.page.snapshot import TONES, money
 from mobilemoney_async.sharing.overview import DayTotal, MinuteCount, Overview, read_overview
 from mobilemoney_async.values import mask_phone_number
 
@@ -75,6 +75,12 @@ def next_step(each: UnclaimedTransaction) -> str:
     return f"{twice}Find out what it is, then use explain."
 
 
+def duration(time: timedelta) -> str:
+    """Return a duration in its two largest units, hours at most."""
+    minutes, seconds = divmod(max(0, int(time.total_seconds())), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
+
+
 def axis_end(minutes: Sequence[MinuteCount]) -> int:
     """Return a round number, at least 5, that no minute has more payments than."""
     most = max(5, *(max(each.made, each.succeeded + each.failed) for each in minutes))
@@ -83,9 +89,7 @@ def axis_end(minutes: Sequence[MinuteCount]) -> int:
 
 
 _TEMPLATES = jinja2.Environment(
-    loader=jinja2.ChoiceLoader(
-        [jinja2.FileSystemLoader(_HERE), jinja2.PackageLoader("mobilemoney_async.sandbox.page")]
-    ),
+    loader=jinja2.FileSystemLoader(_HERE),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
@@ -97,7 +101,7 @@ _TEMPLATES.globals.update(
     static={name: f"/static/{name}?v={hashlib.sha256(each.body).hexdigest()[:12]}" for name, each in _FILES.items()},
 )
 _TEMPLATES.filters.update(
-    duration=lambda time: duration(time.total_seconds()),
+    duration=duration,
     money=money,
     breakable=lambda text: Markup("_<wbr>").join(map(_shown, str(text).split("_"))),
     state=state,
