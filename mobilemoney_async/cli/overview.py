@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at least; and that a look may take of the time.
 _PAUSE, _SHARE = 2.0, 0.05
+# Seconds after which a look without an answer is an outage.
+_SILENCE = 5.0
 # Payments, and transactions, that are shown with what to do.
 _MOST = 5
 _BARS, _ASCII_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
@@ -68,16 +70,29 @@ async def _require_tables(store: AccountStore) -> None:
 async def _follow(store: AccountStore, view: View, show: Callable[[], object]) -> None:
     from mobilemoney_async.sharing.overview import read_overview
 
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_note_silence, view, show)
+        while True:
+            began_at = view.asked_at = anyio.current_time()
+            try:
+                view.latest, view.problem = await read_overview(store), None
+            except StoreError as exc:
+                if view.latest is None:
+                    raise
+                view.problem = str(exc)
+            view.asked_at = math.inf
+            show()
+            await anyio.sleep(max(_PAUSE, (anyio.current_time() - began_at) / _SHARE))
+
+
+async def _note_silence(view: View, show: Callable[[], object]) -> None:
+    """Say so while the store takes long: a server that stands still may do so for ever."""
     while True:
-        began_at = anyio.current_time()
-        try:
-            view.latest, view.problem = await read_overview(store), None
-        except StoreError as exc:
-            if view.latest is None:
-                raise
-            view.problem = str(exc)
-        show()
-        await anyio.sleep(max(_PAUSE, (anyio.current_time() - began_at) / _SHARE))
+        await anyio.sleep(_PAUSE)
+        silence = anyio.current_time() - view.asked_at
+        if silence > _SILENCE:
+            view.problem = f"no answer for {age(timedelta(seconds=silence))}"
+            show()
 
 
 @attrs.define(eq=False)
@@ -88,6 +103,7 @@ class View:
     unmasked: bool
     latest: Overview | None = None
     problem: str | None = None
+    asked_at: float = math.inf
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield the parts; on a screen as many lines as that has, and the number of the others."""
@@ -104,10 +120,13 @@ class View:
     def _parts(self, options: ConsoleOptions) -> Iterator[RenderableType]:
         found = self.latest
         if found is None:
+            yield output.literal(
+                ": ".join(filter(None, (f"account {self.account}, waiting for the store", self.problem)))
+            )
             return
         yield output.literal(f"account {self.account}, {_clock(found.at)}")
         if self.problem is not None:
-            yield output.literal(f"! the store does not answer, this is what it last said: {self.problem}")
+            yield output.literal(f"! the store does not answer, these are its last figures: {self.problem}")
         for warning in warnings(found):
             yield output.literal(f"! {warning}")
         yield Text()
@@ -180,7 +199,8 @@ def screen(view: View) -> Iterator[Callable[[], object]]:
         with Live(view, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
             yield live.refresh
     finally:
-        output.show(view)
+        if view.latest is not None:
+            output.show(view)
 
 
 class _Lines:
