@@ -1,6 +1,7 @@
 """The shops of docs/testing-your-shop.md with their tests, each in a folder of its own as its reader has it."""
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,32 @@ def test_a_shop_passes_its_tests(tmp_path: Path, framework: str, left_out: str) 
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{TESTS - 3 * (left_out != 'nothing')} passed" in ran.stdout
+
+
+def test_a_crowd_is_paid_and_the_books_agree(tmp_path: Path) -> None:
+    """The load test drives the shop over real sockets, and counts orders, lost answers and money."""
+    write_files(tmp_path, "FastAPI", "A load test")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    load = tmp_path / "load.py"
+    # With customers in a hurry, and each third answer lost.
+    quick = {"= (3, 20), (60, 100)": "= (0, 1), (1, 2)", "LOST = 0.05": "LOST = 0.3", ":8001": f":{port}"}
+    text = load.read_text("utf-8")
+    for old, new in quick.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    load.write_text(text, encoding="utf-8")
+    served = [sys.executable, "-m", "uvicorn", "--factory", "shop:create_app", "--port", port, "--log-level", "error"]
+    ran = subprocess.run(
+        [sys.executable, "load.py", "8", *served],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"^orders +8, 8 paid, 0 open", ran.stdout, re.MULTILINE), ran.stdout + ran.stderr
+    assert re.search(r"^asked twice +0$", ran.stdout, re.MULTILINE)
+    assert ran.stdout.endswith("books and service agree\n")
