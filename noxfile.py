@@ -52,7 +52,7 @@ INSTALLED = {"PYTHONSAFEPATH": "1", "MOBILEMONEY_TESTS_INSTALLED": "1", "PYTHOND
 # a PostgreSQL of its own, so there are not too many.
 WORKERS = min(max(2, 3 * (os.cpu_count() or 1) // 2), 16)
 PYTEST = ("-m", "pytest", "-n", str(WORKERS), "--dist", "worksteal")
-# What a second Python need not show again.
+# What a second Python need not show again; MOBILEMONEY_TESTS_PAIRS of tests/support/scale.py says which repetitions.
 PORTABLE = ("-m", "not once and not soak")
 
 # Property tests that find a rare case only among thousands of examples, in less than two minutes together.
@@ -125,8 +125,11 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Test the installed wheel with the newest dependencies."""
     session.install(wheel(session), *group("test"), *group("engines"))
-    marks = () if session.python in {LOWEST_PYTHON, None} else PORTABLE
-    session.run("python", *PYTEST, *marks, *session.posargs, env=INSTALLED)
+    if session.python in {LOWEST_PYTHON, None}:
+        session.run("python", *PYTEST, *session.posargs, env=INSTALLED)
+    else:
+        env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "one"}
+        session.run("python", *PYTEST, *PORTABLE, *session.posargs, env=env)
 
 
 @nox.session(python=False, tags=["full"])
@@ -142,7 +145,8 @@ def tests_lowest(session: nox.Session) -> None:
     constraints = Path(session.create_tmp(), "lowest.txt")
     constraints.write_text("\n".join(lowest_constraints()), encoding="utf-8")
     session.install(wheel(session), *group("test"), "--constraint", str(constraints))
-    session.run("python", *PYTEST, *PORTABLE, *session.posargs, env=INSTALLED)
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "even"}
+    session.run("python", *PYTEST, *PORTABLE, *session.posargs, env=env)
 
 
 @nox.session(python=TRACED_PYTHON, tags=["full"])
@@ -151,8 +155,8 @@ def coverage(session: nox.Session) -> None:
     session.install(wheel(session), *group("test"))
     shutil.rmtree(COVERAGE, ignore_errors=True)
     COVERAGE.mkdir(parents=True)
-    env = {"COVERAGE_FILE": str(COVERAGE / "data")}
-    session.run("coverage", "run", *PYTEST, *PORTABLE, *session.posargs, env={**INSTALLED, **env})
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "odd", "COVERAGE_FILE": str(COVERAGE / "data")}
+    session.run("coverage", "run", *PYTEST, *PORTABLE, *session.posargs, env=env)
     session.run("coverage", "combine", "--quiet", env=env)
     session.run("coverage", "report", env=env)
 

@@ -26,7 +26,7 @@ from hypothesis import settings
 
 import mobilemoney_async
 from mobilemoney_async.testing import virtual_backend
-from tests.support.scale import examples
+from tests.support.scale import examples, left_to_other_runs
 
 if os.environ.get("MOBILEMONEY_TESTS_INSTALLED") and "site-packages" not in Path(mobilemoney_async.__file__).parts:
     pytest.exit("nox tests the installed wheel, but the package was imported from elsewhere", returncode=3)
@@ -47,9 +47,14 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return virtual_backend(request.param)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the long tests first: at the end of a run each worker has something left to do until the last second."""
-    items.sort(key=lambda item: item.get_closest_marker("soak") is None)
+    left = left_to_other_runs(items)
+    config.hook.pytest_deselected(items=left)
+    gone = set(left)
+    items[:] = sorted(
+        (item for item in items if item not in gone), key=lambda item: item.get_closest_marker("soak") is None
+    )
 
 
 @pytest.hookimpl(wrapper=True)

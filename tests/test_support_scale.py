@@ -1,0 +1,53 @@
+"""What a run leaves to other runs: repetitions, never a test, nor one of its cases."""
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.scale import left_to_other_runs
+
+pytestmark = pytest.mark.once
+
+LOOPS, DATABASES, CASES = ("asyncio", "trio"), ("sqlite", "postgresql"), ([1], [1], [3])
+
+
+def collected() -> list[Any]:
+    """Return what pytest makes of a test on loops and databases, of one on loops, and of one on neither."""
+    items = []
+    for case, loop, database in itertools.product(CASES, LOOPS, DATABASES):
+        items.append(_item("both", case=case, anyio_backend=loop, store_url=database))
+    items += [_item("loops", case=case, anyio_backend=loop) for loop in LOOPS for case in CASES]
+    return [*items, *(_item("neither", case=case) for case in CASES), SimpleNamespace(nodeid="plain")]
+
+
+def _item(name: str, **params: object) -> SimpleNamespace:
+    return SimpleNamespace(nodeid=f"{name}[{id(params)}]", name=name, callspec=SimpleNamespace(params=params))
+
+
+@pytest.mark.parametrize(("pairs", "kept"), [(None, (12, 6)), ("even", (6, 6)), ("odd", (6, 6)), ("one", (3, 3))])
+def test_each_case_of_each_test_stays(
+    pairs: str | None, kept: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MOBILEMONEY_TESTS_PAIRS", raising=False)
+    if pairs is not None:
+        monkeypatch.setenv("MOBILEMONEY_TESTS_PAIRS", pairs)
+    items = collected()
+    left = left_to_other_runs(items)
+    stay = [item for item in items if item not in left]
+    assert tuple(sum(item.nodeid.startswith(name) for item in stay) for name in ("both", "loops")) == kept
+    cases = {(item.name, id(item.callspec.params["case"])) for item in stay if item.nodeid != "plain"}
+    assert len(cases) == 3 * len(CASES)
+    assert stay[-4:] == items[-4:]
+
+
+def test_two_runs_have_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `even` leaves out `odd` runs, and the other way round."""
+    items, left = collected(), []
+    for pairs in ("even", "odd"):
+        monkeypatch.setenv("MOBILEMONEY_TESTS_PAIRS", pairs)
+        left += left_to_other_runs(items)
+    assert sorted(item.nodeid for item in left) == sorted(
+        item.nodeid for item in items if item.nodeid.startswith("both")
+    )
