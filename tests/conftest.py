@@ -15,6 +15,7 @@ Marks of any test, which say where it runs (the table is in CONTRIBUTING.md):
   take two to three times as long.
 """
 
+import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -45,6 +46,17 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     if request.node.get_closest_marker("real_time"):
         return request.param, {}
     return virtual_backend(request.param)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the garbage collector pass over what stays until the end: modules, and thousands of tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
