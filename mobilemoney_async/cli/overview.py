@@ -20,7 +20,7 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from mobilemoney_async.cli import output
-from mobilemoney_async.cli.failures import Refused, say
+from mobilemoney_async.cli.failures import Refused, WrongUsage, say
 from mobilemoney_async.cli.options import Service
 from mobilemoney_async.cli.payments import advice, find_store, run_with_account
 from mobilemoney_async.cli.tables import Column
@@ -42,7 +42,10 @@ _BARS, _ASCII_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
 def watch_store(service: Service, *, timeout: float | None, as_json: bool, unmasked: bool) -> None:
     """Show the whole store until Ctrl-C, or for `timeout` seconds."""
-    settings = find_store(service)
+    try:
+        settings = find_store(service)
+    except WrongUsage as exc:
+        raise WrongUsage(f"give an ID to follow, or a store to watch: {exc}") from None
     is_screen = not as_json and sys.stdout.isatty()
 
     async def work(store: AccountStore) -> None:
