@@ -1,7 +1,7 @@
 """The project's checks.
 
 `nox` runs those that each change needs, in eight minutes on two cores. `nox -t full` runs the others that CI runs, and
-repeats nothing that `nox` has shown on the same Python; both together take 35 minutes. What takes longer is `nox -s
+repeats nothing that `nox` has shown on the same Python; both together take 37 minutes. What takes longer is `nox -s
 soak` and `nox -t nightly`. CONTRIBUTING.md has the table, `nox -l` the list.
 """
 
