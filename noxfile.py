@@ -81,7 +81,7 @@ def wheel(session: nox.Session) -> str:
 
 
 def new_seed(option: str) -> str:
-    """Return an option with a new seed, which is printed, or with that of `.ci/run`, which is the same for a commit."""
+    """Return an option with a new seed, which is printed, or with that of `.ci/run`, which the content decides."""
     return f"{option}={os.environ.get('MOBILEMONEY_TESTS_SEED') or random.SystemRandom().randrange(2**32)}"
 
 
@@ -208,7 +208,7 @@ def nightly(session: nox.Session) -> None:
 def simulate(session: nox.Session) -> None:
     """Run new histories of the simulator for two minutes, and print their seeds; longer: `-- --minutes 60`."""
     session.install(wheel(session), *group("test"))
-    # Their number is fixed, so that a commit's histories are the same on a faster machine.
+    # Their number is fixed, so that the histories of a seed are the same on a faster machine.
     options = session.posargs or ("--minutes", "2", "--seeds", "20", new_seed("--seed"))
     session.run("python", "-m", "tests.simulation", *options)
 

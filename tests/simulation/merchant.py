@@ -277,8 +277,8 @@ class Merchant:
             if row.is_gap:
                 owner = next((each.owner for each in world.service.payments if each.id == row.transaction_id), None)
                 known = None if owner is None else await payments.get(owner)
-                # A second transaction of a key gets a key of its own, and so does one that the restored store has queued
-                # again and cancelled.
+                # A second transaction of a key gets a key of its own; so does that of a key which was in the restored
+                # store's queue, and was cancelled then.
                 is_taken = known is not None and (known.transaction_id or known.state is PaymentState.CANCELLED)
                 key = f"extra-{row.transaction_id}" if owner is None or is_taken else owner
                 self._note(f"operator: imports {row.transaction_id} of {owner} as {key}")

@@ -254,7 +254,7 @@ class Service:
             # One of the last ones, or another merchant's.
             foreign = attrs.evolve(payment, id=f"f-{request}", amount="777", phone_number="+255680000007")
             said = self.dice.choice([*self.payments[-4:-1], foreign])
-            is_alike = kind_of(said) == kind_of(payment)
+            is_alike = (said.amount, said.phone_number) == (payment.amount, payment.phone_number)
             if is_alike and not self.chance("answers_alike"):
                 said = payment  # an acknowledgement that echoes the request has the payment's id: an assumption
         echo = {"amount": said.amount, "phone_number": said.phone_number}
@@ -390,11 +390,6 @@ class Service:
             and query.get("status", each.status(now)) == each.status(now)
             and (self.nature.ignores_type or query.get("type", each.type) == each.type)
         ]
-
-
-def kind_of(payment: Payment) -> tuple[str, str, str]:
-    """Return what a payment shows of whom it is for."""
-    return payment.type, payment.amount, payment.phone_number
 
 
 def _asked(query: dict[str, str]) -> str:
