@@ -313,7 +313,8 @@ class Recovery:
         walk = await self._lister.near(start, at + _DAY, doubt.first_day)
         if walk.covered is None and not walk.is_complete:
             walk = await self._lister.complete(doubt.first_day)
-        comparison = await self._read(walk, doubt)
+        # It may have forgotten its only payments of a type, too.
+        comparison = attrs.evolve(await self._read(walk, doubt), types=frozenset())
         since = facts.known_until or comparison.known_until or newest - _SLACK
         rows, now, count = comparison.forgotten(since), self._pipeline.utcnow(), 0
         await self.binding.save(known_until=since)  # a process that goes on from here begins there, too

@@ -77,4 +77,5 @@ CASES: tuple[Case, ...] = (
     Case("107", orders=4, processes=2, openings=1),
     Case("27001"),  # a clock that was set hid which payment a transaction is
     Case("31044"),  # a create that took effect late hid that a restored store had forgotten the next one
+    Case("52025"),  # a restored store had forgotten its only disbursements, and did not look for any
 )
