@@ -150,7 +150,7 @@ async def test_a_conflict_without_end_is_an_error(postgres_url: str, monkeypatch
 @on_asyncio
 async def test_a_process_that_was_stopped_in_a_transaction_runs_it_again(postgres_url: str) -> None:
     """A laptop that sleeps, a SIGSTOP: the server has ended the transaction. It runs again once, not for ever."""
-    settings = {"options": "-c idle_in_transaction_session_timeout=50ms"}
+    settings = {"options": "-c idle_in_transaction_session_timeout=1s"}  # a busy machine may pause us for 50 ms
     database = Database(sa.make_url(postgres_url).update_query_dict(settings).render_as_string(hide_password=False))
     await database.open()
     insert = sa.text("INSERT INTO mobilemoney_budgets VALUES (:account, 'x')")
