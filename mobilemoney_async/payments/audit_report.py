@@ -58,7 +58,10 @@ _ADVICE: Mapping[DifferenceKind, str] = {
 
 def unclaimed_advice(transaction: UnclaimedTransaction) -> str:
     """Return the next step for a transaction that no payment claims."""
-    return _ADVICE[DifferenceKind.UNCLAIMED if transaction.fits_key is None else DifferenceKind.PAID_TWICE]
+    if transaction.is_gap:
+        return "The store has forgotten it: import it with recover. Until then it stops payments of its kind."
+    twice = f"It may be the payment {transaction.fits_key}, made twice. " if transaction.fits_key else ""
+    return f"{twice}Find out what it is, then use explain."
 
 
 @attrs.frozen(kw_only=True)

@@ -114,7 +114,7 @@ def test_on_any_terminal_no_id_is_broken(width: int) -> None:
         "18,510,000",
         "3 h 5 min",
         "→ UNKNOWN: Unknown result: run reconcile.",
-        "→ find out whether money moved twice",
+        "→ It may be the payment",
     ):
         assert said in text, said
     assert "780000789" not in text

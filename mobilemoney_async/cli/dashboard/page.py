@@ -25,7 +25,8 @@ from mobilemoney_async.cli import output
 from mobilemoney_async.cli.payments import advice
 from mobilemoney_async.database.schema import VERSION, find_version
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction
+from mobilemoney_async.payments.audit_report import unclaimed_advice
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState
 from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.sandbox.page.app import guarded
 from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
@@ -67,14 +68,6 @@ def state(each: PaymentRecord | DayTotal) -> str:
     return str(each.status if exists and each.status is not None else each.state)
 
 
-def next_step(each: UnclaimedTransaction) -> str:
-    """Return the next step for a transaction that no payment claims."""
-    if each.is_gap:
-        return "The store has forgotten it: import it with recover. Until then it stops payments of its kind."
-    twice = f"It may be the payment {each.fits_key}, made twice. " if each.fits_key else ""
-    return f"{twice}Find out what it is, then use explain."
-
-
 def duration(time: timedelta) -> str:
     """Return a duration in its two largest units, hours at most."""
     minutes, seconds = divmod(max(0, int(time.total_seconds())), 60)
@@ -105,7 +98,7 @@ _TEMPLATES.filters.update(
     money=money,
     breakable=lambda text: Markup("_<wbr>").join(map(_shown, str(text).split("_"))),
     state=state,
-    next_step=next_step,
+    unclaimed_advice=unclaimed_advice,
     advice=advice,
     name=lambda text: hashlib.sha256(str(text).encode()).hexdigest()[:12],
     axis_end=axis_end,
