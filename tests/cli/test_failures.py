@@ -129,8 +129,7 @@ class TestRun:
             run("watch", broken)
 
 
-PROGRAM = f"""
-{TERMINAL}
+PROGRAM = """
 import anyio, sys, typer
 from mobilemoney_async.cli.failures import run
 
@@ -157,7 +156,7 @@ app()
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_an_interrupt_cleans_up_and_says_what_is_open(name: str) -> None:
     """Ctrl-C and SIGTERM let the work end in order; what is still open is told, and the exit code is 130."""
-    with terminal(program=PROGRAM) as screen:
+    with terminal(program=f"{TERMINAL}\n{PROGRAM}") as screen:
         screen.wait_for("working")
         screen.interrupt(name)
         assert screen.end() == 130, screen.text
@@ -170,9 +169,21 @@ def test_an_interrupt_cleans_up_and_says_what_is_open(name: str) -> None:
     ]
 
 
-def test_a_second_interrupt_ends_at_once() -> None:
-    """A cleanup that hangs is not in the way of a person who presses Ctrl-C again; what is open is told even so."""
-    with terminal("stuck", program=PROGRAM) as screen:
+# A signal goes to a thread that does not block it, and interrupts no wait of another.
+ELSEWHERE = """
+import signal, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+"""
+
+
+@pytest.mark.parametrize("before", ["", ELSEWHERE], ids=["in its wait", "elsewhere"])
+def test_a_second_interrupt_ends_at_once(before: str) -> None:
+    """A cleanup that hangs is not in the way of a person who presses Ctrl-C again; what is open is told even so.
+
+    Nor is a wait that the signal does not interrupt itself, as it comes right before it, or to another thread.
+    """
+    with terminal("stuck", program=f"{TERMINAL}\n{before}{PROGRAM}") as screen:
         screen.wait_for("working")
         screen.interrupt()
         screen.wait_for("cleaning up")
@@ -180,22 +191,6 @@ def test_a_second_interrupt_ends_at_once() -> None:
         assert screen.end() == 130, screen.text
     assert "payment tx_1 is still open" in screen.text
     assert "Traceback" not in screen.text
-
-
-def test_a_second_interrupt_wakes_a_loop_that_waits() -> None:
-    """One that does not interrupt the wait itself, as it comes right before it or to another thread, ends it too."""
-    elsewhere = f"""{TERMINAL}
-import signal, threading
-threading.Thread(target=threading.Event().wait, daemon=True).start()
-signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGINT}})
-"""
-    with terminal("stuck", program=elsewhere + PROGRAM.removeprefix(f"\n{TERMINAL}")) as screen:
-        screen.wait_for("working")
-        screen.interrupt()
-        screen.wait_for("cleaning up")
-        screen.interrupt()
-        assert screen.end() == 130, screen.text
-    assert "payment tx_1 is still open" in screen.text
 
 
 class TestConfirm:
