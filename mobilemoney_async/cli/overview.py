@@ -274,7 +274,7 @@ def _facts(found: Overview) -> list[tuple[str, str]]:
         ("unknown", f"{found.unknown:,}"),
         ("unclaimed", f"{found.unclaimed:,}"),
         ("queued", f"{found.queued:,}{done}"),
-        ("last minute", f"{last.made:,} made, {last.succeeded:,} succeeded, {last.failed:,} failed"),
+        ("last full minute", f"{last.made:,} made, {last.succeeded:,} succeeded, {last.failed:,} failed"),
         ("last hour", f"{made:,} made, {succeeded:,} succeeded, {failed:,} failed"),
         ("lag", "not known" if found.lag is None else f"{found.lag:.0f} s"),
         ("limit", limit),
