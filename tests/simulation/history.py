@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import random
+import signal
 import time
 import traceback
 import warnings
@@ -28,6 +29,8 @@ from tests.support.databases import Postgres
 # The pauses between two openings after the faults have stopped, seconds, and for how long each lasts.
 CALM = (60, 300, 600, 1_800, 3_600, 3 * 3_600, 6 * 3_600, 12 * 3_600, 86_400, 86_400, 2 * 86_400, 3 * 86_400)
 CALM_MINUTES = 3
+# Real seconds after which a history that stands still is killed, by the system.
+_LONGEST = 900
 
 
 @attrs.define(eq=False)
@@ -269,6 +272,7 @@ def play(plan: Plan, *, is_trio: bool = False, server: Postgres | None = None) -
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
+        signal.alarm(_LONGEST)
         _send(sink, partial(_play_here, plan, is_trio=is_trio, server=server))
     os.close(sink)
     with open(source, "rb") as pipe:

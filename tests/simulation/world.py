@@ -32,6 +32,7 @@ from mobilemoney_async.database import encryption, engine, listener
 from mobilemoney_async.database.clock import WallClock
 from mobilemoney_async.database.url import make_engine
 from mobilemoney_async.payments import binding, dispatcher, feed, feed_watch
+from mobilemoney_async.sharing import account_auth, login
 from mobilemoney_async.sharing.poller import StoreFleet
 from mobilemoney_async.testing import virtual_time
 from tests.simulation.disk import Books, PostgresDisk, SQLiteDisk
@@ -377,6 +378,12 @@ def check_text(world: World, text: str) -> None:
         world.breaks(f"a secret in a log line or an error: {text[max(0, found.start() - 60) : found.end() + 20]}")
 
 
+async def run_aside(work: Callable[[], T]) -> T:
+    """Run a computation, in place of a thread: one at work stops the clock, also that of a process which is stopped."""
+    await anyio.lowlevel.checkpoint()
+    return work()
+
+
 def give_from_outside(world: World) -> None:
     """Give the package the world's clock, chance and runner, until this process ends."""
     ids, tokens = world.dice("ids"), world.dice("tokens")
@@ -388,6 +395,7 @@ def give_from_outside(world: World) -> None:
     watch = SimpleNamespace(monotonic=world.now, time=world.host_time, sleep=lambda seconds: None)
     for target, name, value in (
         (engine, "run_in_thread", world.run_inline),
+        *((module, "run_in_thread", run_aside) for module in (account_auth, binding, login)),
         (engine, "clock_stands_still", lambda: False),
         (engine, "time", watch),
         (engine.Database, "_run", transact),
