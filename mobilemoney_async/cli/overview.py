@@ -180,14 +180,15 @@ class View:
         yield from _steps(unclaimed_advice(each) for each in shown)
 
 
-def _state(total: DayTotal) -> str:
-    is_named = total.status is not None and total.state in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
-    return str(total.status if is_named else total.state)
+def shown_state(each: PaymentRecord | DayTotal) -> str:
+    """Return the state of a payment, or of several: the service's, once it is known that they exist."""
+    exists = each.state in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
+    return str(each.status if exists and each.status is not None else each.state)
 
 
 _TOTALS: tuple[Column[DayTotal], ...] = (
     Column("type", lambda each: str(each.type)),
-    Column("state", _state, min_width=12),
+    Column("state", shown_state, min_width=12),
     Column("count", lambda each: f"{each.count:,}", is_number=True),
     Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
 )
@@ -301,7 +302,7 @@ def _first(count: int, command: str) -> str:
 
 
 def age(span: timedelta) -> str:
-    """Return a time span in its two largest units: ``45 s``, ``12 min``, ``3 h 5 min``, ``2 d 4 h``."""
+    """Return a time span in one or two units, the largest: ``45 s``, ``12 min``, ``3 h 5 min``, ``2 d 4 h``."""
     seconds = max(0, round(span.total_seconds()))
     if seconds < 60:
         return f"{seconds} s"

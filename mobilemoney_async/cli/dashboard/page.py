@@ -22,16 +22,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from mobilemoney_async.cli import output
+from mobilemoney_async.cli.overview import age, shown_state
 from mobilemoney_async.cli.payments import advice
 from mobilemoney_async.database.schema import VERSION, find_version
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.audit_report import unclaimed_advice
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState
 from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.sandbox.page.app import guarded
 from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
 from mobilemoney_async.sandbox.page.snapshot import TONES, money
-from mobilemoney_async.sharing.overview import DayTotal, MinuteCount, Overview, read_overview
+from mobilemoney_async.sharing.overview import MinuteCount, Overview, read_overview
 from mobilemoney_async.values import mask_phone_number
 
 _HERE = Path(__file__).parent
@@ -62,18 +62,6 @@ def _shown(value: Any) -> Any:
     return output.visible(_PHONE_NUMBER.sub(lambda found: mask_phone_number(found[0]), value))
 
 
-def state(each: PaymentRecord | DayTotal) -> str:
-    """Return the state of a payment: the service's, once it is known that the payment exists."""
-    exists = each.state in {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
-    return str(each.status if exists and each.status is not None else each.state)
-
-
-def duration(time: timedelta) -> str:
-    """Return a duration in its two largest units, hours at most."""
-    minutes, seconds = divmod(max(0, int(time.total_seconds())), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
-
-
 def axis_end(minutes: Sequence[MinuteCount]) -> int:
     """Return a round number, at least 5, that no minute has more payments than."""
     most = max(5, *(max(each.made, each.succeeded + each.failed) for each in minutes))
@@ -94,10 +82,10 @@ _TEMPLATES.globals.update(
     static={name: f"/static/{name}?v={hashlib.sha256(each.body).hexdigest()[:12]}" for name, each in _FILES.items()},
 )
 _TEMPLATES.filters.update(
-    duration=duration,
+    duration=age,
     money=money,
     breakable=lambda text: Markup("_<wbr>").join(map(_shown, str(text).split("_"))),
-    state=state,
+    state=shown_state,
     unclaimed_advice=unclaimed_advice,
     advice=advice,
     name=lambda text: hashlib.sha256(str(text).encode()).hexdigest()[:12],
