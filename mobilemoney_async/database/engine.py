@@ -27,6 +27,7 @@ from mobilemoney_async.database.group import AfterCommit, Group, Piece, run_toge
 from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
+    GROUP_THREADS,
     THREADS,
     file_of,
     has_stood_still,
@@ -54,9 +55,11 @@ _POSTGRESQL_TIMELINE = sa.text("SELECT left(pg_walfile_name(pg_current_wal_lsn()
 _NOTIFY = sa.text("SELECT pg_notify(:channel, '')")
 _POSTGRESQL_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
-_threads: RunVar[weakref.WeakKeyDictionary[object, anyio.CapacityLimiter]] = RunVar("mobilemoney_async_store_threads")
+_Threads = tuple[anyio.CapacityLimiter, anyio.CapacityLimiter]
+_threads: RunVar[weakref.WeakKeyDictionary[object, _Threads]] = RunVar("mobilemoney_async_store_threads")
 _own_thread: ContextVar[anyio.CapacityLimiter | None] = ContextVar("mobilemoney_async_own_thread", default=None)
-_groups: RunVar[weakref.WeakKeyDictionary[Database, tuple[Group, Group]]] = RunVar("mobilemoney_async_store_groups")
+_Groups = tuple[Group, Group, Group]
+_groups: RunVar[weakref.WeakKeyDictionary[Database, _Groups]] = RunVar("mobilemoney_async_store_groups")
 _loop_clocks: RunVar[float] = RunVar("mobilemoney_async_store_clock")
 
 Clock = Callable[[], float]
@@ -104,7 +107,7 @@ class Database:
     async def read(self, work: Callable[[sa.Connection], T], *, joins: Sequence[str] = ()) -> T:
         """Run work that changes nothing, and return its result; `joins` as for `write`."""
         if joins:
-            return await self._join(work, joins, None, writes=False)
+            return await self._join(work, joins, None, writes=False, durable=False)
         return await self._alone(work, writes=False, durable=False, then=None)
 
     async def write(
@@ -114,6 +117,7 @@ class Database:
         durable: bool = True,
         then: AfterCommit | None = None,
         joins: Sequence[str] = (),
+        is_end: bool = False,
     ) -> T:
         """Run work in one transaction and return its result, once that is committed.
 
@@ -131,6 +135,7 @@ class Database:
             joins: Names the row that short work locks, if that work may share a transaction with the work of other
                 tasks (`database.group`). Where the work of another fails, this work runs again, alone. Empty: it does
                 not share.
+            is_end: Whether the work ends what another piece of work has begun: in a busy process it goes first.
 
         Raises:
             StoreError: The database failed, or cannot be reached; nothing was changed, or after a broken commit
@@ -139,11 +144,16 @@ class Database:
         if self.dialect == "sqlite":
             require_no_guest()
         if joins:
-            return await self._join(work, joins, then, writes=True)
+            return await self._join(work, joins, then, writes=True, durable=durable, is_end=is_end)
         return await self._alone(work, writes=True, durable=durable, then=then)
 
     async def timed(
-        self, work: Callable[[sa.Connection, Clock], T], *, durable: bool = False, writes: bool = True
+        self,
+        work: Callable[[sa.Connection, Clock], T],
+        *,
+        durable: bool = False,
+        writes: bool = True,
+        joins: Sequence[str] = (),
     ) -> tuple[T, float]:
         """Run work that needs the time which all processes share.
 
@@ -151,12 +161,13 @@ class Database:
             work: As for `write`; its second argument returns that time. Call it once the rows are locked.
             durable: As for `write`.
             writes: Whether the work changes anything.
+            joins: As for `write`.
 
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
         """
         if self.dialect == "postgresql":
-            return await self._timed_by_server(work, durable=durable, writes=writes)
+            return await self._timed_by_server(work, durable=durable, writes=writes, joins=joins)
         ahead = _ahead_of_the_host()
         began_at, began = anyio.current_time() + ahead, time.monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
@@ -165,11 +176,11 @@ class Database:
         def timed(connection: sa.Connection) -> T:
             return work(connection, lambda: began_at + pace * (time.monotonic() - began))
 
-        result = await (self.write(timed, durable=durable) if writes else self.read(timed))
+        result = await (self.write(timed, durable=durable, joins=joins) if writes else self.read(timed))
         return result, -ahead
 
     async def _timed_by_server(
-        self, work: Callable[[sa.Connection, Clock], T], *, durable: bool, writes: bool
+        self, work: Callable[[sa.Connection, Clock], T], *, durable: bool, writes: bool, joins: Sequence[str]
     ) -> tuple[T, float]:
         def timed(connection: sa.Connection) -> tuple[T, float, float]:
             seen = at = 0.0
@@ -185,7 +196,7 @@ class Database:
                 clock()
             return result, seen, at
 
-        result, seen, at = await (self.write(timed, durable=durable) if writes else self.read(timed))
+        result, seen, at = await (self.write(timed, durable=durable, joins=joins) if writes else self.read(timed))
         # Everything since, the commit above all, took time of its own.
         return result, anyio.current_time() - (time.monotonic() - at) - seen
 
@@ -252,10 +263,10 @@ class Database:
         until = time.monotonic() + _QUEUE
         return await self._in_thread(lambda: work(until))
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T], *, is_group: bool = False) -> T:
         # Files share theirs. Work for a server that does not answer must not hold up that for another server.
         owner = self if self.dialect == "postgresql" else Database
-        return await run_in_thread(work, limiter=_own_thread.get() or _shared_threads(owner))
+        return await run_in_thread(work, limiter=_own_thread.get() or _shared_threads(owner)[is_group])
 
     def _start_afresh(self) -> None:
         """Leave inherited state to the parent of a fork: sockets that it still uses, locks that its threads hold."""
@@ -321,22 +332,29 @@ class Database:
         return await self._in_ready_thread(transact)
 
     async def _join(
-        self, work: Callable[[sa.Connection], T], name: Sequence[str], then: AfterCommit | None, *, writes: bool
+        self,
+        work: Callable[[sa.Connection], T],
+        name: Sequence[str],
+        then: AfterCommit | None,
+        *,
+        writes: bool,
+        durable: bool,
+        is_end: bool = False,
     ) -> T:
         if not self._is_prepared:
             await self.open()
-        piece = Piece(work, tuple(name), time.monotonic() + _QUEUE, then)
-        group = _group(self, writes=writes)
+        piece = Piece(work, tuple(name), time.monotonic() + _QUEUE, then, is_end)
+        group = _group(self, writes=writes, durable=durable)
 
         def run(shared: Callable[[sa.Connection], None], until: float) -> None:
-            self._run(self._ready_engine(until), shared, writes=writes, durable=True, until=until)
+            self._run(self._ready_engine(until), shared, writes=writes, durable=durable, until=until)
 
         def run_pieces(pieces: Sequence[Piece]) -> None:
             self._notify(run_together(pieces, run, self._failed, writes=writes))
 
-        await group.run(piece, lambda pieces: self._in_thread(lambda: run_pieces(pieces)))
+        await group.run(piece, lambda pieces: self._in_thread(lambda: run_pieces(pieces), is_group=True))
         if piece.is_alone:
-            return await self._alone(work, writes=writes, durable=True, then=then)
+            return await self._alone(work, writes=writes, durable=durable, then=then)
         result: T = piece.take_result()
         return result
 
@@ -431,29 +449,31 @@ def ahead() -> Iterator[None]:
         _own_thread.reset(token)
 
 
-def _shared_threads(owner: object) -> anyio.CapacityLimiter:
-    """Return the threads of this event loop for an owner of connections."""
+def _shared_threads(owner: object) -> _Threads:
+    """Return the threads of this event loop for an owner of connections: for single work, and for groups.
+
+    The work of payments is in groups, and must not wait behind that of hundreds of accounts.
+    """
     try:
         limiters = _threads.get()
     except LookupError:
         limiters = weakref.WeakKeyDictionary()
         _threads.set(limiters)
-    limiter = limiters.get(owner)
-    if limiter is None:
-        limiter = limiters[owner] = anyio.CapacityLimiter(THREADS)
-    return limiter
+    if owner not in limiters:
+        limiters[owner] = (anyio.CapacityLimiter(THREADS - GROUP_THREADS), anyio.CapacityLimiter(GROUP_THREADS))
+    return limiters[owner]
 
 
-def _group(database: Database, *, writes: bool) -> Group:
-    """Return the group of this event loop for reads, or for writes, of a database."""
+def _group(database: Database, *, writes: bool, durable: bool) -> Group:
+    """Return the group of this event loop for reads, for writes or for durable writes of a database."""
     try:
         groups = _groups.get()
     except LookupError:
         groups = weakref.WeakKeyDictionary()
         _groups.set(groups)
     if database not in groups:
-        groups[database] = (Group(), Group())
-    return groups[database][writes]
+        groups[database] = (Group(), Group(), Group())
+    return groups[database][writes + durable]
 
 
 def timeline(connection: sa.Connection) -> int | None:

@@ -7,7 +7,6 @@ transaction. When it leaves, another one leads.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -43,6 +42,7 @@ class Piece:
             for each other.
         until: The time of the monotonic clock until which it may wait for locks.
         then: Called in the thread after the commit, or None.
+        is_end: Whether it ends what others wait for, and goes first.
         is_withdrawn: Whether its task has left before it began.
         is_done: Whether its transaction has ended, so that there is a result or an error.
         is_alone: Whether that was rolled back, perhaps because of another piece: it has to run in one of its own.
@@ -53,6 +53,7 @@ class Piece:
     name: tuple[str, ...]
     until: float
     then: AfterCommit | None = None
+    is_end: bool = False
     result: Any = None
     error: BaseException | None = None
     is_withdrawn: bool = False
@@ -90,7 +91,7 @@ class Group:
     """Pieces of work of one event loop that may share a transaction."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Piece] = deque()
+        self._waiting: list[Piece] = []
         self._is_led = False
 
     async def run(self, piece: Piece, run: Callable[[Sequence[Piece]], Awaitable[object]]) -> None:
@@ -120,13 +121,14 @@ class Group:
 
     async def _lead(self, run: Callable[[Sequence[Piece]], Awaitable[object]]) -> None:
         """Have the pieces run that wait."""
-        pieces = [self._waiting.popleft() for _ in range(min(MOST_TOGETHER, len(self._waiting)))]
+        waiting = sorted(self._waiting, key=lambda piece: not piece.is_end)
+        pieces, self._waiting = waiting[:MOST_TOGETHER], waiting[MOST_TOGETHER:]
         self._is_led = True
         try:
             await run(sorted(pieces, key=lambda piece: piece.name))
         finally:
             # If this task was cancelled before the thread began, none has run: the others go on without it.
-            self._waiting.extendleft(each for each in reversed(pieces) if not (each.is_done or each.is_withdrawn))
+            self._waiting[:0] = [each for each in pieces if not (each.is_done or each.is_withdrawn)]
             self._is_led = False
             for each in pieces:
                 each.turn.set()
@@ -193,7 +195,8 @@ def _run(
         has_ended = True
 
     try:
-        run(work, min(piece.until for piece in pieces))
+        # The latest: work that has waited for longer is done, rather than all of it alone.
+        run(work, max(piece.until for piece in pieces))
     except Exception as exc:  # noqa: BLE001 (each task raises it, or what its own transaction then shows)
         is_under_way = has_begun and not has_ended
         for piece in pieces:

@@ -21,8 +21,11 @@ from mobilemoney_async.values import can_encode, missing_extra, refuse, url_shap
 PATIENCE = 10
 """Seconds for which a transaction waits for a lock, and PostgreSQL for one statement."""
 
-THREADS = 8
+THREADS = 6
 """Worker threads of one event loop."""
+
+GROUP_THREADS = 3
+"""Those of them that only groups of work use: see `database.group`."""
 
 # A server that lost its power says nothing: the defaults of Linux would wait for it for a quarter of an hour.
 _NETWORK: dict[str, Any] = {

@@ -121,11 +121,17 @@ class AccountStore:
         )
 
     async def write(
-        self, work: Callable[[Journal], T], *, then: Callable[[T], object] | None = None, joins: str | None = None
+        self,
+        work: Callable[[Journal], T],
+        *,
+        then: Callable[[T], object] | None = None,
+        joins: str | None = None,
+        is_end: bool = False,
     ) -> T:
         """Run work in one transaction, and return its result once that is durable; see `Database.write`.
 
-        `joins` is the key of the only payment that short work changes, which may then share a transaction.
+        `joins` is the key of the only payment that short work changes, or empty if it changes only the account's own
+        row; it may then share a transaction.
         """
         has_changes = False
 
@@ -141,7 +147,7 @@ class AccountStore:
                 then(result)
             return CHANGES if has_changes else None
 
-        result = await self.database.write(run, then=end, joins=self._place(joins))
+        result = await self.database.write(run, then=end, joins=self._place(joins), is_end=is_end)
         if has_changes:
             stir_readers(self.database)
         return result
@@ -195,7 +201,7 @@ class AccountStore:
         Raises:
             StoreError: The database failed, and the entry is kept; or the entry contradicts the payment's state.
         """
-        written = await self.write(lambda journal: journal.save(entry), joins=entry.key)
+        written = await self.write(lambda journal: journal.save(entry), joins=entry.key, is_end=True)
         # Another task may have replaced it during the write.
         if self.is_kept(entry):
             del self._unwritten[entry.key]

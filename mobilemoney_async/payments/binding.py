@@ -93,9 +93,10 @@ class Binding:
         self._host = _host(pipeline.wire.base_url)
         self._memory = memory
 
-    def look(self, journal: Journal) -> AccountFacts:
+    async def read(self) -> AccountFacts:
         """Return the facts about the account."""
-        return self._look(journal, _FACTS, {"of_account": journal.account}, self._store.newest)[0]
+        newest, values = self._store.newest, {"of_account": self._store.account}
+        return await self._store.read(lambda journal: self._look(journal, _FACTS, values, newest)[0], joins="")
 
     def look_with_conflicts(
         self, journal: Journal, request: PaymentRequest, remembered: datetime | None
@@ -131,7 +132,7 @@ class Binding:
         """
         self._store.note_opened(self._pipeline.utcnow())
         if facts is None:
-            facts = await self._store.read(self.look)
+            facts = await self.read()
         name = await self._name_credentials()
         if facts.newest is None and (facts.host, facts.credentials) != (self._host, name):
             await self.save(host=self._host, credentials=name, merchant_id=None)
@@ -201,7 +202,7 @@ class Binding:
             lock_row(journal.connection, accounts, {"account": journal.account})
             journal.connection.execute(accounts.update().where(accounts.c.account == journal.account).values(values))
 
-        await self._store.write(save)
+        await self._store.write(save, joins="")
 
     async def _name_credentials(self) -> str:
         if self._named is not None:

@@ -161,13 +161,13 @@ class Recovery:
     async def leave_to_reconcile(self) -> None:
         """Leave a comparison to `resume`, since it takes longer than the deadline of a create."""
         self._put_off(_BACKOFF, f"{_UNREADABLE}: no answer came in time")
-        facts = await self._store.read(self.binding.look)
+        facts = await self.binding.read()
         if facts.stopped is None:
             await self.binding.save(stopped=UNREADABLE, doubted_at=facts.doubted_at or self._pipeline.utcnow())
 
     async def resume(self) -> None:
         """Make a comparison that did not end, if there is one; the next payment finds out whether it has ended now."""
-        facts = await self._store.read(self.binding.look)
+        facts = await self.binding.read()
         if self._store.sole_writer is not False and self._suspicion(facts) is Suspicion.OPEN:
             self._put_off(-math.inf, "")
             with suppress(_UnreadableError, StoreError):
@@ -195,7 +195,7 @@ class Recovery:
                 return False
             await anyio.sleep(pause)
             pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
-            facts = await self._store.read(self.binding.look)
+            facts = await self.binding.read()
             found = self._suspicion(facts)
             if found is None:
                 return True

@@ -119,7 +119,12 @@ class Outgoing:
     news: list[News] = attrs.field(factory=list)  # answers of the service
 
     def __bool__(self) -> bool:
-        return bool(self.tracked or self.withdrawn or self.hinted or self.news)
+        return self.size > 0
+
+    @property
+    def size(self) -> int:
+        """Number of messages."""
+        return len(self.tracked) + len(self.withdrawn) + len(self.hinted) + len(self.news)
 
     def and_then(self, later: Outgoing) -> Outgoing:
         """Return the messages to send after a failed turn, together with those added since."""

@@ -121,7 +121,7 @@ class SharedLimiter:
         self._account = account
         # A slot is a time fixed in advance, while a bucket counts the request when it is really sent. The permitted
         # delay comes on top of the jitter, which covers the way to the service.
-        self._slack = min(0.1, 0.05 * limiter.burst * 60 / limiter.per_minute)
+        self._slack = min(0.25, 0.05 * limiter.burst * 60 / limiter.per_minute)
         self.per_minute: float = limiter.per_minute
         self._limit = Limit(
             per_minute=limiter.per_minute,
@@ -230,5 +230,5 @@ class SharedLimiter:
             connection.execute(_UPDATE, {"of": self._account, "state": state})
             return reservation, now
 
-        (reservation, seen_at), offset = await self._database.timed(work)
+        (reservation, seen_at), offset = await self._database.timed(work, joins=(self._account,))
         return reservation, seen_at, offset + self._now() - anyio.current_time()

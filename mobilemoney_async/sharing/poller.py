@@ -29,6 +29,8 @@ from mobilemoney_async.sharing.followed import LeaseRow
 
 # Between two deletions of old rows, seconds.
 _TIDY = 300.0
+# Messages of a turn that may share a transaction with the work of others.
+_SHORT = 10
 # For so long a poller counts on its lease without a turn, if a claim renews it.
 _CLAIMED = 3600.0
 # Kinds of notices: there is news, or the followed payments have changed, which concerns the holder only.
@@ -103,7 +105,10 @@ class StoreFleet:
         is_final = any(each.is_ending for each in outgoing.news)
         # The fields change only after the commit. If this task is cancelled here, the turn may be committed all the
         # same: the caller then sends the same messages again, as `Fleet` allows.
-        (row, incoming), self._clock_offset = await self.database.timed(work, durable=is_final)
+        # A new holder reads all that is followed.
+        is_short = self._epoch is not None and not tidies and outgoing.size <= _SHORT
+        joins = (self._account, "poller") if is_short else ()
+        (row, incoming), self._clock_offset = await self.database.timed(work, durable=is_final, joins=joins)
         self._epoch = incoming.epoch if incoming.holds else None
         if self.claim is not None:
             self.claim.note_poller(self.follower if incoming.holds else None, row.followed, row.told)

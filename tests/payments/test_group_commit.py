@@ -16,11 +16,14 @@ import sqlalchemy as sa
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async import AsyncClient, SQLStore, StoreError
+from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError
+from mobilemoney_async.database import engine
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import MOST_TOGETHER
+from mobilemoney_async.database.url import GROUP_THREADS, THREADS
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.store import account_store
+from mobilemoney_async.sharing.limiter import SharedLimiter
 from tests.support.fakes import BASE_URL
 from tests.support.second_service import TOKEN, SecondService
 
@@ -131,6 +134,83 @@ async def test_writes_that_wait_together_are_committed_together(store_url: str) 
     assert order == list(numbers)
     assert len(commits) == 2
     assert await marks(database) == list(numbers)
+    database.close()
+
+
+async def test_what_ends_a_payment_goes_before_what_begins_one(store_url: str) -> None:
+    """In a busy process: else many would be begun, and none would learn its result in time."""
+    database, gate, order = await make_marks(store_url), Gate(), list[int]()
+
+    async def write(number: int, *, is_end: bool) -> None:
+        def work(connection: sa.Connection) -> None:
+            order.append(number)
+
+        await database.write(work, joins=("account", f"{number:05}"), is_end=is_end)
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(database.write, gate.work, joins=("account", "")))
+            await gate.wait()
+            for number in range(2 * MOST_TOGETHER + 1):
+                tasks.start_soon(partial(write, number, is_end=number == 2 * MOST_TOGETHER))
+            await anyio.wait_all_tasks_blocked()
+            gate.opened.set()
+    assert order.index(2 * MOST_TOGETHER) == MOST_TOGETHER - 1
+    assert sorted(order) == list(range(2 * MOST_TOGETHER + 1))
+    database.close()
+
+
+async def test_work_that_has_waited_for_long_is_done_with_what_came_later(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is behind goes on: refused, all of the work would only come again."""
+    database, gate, found = await make_marks(store_url), Gate(), list[int]()
+
+    async def write(number: int) -> None:
+        found.append(await database.write(mark(number), joins=("account", str(number))))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(database.write, gate.work, joins=("account", "")))
+            await gate.wait()
+            monkeypatch.setattr(engine, "_QUEUE", -1)
+            tasks.start_soon(write, 1)
+            await anyio.wait_all_tasks_blocked()
+            monkeypatch.undo()
+            tasks.start_soon(write, 2)
+            await anyio.wait_all_tasks_blocked()
+            gate.opened.set()
+    assert sorted(found) == await marks(database) == [1, 2]
+    database.close()
+
+
+async def test_groups_do_not_wait_behind_other_work(store_url: str) -> None:
+    """Hundreds of accounts may have the database look something up: a payment is recorded at once."""
+    database, gates = await make_marks(store_url), [Gate() for _ in range(THREADS - GROUP_THREADS)]
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for gate in gates:
+                tasks.start_soon(database.read, gate.work)
+            for gate in gates:
+                await gate.wait()
+            assert await database.write(mark(1), joins=("account", "")) == 1
+            for gate in gates:
+                gate.opened.set()
+    assert await marks(database) == [1]
+    database.close()
+
+
+async def test_the_limiters_of_many_accounts_share_transactions(store_url: str) -> None:
+    """Each account has a budget of its own, and their reservations come together."""
+    database, count, commits = await make_marks(store_url), 20, list[int]()
+    limiters = [SharedLimiter(RateLimiter(), database, f"shop-{number}") for number in range(count)]
+    with before_commits(lambda: commits.append(1)), anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for limiter in limiters:
+                tasks.start_soon(limiter.acquire)
+    assert [limiter.usage().granted for limiter in limiters] == [1] * count
+    assert len(commits) <= count / 2
     database.close()
 
 

@@ -117,8 +117,8 @@ async def test_a_client_that_is_closed_leaves_the_others_of_the_database(store_u
 @pytest.mark.soak
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-async def test_any_number_of_accounts_with_pollers_and_readers_has_eleven_connections(postgres_url: str) -> None:
-    """Ten of them work, and one listens, for the pollers and the readers of all accounts."""
+async def test_any_number_of_accounts_with_pollers_and_readers_has_nine_connections(postgres_url: str) -> None:
+    """Eight of them work, and one listens, for the pollers and the readers of all accounts."""
     store = SQLStore(postgres_url)
     listening, working = "query LIKE 'LISTEN%'", "query NOT LIKE 'LISTEN%'"
     with anyio.fail_after(300):
