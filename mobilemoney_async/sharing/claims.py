@@ -20,6 +20,7 @@ from typing import Any
 import anyio
 import attrs
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from mobilemoney_async.database.clock import LONGEST
 from mobilemoney_async.database.engine import Clock, Database, ahead
@@ -190,13 +191,15 @@ def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
     until = now + TTL
     run(leases.update().where(*_is(own)).values(holder=asked.host, until=until))
     if asked.given_back:
-        run(leases.update().where(_IS_CLAIM, _here.account.in_(asked.given_back), is_own).values(_FREE))
-    is_held, kept, seen = _here.account.in_(asked.held), dict[str, int](), dict[str, tuple[str, int, int]]()
+        is_given = _is_among(connection, _here.account, asked.given_back)
+        run(leases.update().where(_IS_CLAIM, is_given, is_own).values(_FREE))
+    is_held = _is_among(connection, _here.account, asked.held)
+    kept, seen = dict[str, int](), dict[str, tuple[str, int, int]]()
     if asked.held:
         renewed = leases.update().where(_IS_CLAIM, is_held, is_own).values(until=until)
         kept = {row.account: row.followed for row in run(renewed.returning(_here.account, _here.followed))}
     if asked.pollers:
-        is_poller = (_here.name == "poller", is_held, _here.holder.in_(asked.pollers))
+        is_poller = (_here.name == "poller", is_held, _is_among(connection, _here.holder, asked.pollers))
         # One that is locked renews itself, or gives its lease back.
         run(leases.update().where(_unlocked(*is_poller)).values(until=until))
         rows = run(sa.select(_here.account, _here.holder, _here.followed, _here.told).where(*is_poller))
@@ -262,6 +265,16 @@ def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -
 def _is(name: str) -> Iterable[sa.ColumnElement[bool]]:
     """Return the conditions of a row that belongs to no account."""
     return _here.account == "", _here.name == name
+
+
+def _is_among(connection: sa.Connection, column: sa.Column[str], names: Collection[str]) -> sa.ColumnElement[bool]:
+    """Return a condition for the rows of some names.
+
+    One array on PostgreSQL: its driver takes longer to read hundreds of parameters than the server for the statement.
+    """
+    if connection.dialect.name == "postgresql":
+        return column == sa.any_(sa.literal([*names], postgresql.ARRAY(sa.Text)))
+    return column.in_(names)
 
 
 def _unlocked(*where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
