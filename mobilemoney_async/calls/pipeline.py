@@ -59,7 +59,7 @@ class AttemptRecorder(Protocol):
     async def sending(self, lives: float) -> float:
         """Record that an attempt of at most `lives` seconds is about to be sent; return in how many it must be.
 
-        An error ends the call, which was then not sent.
+        They count from this call, and are more where the store was busy. An error ends the call: it was not sent.
         """
         ...
 
@@ -297,7 +297,7 @@ class Pipeline:
             took = max(anyio.current_time() - asked_at, (self.utcnow() - written_at).total_seconds())
             if took > patience:
                 # Another process may have recorded the attempt as lost by now, so it must not be sent any more.
-                raise StoreError(f"the store took more than {patience:g} s", outcome="not_sent")
+                raise StoreError(f"the store took more than {patience:.0f} s", outcome="not_sent")
             answer = await self._exchange(call)
         except BaseException as exc:
             error = exc if isinstance(exc, MobileMoneyError) else None

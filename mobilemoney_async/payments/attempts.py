@@ -7,8 +7,9 @@ may come at any await: each way out records the end of the attempt.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
@@ -17,6 +18,7 @@ from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
+from mobilemoney_async.database.threads import clock_stands_still
 from mobilemoney_async.errors import (
     APIError,
     AuthenticationError,
@@ -82,29 +84,36 @@ class RecordedAttempts:
     async def sending(self, lives: float) -> float:
         """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
 
-        Returns the seconds that may pass before it is sent: later, other processes may count it as lost. After a
-        `StoreError` nothing may be sent.
+        Returns the seconds from this call after which it may not be sent any more, since other processes may count it
+        as lost. After a `StoreError` nothing may be sent.
         """
         if not self.is_current():
             raise KeyTakenError  # a secret was replaced while this waited: is it the same merchant's?
         if self.on_sending is not None:
             self.on_sending()
-        self.sent_at = sent_at = self.utcnow()
+        self.sent_at = called_at = self.utcnow()
+        called, waited = time.monotonic(), 0.0
+        pace = 0.0 if clock_stands_still() else 1.0
         expected = self.expected if self.attempt is None else self.attempt
         made: list[int | None] = []
 
-        def is_wanted(record: PaymentRecord) -> bool:
-            return withdrawal(record, sent_at, asked_at=self.asked_at) is None
-
         def begin(journal: Journal) -> int | None:
+            nonlocal waited
+            # In a busy process a transaction begins seconds after it was asked for, which must not make it worthless.
+            waited = pace * (time.monotonic() - called)
+            self.sent_at = sent_at = called_at + timedelta(seconds=waited)
+
+            def is_wanted(record: PaymentRecord) -> bool:
+                return withdrawal(record, sent_at, asked_at=self.asked_at) is None
+
             return journal.begin(
                 self.request, expected=expected, sent_at=sent_at, lives=lives + _MARGIN, is_wanted=is_wanted
             )
 
         def note(attempt: int | None) -> None:
             made.append(attempt)
-            if attempt is not None:
-                self.store.note_newest(sent_at, is_own=True)
+            if attempt is not None and self.sent_at is not None:
+                self.store.note_newest(self.sent_at, is_own=True)
 
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.
@@ -119,7 +128,7 @@ class RecordedAttempts:
         self.attempt = made[0]
         if self.attempt is None:
             raise KeyTakenError
-        return _MARGIN
+        return waited + _MARGIN
 
     async def answered(self, answer: Acknowledgement) -> None:
         """Record the transaction's id, durably. The pipeline calls it inside a shield.

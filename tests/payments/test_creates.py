@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -22,8 +24,14 @@ from mobilemoney_async import (
     OutcomeUnknown,
     PermissionDenied,
     RetryPolicy,
+    SQLStore,
     StoreError,
+    TransactionType,
 )
+from mobilemoney_async.payments import attempts
+from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.creates import payment_request
+from mobilemoney_async.payments.records import PaymentState
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Fault, faults
 from tests.payments.service import (
@@ -710,3 +718,26 @@ async def test_a_create_that_waits_for_another_process_returns_within_a_second_o
             await other.collections.create(**ORDER, idempotency_key="a")
             assert anyio.current_time() - began < 23
     assert world.sent == 1
+
+
+async def test_a_create_that_had_to_wait_for_a_busy_store_is_sent(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its times are those of its transaction: a process that is behind does not undo what it has recorded."""
+    store, clock, now = account_store(SQLStore(store_url)), [100.0], datetime.now(UTC)
+    monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(attempts, "clock_stands_still", lambda: False)
+    write = AccountStore.write
+
+    async def wait_and_write(*arguments: Any, **options: Any) -> Any:
+        clock[0] += 8
+        return await write(*arguments, **options)
+
+    monkeypatch.setattr(AccountStore, "write", wait_and_write)
+    request = payment_request(TransactionType.COLLECTION, ORDER, "order-1")
+    assert await attempts.RecordedAttempts(store, request, None, lambda: now).sending(30.0) == 8 + 5
+    record = await store.read(lambda journal: journal.find("order-1"))
+    assert record is not None
+    assert record.state is PaymentState.SENDING
+    assert record.sent_at == now + timedelta(seconds=8)
+    assert record.stale_at == now + timedelta(seconds=8 + 30 + 5)
