@@ -19,7 +19,7 @@ import anyio.abc
 from mobilemoney_async.client import AsyncClient, claimed
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.dispatcher import Dispatcher
+from mobilemoney_async.payments.dispatcher import Dispatcher, until_answered
 from mobilemoney_async.payments.queries import Work
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.sharing.claims import Claim, Claims
@@ -164,6 +164,9 @@ class Worker(anyio.AsyncContextManagerMixin):
             tasks.start_soon(self._persist, claim, Work.RECONCILE, partial(self._reconcile, client))
             tasks.start_soon(self._persist, claim, Work.DISPATCH, partial(self._dispatch, client, claim))
             await claim.is_done(_ANY, linger=_LINGER)
+            while claim.account in self._dispatchers:  # its last answer may take longer
+                await until_answered(self._dispatchers[claim.account])
+                await claim.is_done(_ANY, linger=_LINGER)
             tasks.cancel_scope.cancel()
 
     async def _persist(self, claim: Claim, work: Work, run: Callable[[], Awaitable[None]]) -> None:
@@ -200,5 +203,6 @@ class Worker(anyio.AsyncContextManagerMixin):
             self._dispatchers[claim.account] = dispatcher
             try:
                 await claim.is_done(Work.DISPATCH, linger=_DISPATCH_LINGER)
+                await until_answered(dispatcher)
             finally:
                 del self._dispatchers[claim.account]

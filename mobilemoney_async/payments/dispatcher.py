@@ -38,7 +38,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import REFUSED_FOR_ALL
 from mobilemoney_async.payments.creates import IdempotentCreates
 from mobilemoney_async.payments.journal import Journal
-from mobilemoney_async.payments.outbox import count_queued, next_queued, postpone, withdraw_late
+from mobilemoney_async.payments.outbox import Counted, Queued, count_queued, next_queued, postpone, withdraw_late
 from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.values import require_text
 
@@ -46,6 +46,8 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Seconds: the lease, between two looks at the queue, and between two attempts to get the lease.
 _LEASE, _LOOK, _WAIT = 10.0, 0.5, 2.0
+# The lease of a dispatcher whose process has claimed the account: whoever claims it next ends that.
+_CLAIMED = 60.0
 # Seconds that a payment may keep the next one waiting, as during a listing, and for the answers at the end.
 _PATIENCE, _DRAIN = 10.0, 10.0
 # Payments that are being sent at once at most: answers may take long.
@@ -57,6 +59,7 @@ _OWN_PAUSE = 30.0
 # Seconds for which no payment of a type is tried after one that could not be sent.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 _DIGITS = re.compile("[0-9]+")
+_NAME = "dispatcher"
 
 
 @attrs.frozen
@@ -101,6 +104,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._creates = creates
         self._interval = 60.0 / per_minute
         self._me = pipeline.new_holder()
+        self._lease = _LEASE if pipeline.claim is None else _CLAIMED
         self._leased_until = -math.inf
         self._next_at = -math.inf
         self._sending: dict[str, tuple[PaymentRecord, anyio.CancelScope]] = {}
@@ -126,9 +130,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             finally:
                 self._paused = "the dispatcher is closed"
                 with anyio.move_on_after(_DRAIN, shield=True):
-                    while self._sending:
-                        changed = self._changed
-                        await changed.wait()
+                    await until_answered(self)
                 for _, scope in self._sending.values():
                     scope.cancel()
                 tasks.cancel_scope.cancel()
@@ -184,22 +186,25 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         now = anyio.current_time()
         if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
             return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
-        found = await self._look([each for each in TransactionType if not self._is_blocked(each, now)])
+        types = [each for each in TransactionType if not self._is_blocked(each, now)]
+        found = await self._look(types)
         if found is None or self._paused is not None:
-            return _LOOK
+            return _LOOK if types else min(_WAIT, *(each.until - now for each in self._obstacles.values()))
         await self._begin(tasks, *found)
         self._next_at = now + self._interval
         return 0.0
 
-    async def _look(self, types: Collection[TransactionType]) -> tuple[PaymentRecord, str | None] | None:
+    async def _look(self, types: Collection[TransactionType]) -> Queued | None:
         """Count what is queued, take out what is late, and return the payment of some types to send next."""
         at = self._utcnow()
         # One of a kind that is being sent would only wait for it.
         kinds = [(str(each.type), each.phone_number, f"{each.amount:f}") for each, _ in self._sending.values()]
-        counted, found = await self._store.read(
-            lambda journal: (count_queued(journal), next_queued(journal, at, types=types, kinds=kinds))
-        )
-        self._queued, self._latest, earliest = counted
+
+        def look(journal: Journal) -> tuple[Counted, Queued | None]:
+            counted = count_queued(journal)
+            return counted, next_queued(journal, at, types=types, kinds=kinds) if counted[0] and types else None
+
+        (self._queued, self._latest, earliest), found = await self._store.read(look, joins=_NAME)
         if earliest is not None and earliest <= at:  # whichever process sees it first, also one that is paused
             _warn_late(await self._store.write(lambda journal: withdraw_late(journal, at)))
         return found
@@ -209,15 +214,16 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     async def _is_holder(self) -> bool:
         """Return whether this process dispatches; renew the lease halfway."""
-        if anyio.current_time() > self._leased_until - _LEASE / 2:
+        if anyio.current_time() > self._leased_until - self._lease / 2:
             began = anyio.current_time()
-            self._leased_until = began + _LEASE if await self._hold(_LEASE) else -math.inf
+            self._leased_until = began + self._lease if await self._hold(self._lease) else -math.inf
         return self._leased_until > anyio.current_time()
 
     async def _hold(self, ttl: float | None) -> bool:
         account = self._store.account
         held, _ = await self._store.database.timed(
-            lambda connection, clock: change_lease(connection, account, "dispatcher", by=self._me, ttl=ttl, clock=clock)
+            lambda connection, clock: change_lease(connection, account, _NAME, by=self._me, ttl=ttl, clock=clock),
+            joins=(account, _NAME),
         )
         return held
 
@@ -313,6 +319,13 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     def _stir(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+async def until_answered(dispatcher: Dispatcher) -> None:
+    """Wait until a dispatcher is sending nothing."""
+    while dispatcher._sending:
+        changed = dispatcher._changed
+        await changed.wait()
 
 
 def _warn_late(keys: Sequence[str]) -> None:

@@ -45,6 +45,12 @@ _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 _columns = payments.c
 _IS_QUEUED = sa.text("state = 'QUEUED'")
 
+Queued = tuple[PaymentRecord, str | None]
+"""Payment in the queue, and its extra fields as JSON."""
+
+Counted = tuple[int, datetime | None, datetime | None]
+"""Number of queued payments, the latest `not_before` of them, and the earliest `not_after`."""
+
 
 @attrs.frozen(kw_only=True)
 class QueueOptions:
@@ -251,29 +257,34 @@ def _take_out(
             journal.record_all(keys, event, state, source=source, detail=note, at=at)
 
 
-def next_queued(
-    journal: Journal, now: datetime, *, types: Collection[TransactionType], kinds: Collection[tuple[str, str, str]]
-) -> tuple[PaymentRecord, str | None] | None:
-    """Return the payment to send next, with its extra fields: by priority, then age.
-
-    Of some types, and not of one of the kinds: type, phone number and amount.
-    """
+@functools.cache
+def _next(has_kinds: bool) -> sa.Select[Any]:
+    now = sa.bindparam("now", type_=_columns.not_before.type)
     is_due = sa.and_(
         sa.or_(_columns.not_before.is_(None), _columns.not_before <= now),
         sa.or_(_columns.not_after.is_(None), _columns.not_after > now),
     )
-    here = (_columns.account == journal.account, _IS_QUEUED, _columns.type.in_([*map(str, types)]))
-    statement = (
-        sa.select(payments)
-        .where(*here, is_due, sa.tuple_(_columns.type, _columns.phone_number, _columns.amount).not_in(kinds))
-        .order_by(_columns.priority.desc(), _columns.created_at, _columns.key)
-        .limit(1)
-    )
-    row = journal.connection.execute(statement).one_or_none()
+    types = _columns.type.in_([sa.bindparam("first"), sa.bindparam("last")])
+    found = sa.select(payments).where(_columns.account == sa.bindparam("of_account"), _IS_QUEUED, types, is_due)
+    if has_kinds:
+        kind = sa.tuple_(_columns.type, _columns.phone_number, _columns.amount)
+        found = found.where(kind.not_in(sa.bindparam("kinds", expanding=True)))
+    return found.order_by(_columns.priority.desc(), _columns.created_at, _columns.key).limit(1)
+
+
+def next_queued(
+    journal: Journal, now: datetime, *, types: Collection[TransactionType], kinds: Collection[tuple[str, str, str]]
+) -> Queued | None:
+    """Return the payment to send next, with its extra fields: by priority, then age.
+
+    Of some types, and not of one of the kinds: type, phone number and amount.
+    """
+    values = {"of_account": journal.account, "now": now, "first": str(min(types)), "last": str(max(types))}
+    row = journal.connection.execute(_next(bool(kinds)), values | ({"kinds": kinds} if kinds else {})).one_or_none()
     return None if row is None else (to_record(row), row.extra)
 
 
-def count_queued(journal: Journal) -> tuple[int, datetime | None, datetime | None]:
+def count_queued(journal: Journal) -> Counted:
     """Return the number of queued payments, the latest `not_before` of them, and the earliest `not_after`."""
     figures = sa.select(sa.func.count(), sa.func.max(_columns.not_before), sa.func.min(_columns.not_after))
     here = (_columns.account == journal.account, _IS_QUEUED)

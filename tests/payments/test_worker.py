@@ -170,6 +170,23 @@ async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None
     assert len(platform.service.payments) == 4
 
 
+async def test_the_answer_to_the_last_payment_of_a_queue_may_take_long(platform: Platform) -> None:
+    """Nothing else is to be done in the account, but its host waits: given up, it would have an unknown result."""
+
+    async def answer_late(account: str) -> None:
+        await anyio.sleep(28)
+
+    platform.answer_first = answer_late
+    async with platform.merchants("shop") as merchants:
+        await enqueue(merchants, ["queued"])
+        async with platform.host("one"):
+            await anyio.sleep(35)
+        record = await (await merchants.client("queued")).payments.get("queued-1")
+    assert record is not None
+    assert record.state is PaymentState.ACKNOWLEDGED
+    assert "unknown" not in {each.what for each in record.history}
+
+
 async def test_claimed_accounts_go_to_the_next_host_at_once_when_one_leaves(platform: Platform) -> None:
     """A host that shuts down gives its accounts back, and never two hosts ask for one at the same time."""
     accounts = shops(6)
@@ -335,7 +352,7 @@ async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_o
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside those of its requests: claims, leases and messages of all accounts are read and renewed together."""
-    plain, count = Database._transact, 0
+    plain, count = Database._run, 0
 
     def transact(*arguments: Any, **options: Any) -> Any:
         nonlocal count
@@ -347,7 +364,7 @@ async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_o
     async with platform.host("one") as worker:
         await anyio.sleep(15)
         assert len(worker.accounts) == 20
-        monkeypatch.setattr(Database, "_transact", transact)
+        monkeypatch.setattr(Database, "_run", transact)
         platform.asked.clear()
         await anyio.sleep(20)
     # Every second one renewal, one look at the changes every half second, two for work every two seconds.
