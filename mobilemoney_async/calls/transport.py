@@ -11,7 +11,7 @@ import logging
 import socket
 import sys
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -237,8 +237,20 @@ class _Answered:
     def __init__(self, response: Any) -> None:
         self.status_code: int = response.status
         self.headers: Any = response.headers
-        self.stream: Any = response.content
+        self.stream: Any = _to_its_end(response)
         self.aclose: Any = response.aclose
+
+
+async def _to_its_end(response: Any) -> AsyncGenerator[bytes]:
+    """Yield the pieces of a body of pyqwest's, without the wait that only shows its end, where its length is known."""
+    length = response.headers.get("content-length", "")
+    left = int(length) if length.isdecimal() and "transfer-encoding" not in response.headers else -1
+    if left:
+        async for piece in response.content:
+            left -= len(piece)
+            yield piece
+            if not left:
+                return
 
 
 class _PyqwestSender(_TransportSender):
