@@ -189,7 +189,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         types = [each for each in TransactionType if not self._is_blocked(each, now)]
         found = await self._look(types)
         if found is None or self._paused is not None:
-            return _LOOK if types else min(_WAIT, *(each.until - now for each in self._obstacles.values()))
+            return _LOOK if types else min([_WAIT, *(each.until - now for each in self._obstacles.values())])
         await self._begin(tasks, *found)
         self._next_at = now + self._interval
         return 0.0

@@ -21,6 +21,7 @@ from mobilemoney_async import (
     SQLStore,
 )
 from mobilemoney_async.events import DispatcherPaused, Event
+from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.evidence import IN_GRACE
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
@@ -137,6 +138,33 @@ async def test_an_obstacle_of_one_type_does_not_stop_the_other(sqlite_file_url: 
             await anyio.sleep(4)
             assert (dispatcher.stats.sent, len(world.made)) == (3, 3)
             assert "ConnectError" in (dispatcher.stats.paused or "")
+
+
+async def test_a_dispatcher_that_is_resumed_while_it_counts_the_queue_goes_on(
+    sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of either type can be sent; the store is being asked when the program calls `resume`."""
+    world = make_world(sqlite_file_url)
+    world.line.refuse, read = 1000, AccountStore.read
+    async with world.client(retry=NO_RETRIES) as client:
+        await enqueue(client, 1)
+        await enqueue(client, 1, start=10, type="disbursement")
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(2)
+            assert dispatcher.stats.paused
+
+            async def resume_and_read(*arguments: Any, **options: Any) -> Any:
+                monkeypatch.undo()
+                dispatcher.resume()
+                return await read(*arguments, **options)
+
+            monkeypatch.setattr(AccountStore, "read", resume_and_read)
+            await anyio.sleep(2.5)
+            assert AccountStore.read is read
+            world.line.refuse = 0
+            dispatcher.resume()
+            await anyio.sleep(60)
+    assert world.sent == 2
 
 
 async def test_a_reason_of_its_own_delays_one_payment_by_half_a_minute(sqlite_file_url: str) -> None:
