@@ -35,8 +35,9 @@ TTL = 7.0
 _MARGIN = 1.0
 # Seconds between two looks for work, for which the row of a dead host is kept, and for giving claims back at the end.
 _LOOK, _KEPT, _SHIELD = 2.0, 60.0, 10.0
-# Part of its accounts that a host may have too many, until it gives some back.
-_SLACK = 0.1
+# Part of its accounts that a host may have too many, until it gives some back: so many in a second at most, and none
+# while so many wait for a host.
+_SLACK, _MOST_GIVEN, _MOST_WAITING = 0.1, 10, 50
 _CLAIM, _LOOK_NAME, _HOST = "worker", "work", "worker "
 _FREE: dict[str, Any] = {"holder": None, "until": 0.0}
 
@@ -209,8 +210,15 @@ def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
     look = shared.get(_LOOK_NAME)
     share, busy = math.ceil((0 if look is None else look.followed) / hosts), sum(due != 0 for due in kept.values())
     new = _claim(connection, asked.host, now, min(asked.most, share - busy))
-    surplus = busy - share if busy > share + _SLACK * share else 0
-    return _Found(kept, new, seen, surplus, _takes_look(connection, look, now))
+    return _Found(kept, new, seen, _surplus(connection, now, busy, share), _takes_look(connection, look, now))
+
+
+def _surplus(connection: sa.Connection, now: float, busy: int, share: int) -> int:
+    """Return how many accounts with work to give back now: other hosts have to start each of them anew."""
+    if busy <= share + _SLACK * share:
+        return 0
+    waiting = connection.execute(sa.select(_here.account).where(*_is_waiting(now)).limit(_MOST_WAITING)).all()
+    return min(busy - share, _MOST_GIVEN) if len(waiting) < _MOST_WAITING else 0
 
 
 def _claim(connection: sa.Connection, host: str, now: float, most: int) -> dict[str, int]:
@@ -218,9 +226,7 @@ def _claim(connection: sa.Connection, host: str, now: float, most: int) -> dict[
     if most <= 0:
         return {}
     run = connection.execute
-    free = sa.select(_here.account, _here.holder, _here.followed).where(
-        _IS_CLAIM, _here.followed != 0, ~_here.until.between(now, now + LONGEST)
-    )
+    free = sa.select(_here.account, _here.holder, _here.followed).where(*_is_waiting(now))
     rows = run(free.limit(most).with_for_update(skip_locked=True)).all()
     new, dead = {row.account: row.followed for row in rows}, {row.holder for row in rows} - {None}
     if new:
@@ -260,6 +266,11 @@ def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -
     is_old = (_here.account == "", _here.name.startswith(_HOST), _here.until <= now - _KEPT)
     run(leases.delete().where(_unlocked(*is_old)))
     run(leases.update().where(*_is(_LOOK_NAME)).values(followed=len(work)))
+
+
+def _is_waiting(now: float) -> Iterable[sa.ColumnElement[bool]]:
+    """Return the conditions of the accounts with work that no living host has."""
+    return _IS_CLAIM, _here.followed != 0, ~_here.until.between(now, now + LONGEST)
 
 
 def _is(name: str) -> Iterable[sa.ColumnElement[bool]]:

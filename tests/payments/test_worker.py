@@ -433,6 +433,22 @@ async def test_accounts_spread_evenly_as_hosts_come_and_go(store_url: str) -> No
     assert sorted([*one.held, *three.held]) == shops(12)
 
 
+async def test_a_host_gives_accounts_back_only_as_fast_as_others_take_them(store_url: str) -> None:
+    """A few at a time, and none while many wait: an account that was given back has no host until another starts it."""
+    await with_work(store_url, 130)
+    one, two = claims_of(store_url), claims_of(store_url)
+    for _ in range(3):
+        await renew(one)
+    assert len(one.held) == 130
+    await renew(two, most=0)
+    assert (await renew(one)).surplus == 10
+    given = shops(130)[:50]
+    assert (await renew(one, given_back=given[:49])).surplus == 10
+    assert (await renew(one, given_back=given[49:])).surplus == 0
+    assert len((await renew(two, most=5)).new) == 5
+    assert (await renew(one)).surplus == 10
+
+
 async def test_accounts_of_a_dead_host_are_taken_over_within_ten_seconds(sqlite_file_url: str) -> None:
     """With all leases that it had there; should it wake up, it sends nothing more."""
     await with_work(sqlite_file_url, 3)
