@@ -1,12 +1,14 @@
 """Host of a platform, to be killed or stopped at any moment: a process that runs the worker of all accounts.
 
-A nursery forks them: see `crash_worker`. Each of its requests carries its pid and the name of its claims.
+A nursery forks them: see `crash_worker`. Each of its requests carries its pid, the name of its claims, and when it was
+sent.
 """
 
 import json
 import os
 import ssl
 import sys
+import time
 
 import anyio
 import attrs
@@ -32,7 +34,7 @@ class Named(httpx.AsyncHTTPTransport):
         self._host = host
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        request.headers["x-host"] = self._host
+        request.headers["x-host"] = f"{self._host} {time.time()}"
         return await super().handle_async_request(request)
 
 
