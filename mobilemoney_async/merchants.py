@@ -80,8 +80,9 @@ class Merchants:
         auth: An async function of the account that returns its token, or a `LoginAuth`. It is called at the account's
             first call, and again once the service has refused the token or the login, so that a secret that was
             replaced is picked up; one call at a time for each account, and at most one in 10 s after refusals. An
-            error of it fails the account's calls: a `MobileMoneyError` as it is, every other one as `TransportError`
-            with that error as its cause; its text is never logged. It has `timeout` seconds.
+            error of it fails the account's calls: a `MobileMoneyError` as it is, unless it is `InvalidRequest`; that,
+            every other one, and a secret that is none as `TransportError` with that error as its cause. The text of an
+            error of yours is never logged. It has `timeout` seconds.
         max_open: Clients that stay open, at least 1. The least recently used one that is idle is closed first. None is
             closed during a call, while it has a poller, a dispatcher or a named consumer, or while an answer is not
             recorded yet: if that concerns all of them, more are open, and a warning is logged once.

@@ -17,7 +17,14 @@ import anyio
 from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenAuth
 from mobilemoney_async.database.threads import run_in_thread
-from mobilemoney_async.errors import APIError, MobileMoneyError, RateLimitExceeded, ServerError, TransportError
+from mobilemoney_async.errors import (
+    APIError,
+    InvalidRequest,
+    MobileMoneyError,
+    RateLimitExceeded,
+    ServerError,
+    TransportError,
+)
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.values import Secret, refuse
@@ -152,13 +159,23 @@ class AccountAuth:
                 return TokenAuth(secret)
             if type(secret) not in {TokenAuth, LoginAuth}:
                 raise refuse("auth", "a function that returns a token, TokenAuth or LoginAuth", type(secret))
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 (it is raised as another, or as a copy)
             self._failed_at = anyio.current_time()
-            if isinstance(exc, MobileMoneyError):
-                self._failure = exc
-                raise
-            # Without the text, which may quote the secret: this error is logged by pollers.
-            said = f"auth of account {account!r} failed: {type(exc).__name__}"
-            self._failure = TransportError(said, outcome="not_sent")
-            raise self._failure from exc
+            self._failure = _failure(account, exc)
+            raise copy.copy(self._failure) from self._failure.__cause__
         return secret
+
+
+def _failure(account: str, error: Exception) -> MobileMoneyError:
+    """Return the error of the calls for one of the function of an account."""
+    said = f"auth of account {account!r} "
+    if isinstance(error, InvalidRequest):
+        # Its text quotes no secret. As an error of arguments it would end the pollers, which can go on later.
+        failure: MobileMoneyError = TransportError(f"{said}gave no secret: {error}", outcome="not_sent")
+    elif isinstance(error, MobileMoneyError):
+        return error
+    else:
+        # Without the text, which may quote the secret: this error is logged by pollers.
+        failure = TransportError(f"{said}failed: {type(error).__name__}", outcome="not_sent")
+    failure.__cause__ = error
+    return failure

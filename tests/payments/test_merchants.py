@@ -584,14 +584,28 @@ async def test_the_vault_is_asked_once_by_all_calls_of_an_account(sqlite_file_ur
 
 
 @pytest.mark.parametrize("secret", [7, None, "two words", b"token"])
-async def test_a_secret_that_is_none_is_refused(sqlite_file_url: str, platform: Platform, secret: Any) -> None:
-    """At the first call, by an error of the argument `auth`."""
-    platform.secrets["shop-0"] = secret
+async def test_a_secret_that_is_none_fails_the_call_and_no_poller(
+    sqlite_file_url: str, platform: Platform, secret: Any
+) -> None:
+    """By an error that names the account, not the secret. The pollers go on with one that is."""
+    platform.open("shop-0")
     async with platform.merchants(sqlite_file_url) as merchants:
-        with pytest.raises(InvalidRequest) as caught:
-            await pay(await merchants.client("shop-0"))
-    assert caught.value.argument == "auth"
-    assert "two words" not in str(caught.value)
+        client = await merchants.client("shop-0")
+        number = await pay(client)
+        platform.replace("shop-0", "another")
+        platform.secrets["shop-0"] = secret
+        async with client.poller() as poller:
+            poller.track(number)
+            await anyio.sleep(30)
+            with pytest.raises(TransportError, match=r"^auth of account 'shop-0' gave no secret: ") as caught:
+                await pay(client, "order-2")
+            assert caught.value.outcome == "not_sent"
+            assert "two words" not in str(caught.value)
+            assert isinstance(caught.value.__cause__, InvalidRequest)
+            platform.secrets["shop-0"] = "another"
+            platform.service.finish_after = 0.0
+            with anyio.fail_after(120):
+                assert (await poller.wait(number)).is_final
 
 
 @pytest.mark.parametrize("kind", ["text", "Secret"])
