@@ -100,7 +100,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._store = store
         self._utcnow = pipeline.utcnow
         self._on_event = pipeline.on_event
-        self._in_use = pipeline.wire.in_use
+        self._wire = pipeline.wire
         self._creates = creates
         self._interval = 60.0 / per_minute
         self._me = pipeline.new_holder()
@@ -117,9 +117,10 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        self._wire.check_open()
         await self._store.database.open()
         failure: BaseException | None = None
-        async with self._in_use(), anyio.create_task_group() as tasks:
+        async with self._wire.in_use(), anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, tasks)
             try:
                 yield self

@@ -111,6 +111,7 @@ class Poller(anyio.AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         if self._was_open:
             raise refuse("poller", "a new one: each is used once")
+        self._pipeline.wire.check_open()
         unfinished = [] if self._fleet is None else await self._fleet.join(resume=self._resume)
         self._was_open = True
         failure: BaseException | None = None

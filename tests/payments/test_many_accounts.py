@@ -114,6 +114,21 @@ async def test_a_client_that_is_closed_leaves_the_others_of_the_database(store_u
         assert [each.key async for each in other.payments.changes(forever=False)] != []
 
 
+async def test_a_client_that_is_closed_begins_no_poller_and_no_dispatcher(postgres_url: str) -> None:
+    """It would open connections that nobody closes any more."""
+    async with merchants(SQLStore(postgres_url), 1) as ((_, client),):
+        await client.collections.create(**ORDER)
+        poller, dispatcher = client.poller(resume=True), client.dispatcher()
+        await client.aclose()
+        for part in (poller, dispatcher):
+            with pytest.raises(InvalidRequest, match="the client is closed"):
+                async with part:
+                    raise AssertionError
+        await until_nobody_listens(postgres_url)
+        while await sessions(postgres_url, "true"):
+            await anyio.sleep(0.02)
+
+
 @pytest.mark.soak
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
