@@ -11,7 +11,7 @@ import gc
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -148,3 +148,30 @@ def at_most(ratio: float, limit: float) -> tuple[str, bool]:
 def at_least(ratio: float, limit: float) -> tuple[str, bool]:
     """Return a ratio as text for the table, and whether it is large enough."""
     return f"{ratio:.{2 if ratio < 10 else 1}f}x", ratio >= limit
+
+
+def plain_url(url: str) -> str:
+    """Return the URL of a PostgreSQL database as psycopg takes it."""
+    import sqlalchemy as sa
+
+    return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def connect(url: str, *, autocommit: bool = False) -> Any:
+    """Open a session of a PostgreSQL database, without the store's own settings."""
+    import psycopg
+
+    return psycopg.connect(plain_url(url), autocommit=autocommit)
+
+
+def ask(url: str, query: str) -> Any:
+    """Return the first value that a PostgreSQL database answers to a query."""
+    with closing(connect(url)) as connection:
+        return (connection.execute(query).fetchone() or [None])[0]
+
+
+def sync(url: str) -> None:
+    """Let a PostgreSQL server of the tests write its commits to the disk."""
+    with closing(connect(url, autocommit=True)) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = on")
+        connection.execute("SELECT pg_reload_conf()")

@@ -29,9 +29,14 @@ import anyio
 import anyio.to_thread
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # for a run as a script
+
+from benchmarks.common import ask, connect, sync  # noqa: E402 (needs the path)
+
 EACH = 8  # creates of an account in the measured burst: with the first one, what its limit lets pass at once
 AT_ONCE = 50  # creates of a host
 CORES = 8  # of a database server, on paper
+MOST_SESSIONS = 9  # of a process at a server, on paper: a small fleet has fewer
 FLEETS = (
     (1000, 4, 1, False),
     (1000, 10, 1, False),
@@ -50,7 +55,7 @@ class Unit:
     create_in_database: float  # CPU seconds of the server
     following: float  # CPU seconds of the host a second, for an account with open payments
     following_in_database: float  # the same of the server
-    sessions: float  # of one process at one server
+    sessions: float  # of one process at one server, at most
     account: float  # bytes
     process: float  # bytes, without accounts
 
@@ -177,7 +182,7 @@ def measure(accounts: int, hosts: int, databases: int) -> Unit:
         create_in_database=sum(b - a for a, b in zip(before, after, strict=True)) / creates,
         following=sum(each["cpu"] for each in followed) / IDLE / accounts,
         following_in_database=in_following / took / accounts,
-        sessions=sessions / hosts,
+        sessions=MOST_SESSIONS,
         account=sum(each["bytes"] for each in followed) / accounts,
         process=statistics.mean(each["empty"] for each in followed),
     )
@@ -226,26 +231,6 @@ def go(processes: Sequence[subprocess.Popen[str]], name: str) -> list[dict[str, 
         process.stdin.write("\n")
         process.stdin.flush()
     return receive(processes, name)
-
-
-def connect(url: str) -> Any:
-    import psycopg
-    import sqlalchemy as sa
-
-    return psycopg.connect(sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False))
-
-
-def ask(url: str, query: str) -> Any:
-    with closing(connect(url)) as connection:
-        return (connection.execute(query).fetchone() or [None])[0]
-
-
-def sync(url: str) -> None:
-    """Let a server of the tests write its commits to the disk."""
-    with closing(connect(url)) as connection:
-        connection.autocommit = True
-        connection.execute("ALTER SYSTEM SET fsync = on")
-        connection.execute("SELECT pg_reload_conf()")
 
 
 def sessions_of(url: str) -> int:
@@ -315,7 +300,6 @@ def main() -> None:
     for name, default in (("accounts", 60), ("hosts", 2), ("databases", 2)):
         options.add_argument(f"--{name}", type=int, default=default)
     given = options.parse_args()
-    sys.path.append(str(ROOT))
     unit = measure(given.accounts, given.hosts, given.databases)
     show(unit)
     names = ("accounts", "hosts", "databases", "creates/s", "cores of a host", "of a server", "sessions of a server")

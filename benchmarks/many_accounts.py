@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,13 +23,13 @@ import anyio
 import httpx
 
 from benchmarks.bodies import one_transaction
-from benchmarks.common import Row
+from benchmarks.common import Row, ask
 from benchmarks.loopback import serving
 from mobilemoney_async import Merchants, SQLStore
 from tests.contract import samples
 
 _COUNTS = (30, 150, 1000)
-_AT_ONCE = 50
+AT_ONCE = 50
 _MOST_POLLERS = 150
 _TARGETS = {"connections": 11, "descriptors": 20, "kB": 60, "CPU": 4.0, "seconds": 4.0}  # of issue 16, at 1,000
 _ACKNOWLEDGED = {"status": "success", "message": "accepted", "currency": "TZS", "status_code": "PENDING"}
@@ -57,7 +57,7 @@ def _rows(kind: str, number: int, found: dict[str, Any]) -> list[Row]:
     case = f"{number:,} accounts, {kind}: "
     shown = [
         Row(
-            f"{case}first create of each, {_AT_ONCE} at once: {found['seconds']:.1f} s",
+            f"{case}first create of each, {AT_ONCE} at once: {found['seconds']:.1f} s",
             "",
             f"{_TARGETS['CPU']:g} ms CPU each",
             f"{found['CPU']:.1f} ms",
@@ -87,7 +87,7 @@ def _in_process(url: str, number: int, address: str) -> dict[str, Any]:
     return found
 
 
-class _Service(httpx.AsyncBaseTransport):
+class Service(httpx.AsyncBaseTransport):
     """Service of all accounts, which makes each payment."""
 
     def __init__(self) -> None:
@@ -103,7 +103,8 @@ class _Service(httpx.AsyncBaseTransport):
         return httpx.Response(200, json={**_ACKNOWLEDGED, **named})
 
 
-async def _auth(account: str) -> str:
+async def auth(account: str) -> str:
+    """Return the token of an account."""
     return f"token.of.{account}"
 
 
@@ -118,21 +119,21 @@ def _descriptors() -> int:
 
 
 async def _measure(url: str, number: int, address: str) -> dict[str, Any]:
-    accounts, store, service = [f"shop-{each}" for each in range(number)], SQLStore(url), _Service()
+    accounts, store, service = [f"shop-{each}" for each in range(number)], SQLStore(url), Service()
     async with Merchants(
-        "https://pay.example/v1", store=store, auth=_auth, transport=lambda _: service, max_open=number + 1
+        "https://pay.example/v1", store=store, auth=auth, transport=lambda _: service, max_open=number + 1
     ) as merchants:
-        await _create(merchants, "warm")  # the tables, and imports
+        await create(merchants, "warm")  # the tables, and imports
         before, cpu, began = _resident(), time.process_time(), time.perf_counter()
-        limiter = anyio.CapacityLimiter(_AT_ONCE)
+        limiter = anyio.CapacityLimiter(AT_ONCE)
 
-        async def create(account: str) -> None:
+        async def create_first(account: str) -> None:
             async with limiter:
-                await _create(merchants, account)
+                await create(merchants, account)
 
         async with anyio.create_task_group() as tasks:
             for account in accounts:
-                tasks.start_soon(create, account)
+                tasks.start_soon(create_first, account)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         kept = _resident() - before
         is_counted = url.startswith("postgres") and number <= _MOST_POLLERS
@@ -146,15 +147,16 @@ async def _measure(url: str, number: int, address: str) -> dict[str, Any]:
     }
 
 
-async def _create(merchants: Merchants, account: str) -> None:
+async def create(merchants: Merchants, account: str, key: str = "order-1") -> None:
+    """Make a payment under a key of an account."""
     client = await merchants.client(account)
-    await client.collections.create(phone_number="+255681234567", amount=1000, idempotency_key="order-1")
+    await client.collections.create(phone_number="+255681234567", amount=1000, idempotency_key=key)
 
 
 async def _descriptors_of_lookups(store: SQLStore, accounts: list[str], address: str) -> int:
     """Return how many more descriptors are open at most, looking something up for each account over HTTP."""
     before, most, transaction_id = _descriptors(), 0, json.loads(one_transaction())["transaction"]["id"]
-    async with Merchants(f"{address}/v1", store=store, auth=_auth, max_open=10) as merchants:
+    async with Merchants(f"{address}/v1", store=store, auth=auth, max_open=10) as merchants:
         for account in accounts:
             await (await merchants.client(account)).transactions.get(transaction_id)
             most = max(most, _descriptors() - before)
@@ -163,16 +165,7 @@ async def _descriptors_of_lookups(store: SQLStore, accounts: list[str], address:
 
 async def _connections_of_pollers(merchants: Merchants, accounts: list[str], url: str) -> int:
     """Return how many sessions the server has at most while each account has a poller, for some seconds."""
-    import psycopg
-    import sqlalchemy as sa
-
-    plain = sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-
-    def count() -> int:
-        with closing(psycopg.connect(plain)) as connection:
-            (found,) = connection.execute(query).fetchone() or (0,)
-            return int(found)
 
     @asynccontextmanager
     async def polling(account: str) -> AsyncIterator[None]:
@@ -185,7 +178,7 @@ async def _connections_of_pollers(merchants: Merchants, accounts: list[str], url
         for account in accounts:
             await stack.enter_async_context(polling(account))
         for _ in range(20):
-            most = max(most, await anyio.to_thread.run_sync(count))
+            most = max(most, await anyio.to_thread.run_sync(ask, url, query))
             await anyio.sleep(0.2)
     return most
 

@@ -24,6 +24,7 @@ NAMES = (
     "feed",
     "observer",
     "many_accounts",
+    "creates",
     "worker",
 )
 

@@ -10,14 +10,13 @@ import json
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 
-from benchmarks.common import Row
+from benchmarks.common import Row, ask
 from mobilemoney_async import Merchants, SQLStore
 from tests.contract import samples
 
@@ -112,16 +111,7 @@ async def _measure(url: str, count: int) -> dict[str, Any]:
 
 
 def _commits(url: str) -> int:
-    import psycopg
-    import sqlalchemy as sa
-
-    plain = sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with closing(psycopg.connect(plain)) as connection:
-        row = connection.execute(
-            "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
-        ).fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(ask(url, "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"))
 
 
 if __name__ == "__main__":
