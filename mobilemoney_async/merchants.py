@@ -19,7 +19,7 @@ from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import anyio
 import attrs
@@ -34,6 +34,7 @@ from mobilemoney_async.payments.store import SQLStore, account_store, as_store
 from mobilemoney_async.sharing.account_auth import AccountAuth, AccountSecret
 from mobilemoney_async.values import refuse, require_integer, require_name
 from mobilemoney_async.worker import Worker
+from mobilemoney_async.worker import end as end_worker
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Event
@@ -135,7 +136,8 @@ class Merchants:
         self._busy: set[_Merchant] = set()
         self._idle: OrderedDict[_Merchant, None] = OrderedDict()  # the least recently used one first
         self._connected: OrderedDict[_Merchant, None] = OrderedDict()  # in the order of `used_at`
-        self._served = 0  # accounts of `worker`
+        self._workers: WeakSet[Worker] = WeakSet()
+        self._served = 0  # accounts of the workers
         self._looks = 0  # at idle accounts in a row that are pinned
         self._has_warned = self._is_closed = False
 
@@ -187,7 +189,9 @@ class Merchants:
             raise refuse("store", "an SQLStore or its URL for a worker: its accounts are in one database")
         if self._transport == "pyqwest":
             raise refuse("transport", 'httpx or "aiohttp" for a worker', self._transport)
-        return Worker(account_store(self._store), self._utcnow, self._serve)
+        worker = Worker(account_store(self._store), self._utcnow, self._serve, self._check_open)
+        self._workers.add(worker)
+        return worker
 
     @asynccontextmanager
     async def _serve(self, account: str) -> AsyncGenerator[AsyncClient]:
@@ -277,8 +281,8 @@ class Merchants:
     async def aclose(self) -> None:
         """Close all clients and their connections; calls made afterwards raise `InvalidRequest`.
 
-        A second call does nothing. The stores stay yours. End your calls first: a payment that is under way ends with
-        `OutcomeUnknown`, as of `AsyncClient`.
+        Workers end first, as when their blocks are left. A second call does nothing. The stores stay yours. End your
+        calls first: a payment that is under way ends with `OutcomeUnknown`, as of `AsyncClient`.
         """
         is_closed, self._is_closed = self._is_closed, True
 
@@ -289,6 +293,9 @@ class Merchants:
 
         # Shielded: results that are not recorded yet are written, also when this is cancelled.
         with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for worker in list(self._workers):
+                    tasks.start_soon(end_worker, worker)
             async with anyio.create_task_group() as tasks:
                 for merchant in [] if is_closed else list(self._merchants.values()):
                     tasks.start_soon(end, merchant)

@@ -48,16 +48,18 @@ class Worker(anyio.AsyncContextManagerMixin):
         store: AccountStore,
         utcnow: Callable[[], datetime] | None,
         open_client: Callable[[str], AbstractAsyncContextManager[AsyncClient]],
+        check_open: Callable[[], None],
     ) -> None:
         self._database = store.database
         self._claims = Claims(store.database, store.grace, utcnow or store.database.wall_clock.utcnow)
-        self._open_client = open_client
+        self._open_client, self._check_open = open_client, check_open
         self._served: dict[str, anyio.CancelScope] = {}
         self._starts = anyio.CapacityLimiter(_AT_ONCE)
         self._given_back: set[str] = set()
         self._dispatchers: dict[str, Dispatcher] = {}
         self._is_closing = self._is_looking = False
         self._ended = anyio.Event()
+        self._renewing: anyio.CancelScope | None = None  # while it is open
 
     @property
     def accounts(self) -> Collection[str]:
@@ -73,11 +75,12 @@ class Worker(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        self._check_open()
         await self._database.open()
         self._is_closing = False
         failure: BaseException | None = None
         async with anyio.create_task_group() as tasks:
-            renewing = anyio.CancelScope(shield=True)
+            self._renewing = renewing = anyio.CancelScope(shield=True)
             tasks.start_soon(self._run, tasks, renewing)
             try:
                 yield self
@@ -86,16 +89,7 @@ class Worker(anyio.AsyncContextManagerMixin):
             except BaseException as exc:  # noqa: BLE001 (raised again past the group, which would wrap it)
                 failure = exc
             finally:
-                self._is_closing = True
-                with anyio.CancelScope(shield=True):
-                    # The claims are renewed meanwhile: nobody else begins before these have ended.
-                    while self._served:
-                        for scope in self._served.values():
-                            scope.cancel()
-                        ended = self._ended
-                        await ended.wait()
-                    renewing.cancel()
-                    await self._claims.leave()
+                await end(self)
         if failure is not None:
             raise failure
 
@@ -206,3 +200,19 @@ class Worker(anyio.AsyncContextManagerMixin):
                 await until_answered(dispatcher)
             finally:
                 del self._dispatchers[claim.account]
+
+
+async def end(worker: Worker) -> None:
+    """End all parts of a worker and give its accounts back. Cancelling this changes nothing."""
+    worker._is_closing = True
+    with anyio.CancelScope(shield=True):
+        # The claims are renewed meanwhile: nobody else begins before these have ended.
+        while worker._served:
+            for scope in worker._served.values():
+                scope.cancel()
+            ended = worker._ended
+            await ended.wait()
+        if worker._renewing is not None:
+            worker._renewing.cancel()
+            worker._renewing = None
+            await worker._claims.leave()

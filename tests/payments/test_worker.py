@@ -217,6 +217,26 @@ async def test_a_cancelled_worker_gives_its_accounts_back(platform: Platform) ->
         assert sorted(execute(platform.url, claims)) == [(each, None) for each in shops(2)]
 
 
+async def test_merchants_that_are_closed_end_their_worker_first(platform: Platform) -> None:
+    """Inside its block, too: the accounts are given back, and nothing is asked for any more."""
+    async with platform.merchants("shop") as merchants, platform.merchants("one") as working:
+        await pay(merchants, shops(2))
+        async with working.worker() as worker:
+            await anyio.sleep(6)
+            assert len(worker.accounts) == 2
+            await working.aclose()
+            assert not worker.accounts
+            asked = len(platform.asked)
+            await anyio.sleep(60)
+            assert len(platform.asked) == asked
+        rows = execute(platform.url, sa.select(leases.c.account, leases.c.name, leases.c.holder))
+        assert {account: holder for account, name, holder in rows if name == "worker"} == dict.fromkeys(shops(2))
+        assert not [name for _, name, _ in rows if name.startswith("worker ")]
+        with pytest.raises(InvalidRequest, match="merchants must be open"):
+            async with working.worker():
+                raise AssertionError
+
+
 async def test_an_error_of_the_block_leaves_it_as_it_is(platform: Platform) -> None:
     """Not inside a group of errors."""
     with pytest.raises(KeyError):
