@@ -423,6 +423,12 @@ def claimed(client: AsyncClient, claim: Claim) -> AsyncClient:
     return found
 
 
+async def require_own(client: AsyncClient) -> None:
+    """Raise `StoreError` if the account of a client's store is another merchant's, as far as that can be found out."""
+    if client._recovery is not None:
+        await client._recovery.binding.require_not_foreign()
+
+
 def wake(client: AsyncClient) -> None:
     """Join the store again after `rest`; otherwise do nothing."""
     if client._store is not None and not client._is_attached:

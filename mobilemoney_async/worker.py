@@ -16,7 +16,7 @@ from typing import Self
 import anyio
 import anyio.abc
 
-from mobilemoney_async.client import AsyncClient, claimed
+from mobilemoney_async.client import AsyncClient, claimed, require_own
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.dispatcher import Dispatcher, until_answered
@@ -183,6 +183,7 @@ class Worker(anyio.AsyncContextManagerMixin):
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _follow(self, client: AsyncClient, claim: Claim) -> None:
+        await require_own(client)  # it asks for the account's secret, which may take long: not in one of the few places
         async with AsyncExitStack() as stack:
             async with self._starts:
                 await stack.enter_async_context(client.poller(resume=True))

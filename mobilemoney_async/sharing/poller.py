@@ -40,7 +40,8 @@ _NEWS, _FOLLOWED = "n", "f"
 def join_fleet(store: AccountStore, binding: Binding, pipeline: Pipeline) -> StoreFleet:
     """Return the seat of one poller among those of all processes of a store."""
     feed = ChangePages(store, after=None, is_from_now=True, limit=None, is_endless=True)
-    own = binding.require_not_foreign
+    # A worker has looked before.
+    own = binding.require_not_foreign if pipeline.claim is None else checkpoint
     fleet = StoreFleet(store.database, store.account, utcnow=pipeline.utcnow, require_own=own, feed=feed)
     if isinstance(pipeline.claim, Claim):
         fleet.follower = pipeline.new_holder()
