@@ -80,6 +80,10 @@ class RowObserver(Protocol):
         ...
 
 
+class ClaimEndedError(StoreError):
+    """End of a `Claim`: nothing was sent, and another host goes on."""
+
+
 class Claim(Protocol):
     """Right to serve an account, which one host of a platform has at a time.
 
@@ -90,7 +94,7 @@ class Claim(Protocol):
     host: str
 
     def require(self) -> None:
-        """Raise `StoreError` if another host may serve the account by now. Called before each request is sent."""
+        """Raise `ClaimEndedError` if another host may serve the account by now. Called before each request is sent."""
         ...
 
 

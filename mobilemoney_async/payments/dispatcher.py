@@ -20,7 +20,7 @@ import anyio
 import anyio.abc
 import attrs
 
-from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.calls.pipeline import ClaimEndedError, Pipeline
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.states import TransactionType
@@ -103,8 +103,10 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._wire = pipeline.wire
         self._creates = creates
         self._interval = 60.0 / per_minute
-        self._me = pipeline.new_holder()
-        self._lease = _LEASE if pipeline.claim is None else _CLAIMED
+        self._claim = pipeline.claim
+        # A claim has one dispatcher at a time: the next one goes on, also where this one could not give the lease back.
+        self._me = pipeline.new_holder() if self._claim is None else f"{self._claim.host}.{_NAME}"
+        self._lease = _LEASE if self._claim is None else _CLAIMED
         self._leased_until = -math.inf
         self._next_at = -math.inf
         self._sending: dict[str, tuple[PaymentRecord, anyio.CancelScope]] = {}
@@ -179,6 +181,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     async def _step(self, tasks: anyio.abc.TaskGroup) -> float:
         """Send the next payment if it is time, and return the seconds until the next step."""
+        if self._claim is not None:
+            self._claim.require()
         # After many refusals it keeps the lease, since another process would let as many be refused.
         is_refused = self._refusals >= _REFUSALS
         if (self._paused is not None and not is_refused) or not await self._is_holder() or is_refused:
@@ -275,7 +279,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             logger.warning("queued payment %r was refused: %s", record.key, error)
             self._obstacles.pop(record.type, None)
             self._count_refusal(error)
-        else:
+        elif not isinstance(error, ClaimEndedError):  # otherwise the next host sends it at once
             await self._put_off(record, error)
 
     async def _put_off(self, record: PaymentRecord, error: MobileMoneyError) -> None:

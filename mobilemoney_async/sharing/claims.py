@@ -22,6 +22,7 @@ import attrs
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from mobilemoney_async.calls.pipeline import ClaimEndedError
 from mobilemoney_async.database.clock import LONGEST
 from mobilemoney_async.database.engine import Clock, Database, ahead
 from mobilemoney_async.database.schema import insert_missing, leases, lock_row
@@ -65,9 +66,9 @@ class Claim:
     _changed: anyio.Event = attrs.field(factory=anyio.Event)
 
     def require(self) -> None:
-        """Raise `StoreError` if another host may serve the account by now."""
+        """Raise `ClaimEndedError` if another host may serve the account by now."""
         if anyio.current_time() >= self.until:
-            raise StoreError("another host may serve this account by now", outcome="not_sent")
+            raise ClaimEndedError("another host may serve this account by now", outcome="not_sent")
 
     def note_poller(self, name: str | None, followed: int, told: int) -> None:
         """Note the poller that holds the account's lease, if it is one of this host."""
@@ -222,32 +223,30 @@ def _surplus(connection: sa.Connection, now: float, busy: int, share: int) -> in
 
 
 def _claim(connection: sa.Connection, host: str, now: float, most: int) -> dict[str, int]:
-    """Claim accounts with work that no living host has, and end the leases there of a host that is dead."""
+    """Claim accounts with work that no living host has, and end the leases there of claims before."""
     if most <= 0:
         return {}
     run = connection.execute
-    free = sa.select(_here.account, _here.holder, _here.followed).where(*_is_waiting(now))
-    rows = run(free.limit(most).with_for_update(skip_locked=True)).all()
-    new, dead = {row.account: row.followed for row in rows}, {row.holder for row in rows} - {None}
+    free = sa.select(_here.account, _here.followed).where(*_is_waiting(now))
+    new = {row.account: row.followed for row in run(free.limit(most).with_for_update(skip_locked=True))}
     if new:
         taken = leases.update().where(_IS_CLAIM, _here.account.in_(new))
         run(taken.values(holder=host, until=now + TTL, epoch=_here.epoch + 1))
-    if dead:
-        is_theirs = sa.func.substr(_here.holder, 1, len(host)).in_(dead)
-        locked = _unlocked(_here.account.in_(new), ~_IS_CLAIM, is_theirs)
-        run(leases.update().where(locked).values(_FREE))
+        # Of a dead host, or of one that gave the account back and not the lease, since the database failed just then.
+        was_claimed = _here.holder.like("%.%")
+        run(leases.update().where(_unlocked(_here.account.in_(new), ~_IS_CLAIM, was_claimed)).values(_FREE))
     return new
 
 
 def _takes_look(connection: sa.Connection, known: sa.Row[Any] | None, now: float) -> bool:
     """Return whether the next look for work is due, and becomes this host's."""
-    if known is not None and now < known.until <= now + LONGEST:
+    if known is None:
+        connection.execute(insert_missing(leases, connection.dialect.name), {"account": "", "name": _LOOK_NAME})
+    elif now <= known.until <= now + LONGEST:
         return False
-    row = lock_row(connection, leases, {"account": "", "name": _LOOK_NAME})
-    is_due = not now < row.until <= now + LONGEST
-    if is_due:
-        connection.execute(leases.update().where(*_is(_LOOK_NAME)).values(until=now + _LOOK))
-    return is_due
+    # A host that holds the row and stands still must not hold up the renewals of all others.
+    look = leases.update().where(_unlocked(*_is(_LOOK_NAME), _is_over(now))).values(until=now + _LOOK)
+    return connection.execute(look.returning(_here.name)).first() is not None
 
 
 def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -> None:
@@ -265,12 +264,17 @@ def _note_work(connection: sa.Connection, clock: Clock, work: dict[str, Work]) -
     run(leases.delete().where(_unlocked(_IS_CLAIM, _here.followed == 0, _here.until <= now)))
     is_old = (_here.account == "", _here.name.startswith(_HOST), _here.until <= now - _KEPT)
     run(leases.delete().where(_unlocked(*is_old)))
-    run(leases.update().where(*_is(_LOOK_NAME)).values(followed=len(work)))
+    run(leases.update().where(_unlocked(*_is(_LOOK_NAME))).values(followed=len(work)))
 
 
 def _is_waiting(now: float) -> Iterable[sa.ColumnElement[bool]]:
     """Return the conditions of the accounts with work that no living host has."""
-    return _IS_CLAIM, _here.followed != 0, ~_here.until.between(now, now + LONGEST)
+    return _IS_CLAIM, _here.followed != 0, _is_over(now)
+
+
+def _is_over(now: float) -> sa.ColumnElement[bool]:
+    """Return the condition of a lease that has ended; an end further away was written before the clock was set back."""
+    return ~_here.until.between(now, now + LONGEST)
 
 
 def _is(name: str) -> Iterable[sa.ColumnElement[bool]]:

@@ -28,6 +28,7 @@ from mobilemoney_async import (
 from mobilemoney_async.client import claimed
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.schema import leases
+from mobilemoney_async.payments.dispatcher import Dispatcher
 from mobilemoney_async.payments.queries import Work
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.claims import TTL, Claim, Claims
@@ -88,8 +89,8 @@ class Platform:
             return f"token.of.{account}"
 
         self.stores[host] = store = SQLStore(self.url, grace=5)
-        given = {"transport": lambda account: Line(self, host, account), "utcnow": utcnow, **options}
-        async with Merchants(BASE_URL, store=store, auth=auth, **given) as merchants:
+        given = {"auth": auth, "transport": lambda account: Line(self, host, account), "utcnow": utcnow, **options}
+        async with Merchants(BASE_URL, store=store, **given) as merchants:
             yield merchants
 
     @asynccontextmanager
@@ -297,6 +298,76 @@ async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform)
     assert all(at < began + 8 for at, _, account in platform.asked if account in shops(5))
 
 
+async def test_accounts_whose_vault_hangs_do_not_keep_others_from_being_started(platform: Platform) -> None:
+    """A few are started at once: one that waits for its secret is not among them."""
+
+    async def auth(account: str) -> str:
+        if account != "good":
+            await anyio.sleep_forever()
+        return f"token.of.{account}"
+
+    platform.service.merchants["token.of.good"] = "good"
+    async with platform.merchants("shop") as merchants, platform.merchants("one", auth=auth) as working:
+        await pay(merchants, shops(15))
+        async with working.worker() as worker:
+            await anyio.sleep(6)
+            assert len(worker.accounts) == 15
+            await enqueue(merchants, ["good"])
+            await anyio.sleep(8)
+    assert "good" in {each.merchant_id for each in platform.service.payments}
+
+
+async def test_a_dispatcher_goes_on_whose_lease_could_not_be_given_back(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one of the same claim has it at once, rather than a minute later."""
+    plain = Dispatcher._hold
+
+    async def hold(dispatcher: Dispatcher, ttl: float | None) -> bool:
+        if ttl is None:
+            raise StoreError("the store failed: away", outcome="not_sent")
+        return await plain(dispatcher, ttl)
+
+    monkeypatch.setattr(Dispatcher, "_hold", hold)
+    async with platform.merchants() as merchants:
+        client = claimed(await merchants.client("shop"), Claim("shop", "host", math.inf, Work.DISPATCH))
+        for number in (1, 2):
+            await enqueue(merchants, ["shop"], f"queued-{number}", amount=1000 * number)
+            async with client.dispatcher():
+                await anyio.sleep(5)
+            assert len(platform.service.payments) == number
+
+
+async def test_a_queued_payment_is_not_put_off_because_its_claim_ended(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is wrong with it: the next host sends it at once."""
+    claim, checks = Claim("shop", "host", math.inf, Work.DISPATCH), 0
+    plain = Claim.require
+
+    def require(asked: Claim) -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 2:  # the first one is the dispatcher's own
+            asked.until = anyio.current_time()
+        plain(asked)
+
+    async with platform.merchants() as merchants:
+        await pay(merchants, ["shop"])
+        await enqueue(merchants, ["shop"])
+        client = await merchants.client("shop")
+        monkeypatch.setattr(Claim, "require", require)
+        async with claimed(client, claim).dispatcher():
+            await anyio.sleep(10)
+        assert checks > 2
+        record = await client.payments.get("queued-1")
+        assert record is not None
+        assert (record.state, record.not_before) == (PaymentState.QUEUED, None)
+        async with claimed(client, Claim("shop", "other", math.inf, Work.DISPATCH)).dispatcher():
+            await anyio.sleep(3)
+        assert len(platform.service.payments) == 2
+
+
 async def test_a_part_that_fails_is_tried_again(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -470,15 +541,15 @@ async def test_a_host_gives_accounts_back_only_as_fast_as_others_take_them(store
 
 
 async def test_accounts_of_a_dead_host_are_taken_over_within_ten_seconds(sqlite_file_url: str) -> None:
-    """With all leases that it had there; should it wake up, it sends nothing more."""
+    """With all leases of claims there; should it wake up, it sends nothing more."""
     await with_work(sqlite_file_url, 3)
     dead, other = claims_of(sqlite_file_url), claims_of(sqlite_file_url)
     await renew(dead)
     await renew(dead)
     claim = dead.held["shop-00"]
     claim.require()
-    parts = (("reconcile", dead.host), ("poller", dead.host), ("dispatcher", "0" * 32))
-    values = [{"account": "shop-00", "name": name, "holder": f"{host}.{name}"} for name, host in parts]
+    holders = {"reconcile": f"{dead.host}.1", "poller": f"{dead.host}.2", "other": "gone.3", "dispatcher": "0" * 32}
+    values = [{"account": "shop-00", "name": name, "holder": holder} for name, holder in holders.items()]
     execute(sqlite_file_url, leases.insert(), values)
     await anyio.sleep(TTL - 1)
     await renew(other)
@@ -491,7 +562,26 @@ async def test_accounts_of_a_dead_host_are_taken_over_within_ten_seconds(sqlite_
     assert sorted(other.held) == shops(3)
     renewal = await renew(dead)
     assert {each.account for each in renewal.lost} == set(shops(3))
-    assert execute(sqlite_file_url, sa.select(leases.c.name).where(leases.c.holder.like("%.%"))) == [("dispatcher",)]
+    held = sa.select(leases.c.name).where(leases.c.account == "shop-00", leases.c.holder.is_not(None))
+    assert sorted(execute(sqlite_file_url, held)) == [("dispatcher",), ("worker",)]
+
+
+async def test_a_host_that_stands_still_during_its_look_holds_up_nobody(postgres_url: str) -> None:
+    """Renewals and looks of others pass by the row that it has locked."""
+    await with_work(postgres_url, 2)
+    claims = claims_of(postgres_url)
+    await renew(claims)
+    await renew(claims)
+    row = leases.c.account == "", leases.c.name == "work"
+    execute(postgres_url, leases.update().where(*row).values(until=0.0))
+    engine = sa.create_engine(postgres_url, poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        assert connection.execute(sa.select(leases).where(*row).with_for_update()).one()
+        renewal = await claims.renew(given_back=[], most=100)
+        assert not renewal.looks
+        assert sorted(claims.held) == shops(2)
+        await claims.look()
+    assert (await claims.renew(given_back=[], most=100)).looks
 
 
 async def test_accounts_without_work_are_claimed_by_nobody(store_url: str) -> None:
