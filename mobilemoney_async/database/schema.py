@@ -292,8 +292,8 @@ def lock_row(connection: sa.Connection, table: sa.Table, key: Mapping[str, str],
     """Return the row of a primary key, locked until the commit; if there is none it is made, of `new` and defaults."""
     found = connection.execute(_locked(table), key).one_or_none()
     if found is None:
-        # Two processes may come here at once.
-        connection.execute(insert_missing(table, connection.dialect.name), {**key, **new})
+        found = connection.execute(_made(table, connection.dialect.name), {**key, **new}).one_or_none()
+    if found is None:  # two processes were here at once
         found = connection.execute(_locked(table), key).one()
     return found
 
@@ -304,6 +304,11 @@ def insert_missing(table: sa.Table, dialect: str) -> Any:
     # Both databases know this clause, SQLAlchemy only as two.
     insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
     return insert.on_conflict_do_nothing().returning(*table.primary_key)
+
+
+@functools.cache
+def _made(table: sa.Table, dialect: str) -> Any:
+    return insert_missing(table, dialect).returning(*(each for each in table.c if not each.primary_key))
 
 
 @functools.cache

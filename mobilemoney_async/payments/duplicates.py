@@ -96,11 +96,11 @@ class DuplicateGuard:
             self._key = str(row.number_key)
             return self._key
         new = {"first_record_at": now, "number_key": secrets.token_hex(32)}
-        made = connection.execute(insert_missing(accounts, connection.dialect.name), {"account": self.account, **new})
-        if made.one_or_none() is None:
-            missing = {name: sa.func.coalesce(accounts.c[name], value) for name, value in new.items()}
-            connection.execute(accounts.update().where(accounts.c.account == self.account).values(missing))
-        return str(connection.execute(_ACCOUNT, here).one().number_key)
+        if row is None:
+            connection.execute(insert_missing(accounts, connection.dialect.name), {"account": self.account})
+        missing = {name: sa.func.coalesce(accounts.c[name], value) for name, value in new.items()}
+        noted = accounts.update().where(accounts.c.account == self.account).values(missing)
+        return str(connection.execute(noted.returning(accounts.c.number_key)).scalar_one())
 
 
 def digest(key: str, phone_number: str) -> str:
