@@ -14,11 +14,12 @@ from anyio.lowlevel import current_token
 
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
+from mobilemoney_async.database.group import Ahead
 from mobilemoney_async.database.listener import CHANGES
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.feed_watch import close_watch, stir_readers
-from mobilemoney_async.payments.journal import Journal, JournalEntry
+from mobilemoney_async.payments.journal import Journal, JournalEntry, asked_by_save
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -114,10 +115,12 @@ class AccountStore:
             self.seen.update(left if len(left) < _MOST_SEEN // 2 else {})
         self.seen[transaction_id] = fact
 
-    async def read(self, work: Callable[[Journal], T], *, joins: str | None = None) -> T:
+    async def read(self, work: Callable[[Journal], T], *, joins: str | None = None, ahead: Ahead | None = None) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
         return await self.database.read(
-            lambda connection: work(Journal(connection, self.account, self.guard)), joins=self._place(joins)
+            lambda connection: work(Journal(connection, self.account, self.guard)),
+            joins=self._place(joins),
+            ahead=ahead,
         )
 
     async def write(
@@ -127,6 +130,7 @@ class AccountStore:
         then: Callable[[T], object] | None = None,
         joins: str | None = None,
         is_end: bool = False,
+        ahead: Ahead | None = None,
     ) -> T:
         """Run work in one transaction, and return its result once that is durable; see `Database.write`.
 
@@ -147,7 +151,7 @@ class AccountStore:
                 then(result)
             return CHANGES if has_changes else None
 
-        result = await self.database.write(run, then=end, joins=self._place(joins), is_end=is_end)
+        result = await self.database.write(run, then=end, joins=self._place(joins), is_end=is_end, ahead=ahead)
         if has_changes:
             stir_readers(self.database)
         return result
@@ -201,7 +205,12 @@ class AccountStore:
         Raises:
             StoreError: The database failed, and the entry is kept; or the entry contradicts the payment's state.
         """
-        written = await self.write(lambda journal: journal.save(entry), joins=entry.key, is_end=True)
+        written = await self.write(
+            lambda journal: journal.save(entry),
+            joins=entry.key,
+            is_end=True,
+            ahead=lambda _: asked_by_save(self.account, entry),
+        )
         # Another task may have replaced it during the write.
         if self.is_kept(entry):
             del self._unwritten[entry.key]
