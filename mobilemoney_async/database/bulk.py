@@ -113,7 +113,12 @@ def _given(dialect: str, types: Mapping[str, sa.types.TypeEngine[Any]]) -> sa.Fr
 
 
 class Bulk:
-    """What the pieces of one transaction have asked for, and what they still have to write."""
+    """What the pieces of one transaction have asked for, and what they still have to write.
+
+    Attributes:
+        has_asked: Whether all have asked, so that their rows are locked.
+        clock: The time of the database and that of the monotonic clock, read once after that, seconds; or None.
+    """
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection

@@ -171,7 +171,7 @@ class Database:
             durable: As for `write`.
             writes: Whether the work changes anything.
             joins: As for `write`.
-            ahead: As for `write`. Other processes do not wait for what it locks before the time is read.
+            ahead: As for `write`. All that a group asks is asked, and locked, before the time is read.
 
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.

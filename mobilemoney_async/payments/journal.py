@@ -118,9 +118,6 @@ _CHANGE = payments.update().where(
     _columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key")
 )
 _UPDATE = _CHANGE.returning(payments)
-# Columns of a new row: those of the request, and of its first attempt.
-_NEW = ["account", "key", "type", "phone_number", "amount", "extra_digest", "external_id", "attempt", "walks"]
-_NEW += ["created_at", "state", "sent_at", "stale_at", "changed_at"]
 _last = history.alias()
 _last_number = (
     sa.select(sa.func.max(_last.c.number))
@@ -465,8 +462,7 @@ class Journal:
 
     def _insert(self, request: PaymentRequest, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Make a row and return True, or return False if a unique index forbids it."""
-        insertion = _insertion(self.connection.dialect.name)
-        if answer(self.connection, insertion, _new_row(self.account, request, sending)) is None:
+        if answer(self.connection, *_insertion(self.connection.dialect.name, self.account, request, sending)) is None:
             return False
         self._check(checks)
         return True
@@ -512,13 +508,19 @@ class Journal:
         return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")
 
 
+def _insertion(dialect: str, account: str, request: PaymentRequest, sending: Mapping[str, Any]) -> Ask:
+    """Return what makes a row, and gives its key, unless a unique index forbids it."""
+    new = {"attempt": 1, "walks": 0, "created_at": sending["sent_at"]}
+    row = {**request_columns(account, request), **new, **sending}
+    return _inserted(dialect, tuple(row)), {f"of_{name}": value for name, value in row.items()}
+
+
 @functools.cache
-def _insertion(dialect: str) -> Statement:
-    """Return the statement that makes a row, and gives its key, unless a unique index forbids it."""
+def _inserted(dialect: str, names: tuple[str, ...]) -> Statement:
     # The condition ends the SELECT: without it, SQLite takes what follows for that of a join.
-    row = sa.select(*_parameters(payments, *_NEW)).where(sa.text("1 = 1"))
+    row = sa.select(*_parameters(payments, *names)).where(sa.text("1 = 1"))
     key = (_columns.account.label("of_account"), _columns.key.label("of_key"))
-    insert = insert_missing(payments, dialect).from_select(_NEW, row)
+    insert = insert_missing(payments, dialect).from_select(list(names), row)
     return Statement(insert.returning(*key), by=("of_account", "of_key"))
 
 
@@ -534,9 +536,9 @@ def _sending(sent_at: datetime, lives: float) -> dict[str, Any]:
     return {"state": PaymentState.SENDING, "sent_at": sent_at, "stale_at": stale_at, "changed_at": sent_at}
 
 
-def _new_row(account: str, request: PaymentRequest, sending: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of `_insertion`."""
-    row = {
+def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
+    """Return the columns of a new row that hold what was asked for."""
+    return {
         "account": account,
         "key": request.key,
         "type": str(request.type),
@@ -544,12 +546,7 @@ def _new_row(account: str, request: PaymentRequest, sending: Mapping[str, Any]) 
         "amount": request.amount,
         "extra_digest": request.extra_digest,
         "external_id": request.external_id,
-        "attempt": 1,
-        "walks": 0,
-        "created_at": sending["sent_at"],
-        **sending,
     }
-    return {f"of_{name}": value for name, value in row.items()}
 
 
 def asked_by_begin(
@@ -559,8 +556,7 @@ def asked_by_begin(
     checks = guard.known_parameters(request, sent_at)
     if checks is None:
         return ()
-    row = _new_row(guard.account, request, _sending(sent_at, lives))
-    return (_insertion(dialect), row), (_CHECKS, checks)
+    return _insertion(dialect, guard.account, request, _sending(sent_at, lives)), (_CHECKS, checks)
 
 
 def kind(account: str, request: PaymentRequest) -> Mapping[str, str]:

@@ -27,7 +27,7 @@ from mobilemoney_async.database.schema import (
 )
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.creates import payment_request
-from mobilemoney_async.payments.journal import Journal, JournalEntry, shorten, to_record
+from mobilemoney_async.payments.journal import Journal, JournalEntry, request_columns, shorten, to_record
 from mobilemoney_async.payments.queries import chunks
 from mobilemoney_async.payments.records import (
     PaymentEvent,
@@ -169,13 +169,7 @@ def enqueue_all(
 
 def _row(account: str, request: PaymentRequest, options: QueueOptions, at: datetime) -> dict[str, Any]:
     return {
-        "account": account,
-        "key": request.key,
-        "type": str(request.type),
-        "phone_number": request.phone_number,
-        "amount": request.amount,
-        "extra_digest": request.extra_digest,
-        "external_id": request.external_id,
+        **request_columns(account, request),
         "state": str(PaymentState.QUEUED),
         "attempt": 0,
         "is_adopted": False,
