@@ -99,7 +99,7 @@ async def test_the_page_shows_what_an_operator_asks(reader: Reader, store: SQLSt
         "What to do: Unknown result: run reconcile.",
         "No program follows the pending payments",
         "No program sends the queue",
-        "Pending 2 the oldest for 0 s",
+        "Pending 2 the oldest for",
         "Queue 1 not being sent",
         "Rate limit 3 of 60 requests count now",
         "↑ made: 2",
