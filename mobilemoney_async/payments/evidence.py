@@ -63,9 +63,10 @@ _WITNESSES = 5
 # Own payments on each side of a search that the list must show, and how far away they may be.
 _COMPARED, _FARTHEST = 3, timedelta(days=7)
 _MOST_NAMED = 3
-# What the service's clock may seem to change by around a payment that is adopted, or compared with.
-_STEADY = timedelta(minutes=10)
 _PROVEN = frozenset({Match.CERTAIN, Match.LEARNED})
+
+STEADY: timedelta = timedelta(minutes=10)
+"""What the service's clock may be set by around a payment: one that is adopted or compared with, or a forgotten one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -294,7 +295,7 @@ class Evidence:
         own = query_for(record)
         start, end = own.window(skew)
         # A lost payment is seen up to a day off. Some minutes off is no reason to distrust the list.
-        is_near = shift(start, -_STEADY) <= row.created_at <= shift(end, _STEADY)
+        is_near = shift(start, -STEADY) <= row.created_at <= shift(end, STEADY)
         if is_near and match(own, row, self.spellings) in _PROVEN:
             return None
         return f"the list shows payment {record.key!r} with another type, phone number, amount or time"
@@ -341,7 +342,7 @@ class Evidence:
         start, end = query.window(skew)
         if by not in _PROVEN or not start <= row.created_at <= end or not self.walk.knows(start, end):
             return False
-        if skew is not None and skew.high - skew.low > _STEADY:
+        if skew is not None and skew.high - skew.low > STEADY:
             return False
         # A part of the list has to show its own clock.
         return self.walk.is_complete or (skew is not None and skew.is_own)
@@ -352,7 +353,7 @@ class Evidence:
             other = self.searches[rival]
             start, end = other.window(skew)
             # A payment is seen some minutes off where a clock was set: it is a rival all the same.
-            is_seen = shift(start, -_STEADY) <= row.created_at <= shift(end, _STEADY)
+            is_seen = shift(start, -STEADY) <= row.created_at <= shift(end, STEADY)
             is_near = rival != key and is_seen and not self._is_claimed(row.id, rival)
             if is_near and match(other, row, self.spellings) is not Match.NONE:
                 return rival

@@ -34,7 +34,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import NEWEST, Binding, ForeignError, Memory, wait
 from mobilemoney_async.payments.changes import new_epoch
 from mobilemoney_async.payments.duplicates import require_remembered
-from mobilemoney_async.payments.evidence import Walk
+from mobilemoney_async.payments.evidence import STEADY, Walk
 from mobilemoney_async.payments.gap import BEHIND, LOST, UNREADABLE, AccountFacts, Comparison, Suspicion, suspicion
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
@@ -316,7 +316,8 @@ class Recovery:
         # It may have forgotten its only payments of a type, too.
         comparison = attrs.evolve(await self._read(walk, doubt), types=frozenset())
         since = facts.known_until or comparison.known_until or newest - _SLACK
-        rows, now, count = comparison.forgotten(since), self._pipeline.utcnow(), 0
+        # The service's clock may have been set back in the forgotten time.
+        rows, now, count = comparison.forgotten(shift(since, -STEADY)), self._pipeline.utcnow(), 0
         await self.binding.save(known_until=since)  # a process that goes on from here begins there, too
         for some in chunks(rows):
             count += await self._store.write(partial(record_gap, rows=some, now=now))

@@ -132,7 +132,7 @@ DEFECTS = (
     Defect(  # before "payments: a witness whose time is off by minutes does not stop a look"
         "a clock that is set stops each look",
         "payments/evidence.py",
-        "        is_near = shift(start, -_STEADY) <= row.created_at <= shift(end, _STEADY)\n",
+        "        is_near = shift(start, -STEADY) <= row.created_at <= shift(end, STEADY)\n",
         "        is_near = start <= row.created_at <= end\n",
     ),
     # Of the kinds that a change could bring back.
