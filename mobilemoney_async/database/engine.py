@@ -82,6 +82,7 @@ class Database:
         self.dialect: str = self._url.get_backend_name()
         self.wall_clock: WallClock = WallClock(time.time)
         self.clients: int = 0  # open ones, of all accounts
+        self.makes_file: bool = True  # whether a file of SQLite that is missing is made; set before the first use
         self._is_prepared = False
         # Whether this process or another migrates the tables, as far as the last attempt to prepare them has seen.
         self._is_migrating = False
@@ -241,7 +242,7 @@ class Database:
         """Run work on a connection of its own, without making or migrating the tables, and roll it back."""
 
         def roll_back() -> T:
-            engine = make_engine(self._url)
+            engine = make_engine(self._url, makes_file=self.makes_file)
             try:
                 with engine.connect() as connection, connection.begin() as transaction:
                     try:
@@ -406,7 +407,7 @@ class Database:
             self._start_afresh()
         with _held(self._lock, until):
             if self._engine is None:
-                self._engine = make_engine(self._url)
+                self._engine = make_engine(self._url, makes_file=self.makes_file)
                 # A store that is never closed leaves no connection behind.
                 weakref.finalize(self, _dispose, self._engine, self._pid)
             return self._engine
@@ -444,7 +445,7 @@ class Database:
         """Try to make the tables, or to migrate those of a version; return False if locks of others are in the way."""
         # A connection of its own, which waits for a lock for a moment only: the task waits for longer, and may be
         # cancelled in between.
-        engine = make_engine(self._url, patience=_LOCK_TRY)
+        engine = make_engine(self._url, patience=_LOCK_TRY, makes_file=self.makes_file)
         was_migrating, self._is_migrating = self._is_migrating, found is not None
         try:
             with engine.connect() as connection, connection.execution_options(mobilemoney_writes=True).begin():

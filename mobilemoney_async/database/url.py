@@ -140,8 +140,14 @@ def obstacle(file: Path) -> str:
     return ""
 
 
-def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
-    """Return an engine that opens no connection yet; SQLite waits `patience` seconds for its locks, or `PATIENCE`."""
+def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool = True) -> sa.Engine:
+    """Return an engine that opens no connection yet.
+
+    Args:
+        url: As `read_url` returns it.
+        patience: Seconds for which SQLite waits for its locks; None: `PATIENCE`.
+        makes_file: Whether a file of SQLite that is missing is made.
+    """
     # hide_parameters: they are phone numbers.
     if url.get_backend_name() == "sqlite":
         engine = sa.create_engine(
@@ -152,7 +158,7 @@ def make_engine(url: sa.URL, *, patience: float | None = None) -> sa.Engine:
         )
         patience = PATIENCE if patience is None else patience
         file = str(url.database)
-        sa.event.listen(engine, "do_connect", lambda *_: _before_connect(file))
+        sa.event.listen(engine, "do_connect", functools.partial(_before_connect, file=file, makes_file=makes_file))
         sa.event.listen(engine, "connect", functools.partial(_on_connect, file=file, patience=patience))
         sa.event.listen(engine, "close", lambda connection, _: _open.pop(id(connection), None))
         _engines.add(engine)
@@ -202,11 +208,18 @@ def is_locked(error: Exception) -> bool:
     return is_busy or getattr(cause, "sqlstate", None) == "55P03"
 
 
-def _before_connect(file: str) -> None:
+def _before_connect(
+    dialect: object, record: object, arguments: list[Any], options: dict[str, Any], *, file: str, makes_file: bool
+) -> None:
     if file in _inherited:
         said = f"a transaction in {file} was open when this process was forked, and SQLite would lose data here"
         raise StoreError(f"{said}: fork while the store is idle, or start processes with spawn", outcome="not_sent")
-    _make_private(file)
+    if makes_file:
+        _make_private(file)
+    else:
+        # Nobody can look and open in one step: a file that is moved away in between must not be made anew.
+        arguments[0] = f"{Path(file).as_uri()}?mode=rw"
+        options["uri"] = True
 
 
 def _close_idle() -> None:

@@ -4,7 +4,7 @@ import re
 import socket
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -254,6 +254,31 @@ async def test_a_store_that_is_away_is_said_and_comes_back(reader: Reader, store
     assert "Pending 2" in await reader.see()
     await away.rename(file)  # a backup
     assert "Pending 1" in await reader.see()
+
+
+async def test_a_file_that_goes_while_it_is_read_is_not_made(
+    reader: Reader, store: SQLStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be moved away, by a backup say, after the dashboard has seen it and before SQLite opens it."""
+    await pay(store, "order-1")
+    store.close()
+    assert "The store cannot be read" not in await reader.see()
+    away = file.with_suffix(".away")
+
+    def open_late(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        file.rename(away)
+        return connect(*arguments, **options)
+
+    connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", open_late)
+    shown = await reader.see()
+    monkeypatch.undo()
+    assert "The store cannot be read. the store failed: OperationalError: unable to open" in shown
+    assert "Pending 1" in shown
+    assert not await anyio.Path(file).exists()
+    assert "there is no file" in await reader.see()
+    await anyio.Path(away).rename(file)
+    assert "The store cannot be read" not in await reader.see()
 
 
 async def test_each_part_is_sent_as_it_is_on_the_page(reader: Reader, store: SQLStore) -> None:

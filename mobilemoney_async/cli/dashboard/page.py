@@ -107,6 +107,7 @@ class Board:
     def __init__(self, store: SQLStore) -> None:
         self.name: str = store.account
         self._store = store
+        account_store(store).database.makes_file = False
         self._overview: Overview | None = None
         self._trouble: str | None = None
         # The most requests in one reading, by minute.
@@ -139,7 +140,7 @@ class Board:
     async def _read(self) -> Overview:
         store = account_store(self._store)
         file = store.database.file
-        if file is not None and not await anyio.Path(file).exists():  # which reading would make
+        if file is not None and not await anyio.Path(file).exists():
             raise StoreError(f"there is no file {file}", outcome="not_sent")
         try:
             # Reading makes missing tables and migrates old ones: that is for the programs that pay.
