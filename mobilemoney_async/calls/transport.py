@@ -121,6 +121,12 @@ class _Sender(Protocol):
         """Close connections, where they are ours; if `is_resting`, not those of requests that are under way."""
 
 
+@functools.lru_cache(maxsize=64)
+def _parse(made_by: Any, url: str) -> Any:
+    """Return a library's object for a URL, which is the same for all payments of a kind."""
+    return made_by.URL(url)
+
+
 class _TransportSender:
     """Sender through an httpx transport, below httpx's client: no redirects, cookies, netrc or INFO line.
 
@@ -191,11 +197,13 @@ class _TransportSender:
         elif self._owned and content is not None:
             # With a stream, httpx leaves the headers that frame the request to us.
             headers = {"Host": self._host, **headers, "Content-Length": str(len(content))}
-            request = httpx.Request(method, url, headers=headers, stream=_Body(content, flight), extensions=extensions)
+            place, body = _parse(httpx, url), _Body(content, flight)
+            request = httpx.Request(method, place, headers=headers, stream=body, extensions=extensions)
         else:
             # A transport of a caller's may read `content` or `stream`; give it both. httpx2's takes its own classes.
             made_by: Any = sys.modules["httpx2"] if "httpx2" in map(library, type(transport).__mro__) else httpx
-            request = made_by.Request(method, url, headers=headers, content=content, extensions=extensions)
+            place = url if content is None else _parse(made_by, url)
+            request = made_by.Request(method, place, headers=headers, content=content, extensions=extensions)
             if content is not None:
                 request.stream = _Body(content, flight) if made_by is httpx else _watch(request.stream, flight)
         answer: httpx.Response = await transport.handle_async_request(request)

@@ -194,7 +194,7 @@ async def test_hosts_share_all_accounts_whatever_happens_to_some_of_them(postgre
             hosts.kill(killed)
             os.kill(stopped, signal.SIGSTOP)
             at = time.time()
-            await until(lambda: not service.held_by(killed) and not service.held_by(stopped), 60)
+            await until(lambda: not service.held_by(killed) and not service.held_by(stopped), 120)
             taken = {each: service.asked[each] for each in lost | frozen}
             await anyio.sleep(max(0.0, at + 12 - time.time()))
             os.kill(stopped, signal.SIGCONT)
