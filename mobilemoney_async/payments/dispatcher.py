@@ -40,6 +40,7 @@ from mobilemoney_async.payments.creates import IdempotentCreates
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.outbox import Counted, Queued, count_queued, next_queued, postpone, withdraw_late
 from mobilemoney_async.payments.records import PaymentRecord
+from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import require_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -166,16 +167,13 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         return f"<Dispatcher: {self._queued} queued, {self._sent} sent>"
 
     async def _run(self, tasks: anyio.abc.TaskGroup) -> None:
-        is_well = True
         while True:
             changed = self._changed
             try:
                 pause = await self._step(tasks)
-                is_well = True
             except StoreError as exc:
-                if is_well:
-                    logger.warning("the dispatcher waits for the store: %s", exc)
-                is_well, pause = False, _FIRST_PAUSE
+                warn_of_store("the dispatcher waits for the store", exc)
+                pause = _FIRST_PAUSE
             with anyio.move_on_after(pause):
                 await changed.wait()
 
@@ -306,7 +304,10 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if is_own or self._is_blocked(record.type, anyio.current_time()):
             return  # of several that were on their way, the first begins the pause
         self._obstacles[record.type] = _Obstacle(str(error), anyio.current_time() + pause, pause)
-        logger.warning("no %s can be sent, the dispatcher pauses for %.0f s: %s", record.type, pause, error)
+        if isinstance(error, StoreError):
+            warn_of_store(f"no {record.type} can be sent", error)
+        else:
+            logger.warning("no %s can be sent, the dispatcher pauses for %.0f s: %s", record.type, pause, error)
         if known is None:
             emit(self._on_event, DispatcherPaused(reason=str(error)))
 

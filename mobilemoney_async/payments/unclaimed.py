@@ -45,6 +45,7 @@ from mobilemoney_async.payments.journal import Journal, shorten
 from mobilemoney_async.payments.matching import KindIndex, Match, PaymentQuery, Skew, Spellings, match, query_for, shift
 from mobilemoney_async.payments.queries import doubtful, owners
 from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, PaymentRecord, UnclaimedTransaction
+from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.values import mask_phone_number, shown_id, valid_name
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -118,9 +119,12 @@ class UnclaimedObserver:
             return
         try:
             await self._compare(rows, new, now)
+        except StoreError as exc:
+            self._paused_until = now + _QUIET
+            warn_of_store("the list is not compared with the store now", exc)
         except Exception as exc:
-            self._paused_until, is_expected = now + _QUIET, isinstance(exc, StoreError)
-            logger.warning("the list is not compared with the store now: %s", exc, exc_info=not is_expected)
+            self._paused_until = now + _QUIET
+            logger.warning("the list is not compared with the store now: %s", exc, exc_info=True)
 
     def _is_new(self, row: Transaction, now: datetime) -> bool:
         """Return whether the store has to be asked about a row that is not known to be claimed or settled."""

@@ -33,6 +33,7 @@ from mobilemoney_async.database.leases import while_renewed
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.sharing.login_row import LoginRow, LoginTable
 from mobilemoney_async.values import Secret
 
@@ -46,7 +47,6 @@ _LOOK_AGAIN, _DATABASE_AWAY = 0.5, 15.0
 # The result of a login is saved even if the call that made it is cancelled.
 _SHIELD = 5.0
 
-_AWAY = "the login token is not shared while the store is away: %s"
 _UNREADABLE = "the login token in the store cannot be read with this key: logging in again"
 _OTHERS = "the store holds a login token of this account under other credentials or another key, which is not used"
 
@@ -148,7 +148,7 @@ class SharedLogin:
                 row, logs_in, ahead = await self._visit(me)
             except StoreError as exc:
                 token = self._postpone(exc, anyio.current_time() + _DATABASE_AWAY)
-                self._warn(_AWAY, exc)
+                warn_of_store("the login token is not shared", exc)
                 return token
             if logs_in:
                 return await self._log_in(login, me, ahead)
@@ -198,7 +198,7 @@ class SharedLogin:
             me, lambda state, now: state.logged_in(token, lifetime, began=min(began - ahead, now), now=now)
         )
         if failure is not None:
-            self._warn(_AWAY, failure)
+            warn_of_store("the login token is not shared", failure)
         return self._state.fresh(anyio.current_time()) or token
 
     async def _fail(self, error: MobileMoneyError, me: str) -> Secret:
@@ -229,7 +229,6 @@ class SharedLogin:
         visit = await self._change(
             lambda row, now: row.visited(me, now, ttl=self._lease, refused=refused, may_log_in=may_log_in)
         )
-        self._warned.discard(_AWAY)
         # During the transaction another token may have been refused, which the row does not know yet.
         if self._refused is refused:
             self._refused = None
@@ -283,8 +282,8 @@ class SharedLogin:
         self._learn(row.state.moved(ahead))
         return row, logs_in, ahead
 
-    def _warn(self, message: str, *details: object) -> None:
-        """Log a warning once, that of a database that is away once each time."""
+    def _warn(self, message: str) -> None:
+        """Log a warning once."""
         if message not in self._warned:
             self._warned.add(message)
-            logger.warning(message, *details)
+            logger.warning(message)

@@ -1,5 +1,6 @@
 """Many merchants in one process: what their stores share, and what they do not."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import Any
@@ -16,7 +17,9 @@ from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.listener import CHANGES, POLLERS, Listener
 from mobilemoney_async.database.url import THREADS
+from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
+from tests.payments.service import Outage
 from tests.support.scale import soak
 
 pytestmark = pytest.mark.anyio
@@ -112,6 +115,32 @@ async def test_a_client_that_is_closed_leaves_the_others_of_the_database(store_u
         await one.aclose()
         await other.collections.create(**ORDER)
         assert [each.key async for each in other.payments.changes(forever=False)] != []
+
+
+async def test_a_store_that_is_away_is_said_once_for_all_accounts(
+    sqlite_file_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each kind of work says so in one line a minute, however many accounts there are."""
+    store = SQLStore(sqlite_file_url)
+    outage = Outage(account_store(store).database)
+    async with merchants(store, 10) as made, AsyncExitStack() as stack:
+        for _, client in made:
+            await client.collections.create(**ORDER)
+            await stack.enter_async_context(client.poller(resume=True))
+            await stack.enter_async_context(client.dispatcher())
+        await anyio.sleep(5)
+        for _, client in made:
+            await client.payments.enqueue(**{**ORDER, "idempotency_key": "order-2", "amount": 2000}, type="collection")
+        caplog.clear()
+        outage.away = True
+        await anyio.sleep(55)
+        outage.away = False
+        said = Counter(record.message for record in caplog.records if "store" in record.message)
+        await anyio.sleep(60)
+        assert [len(sandbox.ledger) for sandbox, _ in made] == [2] * 10
+    assert "the dispatcher waits for the store: the store failed: away" in said
+    assert "the poller waits for the store: the store failed: away" in said
+    assert max(said.values()) == 1, said
 
 
 async def test_a_client_that_is_closed_begins_no_poller_and_no_dispatcher(postgres_url: str) -> None:

@@ -756,7 +756,7 @@ async def test_a_dispatcher_warns_once_in_each_outage_of_the_store(
     async with world.client(store) as client, client.dispatcher():
         for number in range(2):
             outage.away = True
-            await anyio.sleep(60)
+            await anyio.sleep(55)
             assert caplog.text.count("the dispatcher waits for the store") == number + 1
             outage.away = False
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
