@@ -43,7 +43,8 @@ class KeyedLock:
         """Hold the lock of a name. Cancelling the wait gives up the place in line."""
         place = (current_token(), name)
         # Taken, or waited for, before the next await: the lock passes from one task to the next without being free.
-        lock = self._locks.setdefault(place, anyio.Lock())
+        # A free one is taken without a turn of the loop: the work under it waits for the database anyway.
+        lock = self._locks.setdefault(place, anyio.Lock(fast_acquire=True))
         try:
             async with lock:
                 yield
