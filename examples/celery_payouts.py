@@ -62,7 +62,7 @@ class Worker:
     """What one process of a worker has: an event loop in a thread, and a client in it."""
 
     portal: BlockingPortal
-    client: AsyncClient
+    client: AsyncClient | None = None
     stack = ExitStack()
 
 
@@ -86,6 +86,8 @@ def stop(**_: Any) -> None:
 @app.task(name="pay_out", bind=True, max_retries=None)
 def pay_out(job: Task, order: str, phone_number: str, amount: str) -> None:
     """Pay an order, unless it is paid already."""
+    if Worker.client is None:  # Celery logs why `start` has failed, and goes on; a job that failed would be lost
+        raise job.retry(countdown=RETRY_AFTER)
     create = Worker.client.disbursements.create
     try:
         Worker.portal.call(partial(create, phone_number=phone_number, amount=amount, idempotency_key=order))
@@ -95,7 +97,8 @@ def pay_out(job: Task, order: str, phone_number: str, amount: str) -> None:
     except MobileMoneyError as error:
         # A subclass of APIError, such as AuthenticationError, concerns all orders: a retry may succeed.
         if type(error) in {APIError, IdempotencyConflict, InvalidRequest}:
-            logger.error("%s: not paid, an operator must look: %s", order, error)  # noqa: TRY400
+            # Only `is_certain` proves that no money has moved: otherwise `books` may find the payment later.
+            logger.error("%s: an operator must look: %s", order, error)  # noqa: TRY400
         else:
             logger.warning("%s: not paid, retried soon: %s", order, error)
             raise job.retry(countdown=RETRY_AFTER) from error

@@ -14,20 +14,17 @@ import logging
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
 import sqlalchemy as sa
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, error
 
-from mobilemoney_async import Merchants, PaymentChange, SQLStore
-from mobilemoney_async.contrib.backend import Backend
+from mobilemoney_async import AsyncClient, Merchants, PaymentChange, PaymentState, SQLStore, StoreError
 
-SPEED = float(os.environ.get("SANDBOX_SPEED", "1"))  # of a sandbox
-DAY = 86_400.0
+DAY, PAUSE = 86_400.0, 5.0  # seconds
 URL = os.environ["MOBILEMONEY_STORE"]
 TOKENS: dict[str, str] = json.loads(os.environ["TOKENS"])  # here: your vault
 # Not the default serializer, which is pickle: who can write to its tables could run code here.
@@ -35,7 +32,7 @@ SERIALIZER = DBOSPortableJSONSerializer()
 
 logger = logging.getLogger("orders")
 store = SQLStore(URL)
-engine = sa.create_engine(URL, hide_parameters=True)  # its errors would show phone numbers
+engine = sa.create_engine(URL, pool_pre_ping=True, hide_parameters=True)  # its errors would show phone numbers
 tables = sa.MetaData()
 orders = sa.Table(
     "orders",
@@ -47,21 +44,21 @@ orders = sa.Table(
 
 
 def workflow_id(shop: str, order: str) -> str:
-    """Return the id of an order's workflow: our idempotency key, with its account."""
-    return f"{shop}/{order}"
+    """Return the id of an order's workflow: our idempotency key, with its account. Either may hold a slash."""
+    return f"{quote(shop, safe='')}/{quote(order, safe='')}"
 
 
-def place(shop: str, payouts: list[dict[str, str]]) -> None:
-    """Place orders: all of them with their payments and workflows, or, after an error, nothing."""
+def place(shop: str, payouts: list[dict[str, str]]) -> int:
+    """Place orders, and return how many are new: all with their payments and workflows, or, after an error, none.
+
+    An order that exists stays as it is; with another number or amount it is an error.
+    """
     workflows = DBOSClient(system_database_url=URL, serializer=SERIALIZER)
-    payments = store.for_account(shop)
+    payments, placed = store.for_account(shop), 0
     try:
         with engine.begin() as connection:
             for each in payouts:
                 name = each["order"]
-                if connection.scalar(sa.select(orders.c.id).where(orders.c.shop == shop, orders.c.id == name)):
-                    continue
-                connection.execute(orders.insert().values(shop=shop, id=name, status="open"))
                 payments.enqueue(
                     connection,
                     type="disbursement",
@@ -69,6 +66,10 @@ def place(shop: str, payouts: list[dict[str, str]]) -> None:
                     amount=each["amount"],
                     idempotency_key=name,
                 )
+                if connection.scalar(sa.select(orders.c.id).where(orders.c.shop == shop, orders.c.id == name)):
+                    continue
+                placed += 1
+                connection.execute(orders.insert().values(shop=shop, id=name, status="open"))
                 workflows.enqueue_in_transaction(
                     connection,
                     {
@@ -79,23 +80,28 @@ def place(shop: str, payouts: list[dict[str, str]]) -> None:
                     },
                     {"shop": shop, "order": name},  # a plain dict, without the phone number
                 )
+        return placed
     finally:
         workflows.destroy()
 
 
 @DBOS.workflow(name="fulfil")
 async def fulfil(order: dict[str, str]) -> str:
-    """Wait for the end of an order's payment, and do what comes next; a restart goes on at the step that was open."""
-    status = None
-    while status is None:
+    """Wait for the end of an order's payment, and do what comes next; a restart goes on at the step that was open.
+
+    A payment that was refused is not at its end: an operator sends it again under its key, or cancels it.
+    """
+    while True:
         status = await DBOS.recv_async("settled", timeout_seconds=DAY)
-    await close_order(order, status)
-    return str(status)
+        if status is not None:
+            await write_status(order, status)
+            if status != PaymentState.REFUSED:
+                return str(status)
 
 
-@DBOS.step()
-async def close_order(order: dict[str, str], status: str) -> None:
-    """Write the end of an order; here: ship it. A step may run twice."""
+@DBOS.step(retries_allowed=True, interval_seconds=PAUSE, backoff_rate=1, max_attempts=1000)
+async def write_status(order: dict[str, str], status: str) -> None:
+    """Write what has become of an order; here: ship it. May run twice; tried again while the database is away."""
 
     def write() -> None:
         with engine.begin() as connection:
@@ -106,15 +112,31 @@ async def close_order(order: dict[str, str], status: str) -> None:
     logger.info("%s: %s", workflow_id(order["shop"], order["order"]), status)
 
 
-async def tell(shop: str, change: PaymentChange) -> None:
-    """Send the end of a payment to its workflow. The store repeats it until this has returned once."""
-    if change.key is None:
-        return
-    to, status = workflow_id(shop, change.key), str(change.status or change.state)
+async def tell(shop: str, client: AsyncClient) -> None:
+    """Send what ends a payment, or needs someone, to its workflow: at least once, from where the last worker was."""
+    told = {PaymentState.FINAL, PaymentState.REFUSED, PaymentState.CANCELLED}
+    while True:
+        try:
+            async for change in client.payments.changes(consumer="orders", start="oldest"):
+                try:
+                    if change.key is not None and change.state in told:
+                        await send(workflow_id(shop, change.key), change)
+                except Exception as exc:
+                    logger.exception("%s: told later", shop)
+                    await change.failed(exc)
+                else:
+                    await change.done()
+        except StoreError as exc:
+            logger.warning("%s: the orders hear of their payments later: %s", shop, exc)
+            await anyio.sleep(PAUSE)
+
+
+async def send(workflow: str, change: PaymentChange) -> None:
+    status = str(change.status or change.state)
     try:
-        await DBOS.send_async(to, status, "settled", idempotency_key=f"{to}/{status}")
+        await DBOS.send_async(workflow, status, "settled", idempotency_key=f"{workflow}/{change.cursor}")
     except error.DBOSNonExistentWorkflowError:
-        logger.info("%s: %s, not an order", to, status)
+        logger.info("%s: %s, not an order", workflow, status)
 
 
 async def secret_of(shop: str) -> str:
@@ -123,24 +145,36 @@ async def secret_of(shop: str) -> str:
 
 async def work() -> None:
     await anyio.to_thread.run_sync(tables.create_all, engine)
-    DBOS(config={"name": "orders", "system_database_url": URL, "serializer": SERIALIZER})
-    intervals = {"min_interval": 1 / SPEED, "reconcile_every": 60 / SPEED}
+    # DBOS resumes only workflows of its own version, by default a hash of the code. Change it when the steps of a
+    # workflow change, and let workers of the old version end theirs.
+    DBOS(
+        config={
+            "name": "orders",
+            "system_database_url": URL,
+            "serializer": SERIALIZER,
+            "application_version": "1",
+        }
+    )
     async with (
         Merchants(os.environ["MOBILEMONEY_BASE_URL"], store=store, auth=secret_of, timeout=10) as merchants,
-        AsyncExitStack() as stack,
+        # Sends what is queued and follows it, for all shops; one with a wrong token does not hold up the others.
+        merchants.worker(),
+        anyio.create_task_group() as tasks,
     ):
         # In this event loop, which runs the workflows too.
         DBOS.launch()
-        stack.callback(DBOS.destroy)
-        # A part for each shop: a thousand open orders of one take nothing from the others.
-        await DBOS.register_queue_async("orders", partition_worker_concurrency=100)
-        for shop in TOKENS:
-            client = await merchants.client(shop)
-            await stack.enter_async_context(Backend(client, on_settled=partial(tell, shop), name="orders", **intervals))
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as stopped:
-            print("the worker has begun", flush=True)
-            async for _ in stopped:
-                break
+        try:
+            # A part for each shop: its open orders take nothing from the others.
+            await DBOS.register_queue_async("orders", partition_worker_concurrency=1000)
+            for shop in TOKENS:
+                tasks.start_soon(tell, shop, await merchants.client(shop))
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as stopped:
+                print("the worker has begun", flush=True)
+                async for _ in stopped:
+                    break
+            tasks.cancel_scope.cancel()
+        finally:
+            DBOS.destroy()
 
 
 if __name__ == "__main__":
@@ -149,5 +183,4 @@ if __name__ == "__main__":
         anyio.run(work)
     else:
         payouts = list(csv.DictReader(Path(sys.argv[3]).read_text("utf-8").splitlines()))
-        place(sys.argv[2], payouts)
-        print(len(payouts), "orders placed")
+        print(place(sys.argv[2], payouts), "orders placed")

@@ -93,18 +93,20 @@ async def pay_out(order: str, phone_number: str, amount: str, job: Context = Tas
     except OutcomeUnknown as error:
         logger.warning("%s: %s", order, error)  # never sent again: `reconcile` finds out, `follow` waits for it
     except MobileMoneyError as error:
-        if needs_operator(error):
-            logger.error("%s: not paid, an operator must look: %s", order, error)  # noqa: TRY400
-            await job.ack()
-        else:
+        if not needs_operator(error):
             logger.warning("%s: not paid, retried in some minutes: %s", order, error)
-        return
+            return
+        logger.error("%s: an operator must look: %s", order, error)  # noqa: TRY400
+        if not isinstance(error, APIError) or error.is_certain:
+            await job.ack()
+            return
+        # The answer does not prove that no money has moved: `reconcile` may still find the payment.
     await follow.kiq(order)
     await job.ack()
 
 
 def needs_operator(error: MobileMoneyError) -> bool:
-    """Return whether a retry is useless. In both cases this attempt has moved no money."""
+    """Return whether a retry is useless."""
     if isinstance(error, InvalidRequest):
         return error.argument != "client"  # the client is closed when this worker is about to stop
     # A subclass of APIError, such as AuthenticationError, concerns all orders: a retry may succeed.
@@ -123,7 +125,9 @@ async def follow(order: str, job: Context = TaskiqDepends()) -> None:  # noqa: B
                 break
             state = payment and payment.state
             # The last payments have no later one that would prove their absence: an operator looks after two looks.
-            is_open = state in {PaymentState.SENDING, PaymentState.UNKNOWN} and payment.walks < LOOKS
+            is_refused = state is PaymentState.REFUSED and not payment.is_certain  # as far as is known
+            is_open = state in {PaymentState.SENDING, PaymentState.UNKNOWN} or is_refused
+            is_open = is_open and payment.walks < LOOKS
             if not is_open or payment.is_ambiguous:
                 logger.error("%s: %s, an operator must look: `mobilemoney payments show %s`", order, state, order)
                 break

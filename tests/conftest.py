@@ -28,9 +28,13 @@ from hypothesis import settings
 import mobilemoney_async
 from mobilemoney_async.testing import virtual_backend
 from tests.support.scale import examples, left_to_other_runs
+from tests.support.wires import over_httpx2
 
 if os.environ.get("MOBILEMONEY_TESTS_INSTALLED") and "site-packages" not in Path(mobilemoney_async.__file__).parts:
     pytest.exit("nox tests the installed wheel, but the package was imported from elsewhere", returncode=3)
+
+if os.environ.get("MOBILEMONEY_TESTS_WIRE") == "httpx2":
+    over_httpx2()
 
 # A law holds or it does not: a busy machine must not fail a test, nor a new example a build that changed nothing.
 # With a multiple of the examples (`nox -t nightly`) they are new ones each time, and a failure prints how to repeat it.

@@ -119,6 +119,13 @@ def test_an_order_that_cannot_be_paid_now_is_tried_again(
     assert len(sandbox.transactions) == 1
 
 
+def test_a_worker_whose_client_was_not_opened_keeps_its_jobs() -> None:
+    """A failed job would be acknowledged: a worker without a token would empty the queue."""
+    assert EXAMPLE.Worker.client is None
+    with pytest.raises(Retry):
+        EXAMPLE.pay_out("order-1", "+255681234567", "5000")
+
+
 @pytest.mark.parametrize("wrong", ["phone number", "amount", "refused"])
 def test_an_order_that_cannot_be_paid_is_left_to_an_operator(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -132,7 +139,7 @@ def test_an_order_that_cannot_be_paid_is_left_to_an_operator(
         if wrong == "refused":
             sandbox.script(faults.server_error(422, processed=False), on="b2c")
         EXAMPLE.pay_out("order-1", number, "5000")
-    assert caplog.messages[-1].startswith("order-1: not paid, an operator must look: ")
+    assert caplog.messages[-1].startswith("order-1: an operator must look: ")
     assert number[-6:] not in caplog.text
     assert not any(each.amount == "5000" for each in sandbox.transactions.values())
 
