@@ -123,12 +123,12 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Test the installed wheel with the newest dependencies."""
+    """Test the installed wheel with the newest dependencies; on all Pythons but the lowest over httpx2."""
     session.install(wheel(session), *group("test"), *group("engines"))
     if session.python in {LOWEST_PYTHON, None}:
         session.run("python", *PYTEST, *session.posargs, env=INSTALLED)
     else:
-        env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "one"}
+        env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "one", "MOBILEMONEY_TESTS_WIRE": "httpx2"}
         session.run("python", *PYTEST, *PORTABLE, *session.posargs, env=env)
 
 

@@ -3,9 +3,11 @@
 import random
 from collections import Counter
 from datetime import UTC, datetime
+from typing import Any
 
 import anyio
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from mobilemoney_async import (
     Acknowledgement,
@@ -16,6 +18,7 @@ from mobilemoney_async import (
     Transaction,
 )
 from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
+from tests.calls.ways import WAYS, connect
 
 pytestmark = pytest.mark.anyio
 
@@ -41,22 +44,21 @@ FAULTS: list[Fault] = [
 ]
 
 
-def faulty_sandbox(seed: int) -> Sandbox:
+def faulty_sandbox(seed: int, **choices: Any) -> Sandbox:
     """Return a service on which a third of all requests meets a fault."""
-    sandbox = Sandbox(seed=seed, balance=10**9, now=datetime(2026, 3, 1, tzinfo=UTC), choices=Choices(latency=0.05))
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    sandbox = Sandbox(seed=seed, balance=10**9, now=now, choices=Choices(latency=0.05, **choices))
     for fault in FAULTS:
         sandbox.script(fault, probability=0.02)
     return sandbox
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_every_order_moves_money_once_at_most(seed: int) -> None:
-    """Each create ends as accepted, refused, not sent or unknown, and the service's book agrees with each answer."""
-    sandbox = faulty_sandbox(seed)
+async def place_orders(client: AsyncClient, sandbox: Sandbox, seed: int) -> None:
+    """Pay many orders at once, and hold the service's book against each answer."""
     dice = random.Random(seed)
     answers: dict[int, Acknowledgement | MobileMoneyError] = {}
 
-    async def order(client: AsyncClient, number: int) -> None:
+    async def order(number: int) -> None:
         creates = dice.choice([client.collections, client.disbursements])
         try:
             # The amount names the order, so that the service's book can be held against the answers.
@@ -64,10 +66,9 @@ async def test_every_order_moves_money_once_at_most(seed: int) -> None:
         except MobileMoneyError as exc:
             answers[number] = exc
 
-    auth = LoginAuth(sandbox.email, sandbox.password)
-    async with sandbox.client(auth=auth, timeout=5) as client, anyio.create_task_group() as group:
+    async with anyio.create_task_group() as group:
         for number in range(ORDERS):
-            group.start_soon(order, client, number)
+            group.start_soon(order, number)
 
     booked = Counter(int(payment.amount) - 1_000 for payment in sandbox.transactions.values())
     assert len(answers) == ORDERS
@@ -82,6 +83,29 @@ async def test_every_order_moves_money_once_at_most(seed: int) -> None:
     assert kinds[Acknowledgement] > ORDERS / 2
     assert kinds[OutcomeUnknown] > 0
     assert sandbox.requests.rejections == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_order_moves_money_once_at_most(seed: int) -> None:
+    """Each create ends as accepted, refused, not sent or unknown, and the service's book agrees with each answer."""
+    sandbox = faulty_sandbox(seed)
+    async with sandbox.client(auth=LoginAuth(sandbox.email, sandbox.password), timeout=5) as client:
+        await place_orders(client, sandbox, seed)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("anyio_backend", "way"),
+    [(loop, way) for loop in ("asyncio", "trio") for way in WAYS if (loop, way) != ("trio", "aiohttp")],
+    indirect=["anyio_backend"],
+)
+async def test_every_order_moves_money_once_at_most_over_each_wire(way: str) -> None:
+    """The same over real connections, by each HTTP library, as our own pool or the caller's."""
+    sandbox = faulty_sandbox(0, rate_limit=None)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(sandbox.serve()) as base_url:
+        auth = LoginAuth(sandbox.email, sandbox.password)
+        async with connect(way, base_url, auth=auth, timeout=2) as client:
+            await place_orders(client, sandbox, 0)
 
 
 @pytest.mark.parametrize("seed", range(3))

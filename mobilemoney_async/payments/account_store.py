@@ -222,15 +222,21 @@ class AccountStore:
         """Write the buffer, except for entries that other tasks are about to write; the caller holds the lock of `key`.
 
         Raises:
-            StoreError: The database failed.
+            StoreError: The database failed. With `key`, only for the entry of that key: those of others stay.
         """
         if not self._unwritten:
             return
         busy = self.locks.held(but=key)
-        for entry in [each for each in list(self._unwritten.values()) if each.key not in busy]:  # a copy, as in `held`
+        entries = [each for each in list(self._unwritten.values()) if each.key not in busy]  # a copy, as in `held`
+        for entry in sorted(entries, key=lambda each: each.key != key):
             try:
                 await self.save(entry)
             except StoreError:
-                if self.is_kept(entry):
+                if not self.is_kept(entry):
+                    logger.exception("a late journal entry contradicts the store")
+                elif key in {None, entry.key}:
                     raise
-                logger.exception("a late journal entry contradicts the store")
+                else:
+                    # Not in the way of the others for ever: the database may refuse this one alone.
+                    self._unwritten[entry.key] = self._unwritten.pop(entry.key)
+                    break

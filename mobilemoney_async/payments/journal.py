@@ -648,7 +648,7 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
         values |= {
             "transaction_id": acknowledged.transaction_id,
             "reference": acknowledged.reference,
-            "status": str(acknowledged.status_code),
+            "status": shorten(str(acknowledged.status_code)),
             "acknowledgement": dump(acknowledged),
             "candidates": None,
             "reason": None,

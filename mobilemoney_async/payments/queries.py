@@ -19,6 +19,7 @@ from mobilemoney_async.payments.evidence import IN_GRACE, NO_LATER, Walk
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, UNKNOWN_EXTRA, WAS_REFUSED_SOFTLY, Journal, to_record
 from mobilemoney_async.payments.matching import shift
 from mobilemoney_async.payments.records import EXPLAINED, UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
+from mobilemoney_async.values import is_id
 
 T = TypeVar("T")
 
@@ -86,9 +87,9 @@ def pending_ids(journal: Journal) -> list[str]:
 
 
 def owners(journal: Journal, transaction_ids: Sequence[str]) -> Mapping[str, PaymentRecord]:
-    """Return the payments that own these transactions, by transaction id."""
+    """Return the payments that own these transactions, by transaction id. What is no id has no owner."""
     found: dict[str, PaymentRecord] = {}
-    for some in chunks(transaction_ids):
+    for some in chunks(filter(is_id, transaction_ids)):
         statement = sa.select(payments).where(_columns.account == journal.account, _columns.transaction_id.in_(some))
         found |= {row.transaction_id: to_record(row) for row in journal.connection.execute(statement)}
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -655,18 +656,19 @@ async def test_whatever_the_service_says_is_recorded(store_url: str, text: str) 
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["nul", "long", "beyond", "quoted", "blank", "padded"])
+@pytest.mark.parametrize("field", ["transaction_id", "status_code"])
 @on_asyncio
-async def test_an_id_that_no_database_can_hold_is_no_usable_answer(store_url: str, text: str) -> None:
-    """An acknowledgement is recorded whatever its id, or else the payment is unknown; the store goes on either way."""
+async def test_an_id_that_no_database_can_hold_is_no_usable_answer(store_url: str, text: str, field: str) -> None:
+    """An acknowledgement is recorded whatever its texts, or the payment is unknown; the store goes on either way."""
     world = make_world(store_url)
     body = {
         "status": "success",
-        "transaction_id": text,
-        "reference": text,
+        "transaction_id": "t-1" if field == "status_code" else text,
+        "reference": "r-1" if field == "status_code" else text,
         "amount": "1000",
         "currency": "TZS",
         "phone_number": PHONE_NUMBER,
-        "status_code": "PENDING",
+        "status_code": f"PENDING{text}" if field == "status_code" else "PENDING",
         "message": text,
     }
 
@@ -681,10 +683,36 @@ async def test_an_id_that_no_database_can_hold_is_no_usable_answer(store_url: st
         except OutcomeUnknown:
             assert world.states() == ["UNKNOWN"]
         else:
-            assert world.ids() == [answer.transaction_id] == [text.strip()]
+            assert world.ids() == [answer.transaction_id] == ["t-1" if field == "status_code" else text.strip()]
         store = client._store
         assert store is not None
         assert not store.unwritten
+
+
+@pytest.mark.new_database
+async def test_a_result_that_the_database_does_not_take_holds_up_its_own_payment_only(sqlite_file_url: str) -> None:
+    """It is kept until it can be written; creates under other keys go on meanwhile."""
+    world = make_world(sqlite_file_url)
+    async with world.client() as client:
+        await create(client, "order-1", amount=1)
+        with sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///")) as database:
+            database.execute(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON mobilemoney_payment_records "
+                "WHEN NEW.key = 'order-2' AND NEW.state <> 'SENDING' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            )
+        with pytest.raises(OutcomeUnknown, match="the store failed"):
+            await create(client, "order-2", amount=2)
+        await create(client, "order-3", amount=3)
+        store = client._store
+        assert store is not None
+        assert list(store.unwritten) == ["order-2"]
+        with pytest.raises(StoreError, match="the store failed"):
+            await create(client, "order-2", amount=2)
+        with sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///")) as database:
+            database.execute("DROP TRIGGER refuse")
+        await create(client, "order-4", amount=4)
+        assert not store.unwritten
+    assert world.states() == ["ACKNOWLEDGED"] * 4
 
 
 async def test_a_store_error_says_that_nothing_was_sent(sqlite_file_url: str) -> None:

@@ -23,7 +23,7 @@ from tests.support.second_service import ListBehaviour, Payment, Row
 pytestmark = pytest.mark.anyio
 
 EDGES = ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00", "9999-12-31"]
-EVIL = "\x1b[31m\u202e\u2066 +255680000009 "
+EVIL = "\x1b[31m\0\u202e\u2066 +255680000009 "
 UNPRINTABLE = re.compile("[\0-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -80,7 +80,7 @@ async def test_an_event_of_an_unclaimed_transaction_shows_no_foreign_text(sqlite
             await world.read(client)
         (found,) = await client.payments.unclaimed()
     (event,) = (each for each in events if isinstance(each, TransactionUnclaimed))
-    assert found.status == EVIL  # the value itself is as the service shows it
+    assert found.status == EVIL.replace("\0", "")  # otherwise the value itself is as the service shows it
     for text in (event.type, event.status, repr(found)):
         assert not UNPRINTABLE.search(text)
     assert "+255680000009" not in event.type + event.status

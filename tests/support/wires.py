@@ -1,7 +1,11 @@
-"""The suite over httpx2: each client of a test sends through an httpx2 transport, which passes the request on."""
+"""The suite over httpx2: each client of a test sends through an httpx2 transport, which passes the request on.
+
+`nox -s tests-3.12`, or MOBILEMONEY_TESTS_WIRE=httpx2.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,11 +68,15 @@ def _errors() -> Iterator[None]:
 
 
 def over_httpx2() -> None:
-    """Let each client with an httpx transport send through httpx2, for the rest of this process."""
+    """Let each client with an httpx transport send through httpx2, for the rest of this process.
+
+    Except in the tests of transports, which are about those that they name.
+    """
     plain = Wire.__init__
 
     def make(wire: Wire, base_url: str, transport: Any = None, http_client: Any = None) -> None:
-        if isinstance(transport, httpx.AsyncBaseTransport) and http_client is None:
+        is_named = "tests/calls/test_transport.py" in os.environ.get("PYTEST_CURRENT_TEST", "")
+        if isinstance(transport, httpx.AsyncBaseTransport) and http_client is None and not is_named:
             transport = Bridge(transport)
         plain(wire, base_url, transport, http_client)
 
