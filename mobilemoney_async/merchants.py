@@ -91,7 +91,8 @@ class Merchants:
         deadline: As for `AsyncClient`.
         retry: As for `AsyncClient`.
         transport: ``"aiohttp"`` or ``"pyqwest"``, as for `AsyncClient`; or, for tests, a function of the account that
-            returns an httpx transport of its own.
+            returns an httpx transport of its own: over one connection of two accounts, an answer too many would be the
+            other's.
         on_event: Called with the account and each event; otherwise as for `AsyncClient`.
         utcnow: As for `AsyncClient`.
 

@@ -34,7 +34,7 @@ _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 # Uncompiled: `re` compiles them at the first error, and keeps them.
 _FIELD_TO_HIDE = (
     r"""(?i)(?<![\w-])((?=[\w-]*?(?:passw|pwd|token|secret|otp|pin|authorization|bearer))[\w-]++[\\"']*+"""
-    r"""(?:\s*+[:=>]++\s*+|\s++(?:is\s++)?+(?=\S*\d)))"""
+    r"""(?:\s*+[:=>]++\s*+(?:(?:bearer|basic|token)\s++)?+|\s++(?:is\s++)?+(?=\S*\d)))"""
     r"""(\\++"(?:[^\\]|\\++(?!"))*+(?:\\++")?|"(?:[^"\\]|\\.)*+"?|'[^']*+'?|[^\s,;&}<]++)"""
 )
 _LONG_WORD = r"(?a)[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+"  # by the latter a JWT begins

@@ -19,7 +19,7 @@ import anyio.abc
 from mobilemoney_async.client import AsyncClient, claimed, require_own
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.dispatcher import Dispatcher, until_answered
+from mobilemoney_async.payments.dispatcher import Dispatcher, pause_of, until_answered
 from mobilemoney_async.payments.queries import Work
 from mobilemoney_async.polling.sharing import warn_of_store
 from mobilemoney_async.sharing.claims import Claim, Claims
@@ -57,6 +57,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         self._starts = anyio.CapacityLimiter(_AT_ONCE)
         self._given_back: set[str] = set()
         self._dispatchers: dict[str, Dispatcher] = {}
+        self._paused: dict[str, str] = {}  # why, of dispatchers that had nothing left to send
         self._is_closing = self._is_looking = False
         self._ended = anyio.Event()
         self._renewing: anyio.CancelScope | None = None  # while it is open
@@ -67,7 +68,10 @@ class Worker(anyio.AsyncContextManagerMixin):
         return frozenset(self._served)
 
     def dispatcher(self, account: str) -> Dispatcher | None:
-        """Return the dispatcher of an account, such as to `resume` it; None if none runs on this host."""
+        """Return the dispatcher of an account, such as to `resume` it; None if none runs on this host.
+
+        One runs while something is queued. One that has paused begins again paused.
+        """
         return self._dispatchers.get(account)
 
     def __repr__(self) -> str:
@@ -196,11 +200,15 @@ class Worker(anyio.AsyncContextManagerMixin):
     async def _dispatch(self, client: AsyncClient, claim: Claim) -> None:
         async with client.dispatcher() as dispatcher:
             self._dispatchers[claim.account] = dispatcher
+            if (reason := self._paused.pop(claim.account, None)) is not None:
+                dispatcher.pause(reason)
             try:
                 await claim.is_done(Work.DISPATCH, linger=_DISPATCH_LINGER)
                 await until_answered(dispatcher)
             finally:
                 del self._dispatchers[claim.account]
+                if (reason := pause_of(dispatcher)) is not None:
+                    self._paused[claim.account] = reason
 
 
 async def end(worker: Worker) -> None:

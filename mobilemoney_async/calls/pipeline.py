@@ -26,6 +26,7 @@ from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priori
 from mobilemoney_async.contract.error_mapping import Answer, read_answer
 from mobilemoney_async.contract.models import LoginResult, PageAnswer, Transaction
 from mobilemoney_async.errors import (
+    APIError,
     CallOutcome,
     InvalidToken,
     MobileMoneyError,
@@ -429,14 +430,26 @@ class Pipeline:
         return result
 
 
+def _without(token: Secret | None, answer: Answer) -> Answer:
+    """Return an answer without the token of its request, which one that is no success may quote in its text."""
+    if token is None or answer.status_code < 300:
+        return answer
+    return attrs.evolve(answer, body=answer.body.replace(token.reveal().encode(), b"[redacted]"))
+
+
 def _read(call: _Call, flight: Flight, answer: Answer) -> Any:
     """Return the value of an answer, and note in `flight` whether it may be that to another request."""
     if call.facts is not None:
         call.facts.date = answer.date
     try:
-        value = read_answer(call.endpoint, answer)
+        value = read_answer(call.endpoint, _without(call.token, answer))
     except UnexpectedResponse:
         flight.is_suspect = True
+        raise
+    except APIError as exc:
+        if flight.is_suspect and call.endpoint.effect is Effect.MONEY:
+            # More came with it: the refusal may be the answer to another request, and this payment be made.
+            raise UnexpectedResponse("more than one answer came", status_code=answer.status_code) from exc
         raise
     problem = other_than_asked(value, call.asked)
     if problem is not None and isinstance(value, PageAnswer):

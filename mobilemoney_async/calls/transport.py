@@ -90,6 +90,13 @@ def _watched(kind: Any) -> Any:
     return Watched
 
 
+@functools.cache
+def _of_both(kind: Any) -> Any:
+    """Return a subclass of a request body that httpx and httpx2 take: a wrapper does not show what it wraps."""
+    httpx2: Any = sys.modules.get("httpx2")
+    return kind if httpx2 is None else type(kind.__name__, (kind, httpx.AsyncByteStream, httpx2.AsyncByteStream), {})
+
+
 def _watch(stream: Any, flight: Flight) -> Any:
     """Return the request body of a caller's client, which notes from now on when it begins to be read."""
     kind: Any = type(stream)
@@ -206,6 +213,8 @@ class _TransportSender:
             request = made_by.Request(method, place, headers=headers, content=content, extensions=extensions)
             if content is not None:
                 request.stream = _Body(content, flight) if made_by is httpx else _watch(request.stream, flight)
+            kind: Any = type(request.stream)
+            request.stream.__class__ = _of_both(kind)
         answer: httpx.Response = await transport.handle_async_request(request)
         return answer
 
@@ -246,7 +255,11 @@ class _Answered:
         self.status_code: int = response.status
         self.headers: Any = response.headers
         self.stream: Any = _to_its_end(response)
-        self.aclose: Any = response.aclose
+        self._response = response
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()  # else trio complains of a generator that was left in the middle
+        await self._response.aclose()
 
 
 async def _to_its_end(response: Any) -> AsyncGenerator[bytes]:

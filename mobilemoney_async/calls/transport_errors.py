@@ -196,7 +196,8 @@ def _library_errors(exc: BaseException) -> list[BaseException]:
 def without_text(exc: BaseException | None, seen: set[int]) -> BaseException | None:
     """Return an exception for a traceback: it and its causes without their texts, which may quote an answer.
 
-    Those of the operating system stay as they are. One that still shows a text is left out, with its causes.
+    And without the libraries' frames, whose locals may hold the token. Those of the operating system stay as they are.
+    One that still shows a text is left out, with its causes.
     """
     if exc is None or id(exc) in seen:
         return None
@@ -213,6 +214,7 @@ def without_text(exc: BaseException | None, seen: set[int]) -> BaseException | N
                 return None
     with suppress(AttributeError):
         del exc.__notes__
+    exc.__traceback__ = None
     exc.__cause__, exc.__context__ = without_text(cause, seen), without_text(context, seen)
     exc.__suppress_context__ = is_suppressed
     return exc

@@ -55,6 +55,8 @@ _PATIENCE, _DRAIN = 10.0, 10.0
 _IN_FLIGHT = 20
 # Equal refusals in a row after which the dispatcher pauses, since the next one will be refused, too.
 _REFUSALS = 20
+# Unknown results in a row after which payments of the type wait: those that are still queued cost nobody a decision.
+_UNKNOWN = 5
 # Seconds after which a payment is tried again that cannot be sent now, for a reason of its own.
 _OWN_PAUSE = 30.0
 # Seconds for which no payment of a type is tried after one that could not be sent.
@@ -116,7 +118,8 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         self._latest: datetime | None = None
         self._paused: str | None = None
         self._obstacles: dict[TransactionType, _Obstacle] = {}
-        self._last_refusal, self._refusals = "", 0
+        self._last_refusal, self._refusals, self._unknown = "", 0, 0
+        self._whose = "" if store.account == "default" else f" of account {store.account!r}"  # for the log
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -159,7 +162,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
 
     def resume(self) -> None:
         """Go on after `pause`, or after the dispatcher has paused by itself."""
-        self._paused, self._refusals, self._next_at = None, 0, -math.inf
+        self._paused, self._refusals, self._unknown, self._next_at = None, 0, 0, -math.inf
         self._obstacles.clear()
         self._stir()
 
@@ -187,7 +190,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             await self._look(())
             return _WAIT
         now = anyio.current_time()
-        if now < self._next_at or len(self._sending) >= _IN_FLIGHT:
+        if now < self._next_at or len(self._sending) >= (1 if self._unknown >= _UNKNOWN else _IN_FLIGHT):
             return min(_LOOK, self._next_at - now) if self._next_at > now else _LOOK
         types = [each for each in TransactionType if not self._is_blocked(each, now)]
         found = await self._look(types)
@@ -259,7 +262,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             if scope.cancelled_caught:
                 return
             self._sent += 1
-            self._refusals = 0
+            self._refusals = self._unknown = 0
             self._obstacles.pop(record.type, None)
         except MobileMoneyError as exc:
             await self._failed(record, exc)
@@ -271,10 +274,14 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def _failed(self, record: PaymentRecord, error: MobileMoneyError) -> None:
         if error.outcome == "unknown":
             self._sent += 1
-            logger.warning("queued payment %r has an unknown result: %s", record.key, error)
+            self._unknown += 1
+            logger.warning("queued payment %r%s has an unknown result: %s", record.key, self._whose, error)
+            if self._unknown >= _UNKNOWN:
+                self._block(record.type, f"{self._unknown} results in a row are unknown: {error}")
         elif isinstance(error, APIError) and not (error.is_certain and isinstance(error, REFUSED_FOR_ALL)):
             self._sent += 1
-            logger.warning("queued payment %r was refused: %s", record.key, error)
+            self._unknown = 0
+            logger.warning("queued payment %r%s was refused: %s", record.key, self._whose, error)
             self._obstacles.pop(record.type, None)
             self._count_refusal(error)
         elif not isinstance(error, ClaimEndedError):  # otherwise the next host sends it at once
@@ -283,8 +290,7 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
     async def _put_off(self, record: PaymentRecord, error: MobileMoneyError) -> None:
         """Let a payment wait that was not sent; and others of its type, unless the reason is its own."""
         is_own = isinstance(error, DuplicateSuspected | IdempotencyConflict | InvalidRequest) or not record.is_certain
-        known = self._obstacles.get(record.type)
-        pause = _FIRST_PAUSE if known is None else min(2 * known.pause, _LONGEST_PAUSE)
+        pause = self._next_pause(record.type)
         # Later than the others of its type: if the reason is its own after all, it is not in their way.
         until = self._utcnow() + timedelta(seconds=_OWN_PAUSE if is_own else pause + _OWN_PAUSE)
         at = self._utcnow()
@@ -296,20 +302,32 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
             late, waiting = await self._store.write(put_off)
             _warn_late(late)
             if waiting is not None:
-                logger.info("queued payment %r waits: %s", record.key, error)
+                logger.info("queued payment %r%s waits: %s", record.key, self._whose, error)
             else:
                 return  # it was taken out of the queue, or sent by someone else
         except StoreError:
             is_own = False
-        if is_own or self._is_blocked(record.type, anyio.current_time()):
-            return  # of several that were on their way, the first begins the pause
-        self._obstacles[record.type] = _Obstacle(str(error), anyio.current_time() + pause, pause)
-        if isinstance(error, StoreError):
-            warn_of_store(f"no {record.type} can be sent", error)
+        if not is_own:
+            self._block(record.type, error)
+
+    def _next_pause(self, kind: TransactionType) -> float:
+        known = self._obstacles.get(kind)
+        return _FIRST_PAUSE if known is None else min(2 * known.pause, _LONGEST_PAUSE)
+
+    def _block(self, kind: TransactionType, reason: MobileMoneyError | str) -> None:
+        """Send none of a type for a while; of several that were on their way, the first begins the pause."""
+        now, is_first = anyio.current_time(), kind not in self._obstacles
+        if self._is_blocked(kind, now):
+            return
+        pause = self._next_pause(kind)
+        self._obstacles[kind] = _Obstacle(str(reason), now + pause, pause)
+        if isinstance(reason, StoreError):
+            warn_of_store(f"no {kind} can be sent", reason)
         else:
-            logger.warning("no %s can be sent, the dispatcher pauses for %.0f s: %s", record.type, pause, error)
-        if known is None:
-            emit(self._on_event, DispatcherPaused(reason=str(error)))
+            said = "no %s%s can be sent, the dispatcher pauses for %.0f s: %s"
+            logger.warning(said, kind, self._whose, pause, reason)
+        if is_first:
+            emit(self._on_event, DispatcherPaused(reason=str(reason)))
 
     def _count_refusal(self, error: APIError) -> None:
         """Pause after many equal refusals, such as those for an empty float: the next one would be refused, too."""
@@ -320,11 +338,17 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
         if self._refusals >= _REFUSALS and self._paused is None:
             self._paused = f"{_REFUSALS} payments in a row were refused: {error}"
             emit(self._on_event, DispatcherPaused(reason=self._paused))
-            logger.error("the dispatcher has paused: %s; call resume() once the reason is gone", self._paused)
+            said = "the dispatcher%s has paused: %s; call resume() once the reason is gone"
+            logger.error(said, self._whose, self._paused)
 
     def _stir(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def pause_of(dispatcher: Dispatcher) -> str | None:
+    """Return why a dispatcher sends nothing until `resume`."""
+    return dispatcher._paused
 
 
 async def until_answered(dispatcher: Dispatcher) -> None:

@@ -6,6 +6,7 @@ then use its result, also if it failed. Accounts never wait for each other.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 from collections.abc import Awaitable, Callable
@@ -159,14 +160,22 @@ class AccountAuth:
                 return TokenAuth(secret)
             if type(secret) not in {TokenAuth, LoginAuth}:
                 raise refuse("auth", "a function that returns a token, TokenAuth or LoginAuth", type(secret))
-        except Exception as exc:  # noqa: BLE001 (it is raised as another, or as a copy)
+        except (Exception, asyncio.CancelledError) as exc:
+            if isinstance(exc, asyncio.CancelledError) and _is_cancelled():
+                raise
             self._failed_at = anyio.current_time()
             self._failure = _failure(account, exc)
             raise copy.copy(self._failure) from self._failure.__cause__
         return secret
 
 
-def _failure(account: str, error: Exception) -> MobileMoneyError:
+def _is_cancelled() -> bool:
+    """Return whether this task of asyncio is cancelled, and not one that it waits for, which accounts may share."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _failure(account: str, error: BaseException) -> MobileMoneyError:
     """Return the error of the calls for one of the function of an account."""
     said = f"auth of account {account!r} "
     if isinstance(error, InvalidRequest):

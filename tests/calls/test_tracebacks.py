@@ -122,6 +122,9 @@ def _check_all(error: BaseException, where: str) -> None:
         if each is None:
             continue
         text = "".join(traceback.format_exception_only(each)) + repr(each)
+        if not type(each).__module__.startswith("mobilemoney_async"):
+            found = traceback.TracebackException.from_exception(each, capture_locals=True)
+            text += "".join(f"{frame.locals}" for frame in found.stack)  # crash reporters send these, too
         # Our own text may quote the service's words, redacted. No other error does.
         hidden = HIDDEN if isinstance(each, MobileMoneyError) else [*HIDDEN, FOREIGN]
         assert [secret for secret in hidden if secret in text] == [], f"{where}: {each!r}"

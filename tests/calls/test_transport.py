@@ -9,6 +9,7 @@ import inspect
 import logging
 import socket
 import ssl
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobilemoney_async import (
+    APIError,
     AsyncClient,
     ConnectionFailed,
     InvalidRequest,
@@ -44,6 +46,7 @@ from mobilemoney_async.calls import transport_pool
 from mobilemoney_async.calls.transport import Wire
 from mobilemoney_async.calls.transport_errors import Flight
 from mobilemoney_async.testing import run_virtual
+from tests.calls.ways import connect
 from tests.support.fakes import (
     BASE_URL,
     PHONE_NUMBER,
@@ -518,13 +521,63 @@ def test_an_address_that_would_leak_the_token_is_refused(base_url: Any) -> None:
 # -- our own pool ------------------------------------------------------------------------------------------------------
 
 
-async def test_redirects_are_not_followed() -> None:
-    """A redirect could carry the token elsewhere, and a create a second time."""
-    async with serve(replies(Response(307, b"", {"location": "/v1/elsewhere"}))) as server:
-        async with make_client(base_url=server.base_url) as client:
-            with pytest.raises(OutcomeUnknown):
-                await pay(client)
-    assert len(server.requests) == 1
+class Wrapper:
+    """Transport of a caller's that is derived from nothing, around one of a library."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: Any) -> Any:
+        return await self._inner.handle_async_request(request)
+
+
+@pytest.mark.parametrize("base", [object, httpx.AsyncBaseTransport, httpx2.AsyncBaseTransport])
+@pytest.mark.parametrize("library", [httpx, httpx2])
+async def test_a_transport_of_either_library_may_be_wrapped(library: Any, base: Any) -> None:
+    """In a class of the other one, or of none: what is inside cannot be seen."""
+    made = type("Made", (Wrapper, base), {})
+    async with serve(replies()) as server, library.AsyncHTTPTransport() as inner:
+        client = make_client(made(inner), base_url=server.base_url)
+        await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
+        await client.transactions.get("tx-1")
+
+
+async def test_no_wire_follows_a_redirect(way: str) -> None:
+    """It could carry a token elsewhere, and a payment a second time."""
+    elsewhere: list[str] = []
+
+    async def collect(request: Request) -> Response:
+        elsewhere.append(request.target)
+        return service(request.target)
+
+    for status in (301, 302, 303, 307, 308):
+        async with serve(collect) as other:
+
+            async def redirect(request: Request, to: str = other.base_url, status: int = status) -> Response:
+                await request.read()
+                return Response(status, b"", {"location": f"{to}/collect"})
+
+            async with serve(redirect) as server, connect(way, server.base_url) as client:
+                with pytest.raises(OutcomeUnknown):
+                    await client.disbursements.create(PHONE_NUMBER, 1000)
+                with pytest.raises(UnexpectedResponse):
+                    await client.transactions.get("tx-1")
+                assert [request.method for request in server.requests].count("POST") == 1
+    assert elsewhere == []
+
+
+@pytest.mark.parametrize("token", ["issued.token-SECRET", "SECRETabc123"])
+async def test_an_error_that_quotes_the_request_shows_no_token(way: str, token: str) -> None:
+    async def echo(request: Request) -> Response:
+        await request.read()
+        shown = request.header("authorization") or ""
+        return Response.json({"status": "error", "error_code": "X", "message": f"no {shown.split()[1]}, {shown}"}, 400)
+
+    async with serve(echo) as server, connect(way, server.base_url, auth=token) as client:
+        with pytest.raises(APIError) as caught:
+            await client.collections.create(PHONE_NUMBER, 1000)
+    assert "[redacted]" in str(caught.value)
+    assert token not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_connections_are_used_again() -> None:

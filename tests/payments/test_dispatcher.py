@@ -243,6 +243,26 @@ async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str)
             assert dispatcher.stats.sent == 80
 
 
+async def test_unknown_results_in_a_row_let_the_rest_of_the_queue_wait(
+    sqlite_file_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each costs someone a look. One at a time is tried, after growing pauses, until one has an answer."""
+    world, events = make_world(sqlite_file_url), list[Event]()
+    world.sandbox.script(faults.drop(processed=False), on="c2b", times=1000)
+    async with world.client(SQLStore(sqlite_file_url, account="shop-1"), on_event=events.append) as client:
+        await enqueue(client, 40)
+        async with client.dispatcher() as dispatcher:
+            await anyio.sleep(600)
+            assert 5 <= dispatcher.stats.sent <= 14
+            assert [reason.partition(":")[0] for reason in pauses(events)] == ["5 results in a row are unknown"]
+            world.sandbox.clear_script()
+            await anyio.sleep(400)
+            assert dispatcher.stats.queued == 0
+        assert sum(each.state is PaymentState.UNKNOWN for each in await client.payments.list()) <= 14
+    assert "queued payment 'k00' of account 'shop-1' has an unknown result" in caplog.text
+    assert "no collection of account 'shop-1' can be sent" in caplog.text
+
+
 async def test_after_a_resume_as_many_refusals_pause_it_again(sqlite_file_url: str) -> None:
     """It counts from the beginning, and reports each pause once, also where answers take long."""
     world, events = make_world(sqlite_file_url), list[Event]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -42,6 +43,7 @@ from mobilemoney_async.payments.store import account_store
 from tests.calls.test_surplus_answers import surplus
 from tests.contract import samples
 from tests.payments.second_world import BOTH
+from tests.payments.service import on_asyncio
 from tests.support.fakes import NOON
 from tests.support.second_service import BASE_URL, SecondService
 from tests.support.server import NeverAnswer, Request, Response, serve
@@ -526,6 +528,28 @@ async def test_payments_in_flight_when_all_is_closed_are_recorded(store_url: str
 
 
 # Secrets
+
+
+@on_asyncio
+async def test_a_cancelled_task_of_the_vault_fails_the_call(sqlite_file_url: str, platform: Platform) -> None:
+    """Nobody cancelled the call itself: a cancellation would end its task, or its dispatcher, without a word."""
+    platform.open("shop-0")
+
+    async def vault(_: str) -> None:
+        refresh = asyncio.ensure_future(anyio.sleep(3600))
+        asyncio.get_running_loop().call_later(1, refresh.cancel)
+        await refresh
+
+    platform.before_auth = vault
+    async with platform.merchants(sqlite_file_url) as merchants:
+        client = await merchants.client("shop-0")
+        with pytest.raises(TransportError, match=r"^auth of account 'shop-0' failed: CancelledError$") as caught:
+            await pay(client)
+        assert caught.value.outcome == "not_sent"
+        await anyio.sleep(2)
+        with anyio.move_on_after(0.5) as scope:
+            await pay(client)
+        assert scope.cancelled_caught
 
 
 async def test_an_error_of_the_vault_fails_the_call_and_the_next_one_asks_again(

@@ -390,6 +390,29 @@ async def test_a_part_that_fails_is_tried_again(
     assert "account 'shop-00': DISPATCH fails, and is tried again after 10 s: a bug" in caplog.text
 
 
+async def test_a_pause_outlasts_an_empty_queue(platform: Platform) -> None:
+    """What is queued next waits for `resume`, too, as long as the account stays on its host."""
+    async with platform.merchants("shop") as merchants, platform.host("one") as worker:
+        await enqueue(merchants, ["shop"], not_before=timedelta(seconds=30))
+        with anyio.fail_after(60):
+            while (dispatcher := worker.dispatcher("shop")) is None:
+                await anyio.sleep(0.1)
+        dispatcher.pause("the float is empty")
+        client = await merchants.client("shop")
+        await client.payments.cancel("queued-1", note="not needed")
+        await anyio.sleep(5)
+        assert worker.dispatcher("shop") is None
+        await enqueue(merchants, ["shop"], "queued-2")
+        await anyio.sleep(20)
+        assert not platform.service.payments
+        dispatcher = worker.dispatcher("shop")
+        assert dispatcher is not None
+        assert dispatcher.stats.paused == "the float is empty"
+        dispatcher.resume()
+        await anyio.sleep(5)
+        assert len(platform.service.payments) == 1
+
+
 async def test_an_account_that_cannot_be_opened_is_kept_for_later(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

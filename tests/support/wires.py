@@ -80,4 +80,4 @@ def over_httpx2() -> None:
             transport = Bridge(transport)
         plain(wire, base_url, transport, http_client)
 
-    Wire.__init__ = make  # type: ignore[method-assign]
+    setattr(Wire, "__init__", make)  # noqa: B010

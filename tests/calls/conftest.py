@@ -1,0 +1,12 @@
+"""Fixture for the tests of calls."""
+
+import pytest
+
+from tests.calls.ways import CASES
+
+
+@pytest.fixture(params=CASES)
+def way(request: pytest.FixtureRequest, anyio_backend_name: str) -> str:
+    """Return a way of sending, for `tests.calls.ways.connect`."""
+    name: str = request.param
+    return "httpx" if name == "aiohttp" and anyio_backend_name == "trio" else name  # aiohttp has no trio
