@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -695,7 +696,7 @@ async def test_a_result_that_the_database_does_not_take_holds_up_its_own_payment
     world = make_world(sqlite_file_url)
     async with world.client() as client:
         await create(client, "order-1", amount=1)
-        with sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///")) as database:
+        with closing(sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"))) as database, database:
             database.execute(
                 "CREATE TRIGGER refuse BEFORE UPDATE ON mobilemoney_payment_records "
                 "WHEN NEW.key = 'order-2' AND NEW.state <> 'SENDING' BEGIN SELECT RAISE(ABORT, 'refused'); END"
@@ -708,7 +709,7 @@ async def test_a_result_that_the_database_does_not_take_holds_up_its_own_payment
         assert list(store.unwritten) == ["order-2"]
         with pytest.raises(StoreError, match="the store failed"):
             await create(client, "order-2", amount=2)
-        with sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///")) as database:
+        with closing(sqlite3.connect(sqlite_file_url.removeprefix("sqlite:///"))) as database, database:
             database.execute("DROP TRIGGER refuse")
         await create(client, "order-4", amount=4)
         assert not store.unwritten
