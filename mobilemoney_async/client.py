@@ -356,7 +356,8 @@ class AsyncClient:
 
         ``async with client.dispatcher() as dispatcher: ...`` in any number of processes. One of them sends, and another
         goes on within seconds where that one dies. Payments with a higher priority come first, then older ones, behind
-        the creates of your program. A refused or unknown payment does not stop the others.
+        the creates of your program. A refused or unknown payment does not stop the others: only twenty equal refusals
+        in a row do, until ``resume()``, and after five unknown results in a row it sends one at a time, with pauses.
 
         Args:
             per_minute: Payments a minute at most, more than 0 and no more than the rate limit. What is left of that
