@@ -72,6 +72,15 @@ class NamedSource(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadySource(Protocol):
+    """Token source that knows whether it has a token at hand."""
+
+    def is_ready(self) -> bool:
+        """Return whether `token` would return one without a login, or another wait."""
+        ...
+
+
 def _to_bearer(value: str | Secret) -> Secret:
     return require_bearer("auth", value)
 
@@ -92,6 +101,10 @@ class TokenAuth:
     async def token(self, login: Login) -> Secret:
         """Return the token."""
         return self.value
+
+    def is_ready(self) -> bool:
+        """Return True."""
+        return True
 
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Do nothing: there is no other token."""
@@ -142,6 +155,10 @@ class LoginAuth:
         # logs in itself. While the lock is held, the others go on with the old token as long as it is valid.
         async with self._lock:
             return await self._renew(login)
+
+    def is_ready(self) -> bool:
+        """Return whether there is a token that need not be renewed yet."""
+        return self._state.fresh(anyio.current_time()) is not None
 
     async def _renew(self, login: Login) -> Secret:
         now = anyio.current_time()

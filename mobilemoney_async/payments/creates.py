@@ -2,6 +2,8 @@
 
 Invariants:
 - The record SENDING is committed before the pipeline touches a socket, and only if `records` allows it.
+- A payment *begins at once* where most do: the look at its record, the place under the rate limit and SENDING are one
+  transaction. Where that finds anything in the way, it changes nothing, and each of the three has its own.
 - The end of a request is recorded inside a shield: an answer, a refusal, a failure, and a cancellation too. An end that
   cannot be recorded, since the database is away, is kept in memory and written before anything else; until then the row
   is SENDING, which other processes count as unknown once it is stale.
@@ -21,6 +23,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import anyio
@@ -28,6 +31,7 @@ import attrs
 import msgspec
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
+from mobilemoney_async.calls.tokens import ReadySource
 from mobilemoney_async.contract.codec import encode
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
@@ -39,7 +43,13 @@ from mobilemoney_async.errors import (
     StoreError,
 )
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
+from mobilemoney_async.payments.attempts import (
+    JointLimiter,
+    KeyTakenError,
+    NotEchoedError,
+    Opening,
+    RecordedAttempts,
+)
 from mobilemoney_async.payments.binding import asked_by_look
 from mobilemoney_async.payments.duplicates import duplicate_suspected
 from mobilemoney_async.payments.evidence import names
@@ -73,7 +83,7 @@ _MOST_NAMED = 3
 class _Progress:
     """Progress of a create, for the error at its deadline."""
 
-    is_waiting: bool = True
+    is_waiting: bool = True  # before it looks at the record of its key
     is_looking: bool = False
     is_comparing: bool = False
     earlier: PaymentRecord | None = None
@@ -101,6 +111,9 @@ class IdempotentCreates:
         self._pipeline = attrs.evolve(pipeline, options=attrs.evolve(pipeline.options, deadline=None))
         self._reconciler = reconciler
         self._recovery = recovery
+        limiter, tokens = pipeline.limiter, pipeline.tokens
+        self._limiter = limiter if isinstance(limiter, JointLimiter) else None
+        self._tokens = tokens if isinstance(tokens, ReadySource) else None
 
     async def create(
         self,
@@ -136,10 +149,12 @@ class IdempotentCreates:
             with anyio.CancelScope(shield=True), suppress(StoreError):
                 await self._recovery.leave_to_reconcile()
         late = RequestTimeout(said, outcome="not_sent")
-        if progress.is_waiting:
-            # For another call under this key, which may have sent it. One query: it does not wait for that call.
+        if progress.is_waiting and (progress.attempts is None or progress.attempts.attempt is None):
+            # Another call under this key may have sent it. One query: it does not wait for that call.
             with anyio.CancelScope(shield=True):
-                progress.earlier, _, _ = await self._look_up(request)
+                progress.earlier, acknowledgement, _ = await self._look_up(request)
+            if acknowledgement is not None:
+                return acknowledgement
         if progress.unknown_since is None:
             raise late
         late.outcome = "unknown"
@@ -156,10 +171,15 @@ class IdempotentCreates:
             await locks.enter_async_context(self._store.locks.hold(request.key))
             progress.is_waiting = False
             await locks.enter_async_context(self._store.locks.hold(kind))
+            # A queued payment has a record.
+            at_once = progress.asked_at is not None and self._may_begin_at_once()
             while True:
-                expected, acknowledgement = await self._clear(request, progress)
-                if acknowledgement is not None:
-                    return acknowledgement
+                progress.is_waiting = at_once
+                expected = None
+                if not at_once:
+                    expected, acknowledgement = await self._clear(request, progress)
+                    if acknowledgement is not None:
+                        return acknowledgement
                 progress.attempts = attempts = RecordedAttempts(
                     self._store,
                     request,
@@ -169,15 +189,46 @@ class IdempotentCreates:
                     is_queued=progress.earlier is not None and progress.earlier.state is PaymentState.QUEUED,
                     asked_at=progress.asked_at,
                     is_current=self._recovery.binding.is_current,
+                    make_opening=partial(self._opening, request) if at_once else None,
                 )
                 try:
                     return await self._pipeline.call(
                         endpoint, body=dict(body), idempotency_key=request.key, recorder=attempts
                     )
                 except KeyTakenError:
-                    continue
+                    pass
                 except NotEchoedError as exc:
                     return await self._identify(request, exc)
+                except MobileMoneyError as exc:
+                    # A failure before the first look: what the store knows of the payment matters more.
+                    if not at_once or attempts.attempt is not None or isinstance(exc, StoreError):
+                        raise
+                at_once = False
+
+    def _may_begin_at_once(self) -> bool:
+        """Return whether a payment may be begun in the transaction that looks at its record."""
+        return (
+            self._limiter is not None
+            and self._limiter.has_capacity()
+            # Without a login before the look: the payment may have been made long ago.
+            and self._tokens is not None
+            and self._tokens.is_ready()
+            and self._recovery.memory.admitted is not None
+            and not self._store.unwritten
+        )
+
+    def _opening(self, request: PaymentRequest) -> Opening | None:
+        """Return the parts of that transaction, or None if there is no place under the rate limit."""
+        newest, now = self._store.newest, self._pipeline.utcnow()
+        place = None if self._limiter is None else self._limiter.join()
+        if place is None:
+            return None
+
+        def is_clear(journal: Journal) -> bool:
+            facts, has_conflicts = self._recovery.binding.look_with_conflicts(journal, request, newest)
+            return not has_conflicts and self._recovery.is_admitted(facts, now)
+
+        return Opening(asked_by_look(self._store.account, request), is_clear, place)
 
     async def aclose(self) -> None:
         """Write the write-behind buffer, or log the payments without a recorded result."""
