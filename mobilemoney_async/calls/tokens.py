@@ -32,7 +32,9 @@ Login: TypeAlias = Callable[[str, Secret], Awaitable[LoginResult]]
 class TokenSource(Protocol):
     """Source of the client's bearer token. Write your own where tokens come from a vault or a sidecar.
 
-    An exception of `token` leaves the call that needed it, which was then not sent.
+    An exception of `token` leaves the call that needed it, which was then not sent. A source with a method
+    ``is_ready()``, which returns whether `token` would return one without waiting, saves creates with a store half of
+    their transactions.
     """
 
     async def token(self, login: Login) -> str | Secret:
