@@ -151,6 +151,7 @@ class IdempotentCreates:
         late = RequestTimeout(said, outcome="not_sent")
         if progress.is_waiting and (progress.attempts is None or progress.attempts.attempt is None):
             # Another call under this key may have sent it. One query: it does not wait for that call.
+            progress.attempts = None
             with anyio.CancelScope(shield=True):
                 progress.earlier, acknowledgement, _ = await self._look_up(request)
             if acknowledgement is not None:
@@ -173,8 +174,8 @@ class IdempotentCreates:
             await locks.enter_async_context(self._store.locks.hold(kind))
             # A queued payment has a record.
             at_once = progress.asked_at is not None and self._may_begin_at_once()
+            progress.is_waiting = at_once
             while True:
-                progress.is_waiting = at_once
                 expected = None
                 if not at_once:
                     expected, acknowledgement = await self._clear(request, progress)
@@ -199,10 +200,16 @@ class IdempotentCreates:
                     pass
                 except NotEchoedError as exc:
                     return await self._identify(request, exc)
-                except MobileMoneyError as exc:
-                    # A failure before the first look: what the store knows of the payment matters more.
-                    if not at_once or attempts.attempt is not None or isinstance(exc, StoreError):
+                except Exception as exc:
+                    if not at_once or attempts.attempt is not None:
                         raise
+                    # A failure before the first look: what the store knows of the payment matters more.
+                    record, acknowledgement, _ = await self._look_up(request)
+                    if acknowledgement is not None:
+                        return acknowledgement
+                    if record is not None and record.is_unresolved:
+                        raise _unknown(record) from exc
+                    raise
                 at_once = False
 
     def _may_begin_at_once(self) -> bool:
@@ -249,7 +256,7 @@ class IdempotentCreates:
         pause, has_looked = _FIRST_LOOK, False
         while True:
             record, acknowledgement, facts = await self._look_up(request)
-            progress.earlier, progress.attempts = record, None
+            progress.earlier, progress.attempts, progress.is_waiting = record, None, False
             if acknowledgement is not None:
                 return None, acknowledgement
             now = self._pipeline.utcnow()

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 import sqlalchemy as sa
 
@@ -25,6 +26,7 @@ from mobilemoney_async import (
     MobileMoneyError,
     OutcomeUnknown,
     RateLimiter,
+    RequestTimeout,
     Secret,
     SQLStore,
     StoreError,
@@ -36,7 +38,7 @@ from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.records import PaymentRequest
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
-from tests.payments.service import PHONE_NUMBER, make_world
+from tests.payments.service import PHONE_NUMBER, World, make_world
 from tests.payments.test_group_commit import Gate
 
 pytestmark = pytest.mark.anyio
@@ -286,8 +288,9 @@ class Vault:
         asked: How often it was asked while the token was gone.
     """
 
-    def __init__(self, token: str, *, is_honest: bool) -> None:
+    def __init__(self, token: str, *, is_honest: bool, failure: Exception | None = None) -> None:
         self._token = Secret(token)
+        self._failure = InvalidCredentials("no", status_code=401) if failure is None else failure
         self.is_away = False
         self.is_honest = is_honest
         self.asked = 0
@@ -299,7 +302,7 @@ class Vault:
         if self.is_away:
             self.asked += 1
             await anyio.sleep(1)
-            raise InvalidCredentials("no", status_code=401)
+            raise self._failure
         return self._token
 
     def rejected(self, token: Secret, *, replacement: bool) -> None:
@@ -323,6 +326,123 @@ async def test_a_login_that_fails_hides_no_payment(store_url: str, is_honest: bo
             await create(client, "order-2", amount=2000)
     assert world.sent == 3
     assert len(world.states()) == 3
+
+
+async def known(client: AsyncClient, world: World) -> None:
+    """Make the payments `acknowledged`, and `unknown`, of which the service has said nothing."""
+    await warm(client)
+    await create(client, "acknowledged")
+    world.sandbox.script(faults.lost(processed=True), on="c2b")
+    with pytest.raises(OutcomeUnknown):
+        await create(client, "unknown", amount=3000)
+
+
+async def require_truth(client: AsyncClient, *, new: type[Exception] | None) -> None:
+    """Require that creates say what the store knows of their keys, and that one under a new key fails so, if any."""
+    assert (await create(client, "acknowledged")).transaction_id
+    with pytest.raises(OutcomeUnknown) as caught:
+        await create(client, "unknown", amount=3000)
+    assert caught.value.outcome == "unknown"
+    with pytest.raises(IdempotencyConflict):
+        await create(client, "acknowledged", amount=2000)
+    if new is not None:
+        with pytest.raises(new):
+            await create(client, "new", amount=4000)
+
+
+@pytest.mark.parametrize("failure", [ConnectionError("vault"), StoreError("away", outcome="not_sent")])
+async def test_an_error_of_a_token_source_hides_no_payment(store_url: str, failure: Exception) -> None:
+    """It may raise what it likes."""
+    world = make_world(store_url)
+    vault = Vault(world.sandbox.token, is_honest=False, failure=failure)
+    async with world.client(auth=vault) as client:
+        await known(client, world)
+        vault.is_away = True
+        await require_truth(client, new=type(failure))
+    assert world.sent == 4
+
+
+async def test_a_slow_token_source_hides_no_payment(store_url: str) -> None:
+    """The deadline comes before the look."""
+    world = make_world(store_url)
+    vault = Vault(world.sandbox.token, is_honest=False)
+    async with world.client(auth=vault) as client:
+        await known(client, world)
+        vault.is_away = True
+        await require_truth(client.with_options(deadline=0.5), new=RequestTimeout)
+    assert world.sent == 4
+
+
+async def test_a_store_that_cannot_be_written_hides_no_payment(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On SQLite another program may hold the only lock for writing."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await known(client, world)
+        assert client._store is not None
+
+        async def fail(*args: Any, **options: Any) -> Any:
+            raise StoreError("the store failed: locked", outcome="not_sent")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client._store.database, "write", fail)
+            await require_truth(client, new=StoreError)
+    assert world.sent == 4
+
+
+@pytest.mark.parametrize("seconds", [0.6, 0.95, 3.0])
+async def test_a_slow_store_hides_no_payment(store_url: str, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The deadline comes during its transactions, before the look or after it."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await known(client, world)
+        assert client._store is not None
+        database = client._store.database
+        for name in ("read", "write"):
+            monkeypatch.setattr(database, name, slowly(getattr(database, name), seconds))
+        await require_truth(client.with_options(deadline=1.0), new=RequestTimeout if seconds > 1 else None)
+        monkeypatch.undo()
+    assert world.sent == 4
+
+
+def slowly(real: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """Return a function that takes so many seconds more, and is not cancelled meanwhile, as a transaction is not."""
+
+    async def call(*args: Any, **options: Any) -> Any:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(seconds)
+            return await real(*args, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("deadline", [0.5, None])
+async def test_a_payment_that_another_process_sends_is_waited_for(store_url: str, deadline: float | None) -> None:
+    """Until the deadline, and then its result is unknown."""
+    world = make_world(store_url)
+    async with world.client() as one, world.client() as two:
+        await warm(one)
+        await create(two, "earlier-3", amount=600)
+        answers: list[object] = []
+
+        async def ask(client: AsyncClient) -> None:
+            try:
+                answers.append(await create(client, "order-1"))
+            except MobileMoneyError as exc:
+                answers.append((type(exc), exc.outcome))
+
+        async def wait(request: httpx.Request) -> None:
+            await anyio.sleep(2)
+
+        world.line.before = wait
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, one)
+            await anyio.sleep(1)
+            tasks.start_soon(ask, two if deadline is None else two.with_options(deadline=deadline))
+    if deadline is None:
+        assert answers[0] == answers[1]
+    else:
+        assert answers[0] == (OutcomeUnknown, "unknown")
+    assert world.sent == 4
 
 
 async def test_a_result_that_was_not_recorded_yet_is_written_first(
