@@ -41,6 +41,8 @@ _SHORTEST = 0.005
 # Seconds by which the clocks of one host's processes may differ. Beyond that the store's clock was set back.
 _CLOCKS_DIFFER = 1.0
 _MICRO = 1_000_000
+# Seconds by which a time on the grid may miss it, as a float that was moved from one clock to another and back.
+_NOISE = 1e-8
 
 
 @attrs.frozen(kw_only=True)
@@ -355,7 +357,7 @@ class _Budget:
 def _micros(at: float) -> int:
     """Return a time in microseconds, rounded up; a time on the grid stays there."""
     nearest = round(at * _MICRO)
-    return nearest if nearest / _MICRO >= at else nearest + 1
+    return nearest if nearest / _MICRO >= at - _NOISE else nearest + 1
 
 
 def _round_up(at: float) -> float:

@@ -293,6 +293,18 @@ def test_slots_lie_behind_the_time_that_the_transaction_takes() -> None:
     assert Row().ask(START, 3, delay=2.5).slots == [START + 2.5] * 3
 
 
+@given(ahead=st.floats(0, 1e6), steps=st.lists(st.integers(0, 10_000_000), max_size=5))
+@settings(max_examples=examples(200), deadline=None)
+@example(ahead=64_803.28491749, steps=[20_000_000])
+def test_a_place_that_is_free_is_free_now(ahead: float, steps: list[int]) -> None:
+    """On a clock that is ahead of the loop's: once the loop's times are on the grid, no request waits to be on it."""
+    row, now = Row(), 0.0
+    now = row.ask(now + ahead).slots[0] - ahead
+    for step in steps:
+        now += step / 1_000_000
+        assert row.ask(now + ahead).slots[0] - ahead - now < 1e-8
+
+
 def test_a_slot_given_back_is_there_for_another() -> None:
     """An unused slot is not lost: here the last of sixty, in the pause that the window forces."""
     row = Row()
