@@ -197,7 +197,7 @@ class IdempotentCreates:
                         endpoint, body=dict(body), idempotency_key=request.key, recorder=attempts
                     )
                 except KeyTakenError:
-                    pass
+                    at_once = False
                 except NotEchoedError as exc:
                     return await self._identify(request, exc)
                 except Exception as exc:
@@ -210,7 +210,6 @@ class IdempotentCreates:
                     if record is not None and record.is_unresolved:
                         raise _unknown(record) from exc
                     raise
-                at_once = False
 
     def _may_begin_at_once(self) -> bool:
         """Return whether a payment may be begun in the transaction that looks at its record."""

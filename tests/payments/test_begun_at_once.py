@@ -57,6 +57,11 @@ async def warm(client: AsyncClient) -> None:
         await create(client, f"earlier-{number}", amount=500 + number)
 
 
+async def refuse(*args: Any, **options: Any) -> Any:
+    """Fail as a database does that is away, or locked."""
+    raise StoreError("the store failed: away", outcome="not_sent")
+
+
 @contextmanager
 def counted() -> Iterator[list[str]]:
     """Yield a list of the transactions that are committed meanwhile, but for PostgreSQL's notifications."""
@@ -380,11 +385,8 @@ async def test_a_store_that_cannot_be_written_hides_no_payment(store_url: str, m
         await known(client, world)
         assert client._store is not None
 
-        async def fail(*args: Any, **options: Any) -> Any:
-            raise StoreError("the store failed: locked", outcome="not_sent")
-
         with monkeypatch.context() as patch:
-            patch.setattr(client._store.database, "write", fail)
+            patch.setattr(client._store.database, "write", refuse)
             await require_truth(client, new=StoreError)
     assert world.sent == 4
 
@@ -455,11 +457,8 @@ async def test_a_result_that_was_not_recorded_yet_is_written_first(
         assert client._store is not None
         database = client._store.database
 
-        async def fail(*args: Any, **options: Any) -> Any:
-            raise StoreError("the store failed: away", outcome="not_sent")
-
         with monkeypatch.context() as patch:
-            world.line.before = lambda request: patch.setattr(database, "write", fail)
+            world.line.before = lambda request: patch.setattr(database, "write", refuse)
             with pytest.raises(OutcomeUnknown):
                 await create(client, "order-1")
             world.line.before = None
@@ -524,11 +523,8 @@ async def test_a_database_that_fails_stops_it_before_the_socket(
         assert client._store is not None
         database = client._store.database
 
-        async def fail(*args: Any, **options: Any) -> Any:
-            raise StoreError("the store failed: away", outcome="not_sent")
-
         with monkeypatch.context() as patch:
-            before_it_begins(monkeypatch, partial(patch.setattr, database, "write", fail))
+            before_it_begins(monkeypatch, partial(patch.setattr, database, "write", refuse))
             with pytest.raises(StoreError):
                 await create(client, "order-1")
         assert world.sent == 2
