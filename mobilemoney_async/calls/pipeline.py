@@ -388,7 +388,7 @@ class Pipeline:
         return self._unknown(call, late)
 
     def _final(self, call: _Call, error: MobileMoneyError, *, renewed: bool) -> MobileMoneyError:
-        if renewed and isinstance(error, TokenExpired):
+        if renewed and isinstance(error, TokenExpired) and error.outcome == "refused":
             # A token that was fetched a moment ago has not expired: it is not accepted.
             invalid = InvalidToken(error.message, status_code=error.status_code, code=error.code)
             invalid.__cause__ = error

@@ -319,6 +319,21 @@ async def test_a_token_that_is_never_accepted_ends_in_invalid_token(code: str) -
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize("create", CREATES)
+@pytest.mark.parametrize("code", ["invalid_token", "token_expired"])
+@pytest.mark.parametrize("status", [200, 401])
+async def test_a_replay_whose_refusal_names_a_payment_is_unknown(create: Call, code: str, status: int) -> None:
+    """The payment that the second refusal names may be the one that was asked for."""
+    named = {"success": False, "error": code, "message": "no", "transaction_id": "tx-9"}
+    transport = FakeTransport(script(refusal(code, 401), Response.json(named, status)))
+    with pytest.raises(OutcomeUnknown) as caught:
+        await create(make_client(transport, auth=CountingSource()))
+    assert len(transport.sent) == 2
+    cause = caught.value.__cause__
+    assert isinstance(cause, APIError)
+    assert (cause.code, cause.outcome, cause.is_certain) == (code, "unknown", False)
+
+
 async def test_an_issued_token_cannot_be_renewed() -> None:
     """A client with an issued token reports that it ran out, after one request."""
     transport = FakeTransport(lambda sent: refusal("token_expired", 401))
