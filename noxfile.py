@@ -57,7 +57,7 @@ PORTABLE = ("-m", "not once and not soak")
 
 # Property tests that find a rare case only among thousands of examples, in less than two minutes together.
 LAWS = (
-    *(f"tests/calls/test_{name}.py" for name in ("bucket", "limiter", "pipeline", "retry")),
+    *(f"tests/calls/test_{name}.py" for name in ("bucket", "limiter", "pipeline", "refusals", "retry")),
     *(f"tests/payments/test_{name}.py" for name in ("budget", "evidence", "shared_limiter")),
 )
 
