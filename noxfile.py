@@ -1,8 +1,8 @@
 """The project's checks.
 
-`nox` runs those that each change needs, in eight minutes on two cores. `nox -t full` runs the others that CI runs, and
-repeats nothing that `nox` has shown on the same Python; both together take 37 minutes. What takes longer is `nox -s
-soak` and `nox -t nightly`. CONTRIBUTING.md has the table, `nox -l` the list.
+`nox` runs the fast lane, which each change needs: style, types, and the quick tests. `nox -t full` runs the others that
+CI runs, and repeats nothing that `nox` has shown on the same Python. Both check: they draw the same examples each time.
+`nox -t nightly` searches: it draws new ones. CONTRIBUTING.md has the table, `nox -l` the list.
 """
 
 import functools
@@ -38,10 +38,10 @@ def runs(version: str) -> bool:
 # If none is found by name, the interpreter that runs nox takes their place (None).
 PYTHONS: list[str] | None = [version for version in SUPPORTED if runs(version)] or None
 LOWEST_PYTHON = PYTHONS[0] if PYTHONS else None
-# Traced, tests take twice as long: the newest Python is tested that way, and not once more without.
-TRACED_PYTHON = PYTHONS[-1] if PYTHONS else None
+NEWEST_PYTHON = PYTHONS[-1] if PYTHONS else None
+PYTHONS_BETWEEN = PYTHONS[1:-1] or PYTHONS[-1:] if PYTHONS else None
 
-nox.options.sessions = ["lint", "types", f"tests-{LOWEST_PYTHON}" if PYTHONS else "tests", "docs", "release-check"]
+nox.options.sessions = ["fast"]
 
 # What tells `tests/conftest.py` to insist on the installed wheel rather than the work tree; PYTHONSAFEPATH keeps the
 # working directory, which is the checkout, out of `sys.path`. Where containers forbid bytecode, it is allowed again:
@@ -52,10 +52,17 @@ INSTALLED = {"PYTHONSAFEPATH": "1", "MOBILEMONEY_TESTS_INSTALLED": "1", "PYTHOND
 # a PostgreSQL of its own, so there are not too many.
 WORKERS = min(max(2, 3 * (os.cpu_count() or 1) // 2), 16)
 PYTEST = ("-m", "pytest", "-n", str(WORKERS), "--dist", "worksteal")
-# What a second Python need not show again; MOBILEMONEY_TESTS_PAIRS of tests/support/scale.py says which repetitions.
-PORTABLE = ("-m", "not once and not soak")
+# What a second Python need not show again. MOBILEMONEY_TESTS_PAIRS of tests/support/scale.py says which repetitions.
+QUICK = ("-m", "not once and not slow")
 
-# Property tests that find a rare case only among thousands of examples, in less than two minutes together.
+# Tests of what depends on the versions of dependencies, and of what meets the HTTP client.
+DEPENDENT = (
+    *(f"tests/{name}" for name in ("calls", "cli", "contract", "contrib", "resources", "sandbox")),
+    *(f"tests/payments/test_{name}.py" for name in ("conflicts", "database", "group_commit", "schema")),
+)
+MEETS_HTTP = ("tests/calls", "tests/resources", "tests/test_client.py", "tests/test_money_safety.py")
+
+# Property tests that find a rare case only among thousands of examples.
 LAWS = (
     *(f"tests/calls/test_{name}.py" for name in ("bucket", "limiter", "pipeline", "refusals", "retry")),
     *(f"tests/payments/test_{name}.py" for name in ("budget", "evidence", "shared_limiter")),
@@ -81,8 +88,8 @@ def wheel(session: nox.Session) -> str:
 
 
 def new_seed(option: str) -> str:
-    """Return an option with a new seed, which is printed, or with that of `.ci/run`, which the content decides."""
-    return f"{option}={os.environ.get('MOBILEMONEY_TESTS_SEED') or random.SystemRandom().randrange(2**32)}"
+    """Return an option with a new seed, which is printed with the command."""
+    return f"{option}={random.SystemRandom().randrange(2**32)}"
 
 
 def lowest_constraints() -> list[str]:
@@ -100,10 +107,17 @@ def lowest_constraints() -> list[str]:
     ]
 
 
-@nox.session
-def lint(session: nox.Session) -> None:
+@nox.session(python=LOWEST_PYTHON)
+def fast(session: nox.Session) -> None:
+    """Check style and types, and run the quick tests against the installed wheel, all in one environment."""
+    session.install(wheel(session), *group("dev"), *group("browser"))
+    style(session)
+    types(session)
+    session.run("python", *PYTEST, "-m", "not slow", *session.posargs, env=INSTALLED)
+
+
+def style(session: nox.Session) -> None:
     """Check style and formatting (ruff), the Dockerfile (hadolint) and the workflows (zizmor)."""
-    session.install(*group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     pages = [str(page) for folder in (".", "docs", "docs/reference") for page in Path(folder).glob("*.md")]
@@ -112,53 +126,58 @@ def lint(session: nox.Session) -> None:
     session.run("zizmor", "--offline", "--quiet", ".github")
 
 
-@nox.session
 def types(session: nox.Session) -> None:
     """Check the types: of package and tests (mypy), of a user's program and of all that is public (basedpyright)."""
-    session.install(wheel(session), *group("test"), *group("browser"), *group("engines"), *group("types"))
     session.run("mypy")
     session.run("basedpyright")
     session.run("basedpyright", "--verifytypes", "mobilemoney_async", "--ignoreexternal", env=INSTALLED)
 
 
-@nox.session(python=PYTHONS)
-def tests(session: nox.Session) -> None:
-    """Test the installed wheel with the newest dependencies; on all Pythons but the lowest over httpx2."""
+@nox.session(python=LOWEST_PYTHON, tags=["full"])
+def slow(session: nox.Session) -> None:
+    """Run one half of the slow tests on the lowest Python, the long ones at a quarter of their scale."""
     session.install(wheel(session), *group("test"), *group("engines"))
-    if session.python in {LOWEST_PYTHON, None}:
-        session.run("python", *PYTEST, *session.posargs, env=INSTALLED)
-    else:
-        env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "one", "MOBILEMONEY_TESTS_WIRE": "httpx2"}
-        session.run("python", *PYTEST, *PORTABLE, *session.posargs, env=env)
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "even"}
+    session.run("python", *PYTEST, "-m", "slow", *session.posargs, env=env)
 
 
-@nox.session(python=False, tags=["full"])
-def tests_between(session: nox.Session) -> None:
-    """Test on each Python between the lowest, which `nox` tests, and the newest, which `coverage` tests."""
-    for version in (PYTHONS or [])[1:-1]:
-        session.notify(f"tests-{version}")
+@nox.session(python=NEWEST_PYTHON, tags=["full"])
+def coverage(session: nox.Session) -> None:
+    """Run the quick tests and the other half of the slow ones on the newest Python; fail under the asked coverage."""
+    session.install(wheel(session), *group("test"))
+    measure(session, "-m", "not once", *session.posargs, env={"MOBILEMONEY_TESTS_PAIRS": "odd"})
+    session.run("coverage", "report", env=traced())
+
+
+def traced() -> dict[str, str]:
+    """Return the environment of a measured run."""
+    return {**INSTALLED, "COVERAGE_FILE": str(COVERAGE / "data"), "COVERAGE_CORE": "sysmon"}
+
+
+def measure(session: nox.Session, *options: str, env: dict[str, str]) -> None:
+    """Run tests, and combine what their processes have measured."""
+    shutil.rmtree(COVERAGE, ignore_errors=True)
+    COVERAGE.mkdir(parents=True)
+    session.run("coverage", "run", *PYTEST, *options, env={**traced(), **env})
+    session.run("coverage", "combine", "--quiet", env=traced())
 
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
-def tests_lowest(session: nox.Session) -> None:
-    """Test the installed wheel with the lowest dependencies that `pyproject.toml` allows."""
+def lowest(session: nox.Session) -> None:
+    """Run the tests of what depends on dependencies with the lowest versions that `pyproject.toml` allows."""
     constraints = Path(session.create_tmp(), "lowest.txt")
     constraints.write_text("\n".join(lowest_constraints()), encoding="utf-8")
     session.install(wheel(session), *group("test"), "--constraint", str(constraints))
     env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "even"}
-    session.run("python", *PYTEST, *PORTABLE, *session.posargs, env=env)
+    session.run("python", *PYTEST, *QUICK, *(session.posargs or DEPENDENT), env=env)
 
 
-@nox.session(python=TRACED_PYTHON, tags=["full"])
-def coverage(session: nox.Session) -> None:
-    """Test the installed wheel on the newest Python; fail under the coverage that `pyproject.toml` asks for."""
+@nox.session(python=PYTHONS_BETWEEN, tags=["full"])
+def httpx2(session: nox.Session) -> None:
+    """Run the tests of what meets the HTTP client over httpx2, on the Pythons between the lowest and the newest."""
     session.install(wheel(session), *group("test"))
-    shutil.rmtree(COVERAGE, ignore_errors=True)
-    COVERAGE.mkdir(parents=True)
-    env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "odd", "COVERAGE_FILE": str(COVERAGE / "data")}
-    session.run("coverage", "run", *PYTEST, *PORTABLE, *session.posargs, env=env)
-    session.run("coverage", "combine", "--quiet", env=env)
-    session.run("coverage", "report", env=env)
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_PAIRS": "one", "MOBILEMONEY_TESTS_WIRE": "httpx2"}
+    session.run("python", *PYTEST, *QUICK, *(session.posargs or MEETS_HTTP), env=env)
 
 
 @nox.session(python=LOWEST_PYTHON, default=False)
@@ -173,44 +192,63 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
 def laws(session: nox.Session) -> None:
-    """Try the laws of the rate limit, of retries and of evidence on thousands of new examples, and print their seed."""
+    """Try the laws of the rate limit, of retries and of evidence on five times as many examples."""
     session.install(wheel(session), *group("test"))
-    env = {**INSTALLED, "MOBILEMONEY_TESTS_EXAMPLES": "15"}
-    session.run("python", *PYTEST, "-m", "hypothesis", *LAWS, new_seed("--hypothesis-seed"), *session.posargs, env=env)
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_EXAMPLES": "5"}
+    session.run("python", *PYTEST, "-m", "hypothesis", *LAWS, *session.posargs, env=env)
 
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
 def fuzz(session: nox.Session) -> None:
-    """Fuzz the readers of foreign bytes for two minutes, from the inputs in tests/fuzz/corpus."""
+    """Fuzz the readers of foreign bytes with the same 100,000 inputs, from those in tests/fuzz/corpus."""
     session.install(wheel(session), *group("test"), *group("fuzz"))
-    options = ("-max_total_time=120", "-max_len=4096", "-verbosity=0", new_seed("-seed"))
-    session.run("python", "-m", "tests.fuzz", *options, session.create_tmp(), "tests/fuzz/corpus", *session.posargs)
+    run_fuzzer(session, *(session.posargs or ("-runs=100000", "-seed=1")))
+
+
+def run_fuzzer(session: nox.Session, *options: str) -> None:
+    """Fuzz from the corpus alone: what an earlier run has found is in another folder each time."""
+    found = Path(session.create_tmp(), "found")
+    shutil.rmtree(found, ignore_errors=True)
+    found.mkdir()
+    command = ("-m", "tests.fuzz", "-max_len=4096", "-verbosity=0", *options, str(found), "tests/fuzz/corpus")
+    session.run("python", *command)
 
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
 def openapi(session: nox.Session) -> None:
-    """Send the sandbox requests that schemathesis makes from the OpenAPI document; print their seed."""
+    """Send the sandbox the same requests, which schemathesis makes from the OpenAPI document."""
     session.install(wheel(session), *group("openapi"))
-    session.run("python", "-m", "tests.openapi", "--max-examples", "50", new_seed("--seed"), *session.posargs)
-
-
-@nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
-def nightly(session: nox.Session) -> None:
-    """Run the long tests at four times their scale, thousands of new examples of the laws, new histories."""
-    session.install(wheel(session), *group("test"))
-    env = {**INSTALLED, "MOBILEMONEY_TESTS_SOAK": "4", "MOBILEMONEY_TESTS_EXAMPLES": "30"}
-    options = ("-m", "soak or hypothesis", new_seed("--hypothesis-seed"), "-o", "faulthandler_timeout=7200")
-    session.run("python", *PYTEST, *options, *session.posargs, env=env)
-    session.run("python", "-m", "tests.simulation", "--minutes", "10", new_seed("--seed"))
+    options = session.posargs or ("--max-examples", "50", "--seed", "1")
+    session.run("python", "-m", "tests.openapi", *options)
 
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
 def simulate(session: nox.Session) -> None:
-    """Run new histories of the simulator for two minutes, and print their seeds; longer: `-- --minutes 60`."""
+    """Run the same twenty histories of the simulator; new ones for an hour: `-- --minutes 60`."""
     session.install(wheel(session), *group("test"))
-    # Their number is fixed, so that the histories of a seed are the same on a faster machine.
-    options = session.posargs or ("--minutes", "2", "--seeds", "20", new_seed("--seed"))
-    session.run("python", "-m", "tests.simulation", *options)
+    session.run("python", "-m", "tests.simulation", *(session.posargs or ("--seed", "1", "--seeds", "20")))
+
+
+@nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
+def nightly(session: nox.Session) -> None:
+    """Search: the long tests at four times their scale; new examples, histories, inputs, requests, and their seeds."""
+    session.install(wheel(session), *group("test"))
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_SEARCH": "1", "MOBILEMONEY_TESTS_SOAK": "4"}
+    env["MOBILEMONEY_TESTS_EXAMPLES"] = "30"
+    options = ("-m", "soak or hypothesis", new_seed("--hypothesis-seed"), "-o", "faulthandler_timeout=7200")
+    session.run("python", *PYTEST, *options, *session.posargs, env=env)
+    session.notify("simulate", ["--minutes", "10", new_seed("--seed")])
+    session.notify("fuzz", ["-max_total_time=600", new_seed("-seed")])
+    session.notify("openapi", ["--max-examples", "300", new_seed("--seed")])
+
+
+@nox.session(python=NEWEST_PYTHON, tags=["nightly"], default=False)
+def branches(session: nox.Session) -> None:
+    """Run all tests on the newest Python, and report the branches that none of them takes."""
+    session.install(wheel(session), *group("test"))
+    env = {"MOBILEMONEY_TESTS_BRANCHES": "true", "COVERAGE_CORE": "ctrace"}
+    measure(session, "-m", "not once", *session.posargs, env=env)
+    session.run("coverage", "report", env={**traced(), **env})
 
 
 @nox.session(python=LOWEST_PYTHON, default=False)
@@ -220,7 +258,7 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "-m", "tests.mutants", *session.posargs)
 
 
-@nox.session
+@nox.session(tags=["full"])
 def docs(session: nox.Session) -> None:
     """Build the docs into build/docs; a warning, a broken link or an unknown name is an error."""
     session.install(wheel(session), *group("docs"))
@@ -247,7 +285,7 @@ def browser(session: nox.Session) -> None:
 
 @nox.session(python=False, tags=["nightly"], default=False)  # it needs a registry of images
 def container(session: nox.Session) -> None:
-    """Build the image of the sandbox and ask it for a page; without Docker, skip: `lint` has checked its Dockerfile."""
+    """Build the image of the sandbox and ask it for a page; without Docker, skip: `fast` has checked its Dockerfile."""
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "ls"], capture_output=True, check=False).returncode != 0:
         session.skip("no Docker with its plugin compose answers")
@@ -255,7 +293,7 @@ def container(session: nox.Session) -> None:
     session.run("docker", "compose", "down", "--rmi", "local", external=True)
 
 
-@nox.session(name="release-check", python=LOWEST_PYTHON)
+@nox.session(name="release-check", python=LOWEST_PYTHON, tags=["full"])
 def release_check(session: nox.Session) -> None:
     """Build sdist and wheel into dist/ and check both; run the quick start from the wheel in an empty environment."""
     dist = Path("dist").resolve()

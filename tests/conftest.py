@@ -9,10 +9,10 @@ An async test is marked `anyio` and runs twice, on asyncio and on trio, both in 
 
 Marks of any test, which say where it runs (the table is in CONTRIBUTING.md):
 
-- `soak`: a long one, whose scale `tests.support.scale.soak` gives.
+- `slow`: takes more than 0.1 s of processor time (`tests/support/cost.py`): not in the fast lane, but in `nox -t full`.
+- `costly("reason")`: takes more too, but the fast lane would miss a fault without it: the reason says which.
+- `soak`: a long one, whose scale `tests.support.scale.soak` gives. It is `slow` too.
 - `once`: about files, documents or figures, which are the same on every Python.
-- `untraced`: coverage looks away from it. That is for long ones whose lines shorter tests run too: traced they would
-  take two to three times as long.
 """
 
 import gc
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coverage import Coverage
 from hypothesis import settings
 
 import mobilemoney_async
 from mobilemoney_async.testing import virtual_backend
+from tests.support import cost
 from tests.support.scale import examples, left_to_other_runs
 from tests.support.wires import over_httpx2
 
@@ -36,12 +36,17 @@ if os.environ.get("MOBILEMONEY_TESTS_INSTALLED") and "site-packages" not in Path
 if os.environ.get("MOBILEMONEY_TESTS_WIRE") == "httpx2":
     over_httpx2()
 
+_IS_LIMITED = bool(os.environ.get("MOBILEMONEY_TESTS_LIMIT"))
+if _IS_LIMITED:
+    cost.import_frameworks()
+
 # A law holds or it does not: a busy machine must not fail a test, nor a new example a build that changed nothing.
-# With a multiple of the examples (`nox -t nightly`) they are new ones each time, and a failure prints how to repeat it.
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.register_profile("many", deadline=None, max_examples=examples(100), print_blob=True)
-settings.load_profile("many" if examples(1) > 1 else "ci" if os.environ.get("CI") else "default")
+# `nox -t nightly` searches with new examples, and a failure prints how to repeat it.
+_SEARCHES = bool(os.environ.get("MOBILEMONEY_TESTS_SEARCH"))
+settings.register_profile(
+    "mobilemoney", deadline=None, derandomize=not _SEARCHES, max_examples=examples(100), print_blob=_SEARCHES
+)
+settings.load_profile("mobilemoney")
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -63,8 +68,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the long tests first: at the end of a run each worker has something left to do until the last second."""
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker("slow")
     left = left_to_other_runs(items)
     config.hook.pytest_deselected(items=left)
     gone = set(left)
@@ -75,12 +84,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Stop the measurement of coverage, if there is one, for as long as an `untraced` test runs."""
-    coverage = Coverage.current() if item.get_closest_marker("untraced") else None
-    if coverage is None:
-        return (yield)
-    coverage.stop()
-    try:
-        return (yield)
-    finally:
-        coverage.start()
+    """Fail a test that is dearer than its lane allows."""
+    before = cost.spent()
+    result = yield
+    if _IS_LIMITED:
+        cost.check(item, cost.spent() - before)
+    return result

@@ -120,10 +120,29 @@ def test_each_supported_python_is_tested_wherever_tests_run() -> None:
     versions = re.search(r"^SUPPORTED = \((.*)\)", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE)
     assert versions is not None
     workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text("utf-8")
-    assert f"python: [{versions[1]}]" in workflow
+    newest = set(re.findall(r"^ +(3\.\d+)$", workflow, re.MULTILINE))
+    assert newest == set(re.findall(r"3\.\d+", versions[1]))
     assert f"for minor in {versions[1].replace(',', '').replace(chr(34), '')}; do" in (ROOT / ".ci" / "run").read_text()
     claimed = re.findall(r'Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
     assert [each for each in claimed if f'"{each}"' not in versions[1]] == []
+
+
+def test_contributing_says_what_runs_where() -> None:
+    """Each session of nox has a row: its name, the command that runs it, and what its docstring says."""
+    table = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| `(nox[^`]*)` \| (.*) \|$", table, re.MULTILINE)
+    expected = []
+    for function in ast.parse((ROOT / "noxfile.py").read_text("utf-8")).body:
+        if not isinstance(function, ast.FunctionDef) or not function.decorator_list:
+            continue
+        (decorator,) = function.decorator_list
+        options = {each.arg: ast.unparse(each.value) for each in getattr(decorator, "keywords", [])}
+        if ast.unparse(decorator).startswith("nox.session"):
+            name = options.get("name", function.name).strip("'")
+            tag = re.sub(r"\W", "", options.get("tags", ""))
+            command = f"nox -t {tag}" if tag else "nox" if name == "fast" else f"nox -s {name}"
+            expected.append((name, command, (ast.get_docstring(function) or "").replace("\n", " ")))
+    assert rows == expected
 
 
 def test_every_error_is_explained() -> None:

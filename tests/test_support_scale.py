@@ -19,14 +19,23 @@ def collected() -> list[Any]:
     for case, loop, database in itertools.product(CASES, LOOPS, DATABASES):
         items.append(_item("both", case=case, anyio_backend=loop, store_url=database))
     items += [_item("loops", case=case, anyio_backend=loop) for loop in LOOPS for case in CASES]
-    return [*items, *(_item("neither", case=case) for case in CASES), SimpleNamespace(nodeid="plain")]
+    return [*items, *(_item("neither", case=case) for case in CASES), *map(_plain, ("quick", "slow", "once"))]
 
 
 def _item(name: str, **params: object) -> SimpleNamespace:
-    return SimpleNamespace(nodeid=f"{name}[{id(params)}]", name=name, callspec=SimpleNamespace(params=params))
+    return SimpleNamespace(
+        nodeid=f"{name}[{id(params)}]",
+        name=name,
+        callspec=SimpleNamespace(params=params),
+        get_closest_marker=lambda mark: None,
+    )
 
 
-@pytest.mark.parametrize(("pairs", "kept"), [(None, (12, 6)), ("even", (6, 6)), ("odd", (6, 6)), ("one", (3, 3))])
+def _plain(name: str) -> SimpleNamespace:
+    return SimpleNamespace(nodeid=name, name=name, get_closest_marker=lambda mark: True if mark == name else None)
+
+
+@pytest.mark.parametrize(("pairs", "kept"), [(None, (12, 6)), ("even", (6, 3)), ("odd", (6, 3)), ("one", (3, 3))])
 def test_each_case_of_each_test_stays(
     pairs: str | None, kept: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,17 +46,16 @@ def test_each_case_of_each_test_stays(
     left = left_to_other_runs(items)
     stay = [item for item in items if item not in left]
     assert tuple(sum(item.nodeid.startswith(name) for item in stay) for name in ("both", "loops")) == kept
-    cases = {(item.name, id(item.callspec.params["case"])) for item in stay if item.nodeid != "plain"}
+    cases = {(item.name, id(item.callspec.params["case"])) for item in stay if hasattr(item, "callspec")}
     assert len(cases) == 3 * len(CASES)
-    assert stay[-4:] == items[-4:]
+    assert {"quick", "once"} <= {item.name for item in stay}
 
 
-def test_two_runs_have_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `even` leaves out `odd` runs, and the other way round."""
+def test_two_runs_have_all_pairs_and_all_slow_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `even` leaves out `odd` runs, and the other way round; each has the quick tests on neither."""
     items, left = collected(), []
     for pairs in ("even", "odd"):
         monkeypatch.setenv("MOBILEMONEY_TESTS_PAIRS", pairs)
         left += left_to_other_runs(items)
-    assert sorted(item.nodeid for item in left) == sorted(
-        item.nodeid for item in items if item.nodeid.startswith("both")
-    )
+    halved = [item.nodeid for item in items if item.nodeid.startswith(("both", "loops")) or item.name == "slow"]
+    assert sorted(item.nodeid for item in left) == sorted(halved)

@@ -253,7 +253,6 @@ async def test_cancelled_waiters_of_the_limiter_leave_the_whole_limit_to_the_res
 
 
 @pytest.mark.soak
-@pytest.mark.untraced
 async def test_hundreds_of_cancelled_calls_leave_a_client_that_works() -> None:
     """Calls that are given up while they wait for an answer do not fill the pool (httpcore#1093)."""
     await give_up_calls(None)
@@ -261,14 +260,12 @@ async def test_hundreds_of_cancelled_calls_leave_a_client_that_works() -> None:
 
 @asyncio_only
 @pytest.mark.soak
-@pytest.mark.untraced
 async def test_hundreds_of_cancelled_calls_through_aiohttp_leave_a_client_that_works() -> None:
     await give_up_calls("aiohttp")
 
 
 @pytest.mark.real_time
 @pytest.mark.soak
-@pytest.mark.untraced
 async def test_hundreds_of_cancelled_calls_through_pyqwest_leave_a_client_that_works() -> None:
     await give_up_calls("pyqwest", seconds=0.2)
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.soak
 LOOPS = {"asyncio": WAYS, "trio": [each for each in WAYS if each != "aiohttp"]}
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize(("loop", "way"), [(loop, way) for loop, ways in LOOPS.items() for way in ways])
 def test_any_answer_ends_well(loop: str, way: str) -> None:
     """Any status, shape, framing, compression and size: the program says what it tries, and what the law is."""

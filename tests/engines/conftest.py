@@ -1,4 +1,4 @@
-"""Job engines that need newer libraries than the package: `nox -s tests` installs them on the lowest Python."""
+"""Job engines that need newer libraries than the package: `nox -s slow` installs them."""
 
 from importlib.util import find_spec
 

@@ -15,7 +15,6 @@ from tests.support.processes import module_command
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.real_time,
-    pytest.mark.untraced,
     pytest.mark.soak,
     pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True),  # the sandbox serves sockets there only
 ]

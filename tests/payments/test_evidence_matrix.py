@@ -38,7 +38,7 @@ from tests.payments.second_world import (
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Row, error
 
-pytestmark = [pytest.mark.anyio, pytest.mark.untraced]
+pytestmark = pytest.mark.anyio
 
 
 def around(name: str, count: int = 2, *, kinds: Sequence[str] = KINDS) -> list[Order]:

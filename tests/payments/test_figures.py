@@ -30,7 +30,7 @@ from tests.payments.merchant import (
 from tests.payments.nursery import Nursery, nursery
 from tests.support.scale import soak
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.untraced]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 # Both databases and both loops, in half the time of all four pairs.
 BOTH = pytest.mark.parametrize(

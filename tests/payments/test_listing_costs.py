@@ -33,7 +33,7 @@ from tests.support.processes import module_command
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Payment, error
 
-pytestmark = [pytest.mark.anyio, pytest.mark.untraced]
+pytestmark = pytest.mark.anyio
 
 # What the shop's other payments look like; none of them is of the same number as one that is looked for.
 OTHER = "+255689000000"

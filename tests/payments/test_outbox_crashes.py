@@ -32,7 +32,6 @@ PATIENCE = 300.0  # for what is bound to happen, seconds
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.real_time,
-    pytest.mark.untraced,
     pytest.mark.soak,
     pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True),  # the sandbox serves sockets there only
 ]

@@ -167,7 +167,6 @@ async def watch_claims(url: str, spans: dict[str, float]) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.untraced
 @pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)

@@ -13,7 +13,7 @@ from tests.simulation.shrink import shrink
 from tests.support.databases import postgres
 from tests.support.processes import environment, module_command
 
-pytestmark = [pytest.mark.once, pytest.mark.untraced]
+pytestmark = pytest.mark.once
 PATIENCE = 800
 
 

@@ -1,20 +1,20 @@
 """How much a run tests, by environment variables that `noxfile.py` sets.
 
-| environment variable | unset | `nox -s soak`, `nox -s laws` | `nox -t nightly` |
-|---|---|---|---|
-| `MOBILEMONEY_TESTS_SOAK`: scale of the long tests | 0.25 | 1 | 4 |
-| `MOBILEMONEY_TESTS_EXAMPLES`: random examples of the property tests | 1 | 15 | 30 |
-
-Most tests run on each loop, and many of them on each database: on the lowest Python in all combinations. The other runs
-look for what another Python or dependency changes: there each test runs, and all of them together run on each loop and
-each database, but not each on all. MOBILEMONEY_TESTS_PAIRS says on which:
-
-| value | of a test that differs only in loop and database | in |
+| environment variable | unset | in other sessions |
 |---|---|---|
-| unset | all | `nox` |
-| `even` | asyncio with SQLite and trio with PostgreSQL, of the four; both loops, where that is all | `tests_lowest` |
-| `odd` | the other two of the four; both loops, where that is all | `coverage` |
-| `one` | one | the Pythons between |
+| `MOBILEMONEY_TESTS_SOAK`: scale of the long tests | 0.25 | `soak` 1, `nightly` 4 |
+| `MOBILEMONEY_TESTS_EXAMPLES`: examples of the property tests, times | 1 | `laws` 5, `nightly` 30 |
+| `MOBILEMONEY_TESTS_SEARCH`: draw new examples, and print how to repeat a failure | no | yes in `nightly` |
+| `MOBILEMONEY_TESTS_LIMIT`: fail a quick test that is not quick (`tests/support/cost.py`) | no | yes in `fast` |
+
+Most tests run on each loop, and many of them on each database. MOBILEMONEY_TESTS_PAIRS says on which:
+
+| value | of a test that differs only in loop and database | of a slow test that has neither | in |
+|---|---|---|---|
+| unset | all | all | `fast`, `soak`, `nightly` |
+| `even` | asyncio with SQLite and trio with PostgreSQL, of four; one of two | about half of them | `slow`, `lowest` |
+| `odd` | those that `even` leaves out | those that `even` leaves out | `coverage` |
+| `one` | one | all | `httpx2` |
 """
 
 import os
@@ -40,24 +40,30 @@ def examples(usual: int) -> int:
 
 
 def left_to_other_runs(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests that differ from one which runs in nothing but loop and database, and run elsewhere."""
+    """Return the tests that run elsewhere: repetitions on another loop or database, and half of the slow tests."""
     pairs = os.environ.get("MOBILEMONEY_TESTS_PAIRS")
     if pairs is None:
         return []
     alike: dict[object, list[Any]] = defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec"):
-            # By identity: the values of a parameter are the same objects in each combination.
-            others = sorted((name, id(value)) for name, value in item.callspec.params.items() if name not in _PAIR)
-            alike[item.nodeid.partition("[")[0], *others].append(item)
+        if item.get_closest_marker("once"):
+            continue  # It has no second run.
+        # By identity: the values of a parameter are the same objects in each combination.
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        others = sorted((name, id(value)) for name, value in params.items() if name not in _PAIR)
+        alike[item.nodeid.partition("[")[0], *others].append(item)
     return [item for group in alike.values() for item in group if not _is_kept(item, group, pairs)]
 
 
 def _is_kept(item: Any, group: list[Any], pairs: str) -> bool:
+    chance = zlib.crc32(group[0].nodeid.encode())
     if pairs == "one":
-        return item is group[zlib.crc32(group[0].nodeid.encode()) % len(group)]
-    if len(group) != 4:
-        return True
-    on = item.callspec.params
-    is_even = (on["anyio_backend"], on["store_url"]) in {("asyncio", "sqlite"), ("trio", "postgresql")}
+        return item is group[chance % len(group)]
+    if len(group) == 1:
+        return item.get_closest_marker("slow") is None or chance % 2 == (pairs == "odd")
+    if len(group) == 2:
+        is_even = group.index(item) == chance % 2
+    else:
+        on = item.callspec.params
+        is_even = (on["anyio_backend"], on["store_url"]) in {("asyncio", "sqlite"), ("trio", "postgresql")}
     return is_even == (pairs == "even")

@@ -1,6 +1,6 @@
 """The suite over httpx2: each client of a test sends through an httpx2 transport, which passes the request on.
 
-`nox -s tests-3.12`, or MOBILEMONEY_TESTS_WIRE=httpx2.
+`nox -s httpx2`, or MOBILEMONEY_TESTS_WIRE=httpx2.
 """
 
 from __future__ import annotations
