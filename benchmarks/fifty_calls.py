@@ -1,4 +1,4 @@
-"""Calls per second with 50 at once, over loopback, with the limiter wide open: the extras `aiohttp` and `pyqwest`."""
+"""Calls per second with 50 at once, over loopback, with the limiter wide open: the extra `aiohttp`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def run() -> list[Row]:
     """Compare 50 lookups at once through our client with bare httpx-aiohttp and with openai's client."""
     with serving(peers.BODIES) as addresses, event_loop() as (runner, closing):
         calls = {
-            "ours": peers.ours(addresses, closing, pool="aiohttp"),
-            "pyqwest": peers.ours(addresses, closing, pool="pyqwest"),
+            "ours": peers.ours(addresses, closing, aiohttp=True),
             "bare": peers.bare(addresses, closing, aiohttp=True),
             "openai": peers.openai_(addresses, closing),
             "openai's aiohttp client": peers.openai_(addresses, closing, aiohttp=True),
@@ -41,10 +40,4 @@ def run() -> list[Row]:
         ),
         Row(case, f"openai, {rate('openai')}", "at least 2.5x", *at_least(figures.ratio("openai", "ours"), 2.5)),
         Row(case, f"{with_aiohttp}, {rate(with_aiohttp)}", "", f"{ratio:.2f}x"),
-        Row(
-            f"calls with 50 at once, `pyqwest` extra: {rate('pyqwest')}",
-            f"the `aiohttp` extra, {rate('ours')}",
-            "",
-            f"{figures.ratio('ours', 'pyqwest'):.2f}x",
-        ),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Literal
+from typing import Any
 
 import anthropic
 import httpx
@@ -39,15 +39,13 @@ def wide_open() -> RateLimiter:
     return RateLimiter(per_minute=60_000_000, burst=1_000_000)
 
 
-def ours(
-    addresses: Mapping[str, str], closing: AsyncExitStack, *, pool: Literal["aiohttp", "pyqwest"] | None = None
-) -> Call:
-    """Return a lookup through our client, over httpx's pool or that of an extra."""
+def ours(addresses: Mapping[str, str], closing: AsyncExitStack, *, aiohttp: bool = False) -> Call:
+    """Return a lookup through our client, over httpx's pool or httpx-aiohttp's."""
     client = AsyncClient(
         f"{addresses['service']}/v1",
         auth=_TOKEN,
         rate_limiter=wide_open(),
-        transport=pool,
+        transport="aiohttp" if aiohttp else None,
     )
     closing.push_async_callback(client.aclose)
     return lambda: client.transactions.get(ID)

@@ -27,7 +27,6 @@ _LIBRARIES = (
     "anthropic",
     "openai",
     "pydantic",
-    "pyqwest",
     "stripe",
     "sqlalchemy",
 )

@@ -91,11 +91,10 @@ class AsyncClient:
         store: An `SQLStore`, or the URL of one. It remembers every payment, so that none is sent twice, and shares the
             rate limit, the login token and the poller with every other process that uses it. Stays yours when the
             client is closed: other clients may use it, then and later.
-        transport: An httpx transport of yours, never closed by us; or for busy platforms a faster library's pool, at a
-            fraction of the CPU: ``"aiohttp"`` (extra ``aiohttp``, asyncio only) or ``"pyqwest"`` (extra ``pyqwest``,
-            both loops; in threads of its own, so not in virtual time, nor in a child process after a fork). Yours must
-            send each request once, to its own address: one that repeats, follows redirects or tries another host, in a
-            library beneath it too, pays twice. Once any of it may have arrived, it must not raise a connect error.
+        transport: An httpx transport of yours, never closed by us; or ``"aiohttp"``, for busy platforms on asyncio:
+            httpx-aiohttp's pool, at a fraction of the CPU (extra ``aiohttp``). Your transport must send each request
+            once, to its own address. Retries, redirects or another host, in a library beneath it too, can pay twice.
+            Once any of the request may have arrived, it must not raise a connect error.
         http_client: An httpx client of yours (or httpx2's), never closed by us; it keeps no cookies of the service. Not
             together with `transport`; what it must not do is the same.
         on_event: Called with each event of `mobilemoney_async.events`, in the event loop. Its errors are logged, and

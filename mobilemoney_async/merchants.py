@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
-MerchantTransport: TypeAlias = Literal["aiohttp", "pyqwest"] | Callable[[str], HTTPTransport]
+MerchantTransport: TypeAlias = Literal["aiohttp"] | Callable[[str], HTTPTransport]
 """Type of the argument ``transport`` of `Merchants`."""
 
 # Seconds for which the connections of an idle account stay open; no pool would use them after that.
@@ -90,9 +90,8 @@ class Merchants:
         timeout: As for `AsyncClient`.
         deadline: As for `AsyncClient`.
         retry: As for `AsyncClient`.
-        transport: ``"aiohttp"`` or ``"pyqwest"``, as for `AsyncClient`; or, for tests, a function of the account that
-            returns an httpx transport of its own: over one connection of two accounts, an answer too many would be the
-            other's.
+        transport: ``"aiohttp"``, as for `AsyncClient`; or, for tests, a function of the account that returns an httpx
+            transport of its own: with a shared connection, a surplus answer could reach the wrong merchant.
         on_event: Called with the account and each event; otherwise as for `AsyncClient`.
         utcnow: As for `AsyncClient`.
 
@@ -121,7 +120,7 @@ class Merchants:
             raise refuse("auth", "an async function of the account", type(auth))
         if transport is not None and not isinstance(transport, str) and not callable(transport):
             # One for all would let a surplus answer of one account come to another.
-            raise refuse("transport", '"aiohttp", "pyqwest", or a function of the account', transport)
+            raise refuse("transport", '"aiohttp" or a function of the account', transport)
         if on_event is not None and not callable(on_event):
             raise refuse("on_event", "a function of the account and one event", on_event)
         self._base_url = base_url
@@ -183,13 +182,10 @@ class Merchants:
         not count for `max_open`.
 
         Raises:
-            InvalidRequest: `store` is a function: the accounts of a worker are in one database. Or `transport` is
-                ``"pyqwest"``, which cannot be asked to send nothing once another host has taken an account over.
+            InvalidRequest: `store` is a function: the accounts of a worker are in one database.
         """
         if not isinstance(self._store, SQLStore):
             raise refuse("store", "an SQLStore or its URL for a worker: its accounts are in one database")
-        if self._transport == "pyqwest":
-            raise refuse("transport", 'httpx or "aiohttp" for a worker', self._transport)
         worker = Worker(account_store(self._store), self._utcnow, self._serve, self._check_open)
         self._workers.add(worker)
         return worker

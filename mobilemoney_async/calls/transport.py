@@ -11,7 +11,7 @@ import logging
 import socket
 import sys
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -20,16 +20,8 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 
-from mobilemoney_async.calls.transport_errors import Flight, is_connecting, library, map_error, without_text
-from mobilemoney_async.calls.transport_pool import (
-    EXTRAS,
-    PoolKind,
-    check_base_url,
-    make_pool,
-    pyqwest_request,
-    require_extra,
-    route,
-)
+from mobilemoney_async.calls.transport_errors import Flight, library, map_error, without_text
+from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp, route
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError
@@ -44,7 +36,7 @@ _CODINGS: dict[str, tuple[int, ...]] = {"": (), "identity": (), "gzip": (31,), "
 _TOO_LARGE = "the answer is larger than any answer of the contract"
 _CLOSE_TIMEOUT = 5.0
 
-HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp", "pyqwest"]
+HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp"]
 """Type of `AsyncClient`'s argument ``transport``."""
 HTTPClient: TypeAlias = httpx.AsyncClient
 """Type of `AsyncClient`'s argument ``http_client``; httpx2's client has the same interface."""
@@ -140,15 +132,15 @@ class _TransportSender:
     Args:
         transport: A caller's, never closed by us, or None for a pool of our own.
         base_url: Where the requests go.
-        kind: Library of a pool of our own.
+        aiohttp: Whether a pool of our own is httpx-aiohttp's.
     """
 
-    def __init__(self, transport: httpx.AsyncBaseTransport | None, base_url: str, kind: PoolKind = "httpx") -> None:
-        self._transport: Any = transport
+    def __init__(self, transport: httpx.AsyncBaseTransport | None, base_url: str, *, aiohttp: bool = False) -> None:
+        self._transport = transport
         self._owned = transport is None
         self._base_url = base_url
         self._host = httpx.URL(base_url).netloc.decode("ascii")
-        self._kind = kind
+        self._aiohttp = aiohttp
         self._loop: object = None
         self._flights: dict[int, int] = {}  # under way, by the transport's `id`
 
@@ -168,21 +160,23 @@ class _TransportSender:
         read: Callable[[Answer], T],
     ) -> T:
         flight.proves_unsent = self._owned and content is not None
-        transport = self._open() if self._owned else self._transport
+        flight.is_direct = self._owned and not self._aiohttp
+        flight.begun = not self._owned and content is None and method != "GET"  # no body to watch; it may move money
+        transport = self._open() if self._transport is None or self._owned else self._transport
         self._flights[id(transport)] = self._flights.get(id(transport), 0) + 1
         try:
-            response = await self._exchange(
+            request = self._request(
                 transport, method, url, headers=headers, content=content, timeout=timeout, flight=flight
             )
-            return await _read(response, flight, read)
+            return await _read(await transport.handle_async_request(request), flight, read)
         finally:
-            if flight.is_suspect and self._kind != "httpx" and self._transport is transport:
-                self._transport = None  # these do not show the connection: later requests go over a new pool
+            if flight.is_suspect and self._aiohttp and self._transport is transport:
+                self._transport = None  # aiohttp does not show the connection: later requests go over a new pool
             await self._end_flight(transport)
 
-    async def _exchange(
+    def _request(
         self,
-        transport: Any,
+        transport: httpx.AsyncBaseTransport,
         method: str,
         url: str,
         *,
@@ -190,35 +184,31 @@ class _TransportSender:
         content: bytes | None,
         timeout: float,
         flight: Flight,
-    ) -> httpx.Response:
-        """Send one request over a transport, and return its answer, unread."""
-        flight.is_direct = self._owned and self._kind == "httpx"
-        flight.begun = not self._owned and content is None and method != "GET"  # no body to watch; it may move money
+    ) -> httpx.Request:
+        """Return the request in the classes that a transport takes."""
         # A deadline of its own for each phase lets the pool name the phase; the attempt's own scope ends the whole.
         phase = 0.95 * timeout
         extensions: dict[str, Any] = {"timeout": {"connect": phase, "pool": phase, "read": timeout, "write": timeout}}
         if flight.check is not None:
             extensions["trace"] = flight.trace
         if content is None and self._owned:
-            request = httpx.Request(method, url, headers=headers, extensions=extensions)
-        elif self._owned and content is not None:
+            return httpx.Request(method, url, headers=headers, extensions=extensions)
+        if self._owned and content is not None:
             # With a stream, httpx leaves the headers that frame the request to us.
             headers = {"Host": self._host, **headers, "Content-Length": str(len(content))}
             place, body = _parse(httpx, url), _Body(content, flight)
-            request = httpx.Request(method, place, headers=headers, stream=body, extensions=extensions)
-        else:
-            # A transport of a caller's may read `content` or `stream`; give it both. httpx2's takes its own classes.
-            made_by: Any = sys.modules["httpx2"] if "httpx2" in map(library, type(transport).__mro__) else httpx
-            place = url if content is None else _parse(made_by, url)
-            request = made_by.Request(method, place, headers=headers, content=content, extensions=extensions)
-            if content is not None:
-                request.stream = _Body(content, flight) if made_by is httpx else _watch(request.stream, flight)
-            kind: Any = type(request.stream)
-            request.stream.__class__ = _of_both(kind)
-        answer: httpx.Response = await transport.handle_async_request(request)
-        return answer
+            return httpx.Request(method, place, headers=headers, stream=body, extensions=extensions)
+        # A transport of a caller's may read `content` or `stream`; give it both. httpx2's takes its own classes.
+        made_by: Any = sys.modules["httpx2"] if "httpx2" in map(library, type(transport).__mro__) else httpx
+        place = url if content is None else _parse(made_by, url)
+        request: httpx.Request = made_by.Request(method, place, headers=headers, content=content, extensions=extensions)
+        if content is not None:
+            request.stream = _Body(content, flight) if made_by is httpx else _watch(request.stream, flight)
+        kind: Any = type(request.stream)
+        request.stream.__class__ = _of_both(kind)
+        return request
 
-    async def _end_flight(self, transport: Any) -> None:
+    async def _end_flight(self, transport: httpx.AsyncBaseTransport) -> None:
         """Count a request over a transport as ended; the last one closes a pool that is used no longer."""
         self._flights[id(transport)] -= 1
         if not self._flights[id(transport)]:
@@ -227,11 +217,11 @@ class _TransportSender:
                 with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
                     await transport.aclose()
 
-    def _open(self) -> Any:
+    def _open(self) -> httpx.AsyncBaseTransport:
         """Return our pool, a new one in another event loop: connections belong to their loop."""
         loop = anyio.lowlevel.current_token().native_token
         if self._transport is None or self._loop is not loop:
-            self._transport = make_pool(self._base_url, self._kind)
+            self._transport = make_pool(self._base_url, aiohttp=self._aiohttp)
             self._loop = loop
         return self._transport
 
@@ -243,61 +233,6 @@ class _TransportSender:
             # The connections of another loop are beyond reach: it has ended, and they with it.
             if self._loop is anyio.lowlevel.current_token().native_token:
                 await transport.aclose()
-
-
-class _Answered:
-    """pyqwest's answer, as `_read` takes httpx's."""
-
-    is_stream_consumed = False
-    extensions: Mapping[str, object] = {}
-
-    def __init__(self, response: Any) -> None:
-        self.status_code: int = response.status
-        self.headers: Any = response.headers
-        self.stream: Any = _to_its_end(response)
-        self._response = response
-
-    async def aclose(self) -> None:
-        await self.stream.aclose()  # else trio complains of a generator that was left in the middle
-        await self._response.aclose()
-
-
-async def _to_its_end(response: Any) -> AsyncGenerator[bytes]:
-    """Yield the pieces of a body of pyqwest's, without the wait that only shows its end, where its length is known."""
-    length = response.headers.get("content-length", "")
-    left = int(length) if length.isdecimal() and "transfer-encoding" not in response.headers else -1
-    if left:
-        async for piece in response.content:
-            left -= len(piece)
-            yield piece
-            if not left:
-                return
-
-
-class _PyqwestSender(_TransportSender):
-    """Sender through a pool of pyqwest's, which sends in threads of its own.
-
-    It is given the body whole, and does not say how far it came: only its errors of connecting prove that nothing was
-    sent. They are plain `ConnectionError`s; a connection that breaks later raises other classes.
-    """
-
-    async def _exchange(
-        self,
-        transport: Any,
-        method: str,
-        url: str,
-        *,
-        headers: dict[str, str],
-        content: bytes | None,
-        timeout: float,
-        flight: Flight,
-    ) -> Any:
-        flight.begun = True
-        try:
-            return _Answered(await transport.execute(pyqwest_request(method, url, headers, content)))
-        except ConnectionError as exc:
-            flight.begun = not (isinstance(exc, TimeoutError) or is_connecting(exc))
-            raise
 
 
 class _ClientSender:
@@ -350,7 +285,7 @@ class Wire:
 
     Args:
         base_url: The service, with its version prefix; https, or http on loopback only (contract, section 5).
-        transport: A caller's transport, or the library of a pool of our own, by default httpx.
+        transport: A caller's transport, or ``"aiohttp"`` for httpx-aiohttp's pool, or None for httpx's.
         http_client: A caller's client. Not together with `transport`.
 
     Raises:
@@ -376,14 +311,13 @@ class Wire:
             if not hasattr(http_client, "build_request"):
                 raise refuse("http_client", "an httpx.AsyncClient, or one with its interface", http_client)
             self._sender = _ClientSender(http_client)
-        elif isinstance(transport, str) and transport in EXTRAS:
-            require_extra(transport)
-            kind = _PyqwestSender if transport == "pyqwest" else _TransportSender
-            self._sender = kind(None, self.base_url, transport)
-        elif transport is None or (not isinstance(transport, str) and hasattr(transport, "handle_async_request")):
+        elif transport == "aiohttp":
+            require_aiohttp()
+            self._sender = _TransportSender(None, self.base_url, aiohttp=True)
+        elif transport is None or hasattr(transport, "handle_async_request"):
             self._sender = _TransportSender(transport, self.base_url)
         else:
-            raise refuse("transport", 'an httpx.AsyncBaseTransport, "aiohttp", "pyqwest" or None', transport)
+            raise refuse("transport", 'an httpx.AsyncBaseTransport, "aiohttp" or None', transport)
 
     def check_open(self) -> None:
         """Raise `InvalidRequest` after `aclose`."""

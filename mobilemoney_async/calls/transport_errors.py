@@ -52,17 +52,6 @@ _CERTIFICATE = {
     62: "certificate is for another name",
     64: "certificate is for another address",
 }
-# What pyqwest says of it; its errors have neither numbers nor causes.
-_IN_TEXT = {
-    "dns error": "name not known",
-    "certificate expired": _CERTIFICATE[10],
-    "certificate not valid for name": _CERTIFICATE[62],
-    "UnknownIssuer": _CERTIFICATE[19],
-    "invalid peer certificate": "certificate is not trusted",
-    "corrupt message": "no TLS connection (corrupt message): is this a port for https?",
-    "proxy authorization required": "the proxy answered 407",
-    "unsuccessful": "the proxy refused",
-}
 _LATE = "no connection in time"
 _BY_NAME = {
     "ConnectTimeout": _LATE,
@@ -148,18 +137,6 @@ def connection_fault(exc: BaseException | None) -> str | None:
     return named
 
 
-def is_connecting(exc: ConnectionError) -> bool:
-    """Return whether an error of pyqwest's says that there was no connection."""
-    return type(exc) is ConnectionError and "client error (Connect)" in str(exc)
-
-
-def _of_text(text: str) -> str | None:
-    """Return why there is no connection, by the text of an error of pyqwest's."""
-    if (number := re.search(r"\(os error ([0-9]{1,5})\)", text)) is not None:
-        return os.strerror(int(number[1])).lower()
-    return next((reason for sign, reason in _IN_TEXT.items() if sign in text), None)
-
-
 def _of_system(exc: BaseException) -> str | None:
     """Return why there is no connection, by an error of the operating system or of TLS."""
     match exc:
@@ -173,8 +150,6 @@ def _of_system(exc: BaseException) -> str | None:
             return "no answer from the name server" if exc.errno == socket.EAI_AGAIN else "name not known"
         case ConnectionRefusedError():
             return "connection refused"
-        case ConnectionError() if is_connecting(exc):
-            return _of_text(str(exc))
         case OSError(errno=int() as number) if number > 0:
             return os.strerror(number).lower()
         case _:

@@ -1,18 +1,14 @@
-"""Connection pools of our own: base URL, certificates, proxy, and the pools of httpx-aiohttp and pyqwest.
+"""Connection pools of our own: base URL, certificates, proxy, and httpx-aiohttp's pool.
 
-Beside `calls.transport` the only module that imports httpx, and the only one that imports aiohttp and pyqwest.
+Beside `calls.transport` the only module that imports httpx, and the only one that imports aiohttp.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import ipaddress
-import os
 import ssl
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -21,14 +17,6 @@ import httpx
 from mobilemoney_async.values import missing_extra, refuse, url_shape
 
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
-# pyqwest takes no time for each request: a connection that takes longer counts as none. Less than 0.95 of the default.
-_CONNECT_TIMEOUT = 10.0
-
-PoolKind: TypeAlias = Literal["httpx", "aiohttp", "pyqwest"]
-"""Library of a pool of our own."""
-
-EXTRAS: Final = {"aiohttp": "httpx_aiohttp", "pyqwest": "pyqwest"}
-"""Libraries of pools that an extra installs, and the module to look for."""
 
 
 def check_base_url(base_url: object) -> str:
@@ -67,20 +55,18 @@ def ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def make_pool(base_url: str, kind: PoolKind) -> Any:
-    """Return a pool of connections to the service: httpx's, httpx-aiohttp's in the same form, or pyqwest's in its own.
+def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
+    """Return a pool of connections to the service.
 
     Args:
         base_url: The service.
-        kind: The library.
+        aiohttp: Whether the pool is httpx-aiohttp's, in place of httpx's.
     """
     parts = urlsplit(base_url)
     verify: ssl.SSLContext | bool = ssl_context() if parts.scheme == "https" else False
     proxy = _proxy(parts.scheme, parts.hostname)
-    if kind == "aiohttp":
+    if aiohttp:
         return _make_aiohttp_pool(verify, proxy)
-    if kind == "pyqwest":
-        return _make_pyqwest_pool(proxy)
     return httpx.AsyncHTTPTransport(verify=verify, limits=_LIMITS, proxy=proxy)
 
 
@@ -107,41 +93,6 @@ def _make_aiohttp_pool(verify: ssl.SSLContext | bool, proxy: httpx.Proxy | None)
     return AiohttpTransport(client=open_session, verify=verify, proxy=proxy)
 
 
-def _make_pyqwest_pool(proxy: httpx.Proxy | None) -> Any:
-    import certifi
-    import pyqwest
-
-    # Without a proxy it would look into the environment: give it one that serves no address.
-    own = pyqwest.Proxy("http://127.0.0.1:9", no_proxy="*,0.0.0.0/0,::/0")
-    if proxy is not None:
-        own = pyqwest.Proxy(str(proxy.url), auth=proxy.auth)
-    # As httpx chooses for `ssl_context`.
-    trusts_environment = bool(os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"))
-    return pyqwest.HTTPTransport(
-        tls_ca_cert=None if trusts_environment else Path(certifi.where()).read_bytes(),
-        tls_include_system_certs=trusts_environment,
-        http_version=pyqwest.HTTPVersion.HTTP1,
-        proxy=own,
-        connect_timeout=_CONNECT_TIMEOUT,
-        pool_idle_timeout=_LIMITS.keepalive_expiry,
-        pool_max_idle_per_host=_LIMITS.max_keepalive_connections,
-        max_connections_per_address=_LIMITS.max_connections,
-        enable_gzip=False,
-        enable_brotli=False,
-        enable_zstd=False,
-        use_system_dns=True,
-        follow_redirects=False,
-        enable_otel=False,
-    )
-
-
-def pyqwest_request(method: str, url: str, headers: dict[str, str], content: bytes | None) -> Any:
-    """Return a request of pyqwest's."""
-    import pyqwest
-
-    return pyqwest.Request(method, url, pyqwest.Headers(headers.items()), content)
-
-
 def _proxy(scheme: str, host: str | None) -> httpx.Proxy | None:
     """Return the environment's proxy for the service, as every HTTP client honours it."""
     if host is None or _is_loopback(host) or proxy_bypass(host):
@@ -162,9 +113,9 @@ def route(base_url: str) -> str:
     return parts.netloc
 
 
-def require_extra(kind: str) -> None:
-    """Raise `InvalidRequest` if the extra of a library of `EXTRAS` is not installed."""
+def require_aiohttp() -> None:
+    """Raise `InvalidRequest` if the extra ``aiohttp`` is not installed."""
     try:
-        importlib.import_module(EXTRAS[kind])
+        import httpx_aiohttp  # noqa: F401
     except ImportError as exc:
-        raise missing_extra("transport", kind) from exc
+        raise missing_extra("transport", "aiohttp") from exc

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.calls.ways import CASES
+from tests.calls.ways import WAYS
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, anyio_backend_name: str) -> str:
     """Return a way of sending, for `tests.calls.ways.connect`."""
     name: str = request.param

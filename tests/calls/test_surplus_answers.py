@@ -112,9 +112,9 @@ async def test_a_lookup_is_made_again_on_another_connection(way: str, name: str,
         assert server.connections == 2
 
 
-@pytest.mark.parametrize("way", [each for each in WAYS if each not in {"aiohttp", "pyqwest"}])
+@pytest.mark.parametrize("way", [each for each in WAYS if each != "aiohttp"])
 async def test_a_refusal_with_an_acknowledgement_behind_it_proves_nothing(way: str) -> None:
-    """The payment may be made: it is not sent again. aiohttp and pyqwest do not show that there is more."""
+    """The payment may be made: it is not sent again. aiohttp does not show that there is more."""
     made: list[Any] = []
 
     async def answer(request: Request) -> Response:
@@ -254,7 +254,6 @@ async def test_a_surplus_answer_in_a_record_of_its_own(
     file = certificate(tmp_path, days=30)
     trusting = ssl.create_default_context(cafile=str(file))
     monkeypatch.setattr(transport_pool, "ssl_context", lambda: trusting)
-    monkeypatch.setenv("SSL_CERT_FILE", str(file))  # for pyqwest
     async with serve_tls(file, answer) as base_url, connect(way, base_url) as client:
         await client.transactions.get("tx-0")
         await client.collections.create(phone_number=PHONE_NUMBER, amount=900)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, RetryPolicy
-from tests.calls.ways import CASES, connect
+from tests.calls.ways import WAYS, connect
 from tests.contract import samples
 from tests.support.fakes import PHONE_NUMBER, TOKEN, replies
 from tests.support.server import Close, Raw, Reply, serve
@@ -88,7 +88,7 @@ async def read_list(client: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-@pytest.mark.parametrize("way", CASES)
+@pytest.mark.parametrize("way", WAYS)
 # aiohttp 3.12.0 gives the connection of a body that was cut back only when it is deleted, and warns of that.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <function Connection.__del__")
 async def test_a_logged_traceback_holds_no_text_of_an_answer(way: str) -> None:

@@ -455,9 +455,6 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(__import__("sys").modules, "httpx_aiohttp", None)
     with pytest.raises(InvalidRequest, match=r"mobilemoney-async\[aiohttp\]"):
         Wire(BASE_URL, "aiohttp")
-    monkeypatch.setitem(__import__("sys").modules, "pyqwest", None)
-    with pytest.raises(InvalidRequest, match=r"mobilemoney-async\[pyqwest\]"):
-        Wire(BASE_URL, "pyqwest")
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
@@ -642,7 +639,7 @@ async def test_what_takes_long_is_done_before_a_place_is_taken(monkeypatch: pyte
             steps.append("place")
             await super().acquire(priority, ahead=ahead)
 
-    def make_pool(base_url: str, kind: str) -> httpx.AsyncBaseTransport:
+    def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
         steps.append("pool")
         return httpx.MockTransport(lambda request: httpx.Response(200, json={"success": True}))
 
@@ -663,7 +660,7 @@ async def test_what_takes_long_is_done_before_a_place_is_taken(monkeypatch: pyte
 async def test_a_pool_that_cannot_be_made_is_an_error_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Certificates that cannot be read, for example, are found before the request, and are its error: not sent."""
 
-    def make_pool(base_url: str, kind: str) -> httpx.AsyncBaseTransport:
+    def make_pool(base_url: str, *, aiohttp: bool) -> httpx.AsyncBaseTransport:
         raise OSError("no certificates")
 
     monkeypatch.setattr(wire, "make_pool", make_pool)
@@ -706,7 +703,7 @@ async def test_a_client_that_is_closed_while_a_call_waits_sends_nothing_more() -
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the first loop's connection, which cannot be closed
-@pytest.mark.parametrize("transport", [None, "aiohttp", "pyqwest"])
+@pytest.mark.parametrize("transport", [None, "aiohttp"])
 def test_a_client_may_go_on_in_another_loop(transport: Any) -> None:
     """`asyncio.run` twice with one client works, and so does closing it in a third loop."""
     clients: list[AsyncClient] = []
@@ -786,20 +783,12 @@ async def test_a_proxy_that_makes_no_sense_sends_nothing(proxy: str, clean_envir
     assert caught.value.outcome == "not_sent"
 
 
-# -- pools of other libraries ------------------------------------------------------------------------------------------
-
-# pyqwest sends in threads, for which virtual time does not wait.
-POOLS = [
-    pytest.param("asyncio", "aiohttp", id="aiohttp"),
-    pytest.param("asyncio", "pyqwest", id="pyqwest", marks=pytest.mark.real_time),
-    pytest.param("trio", "pyqwest", id="trio-pyqwest", marks=pytest.mark.real_time),
-]
-on_pools = pytest.mark.parametrize(("anyio_backend", "pool"), POOLS, indirect=["anyio_backend"])
+# -- aiohttp -----------------------------------------------------------------------------------------------------------
 
 
-@on_pools
-async def test_another_librarys_pool_carries_calls(pool: Any) -> None:
-    async with serve(replies()) as server, make_client(pool, base_url=server.base_url) as client:
+@asyncio_only
+async def test_aiohttp_carries_calls() -> None:
+    async with serve(replies()) as server, make_client("aiohttp", base_url=server.base_url) as client:
         for _ in range(3):
             await pay(client)
             await look_up(client)
@@ -808,15 +797,15 @@ async def test_another_librarys_pool_carries_calls(pool: Any) -> None:
     assert server.requests[0].header("transfer-encoding") is None
 
 
-@on_pools
+@asyncio_only
 @pytest.mark.parametrize(
     "reply", [Close(), Close(reset=True), Close(read=False), Close(read=False, reset=True), NeverAnswer()]
 )
 @pytest.mark.parametrize("warm", [False, True])
-async def test_through_another_pool_money_is_sent_once_too(pool: Any, reply: Any, warm: bool) -> None:
+async def test_through_aiohttp_money_is_sent_once_too(reply: Any, warm: bool) -> None:
     """On a new connection and on one that was used before."""
     async with serve(replies(*[service("")] * warm, reply)) as server:
-        async with make_client(pool, base_url=server.base_url) as client:
+        async with make_client("aiohttp", base_url=server.base_url) as client:
             for _ in range(warm):
                 await client.users.profile()
             with pytest.raises(OutcomeUnknown):
@@ -824,49 +813,49 @@ async def test_through_another_pool_money_is_sent_once_too(pool: Any, reply: Any
     assert len(server.requests) == 1 + warm
 
 
-@on_pools
+@asyncio_only
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "POST"])
 @pytest.mark.parametrize("body", [None, {"amount": "1000"}])
-async def test_another_pool_repeats_nothing_on_its_own(pool: Any, method: str, body: dict[str, str] | None) -> None:
+async def test_aiohttp_repeats_nothing_on_its_own(method: str, body: dict[str, str] | None) -> None:
     """aiohttp sends idempotent methods again on a used connection; money must not go twice."""
     async with serve(replies(service(""), Close())) as server:
-        async with make_client(pool, base_url=server.base_url) as client:
+        async with make_client("aiohttp", base_url=server.base_url) as client:
             await client.users.profile()
             with pytest.raises(OutcomeUnknown):
                 await client.request(method, "/refunds/1", json=body, effect="money")
     assert [request.method for request in server.requests] == ["GET", method]
 
 
-@on_pools
-async def test_another_pool_keeps_no_cookies(pool: Any) -> None:
+@asyncio_only
+async def test_aiohttp_keeps_no_cookies() -> None:
     """No cookie of a load balancer ties one call to another, as with httpx's pool."""
     reply = Response.json({}, headers={"set-cookie": "session=1; Path=/"})
     async with serve(replies(reply)) as server:
-        async with make_client(pool, base_url=server.base_url) as client:
+        async with make_client("aiohttp", base_url=server.base_url) as client:
             await client.users.profile()
             await client.users.profile()
     assert [request.header("cookie") for request in server.requests] == [None, None]
 
 
-@on_pools
-async def test_through_another_pool_a_refused_connection_was_not_sent(pool: Any) -> None:
+@asyncio_only
+async def test_through_aiohttp_a_refused_connection_was_not_sent() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         base_url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
-        async with make_client(pool, base_url=base_url, retry=ONCE) as client:
+        async with make_client("aiohttp", base_url=base_url, retry=ONCE) as client:
             with pytest.raises(ConnectionFailed) as caught:
                 await pay(client)
     assert caught.value.outcome == "not_sent"
 
 
-@on_pools
-async def test_another_pool_honours_the_proxy(pool: Any, clean_environment: pytest.MonkeyPatch) -> None:
+@asyncio_only
+async def test_aiohttp_honours_the_proxy(clean_environment: pytest.MonkeyPatch) -> None:
     async def proxy(request: Request) -> Response:
         return Response(403)
 
     async with serve(proxy) as server:
         clean_environment.setenv("HTTPS_PROXY", f"http://127.0.0.1:{server.port}")
-        async with make_client(pool, retry=ONCE) as client:
+        async with make_client("aiohttp", retry=ONCE) as client:
             with pytest.raises(ConnectionFailed):
                 await pay(client)
     assert server.requests[0].method == "CONNECT"

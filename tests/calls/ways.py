@@ -6,16 +6,12 @@ from typing import Any
 
 import httpx
 import httpx2
-import pytest
 
 from mobilemoney_async import AsyncClient, RateLimiter
 from tests.support.fakes import TOKEN
 
-WAYS = ["httpx", "transport", "client", "httpx2", "httpx2 transport", "aiohttp", "pyqwest"]
-"""aiohttp's is on asyncio only; pyqwest sends in threads, for which virtual time does not wait."""
-
-CASES = [pytest.param(each, marks=pytest.mark.real_time) if each == "pyqwest" else each for each in WAYS]
-"""The same, as parameters of a test."""
+WAYS = ["httpx", "transport", "client", "httpx2", "httpx2 transport", "aiohttp"]
+"""The last one is on asyncio only."""
 
 
 @asynccontextmanager
@@ -33,6 +29,6 @@ async def connect(way: str, base_url: str, **options: Any) -> AsyncIterator[Asyn
                 own["http_client"] = await stack.enter_async_context(httpx2.AsyncClient(verify=False))
             case "httpx2 transport":
                 own["transport"] = await stack.enter_async_context(httpx2.AsyncHTTPTransport(verify=False))
-            case "aiohttp" | "pyqwest":
+            case "aiohttp":
                 own["transport"] = way
         yield await stack.enter_async_context(AsyncClient(base_url, **wide | own | options))

@@ -167,7 +167,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
     """Return a platform; at the end, no pool was closed under a request."""
     platform = Platform()
 
-    def make_pool(base_url: str, kind: str) -> Pool:
+    def make_pool(base_url: str, *, aiohttp: bool) -> Pool:
         platform.pools.append(Pool(platform))
         return platform.pools[-1]
 
@@ -216,7 +216,7 @@ async def test_each_request_carries_its_own_accounts_token(store_url: str, platf
     assert platform.open_pools == 0
 
 
-@pytest.mark.parametrize("way", [None, "aiohttp", pytest.param("pyqwest", marks=pytest.mark.real_time)])
+@pytest.mark.parametrize("way", [None, "aiohttp"])
 async def test_a_surplus_answer_never_reaches_another_account(
     sqlite_file_url: str, anyio_backend_name: str, way: Any
 ) -> None:

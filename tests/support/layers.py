@@ -49,7 +49,6 @@ SANDBOX_LAZILY = {"__init__"}
 # Who may import what does I/O or sets a standard: modules, or packages with everything in them.
 ONE_IMPORTER: Mapping[str, set[str]] = {
     "aiohttp": {"calls.transport_pool"},
-    "pyqwest": {"calls.transport_pool"},
     "cattrs": {"contract"},
     "cryptography": {"database.encryption"},
     "fastapi": {"contrib.fastapi"},
