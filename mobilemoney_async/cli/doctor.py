@@ -292,14 +292,11 @@ def judge_files(readable: list[Path]) -> list[Finding]:
 
 def judge_store(health: StoreHealth, *, has_key: bool) -> list[Finding]:
     """Judge the health of a store."""
-    version, known = health.version, health.known_version
-    if version is None:
+    if health.version is None:
         return [_ok("store", "it is empty: its first use makes the tables")]
-    if version > known:
-        text = f"its tables are of version {version}, this release knows up to {known}"
-        return [_problem("store", text, "update mobilemoney-async")]
-    update = f" become {known} on the next use" if version < known else ""
-    findings = [_ok("store", f"it opens and can be written; tables of version {version}{update}")]
+    if health.refusal is not None:
+        return [_problem("store", health.refusal, None)]
+    findings = [_ok("store", f"it opens and can be written; tables of version {health.version}")]
     if health.cannot_write is not None:
         advice = "give this user the right to write it (for SQLite: the file and its folder)"
         findings = [_problem("store", f"it cannot be written: {health.cannot_write}", advice)]

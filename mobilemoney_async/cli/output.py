@@ -116,9 +116,8 @@ class _LogLines(logging.Handler):
 
 @contextmanager
 def printing_log(say: Callable[[str], object]) -> Iterator[None]:
-    """Print the library's warnings, and the progress of a migration of the store's tables, which may take minutes."""
+    """Print the library's warnings."""
     logger, handler = logging.getLogger("mobilemoney_async"), _LogLines(say)
-    logging.getLogger("mobilemoney_async.migrations").setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield

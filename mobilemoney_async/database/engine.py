@@ -21,7 +21,7 @@ import anyio
 import sqlalchemy as sa
 from anyio.lowlevel import RunVar
 
-from mobilemoney_async.database import migrations, schema
+from mobilemoney_async.database import schema
 from mobilemoney_async.database.bulk import bulk_of
 from mobilemoney_async.database.clock import WallClock
 from mobilemoney_async.database.group import AfterCommit, Ahead, Group, Piece, run_together
@@ -49,7 +49,7 @@ T = TypeVar("T")
 _QUEUE = 10
 # Longest pause before it is run again, seconds.
 _CONFLICT_PAUSE = 0.1
-# Seconds for which one attempt to migrate waits for SQLite's write lock, and between two attempts.
+# Seconds for which one attempt to make the tables waits for SQLite's write lock, and between two attempts.
 _LOCK_TRY = 0.5
 _FIRST_PAUSE, _PAUSE_FACTOR, _LAST_PAUSE = 0.02, 1.5, 1.0
 _BUSY = "the store failed: it is busy, or the database does not answer"
@@ -84,8 +84,6 @@ class Database:
         self.clients: int = 0  # open ones, of all accounts
         self.makes_file: bool = True  # whether a file of SQLite that is missing is made; set before the first use
         self._is_prepared = False
-        # Whether this process or another migrates the tables, as far as the last attempt to prepare them has seen.
-        self._is_migrating = False
         # Whether it has refused a statement for several accounts, as a cluster does that keeps them on several servers.
         self._is_divided = False
         self._engine: sa.Engine | None = None
@@ -95,15 +93,14 @@ class Database:
         return f"<Database {self._url.render_as_string(hide_password=True)}>"
 
     async def open(self) -> None:
-        """Make the tables if they are missing, or migrate them, and read the clock, unless that was done before.
+        """Make the tables if they are missing, and read the clock, unless that was done before.
 
-        While another process migrates them, this waits for as long as it takes. Cancelling ends the wait at once; a
-        migration that this process has begun ends first.
+        While another process makes them, this waits. Cancelling ends the wait at once.
         """
         until, pause = time.monotonic() + _QUEUE, _FIRST_PAUSE
         while not self._is_prepared:
             # While the database is away each attempt waits for its time-out; a hundred tasks must not do so one by one.
-            if time.monotonic() > until and not self._is_migrating:
+            if time.monotonic() > until:
                 raise StoreError(_BUSY, outcome="not_sent")
             if not await self._in_thread(self._try_to_prepare):
                 await anyio.sleep(pause)
@@ -251,7 +248,7 @@ class Database:
         return readable_files(self._url)
 
     async def peek(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run work on a connection of its own, without making or migrating the tables, and roll it back."""
+        """Run work on a connection of its own, without making the tables, and roll it back."""
 
         def roll_back() -> T:
             engine = make_engine(self._url, makes_file=self.makes_file)
@@ -313,7 +310,7 @@ class Database:
         self._pid = os.getpid()
         # Held while the engine is made.
         self._lock = threading.Lock()
-        # Held while the tables are made or migrated. No thread waits for it: tasks wait in their event loops.
+        # Held while the tables are made. No thread waits for it: tasks wait in their event loops.
         self._preparing = threading.Lock()
         # Held for a whole transaction. SQLite has one writer at a time: threads of one process queue here, first come
         # first served, rather than at the file, which favours the one that asks at the right moment.
@@ -425,21 +422,20 @@ class Database:
             return self._engine
 
     def _try_to_prepare(self) -> bool:
-        """Make or migrate the tables unless that is done; return False if another thread or process does it now."""
+        """Make the tables unless that is done; return False if another thread or process does it now."""
         if self._pid != os.getpid():
             self._start_afresh()
         if not self._preparing.acquire(blocking=False):
             return False
         try:
-            # A read: on SQLite it does not wait for a process that migrates.
+            # A read: on SQLite it does not wait for a process that makes them.
             found = self._run(
                 self._ready_engine(time.monotonic() + _QUEUE), self._look, writes=False, durable=False, until=0
             )
-            if found != schema.VERSION and not self._migrate(found):
+            if found is None and not self._make_tables():
                 return False
             self._is_prepared = True
         except (sa.exc.SQLAlchemyError, OSError) as exc:
-            self._is_migrating = False
             raise self._failed(exc) from None
         finally:
             self._preparing.release()
@@ -453,26 +449,20 @@ class Database:
             schema.require_known(found)
         return found
 
-    def _migrate(self, found: int | None) -> bool:
-        """Try to make the tables, or to migrate those of a version; return False if locks of others are in the way."""
+    def _make_tables(self) -> bool:
+        """Try to make the tables; return False if locks of others are in the way."""
         # A connection of its own, which waits for a lock for a moment only: the task waits for longer, and may be
         # cancelled in between.
         engine = make_engine(self._url, patience=_LOCK_TRY, makes_file=self.makes_file)
-        was_migrating, self._is_migrating = self._is_migrating, found is not None
         try:
             with engine.connect() as connection, connection.execution_options(mobilemoney_writes=True).begin():
-                migrations.prepare(connection)
-        except (migrations.TablesBusy, sa.exc.DBAPIError) as exc:
-            if not (isinstance(exc, migrations.TablesBusy) or is_locked(exc) or is_conflict(exc)):
+                return schema.make_tables(connection)
+        except sa.exc.DBAPIError as exc:
+            if not (is_locked(exc) or is_conflict(exc)):
                 raise
-            if found is not None and not was_migrating:
-                migrations.logger.warning(
-                    "waiting for another process to migrate the store's tables, or to end its transactions"
-                )
             return False
         finally:
             engine.dispose()
-        return True
 
     def _read_clock(self, connection: sa.Connection) -> float:
         """Return the time of PostgreSQL, seconds since 1970, and correct the wall clock by it."""

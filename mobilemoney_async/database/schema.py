@@ -1,4 +1,4 @@
-"""Tables of the store; older databases are migrated by `migrations`.
+"""Tables of the store.
 
 Every key begins with the account, so that many merchants may share a database. Times are aware UTC. Amounts are text:
 SQLite has no decimals.
@@ -17,7 +17,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from mobilemoney_async.errors import StoreError
 
 VERSION = 4
-"""Version of the tables below. A database of a newer version is refused."""
+"""Version of the tables below. A database of another version is refused.
+
+Until the first release, a change of the tables raises it, and no database is migrated.
+"""
+
+_ADVISORY_LOCK = 0x6D6F6D6F  # "momo"
 
 METADATA: sa.MetaData = sa.MetaData()
 
@@ -316,26 +321,47 @@ def _locked(table: sa.Table) -> sa.Select[Any]:
     return sa.select(table).where(*(each == sa.bindparam(each.name) for each in table.primary_key)).with_for_update()
 
 
-def require_known(found: int, version: int = VERSION) -> None:
-    """Raise `StoreError` if a database is of a newer version than this code knows."""
+def require_known(found: int) -> None:
+    """Raise `StoreError` if a database is of another version than this code knows."""
+    if found == VERSION:
+        return
     if not isinstance(found, int) or found < 1:  # an edited one: SQLite keeps any text as a number
-        raise StoreError("the database does not show the version of its tables", outcome="not_sent")
-    if found > version:
-        raise StoreError(
-            f"the database has tables of version {found}, this release knows up to {version}: update mobilemoney-async",
-            outcome="not_sent",
+        said = "the database does not show the version of its tables: restore mobilemoney_schema from a backup"
+    elif found > VERSION:
+        said = f"the database has tables of version {found}, this release knows {VERSION}: update mobilemoney-async"
+    else:
+        said = (
+            f"the database has tables of version {found}, this release knows {VERSION}: settle its payments with the "
+            "version of mobilemoney-async that made them, then use a new database"
         )
+    raise StoreError(said, outcome="not_sent")
 
 
 def find_version(connection: sa.Connection) -> int | None:
-    """Return the version of a database's tables, or None if it has none yet."""
+    """Return the version of a database's tables, or 0 if it shows none; None if it has no tables yet."""
     if not sa.inspect(connection).has_table(_version.name):
         return None
-    version: int = connection.execute(sa.select(_version.c.version)).scalar_one()
-    return version
+    return connection.execute(sa.select(_version.c.version)).scalar_one_or_none() or 0
 
 
-def save_version(connection: sa.Connection, version: int) -> None:
-    """Replace the version of a database's tables."""
-    connection.execute(_version.delete())
-    connection.execute(_version.insert().values(version=version))
+def make_tables(connection: sa.Connection) -> bool:
+    """Make the tables unless the database has them; return False if another process makes them at this moment.
+
+    Critical section: one process at a time, in one transaction that does nothing else. SQLite keeps the others out by
+    the write lock, PostgreSQL by an advisory lock.
+
+    Raises:
+        StoreError: The database is of another version.
+    """
+    if connection.dialect.name == "postgresql":
+        is_alone = connection.execute(sa.select(sa.func.pg_try_advisory_xact_lock(_ADVISORY_LOCK))).scalar_one()
+        if not is_alone:
+            return False
+    found = find_version(connection)  # only now: another process may have made them before
+    if found is not None:
+        require_known(found)
+        return True
+    # A table of ours without a version is of unknown origin: the whole transaction fails.
+    METADATA.create_all(connection, checkfirst=False)
+    connection.execute(_version.insert().values(version=VERSION))
+    return True

@@ -265,7 +265,7 @@ class Journal:
 
         Raises:
             DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
-            StoreError: A newer release has migrated the tables since this process began.
+            StoreError: Another release has changed the tables since this process began.
         """
         sending = _sending(sent_at, lives)
         attempt = 1 if expected is None else expected + 1

@@ -119,7 +119,7 @@ def enqueue(journal: Journal, request: PaymentRequest, options: QueueOptions, at
 
     Raises:
         IdempotencyConflict: The key was used for another payment.
-        StoreError: A newer release has migrated the tables since this process began.
+        StoreError: Another release has changed the tables since this process began.
     """
     made = journal.connection.execute(
         _insertion(journal.connection.dialect.name), _row(journal.account, request, options, at)

@@ -302,7 +302,7 @@ class PaymentBook:
 
         Each change of a payment's state is one entry, from the first request to the final state, and so is a
         transaction that no payment claims. Changes of one payment come in their order, and none is ever skipped: a
-        change gets its place after it is committed. Payments that are older than the feed have none until they change.
+        change gets its place after it is committed.
 
         *As a consumer*, the store keeps your place: ``async for change in payments.changes(consumer="books",
         start="oldest")``, and ``await change.done()`` once your own books are committed. Each change comes at least

@@ -13,8 +13,16 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.database.migrations import OLD_PAYMENTS
-from mobilemoney_async.database.schema import VERSION, accounts, history, logins, payments, unclaimed
+from mobilemoney_async.database.schema import (
+    accounts,
+    find_version,
+    history,
+    logins,
+    payments,
+    require_known,
+    unclaimed,
+)
+from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.evidence import IN_GRACE, NO_LATER, Walk
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, UNKNOWN_EXTRA, WAS_REFUSED_SOFTLY, Journal, to_record
 from mobilemoney_async.payments.matching import shift
@@ -333,7 +341,7 @@ class StoreHealth(Data):
 
     Attributes:
         version: Of its tables; None if there are none yet.
-        known_version: That of the tables that this release makes and reads.
+        refusal: Why this release does not use it, and what to do; None if it does.
         cannot_write: Why nothing can be written, or None if it can.
         unresolved: Payments of the account with an unknown result, except for requests still on their way, and those
             whose final state contradicts their record.
@@ -341,7 +349,7 @@ class StoreHealth(Data):
     """
 
     version: int | None
-    known_version: int = VERSION
+    refusal: str | None = None
     cannot_write: str | None = None
     unresolved: int = 0
     clear_tokens: int = 0
@@ -349,20 +357,20 @@ class StoreHealth(Data):
 
 def check_health(connection: sa.Connection, account: str, now: datetime) -> StoreHealth:
     """Return the health of a store, also of one without tables, or with those of another release."""
-    if not sa.inspect(connection).has_table("mobilemoney_schema"):
+    version = find_version(connection)
+    if version is None:
         return StoreHealth(version=None)
-    version = int(connection.execute(sa.text("SELECT version FROM mobilemoney_schema")).scalar_one())
+    try:
+        require_known(version)
+    except StoreError as exc:
+        return StoreHealth(version=version, refusal=str(exc))
 
-    def count(table: Any, condition: sa.ColumnElement[bool]) -> int:
-        # Every version up to this release's has the columns of the conditions.
+    def count(table: sa.Table, condition: sa.ColumnElement[bool]) -> int:
         where = (table.c.account == account) & condition
-        statement = sa.select(sa.func.count()).select_from(table).where(where)
-        return 0 if version > VERSION else int(connection.execute(statement).scalar_one())
+        return connection.execute(sa.select(sa.func.count()).select_from(table).where(where)).scalar_one()
 
-    table = payments if version > 2 else OLD_PAYMENTS
-    on_their_way = (table.c.state == PaymentState.SENDING) & (table.c.stale_at > now)
-    unresolved = count(table, IS_UNIDENTIFIED & ~on_their_way)
-    unresolved += count(payments, IS_CONTRADICTED) if version > 2 else 0
+    on_their_way = (_columns.state == PaymentState.SENDING) & (_columns.stale_at > now)
+    unresolved = count(payments, IS_UNIDENTIFIED & ~on_their_way) + count(payments, IS_CONTRADICTED)
     clear_tokens = count(logins, logins.c.token.like("clear:%"))
     cannot_write = None
     try:

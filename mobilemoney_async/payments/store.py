@@ -151,7 +151,7 @@ class SQLStore:
         Raises:
             InvalidRequest: An argument is invalid.
             IdempotencyConflict: The key was used for another payment.
-            StoreError: A newer release has migrated the tables: update this program.
+            StoreError: The database has tables of another version. The error says what to do.
             Exception: Errors of the driver pass unchanged, such as serialization failures that your own code repeats.
         """
         from mobilemoney_async.database.guest import explained, guest_connection

@@ -237,7 +237,7 @@ async def test_a_store_that_is_away_is_said_and_comes_back(reader: Reader, store
     assert "there is no file" in await reader.see()
     assert not await path.exists()
     await path.touch()
-    assert "it has no tables of this release yet" in await reader.see()
+    assert "it has no tables yet" in await reader.see()
     assert tables(file) == []
     await pay(store, "order-1")
     assert "The store cannot be read" not in await reader.see()

@@ -35,6 +35,7 @@ from mobilemoney_async import (
 from mobilemoney_async.calls import transport_pool
 from mobilemoney_async.cli import doctor
 from mobilemoney_async.cli.doctor import Level
+from mobilemoney_async.database.schema import VERSION
 from mobilemoney_async.payments.matching import Skew
 from mobilemoney_async.payments.queries import StoreHealth, check_health
 from mobilemoney_async.payments.store import account_store
@@ -312,7 +313,7 @@ class TestStore:
     @pytest.mark.anyio
     @pytest.mark.real_time
     async def test_looking_changes_nothing(self, tmp_path: Path) -> None:
-        """Tables are neither made nor migrated, and those of a later release are left alone."""
+        """Tables are not made, and those of another version are left alone, with the sentence that says what to do."""
         store = SQLStore(sqlite_url(tmp_path, has_tables=False))
         database = account_store(store).database
         look = partial(check_health, account=store.account, now=datetime.now(UTC))
@@ -320,10 +321,13 @@ class TestStore:
             assert (await database.peek(look)).version is None
         await database.write(lambda connection: None)
         known = await database.peek(look)
-        assert (known.version, known.cannot_write) == (known.known_version, None)
-        setting = sa.text("UPDATE mobilemoney_schema SET version = 99")
-        await database.write(partial(sa.Connection.execute, statement=setting))
-        assert (await database.peek(look)).version == 99
+        assert (known.version, known.cannot_write, known.refusal) == (VERSION, None, None)
+        for version, said in ((99, "update mobilemoney-async"), (VERSION - 1, "then use a new database")):
+            setting = sa.text(f"UPDATE mobilemoney_schema SET version = {version}")
+            await database.write(partial(sa.Connection.execute, statement=setting))
+            found = await database.peek(look)
+            assert found.version == version
+            assert said in str(found.refusal)
         store.close()
 
 
@@ -389,12 +393,12 @@ class TestJudgements:
         assert judge(datetime(2030, 1, 14, tzinfo=UTC)).level is Level.WARNING
 
     def test_stores(self) -> None:
-        """Older tables are fine, newer ones a problem, and so is a database that cannot be written."""
+        """Tables of another version are a problem, and so is a database that cannot be written."""
 
         def judge(**seen: Any) -> list[Level]:
             return [each.level for each in doctor.judge_store(StoreHealth(**seen), has_key=True)]
 
-        assert judge(version=1, known_version=3) == [Level.OK, Level.OK]
-        assert judge(version=4, known_version=3) == [Level.PROBLEM]
-        assert judge(version=3, known_version=3, cannot_write="OperationalError") == [Level.PROBLEM, Level.OK]
-        assert judge(version=3, known_version=3, clear_tokens=1) == [Level.OK, Level.OK, Level.WARNING]
+        assert judge(version=3) == [Level.OK, Level.OK]
+        assert judge(version=4, refusal="update mobilemoney-async") == [Level.PROBLEM]
+        assert judge(version=3, cannot_write="OperationalError") == [Level.PROBLEM, Level.OK]
+        assert judge(version=3, clear_tokens=1) == [Level.OK, Level.OK, Level.WARNING]

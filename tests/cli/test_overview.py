@@ -226,14 +226,14 @@ class TestCommand:
         assert "780000789" not in json.dumps(data)
 
     def test_a_store_that_is_not_ready_is_left_alone(self, tmp_path: Path) -> None:
-        """No file and no table is made, and none is migrated."""
+        """No file and no table is made, and tables of another version are refused."""
         missing = tmp_path / "none.db"
         result = run("watch", "--store", f"sqlite:///{missing}")
         assert (result.exit_code, missing.exists()) == (1, False)
         assert "there is no file" in result.stderr
         url = sqlite_url(tmp_path)
         engine = sa.create_engine(url)
-        for version, said in ((1, "the tables of an older release"), (99, "update mobilemoney-async")):
+        for version, said in ((1, "then use a new database"), (99, "update mobilemoney-async")):
             with engine.begin() as connection:
                 connection.execute(sa.text(f"UPDATE mobilemoney_schema SET version = {version}"))
             result = run("watch", "--store", url)

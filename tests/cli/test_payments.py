@@ -17,12 +17,10 @@ import sqlalchemy as sa
 
 from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, RetryPolicy, SQLStore, TransactionType
 from mobilemoney_async.cli.payments import advice, needs_attention
-from mobilemoney_async.database import schema
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.testing import run_virtual
 from mobilemoney_async.values import mask_phone_number
-from tests.payments.tables import insert_old, make_old_tables
 from tests.support.databases import sqlite_url
 
 with warnings.catch_warnings():
@@ -160,17 +158,6 @@ class TestList:
         assert result.exit_code == 0
         assert not result.stdout
         assert result.stderr == "mobilemoney payments: no such payments of account 'default'\n"
-
-    def test_an_upgrade_of_the_store_says_how_far_it_is(self, tmp_path: Path) -> None:
-        """The first command of a new release migrates the tables; it says so on stderr, and then does its work."""
-        old = sqlite_url(tmp_path, has_tables=False)
-        with sa.create_engine(old, poolclass=sa.pool.NullPool).begin() as connection:
-            make_old_tables(connection, "version 2")
-            insert_old(connection, key="order-1")
-        result = run("list", "--store", old)
-        assert result.exit_code == 0, result.stderr
-        assert "order-1" in result.stdout
-        assert f"migrating the store's tables to version {schema.VERSION}; payments: 1;" in result.stderr
 
     def test_json_holds_what_a_program_needs(self, sandbox: Sandbox, url: str) -> None:
         """Amounts and times are text, numbers are masked, unless they are asked for."""

@@ -1,9 +1,8 @@
-"""Rows and tables of the store, made past its own code: those of today, and those of older releases."""
+"""Rows of the store, made past its own code."""
 
 from __future__ import annotations
 
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,7 +24,7 @@ SEEN = Transaction(
 )
 
 
-def insert_payment(connection: sa.Connection, table: str = "mobilemoney_payment_records", **changes: Any) -> None:
+def insert_payment(connection: sa.Connection, **changes: Any) -> None:
     """Insert a row with changed values, past the journal."""
     values: dict[str, Any] = {
         "account": "default",
@@ -40,31 +39,9 @@ def insert_payment(connection: sa.Connection, table: str = "mobilemoney_payment_
         "changed_at": "2026-01-02 12:00:00",
         "is_adopted": False,
         "walks": 0,
-        **({"priority": 0} if table == "mobilemoney_payment_records" else {}),
+        "priority": 0,
     }
     values |= changes
     names = ", ".join(f'"{name}"' for name in values)
     marks = ", ".join(f":{name}" for name in values)
-    connection.execute(sa.text(f"INSERT INTO {table} ({names}) VALUES ({marks})"), values)
-
-
-OLD = ["version 1", "version 2"]
-
-
-def make_old_tables(connection: sa.Connection, which: str) -> None:
-    """Make the tables as an older release made them, or migrated them; to version 2 in four statements."""
-    scripts = [f"version_1.{connection.dialect.name}.sql", *(["version_2.sql"] if which == "version 2" else [])]
-    for script in scripts:
-        text = Path(__file__).with_name(script).read_text(encoding="utf-8")
-        for statement in text.split(";\n"):
-            connection.execute(sa.text(statement or "SELECT 1"))
-
-
-def insert_old(connection: sa.Connection, *entries: str, **values: Any) -> None:
-    """Insert a payment of version 1 or 2, with entries of its history."""
-    insert_payment(connection, "mobilemoney_payments", **values)
-    number = connection.execute(sa.text("SELECT max(id) FROM mobilemoney_payments")).scalar_one()
-    moment = "'2026-01-02 12:00:00'"
-    entry = f"INSERT INTO mobilemoney_history (payment_id, at, what, source) VALUES (:id, {moment}, :what, 'poll')"
-    for what in entries:
-        connection.execute(sa.text(entry), {"id": number, "what": what})
+    connection.execute(sa.text(f"INSERT INTO mobilemoney_payment_records ({names}) VALUES ({marks})"), values)

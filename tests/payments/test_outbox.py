@@ -113,7 +113,7 @@ async def test_a_session_of_sqlalchemy_takes_it_too(store_url: str) -> None:
 
 
 async def test_a_program_older_than_the_tables_queues_nothing(sqlite_file_url: str) -> None:
-    """Once a newer release has migrated the tables, `enqueue` raises: the order is rolled back with the payment."""
+    """Once a newer release has changed the tables, `enqueue` raises: the order is rolled back with the payment."""
     world = make_world(sqlite_file_url)
     async with world.client() as client:
         await client.payments.unresolved()

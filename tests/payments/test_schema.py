@@ -1,11 +1,12 @@
-"""The tables: made once, brought forward in a transaction, and never used by a release that is too old for them."""
+"""The tables: made once, as a whole, and used by no release that does not know their version."""
 
 from __future__ import annotations
 
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -14,15 +15,15 @@ import anyio
 import pytest
 import sqlalchemy as sa
 
-from mobilemoney_async import SQLStore, StoreError
+from mobilemoney_async import ConnectionFailed, SQLStore, StoreError
+from mobilemoney_async.database import engine as engine_module
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.migrations import Migration, prepare
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, WAS_REFUSED_SOFTLY, Journal
 from mobilemoney_async.payments.queries import find_named
 from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
 from mobilemoney_async.payments.store import account_store
-from tests.payments.service import on_asyncio, rows
+from tests.payments.service import ORDER, make_world, on_asyncio, rows
 from tests.payments.tables import insert_payment
 
 pytestmark = [pytest.mark.anyio, pytest.mark.new_database]
@@ -76,52 +77,58 @@ def test_the_index_on_unidentified_payments_lists_their_states() -> None:
         assert str(refused.dialect_options[dialect]["where"]) == str(WAS_REFUSED_SOFTLY)
 
 
+OTHER = {
+    schema.VERSION + 1: f"version {schema.VERSION + 1}, this release knows {schema.VERSION}: update mobilemoney-async",
+    schema.VERSION - 1: f"version {schema.VERSION - 1}, this release knows {schema.VERSION}: .* use a new database",
+    0: "does not show the version of its tables: restore mobilemoney_schema",
+}
+"""What is said of each version that this release does not know."""
+
+
+@pytest.mark.parametrize("other", OTHER)
 @on_asyncio
-async def test_a_newer_database_is_refused(store_url: str) -> None:
-    """A database of a newer release is left alone: the error names both versions, and the remedy."""
+async def test_a_database_of_another_version_is_refused(store_url: str, other: int) -> None:
+    """A newer one, an older one or one without a version is left alone, and the error says what to do."""
     database = Database(store_url)
-    await database.write(lambda each: each.execute(sa.text("UPDATE mobilemoney_schema SET version = 99")))
+    await database.write(lambda each: each.execute(sa.text(f"UPDATE mobilemoney_schema SET version = {other}")))
     database.close()
     late = Database(store_url)
-    with pytest.raises(StoreError, match=r"version 99.*update mobilemoney-async") as caught:
-        await late.read(version)
-    assert caught.value.outcome == "not_sent"
-    with pytest.raises(StoreError, match="version 99"):
-        await late.write(version)
+    for use in (late.read, late.write):
+        with pytest.raises(StoreError, match=OTHER[other]) as caught:
+            await use(version)
+        assert caught.value.outcome == "not_sent"
     late.close()
-    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(99,)]
+    assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(other,)]
 
 
-@on_asyncio
-async def test_an_older_database_is_brought_forward(store_url: str) -> None:
-    """Each version between the old and the new is made once, in order, however long it takes."""
-    database = Database(store_url)
-    done: list[str] = []
+@pytest.mark.parametrize("other", [schema.VERSION + 1, schema.VERSION - 1])
+async def test_a_process_that_began_before_the_tables_changed_sends_nothing(store_url: str, other: int) -> None:
+    """Each transaction that begins a payment checks the version; an answer that is on its way is still recorded."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        world.line.refuse = 99
+        with pytest.raises(ConnectionFailed):
+            await client.collections.create(**ORDER, idempotency_key="order-1")
+        world.line.refuse = 0
 
-    def adds(name: str) -> Migration:
-        def migrate(connection: sa.Connection) -> None:
-            done.append(name)
-            if connection.dialect.name == "postgresql":
-                assert connection.execute(sa.text("SHOW statement_timeout")).scalar_one() == "0"
-            connection.execute(sa.text(f"ALTER TABLE mobilemoney_payment_records ADD COLUMN {name} TEXT"))
+        def change(_: object) -> None:
+            with sa.create_engine(store_url, poolclass=sa.pool.NullPool).begin() as connection:
+                connection.execute(sa.text(f"UPDATE mobilemoney_schema SET version = {other}"))
 
-        return migrate
-
-    def forward(to: int) -> Any:
-        migrations = [*[adds("before")] * (schema.VERSION - 1), adds("first"), adds("second"), adds("third")]
-        return database.write(lambda each: prepare(each, version=schema.VERSION + to, migrations=migrations))
-
-    await forward(2)
-    assert done == ["first", "second"]
-    assert await database.read(version) == schema.VERSION + 2
-    await forward(3)
-    await forward(3)
-    assert done == ["first", "second", "third"]
-    columns = await database.read(
-        lambda each: {c["name"] for c in sa.inspect(each).get_columns("mobilemoney_payment_records")}
-    )
-    assert {"first", "second", "third"} < columns
-    database.close()
+        world.line.before = lambda request: change(request) if request.method == "POST" else None
+        paid = await client.collections.create(**{**ORDER, "amount": 7}, idempotency_key="order-2")
+        for key in ("order-1", "order-3"):
+            with pytest.raises(StoreError, match=OTHER[other]) as caught:
+                await client.collections.create(**ORDER, idempotency_key=key)
+            assert caught.value.outcome == "not_sent"
+        with pytest.raises(StoreError, match=OTHER[other]):
+            await client.payments.enqueue(**{**ORDER, "amount": 8}, type="collection", idempotency_key="order-4")
+        record = await client.payments.get("order-2")
+        assert record is not None
+        assert record.transaction_id == paid.transaction_id
+        assert await client.payments.get("order-3") is None
+    assert world.sent == 1
+    assert world.states() == ["NOT_SENT", "ACKNOWLEDGED"]
 
 
 @on_asyncio
@@ -160,24 +167,21 @@ async def test_payments_are_found_by_indexes(store_url: str) -> None:
 
 
 @on_asyncio
-async def test_a_migration_that_fails_changes_nothing(store_url: str) -> None:
-    """Where one step fails the database stays as it was, with the version that it had."""
+async def test_the_tables_are_made_as_a_whole_or_not_at_all(store_url: str) -> None:
+    """Where one of them cannot be made there is none, and once nothing is in the way there are all."""
+    engine = sa.create_engine(store_url, poolclass=sa.pool.NullPool)
+    obstacle = schema.METADATA.sorted_tables[-1].name
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE {obstacle} (other TEXT)"))
     database = Database(store_url)
-
-    def adds(connection: sa.Connection) -> None:
-        connection.execute(sa.text("ALTER TABLE mobilemoney_payment_records ADD COLUMN half TEXT"))
-
-    def breaks(connection: sa.Connection) -> None:
-        connection.execute(sa.text("ALTER TABLE no_such_table ADD COLUMN other TEXT"))
-
-    with pytest.raises(StoreError, match="the store failed"):
-        migrations = [adds] * schema.VERSION + [breaks]
-        await database.write(lambda each: prepare(each, version=schema.VERSION + 2, migrations=migrations))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=f"the store failed: .*{obstacle}"):
+            await database.read(version)
+        assert sa.inspect(engine).get_table_names() == [obstacle]
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"DROP TABLE {obstacle}"))
     assert await database.read(version) == schema.VERSION
-    columns = await database.read(
-        lambda each: {c["name"] for c in sa.inspect(each).get_columns("mobilemoney_payment_records")}
-    )
-    assert "half" not in columns
+    assert set(sa.inspect(engine).get_table_names()) == {*schema.METADATA.tables}
     database.close()
 
 
@@ -188,9 +192,80 @@ async def test_tables_without_a_version_are_refused(store_url: str) -> None:
     await database.write(lambda each: each.execute(sa.text("DELETE FROM mobilemoney_schema")))
     database.close()
     again = Database(store_url)
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match=OTHER[0]):
         await again.read(version)
     again.close()
+
+
+@contextmanager
+def made_elsewhere(url: str) -> Iterator[None]:
+    """Let another process make the tables, and commit them only where the body ends."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def make() -> None:
+        with sa.create_engine(url, poolclass=sa.pool.NullPool).connect() as connection:
+            if connection.dialect.name == "sqlite":
+                driver: Any = connection.connection.dbapi_connection
+                driver.isolation_level = None
+                driver.execute("PRAGMA journal_mode=WAL")
+                driver.execute("BEGIN IMMEDIATE")
+            assert schema.make_tables(connection)
+            begun.set()
+            assert may_end.wait(60)
+            connection.commit()
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        yield
+    finally:
+        may_end.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@on_asyncio
+@pytest.mark.real_time
+async def test_a_process_waits_for_tables_that_another_makes(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts while the tables are being made waits for them; the wait can be cancelled."""
+    monkeypatch.setattr(engine_module, "_QUEUE", 60)
+    monkeypatch.setattr(engine_module, "_LOCK_TRY", 0.02)
+    database, found = Database(store_url), list[int]()
+
+    async def look() -> None:
+        found.append(await database.read(version))
+
+    async with anyio.create_task_group() as group:
+        with made_elsewhere(store_url):
+            for _ in range(12):  # more than there are threads
+                group.start_soon(look)
+            with anyio.move_on_after(0.2) as scope:
+                await database.write(version)
+            assert scope.cancelled_caught
+            assert not found
+    assert found == [schema.VERSION] * 12
+    database.close()
+
+
+@on_asyncio
+@pytest.mark.real_time
+async def test_a_new_file_that_another_program_holds(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock of another program is waited for a while only, and the tables are made once it is free."""
+    monkeypatch.setattr(engine_module, "_QUEUE", 0.1)
+    monkeypatch.setattr(engine_module, "_LOCK_TRY", 0.02)
+    database = Database(sqlite_file_url)
+    with sa.create_engine(sqlite_file_url, poolclass=sa.pool.NullPool).connect() as connection:
+        driver: Any = connection.connection.dbapi_connection
+        driver.isolation_level = None
+        driver.execute("PRAGMA journal_mode=WAL")
+        driver.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="it is busy"):
+            await database.read(version)
+        driver.execute("ROLLBACK")
+    monkeypatch.undo()
+    assert await database.read(version) == schema.VERSION
+    database.close()
 
 
 def test_threads_make_the_tables_at_once(store_url: str) -> None:

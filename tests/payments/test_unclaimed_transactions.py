@@ -548,26 +548,6 @@ async def test_the_digest_of_a_number_needs_the_key_of_its_database(store_url: s
     assert number(1)[-9:] not in "".join(map(str, row))
 
 
-@BOTH
-async def test_an_account_of_an_older_release_gets_a_key(store_url: str) -> None:
-    """Migrated accounts have a first record and no key: the next payment makes one, which stays."""
-    world, keys = make_world(store_url), list[str]()
-    store = account_store(SQLStore(world.url))
-    await store.database.write(
-        lambda each: each.execute(accounts.insert().values(account="default", first_record_at=NOON))
-    )
-    async with world.client() as client:
-        for last in range(3):
-            await anyio.sleep(HOUR)
-            await world.pay(client, [order("collections", f"k{last}", last)])
-            row = await store.database.read(lambda each: each.execute(sa.select(accounts)).one())
-            assert row.first_record_at == NOON
-            keys.append(row.number_key)
-    store.database.close()
-    assert len({*keys}) == 1
-    assert len(keys[0]) == 64
-
-
 @pytest.mark.parametrize("value", [0, 1, "yes"])
 def test_sole_writer_is_a_bool_or_none(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="sole_writer must be a bool or None"):

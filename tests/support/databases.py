@@ -22,7 +22,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mobilemoney_async.database import migrations, schema
+from mobilemoney_async.database import schema
 
 _numbers = itertools.count(1)
 
@@ -179,7 +179,7 @@ def partition(url: str) -> None:
 
 def _prepare(url: str) -> None:
     with _connection(url) as connection:
-        migrations.prepare(connection)
+        schema.make_tables(connection)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.overview import age, shown_state
 from mobilemoney_async.cli.payments import advice
-from mobilemoney_async.database.schema import VERSION, find_version
+from mobilemoney_async.database.schema import find_version
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.audit_report import unclaimed_advice
 from mobilemoney_async.payments.store import SQLStore, account_store
@@ -143,9 +143,9 @@ class Board:
         if file is not None and not await anyio.Path(file).exists():
             raise StoreError(f"there is no file {file}", outcome="not_sent")
         try:
-            # Reading makes missing tables and migrates old ones: that is for the programs that pay.
-            if self._overview is None and (await store.database.peek(find_version) or 0) < VERSION:
-                raise StoreError("it has no tables of this release yet: your program makes them", outcome="not_sent")
+            # Reading makes missing tables: that is for the programs that pay.
+            if self._overview is None and await store.database.peek(find_version) is None:
+                raise StoreError("it has no tables yet: your program makes them", outcome="not_sent")
             return await read_overview(store)
         finally:
             if file is not None:
