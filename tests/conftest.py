@@ -26,7 +26,7 @@ from hypothesis import settings
 
 import mobilemoney_async
 from mobilemoney_async.testing import virtual_backend
-from tests.support import cost
+from tests.support import cost, watchdog
 from tests.support.scale import examples, left_to_other_runs
 from tests.support.wires import over_httpx2
 
@@ -55,6 +55,12 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     if request.node.get_closest_marker("real_time"):
         return request.param, {}
     return virtual_backend(request.param)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let all that the run starts end with it; its workers are a part of it."""
+    if not hasattr(config, "workerinput"):
+        watchdog.start()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,6 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from mobilemoney_async.database import schema
+from tests.support import watchdog
 
 _numbers = itertools.count(1)
 
@@ -34,6 +35,11 @@ class Postgres:
         self._server = server
         self._url = sa.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
         self._shared: dict[bool, str] = {}
+
+    @property
+    def pid(self) -> int:
+        """The process of the server that the others descend from."""
+        return int(Path(self._server.pgdata, "postmaster.pid").read_text("ascii").split()[0])
 
     def new_database(self) -> str:
         """Return the URL of a database with nothing in it."""
@@ -94,15 +100,13 @@ class Postgres:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Let all processes of the server stand still: it takes connections and statements, and answers none."""
-        (main, *_) = Path(self._server.pgdata, "postmaster.pid").read_text("ascii").split()
-        names = [main, *Path(f"/proc/{main}/task/{main}/children").read_text("ascii").split()]
-        for name in names:
-            os.kill(int(name), signal.SIGSTOP)
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text("ascii").split()
+        processes = [self.pid, *map(int, children)]
+        watchdog.send(signal.SIGSTOP, processes)
         try:
             yield
         finally:
-            for name in names:
-                os.kill(int(name), signal.SIGCONT)
+            watchdog.send(signal.SIGCONT, processes)
 
     @contextmanager
     def writing_late(self) -> Iterator[None]:
