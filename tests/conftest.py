@@ -17,6 +17,7 @@ Marks of any test, which say where it runs (the table is in CONTRIBUTING.md):
 
 import gc
 import os
+import random
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(
         (item for item in items if item not in gone), key=lambda item: item.get_closest_marker("soak") is None
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let jitter and whatever else draws from the module `random` be the same in each run, unless it searches."""
+    if not _SEARCHES:
+        random.seed(item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,8 @@ from tests.support.commands import wait_until
 from tests.support.processes import ROOT
 
 
-@pytest.mark.once  # it starts pytest, a worker of it and a server: 3 s of CPU
+@pytest.mark.once
+@pytest.mark.slow  # it starts pytest, a worker of it and a server
 def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     """`kill -9` of pytest ends its workers, a PostgreSQL server and a program that ignores SIGTERM."""
     said = tmp_path / "said"
