@@ -21,6 +21,8 @@ _RENEW_AHEAD = 60.0
 # the shortest that `RetryPolicy` makes by default, so that each attempt of a call comes to a login.
 _REFUSED = (10.0, 900.0)
 _FAILED = (0.25, 30.0)
+# Seconds within which refusals are in a row, however rarely the account is used.
+_IN_A_ROW = 900.0
 # A token that claims to live for less is used all the same, until the service refuses it: logins are limited.
 _SHORTEST_LIFE = 10.0
 _LONGEST_LIFE = 1e9
@@ -43,7 +45,7 @@ class LoginState:
     renew_at: float = NEVER
     expires_at: float = NEVER
     pause: Pause | None = None  # the latest one
-    fresh_refused_at: float = NEVER  # when a token was last refused which had just been fetched
+    fresh_refused_at: float = NEVER  # when a new token was last refused, or a create last got a 401 with its token
 
     def fresh(self, now: float) -> Secret | None:
         """Return the token, if it need not be renewed yet."""
@@ -69,9 +71,12 @@ class LoginState:
 
     def failed(self, error: MobileMoneyError, now: float) -> LoginState:
         """Return the state after a login that failed: a pause, twice as long as the last if that is not long ago."""
-        length, longest = _REFUSED if _is_refusal(error) else _FAILED
-        if self.pause is not None and now < self.pause.until + 2 * self.pause.length:
-            length = min(longest, max(length, 2 * self.pause.length))
+        is_refusal, last = _is_refusal(error), self.pause
+        length, longest = _REFUSED if is_refusal else _FAILED
+        if last is not None:
+            row = _IN_A_ROW if is_refusal and _is_refusal(last.error) else 0.0
+            if now < last.until + max(row, 2 * last.length):
+                length = min(longest, max(length, 2 * last.length))
         paused = attrs.evolve(self, pause=Pause(error, now + length, length))
         return paused.renewed_from(now + length)
 
@@ -85,10 +90,19 @@ class LoginState:
         state = attrs.evolve(self, token=None)
         if not replacement:
             return state
-        # A new token refused at once, twice in a row: more logins would not help.
-        if now - self.fresh_refused_at < _RENEW_AHEAD:
+        # A new token refused at once, twice in a row, with a pause between them perhaps: more logins would not help.
+        if now - self.fresh_refused_at < 2 * _IN_A_ROW:
             state = state.failed(InvalidToken("new tokens are refused at once", status_code=401), now)
         return attrs.evolve(state, fresh_refused_at=now)
+
+    def suspected(self, token: Secret, now: float) -> LoginState:
+        """Return the state after a create got a 401 that does not name its token, such as a proxy's page.
+
+        The token is renewed for later calls, but stays in use if a login for such a reason has not helped lately.
+        """
+        if token != self.token or now - self.fresh_refused_at < _IN_A_ROW:
+            return self
+        return attrs.evolve(self, token=None, fresh_refused_at=now)
 
     def renewed_from(self, when: float) -> LoginState:
         """Return the state with another time from which on the token is renewed, at the latest at its end."""

@@ -18,7 +18,7 @@ import attrs
 from mobilemoney_async.calls.limiter import Limiter
 from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
-from mobilemoney_async.calls.tokens import TokenSource
+from mobilemoney_async.calls.tokens import Suspicions, TokenSource
 from mobilemoney_async.calls.transport import Wire
 from mobilemoney_async.calls.transport_errors import Flight
 from mobilemoney_async.contract.codec import Content, encode
@@ -154,7 +154,7 @@ class Pipeline:
     on_event: Handler | None = None
     observer: RowObserver | None = None
     claim: Claim | None = None  # of a worker's clients
-    _dropped: Secret | None = attrs.field(init=False, default=None)  # a create got a 401 with it
+    suspicions: Suspicions = attrs.field(factory=Suspicions)
     _instrumentation: Instrumentation | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
@@ -267,12 +267,10 @@ class Pipeline:
     def _take_note(self, call: _Call, error: MobileMoneyError, decision: Decision, *, renewed: bool) -> None:
         """Report a refused token to its source and a rejection to the limiter, whether or not this call goes on."""
         if call.token is not None and decision.action in {Action.RENEW_AND_REPLAY, Action.RENEW_AND_RAISE}:
-            is_replacement = renewed
             if decision.action is Action.RENEW_AND_RAISE and not renewed:
-                # Not replayed: the token of a later create is the replacement, so that not each of them costs a login.
-                is_replacement = self._dropped not in (None, call.token)
-                self._dropped = call.token
-            self.tokens.rejected(call.token, replacement=is_replacement)
+                self.suspicions.report(self.tokens, call.token)
+            else:
+                self.tokens.rejected(call.token, replacement=renewed)
         if decision.hold:
             self.limiter.hold(decision.hold)
         if self._instrumentation is not None and decision.action in _REPEATING:

@@ -75,6 +75,31 @@ class NamedSource(Protocol):
 
 
 @runtime_checkable
+class WarySource(Protocol):
+    """Token source that limits by itself how many logins the 401s of creates cost."""
+
+    def suspected(self, token: Secret) -> None:
+        """Note that a create got a 401 which does not name its token. A later `token` may return it again."""
+        ...
+
+
+class Suspicions:
+    """Tokens of 401s of creates, for a source that does not limit its logins; all copies of a client share it."""
+
+    def __init__(self) -> None:
+        self._last: Secret | None = None
+
+    def report(self, source: TokenSource, token: Secret) -> None:
+        """Report the token of a create's 401 to its source."""
+        if isinstance(source, WarySource):
+            source.suspected(token)
+            return
+        # Not replayed: the token of a later create is the replacement, so that not each of them costs a login.
+        is_replacement, self._last = self._last not in (None, token), token
+        source.rejected(token, replacement=is_replacement)
+
+
+@runtime_checkable
 class ReadySource(Protocol):
     """Token source that knows whether it has a token at hand."""
 
@@ -111,12 +136,16 @@ class TokenAuth:
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Do nothing: there is no other token."""
 
+    def suspected(self, token: Secret) -> None:
+        """Do nothing: there is no other token."""
+
 
 class LoginAuth:
     """Login with e-mail and password, repeated ahead of the token's end.
 
     Any number of calls share one login. A refused login is not repeated before a pause has passed, 10 s at first and
-    doubled each time up to 15 minutes, in which calls fail at once with the same error. After a login without a
+    doubled each time up to 15 minutes, in which calls fail at once with the same error. A create's 401 that does not
+    name the token, such as a proxy's page, costs one login in 15 minutes. After a login without a
     usable answer the pause is 0.25 s at first and 30 s at most, and the calls that needed it try again by their own
     retry policy: nothing of theirs was sent. One object may serve several clients on one event loop.
 
@@ -185,6 +214,10 @@ class LoginAuth:
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Forget a token, unless a newer one has taken its place."""
         self._state = self._state.rejected(token, anyio.current_time(), replacement=replacement)
+
+    def suspected(self, token: Secret) -> None:
+        """Forget a token, unless a newer one has taken its place, or that has not helped lately."""
+        self._state = self._state.suspected(token, anyio.current_time())
 
     @property
     def credentials(self) -> tuple[str, Secret]:

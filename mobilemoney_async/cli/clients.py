@@ -64,6 +64,13 @@ class KeptFirst:
         else:
             self._login.rejected(token, replacement=replacement)
 
+    def suspected(self, token: Secret) -> None:
+        """Drop the kept token, or leave it to the login."""
+        if token == self._kept:
+            self._kept = None
+        else:
+            self._login.suspected(token)
+
 
 def open_client(settings: Settings, **options: Any) -> AsyncClient:
     """Return a client of the service, with its store if there is one; options win over settings. The caller closes it.

@@ -90,6 +90,19 @@ class _Writing(Generic[T]):
 
 
 @attrs.define(eq=False)
+class ReconcilerMemory:
+    """Memory of the reconcilers of one account: each client has its own, and so has each of `with_options`.
+
+    Attributes:
+        ahead: How far the service's clock is ahead, as the last listing with payments of ours showed.
+        pruned_at: When old changes were last deleted from the feed.
+    """
+
+    ahead: timedelta = timedelta(0)
+    pruned_at: datetime | None = None
+
+
+@attrs.define(eq=False)
 class AccountStore:
     """Database, locks and write-behind buffer of one account, made once for each `SQLStore`.
 
@@ -106,6 +119,7 @@ class AccountStore:
         newest: When the newest payment that this process knows of was sent.
         unguarded_at: As of `payments.gap.AccountFacts`.
         seen: Transactions that this process has seen lately, by id; see `payments.unclaimed`.
+        reconciling: Shared by the reconcilers of the account.
         locks: Held by idempotency key, and by kind of payment, while a payment is made or changed.
         consuming: Consumers as which this process reads, by the holders of their leases.
         left_consumers: Holders of the leases of iterators that were left, by consumer.
@@ -123,6 +137,7 @@ class AccountStore:
     newest: datetime | None = attrs.field(default=None, init=False)
     unguarded_at: datetime | None = attrs.field(default=None, init=False)
     seen: dict[str, Any] = attrs.field(factory=dict, init=False)
+    reconciling: ReconcilerMemory = attrs.field(factory=ReconcilerMemory, init=False)
     locks: KeyedLock = attrs.field(factory=KeyedLock, init=False)
     consuming: dict[str, str] = attrs.field(factory=dict, init=False)
     left_consumers: dict[str, str] = attrs.field(factory=dict, init=False)

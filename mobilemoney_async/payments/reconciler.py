@@ -19,7 +19,6 @@ from datetime import datetime, timedelta
 
 import anyio
 
-from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.leases import change_lease, while_renewed
@@ -69,11 +68,7 @@ class Reconciler:
         self._utcnow = pipeline.utcnow
         self._lister = Lister(pipeline)
         self._name = pipeline.new_holder()
-        # How far the service's clock is ahead, as the last listing with payments of ours showed.
-        self._ahead = timedelta(0)
-        self._pruned_at: datetime | None = None
-        # Held while the list is read and judged.
-        self._lock = LoopLock()
+        self._memory = store.reconciling
 
     async def look_for(self, record: PaymentRecord) -> None:
         """Look for one payment, and for those that are due on the way, unless that was done since `record` was read.
@@ -93,14 +88,14 @@ class Reconciler:
     async def _prune(self) -> None:
         """Delete old changes from the feed, once an hour."""
         now = self._utcnow()
-        if self._pruned_at is not None and now < self._pruned_at + _PRUNE_EVERY:
+        if self._memory.pruned_at is not None and now < self._memory.pruned_at + _PRUNE_EVERY:
             return
         after: int | None = 0
         while after is not None:
             after = await self._store.write(
                 functools.partial(prune_changes, until=now - self._store.keep_changes, after=after)
             )
-        self._pruned_at = now
+        self._memory.pruned_at = now
 
     async def _reconcile(self, wanted: PaymentRecord | None, stale_after: float | None) -> list[PaymentRecord]:
         key = None if wanted is None else wanted.key
@@ -123,7 +118,7 @@ class Reconciler:
         found, own = begun
         keys, asked = {record.key for record in found}, await self._due(key)
         if asked:
-            async with self._lock:
+            async with self._store.locks.hold(("reconcile",)):  # while the list is read and judged
                 # The own payment as it was asked for: another task may have looked for it since.
                 await self._under_lease([*asked, *filter(None, [own])], key)
         return await self._store.read(lambda journal: find_all(journal, keys.union(each.key for each in asked)))
@@ -168,8 +163,8 @@ class Reconciler:
         now, left = self._utcnow(), {record.key: record for record in payments}
         for cluster in _clusters(record for record in payments if self._is_looked_for_nearby(record, key, now)):
             windows = [query_for(record).window(None) for record in cluster]
-            start = shift(min(start for start, _ in windows), self._ahead)
-            end = shift(max(end for _, end in windows), self._ahead)
+            start = shift(min(start for start, _ in windows), self._memory.ahead)
+            end = shift(max(end for _, end in windows), self._memory.ahead)
             walk = await self._lister.near(start, end, shift(start, -_DAY).date(), shift(end, 2 * _DAY).date())
             evidence, judged = await self._judge(walk, cluster)
             for record in judged:
@@ -239,7 +234,7 @@ class Reconciler:
         if skew is not None and skew.is_own:
             ahead = (skew.low + skew.high) / 2
             # Pages at a mistaken date of a row would show nothing, that mistake neither: it would stay for ever.
-            self._ahead = ahead if abs(ahead) <= 2 * _DAY else timedelta(0)
+            self._memory.ahead = ahead if abs(ahead) <= 2 * _DAY else timedelta(0)
         for some in chunks(payments, _AT_ONCE):
 
             def judge(journal: Journal, some: Sequence[PaymentRecord] = some) -> list[PaymentRecord]:

@@ -81,8 +81,9 @@ class SQLStore:
         self._parts = AccountStore(
             Database(url), self.account, self.grace, cipher, resend_absent_collections, sole_writer, kept
         )
-        # Shared by the stores of one database; each names itself as long as somebody uses it.
+        # Shared by the stores of one database, as long as somebody uses them: a client uses the parts alone.
         self._accounts: MutableMapping[str, SQLStore] = WeakValueDictionary({self.account: self})
+        self._used: MutableMapping[str, AccountStore] = WeakValueDictionary({self.account: self._parts})
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._parts.database!r} account={self.account!r}>"
@@ -105,7 +106,8 @@ class SQLStore:
         if found is None:
             found = copy(self)
             found.account = account
-            found._parts = attrs.evolve(self._parts, account=account, cipher=self._parts.cipher.for_account(account))
+            made = attrs.evolve(self._parts, account=account, cipher=self._parts.cipher.for_account(account))
+            found._parts = self._used.setdefault(account, made)
             # Of two threads that come here at once, both get the first one's.
             found = self._accounts.setdefault(account, found)
         return found

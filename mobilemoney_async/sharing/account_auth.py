@@ -123,6 +123,14 @@ class AccountAuth:
         elif source is not None:
             source.rejected(token, replacement=replacement)
 
+    def suspected(self, token: Secret) -> None:
+        """Note that a create got a 401 that does not name its token; one that was issued may have been replaced."""
+        source = self._source
+        if isinstance(source, TokenAuth):
+            self.rejected(token, replacement=False)
+        elif source is not None:
+            source.suspected(token)
+
     def doubt(self) -> None:
         """Ask again: the platform may have mixed merchants up, and the service accepts what it gave."""
         self._is_refused = True

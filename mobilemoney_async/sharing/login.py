@@ -34,7 +34,7 @@ from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.errors import MobileMoneyError, StoreError, TransportError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.polling.sharing import warn_of_store
-from mobilemoney_async.sharing.login_row import LoginRow, LoginTable
+from mobilemoney_async.sharing.login_row import Change, LoginRow, LoginTable
 from mobilemoney_async.values import Secret
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -95,7 +95,8 @@ class SharedLogin:
         self._state = LoginState()
         # Of failures that concern only this process.
         self._own = LoginState()
-        self._refused: tuple[Secret, bool] | None = None
+        # A token that was refused here, and what that makes of the row.
+        self._refused: tuple[Secret, Change] | None = None
         self._warned: set[str] = set()
         self._id = uuid.uuid4().hex
 
@@ -136,7 +137,13 @@ class SharedLogin:
         """Forget a token, unless a newer one has taken its place; other processes do so with the next login."""
         if token == self._state.token:
             self._state = attrs.evolve(self._state, token=None)
-            self._refused = (token, replacement)
+            self._refused = (token, lambda state, now: state.rejected(token, now, replacement=replacement))
+
+    def suspected(self, token: Secret) -> None:
+        """Forget a token, unless a newer one has taken its place, or that has not helped any process lately."""
+        known, self._state = self._state, self._state.suspected(token, anyio.current_time())
+        if self._state is not known:
+            self._refused = (token, lambda state, now: state.suspected(token, now))
 
     async def _renew(self, login: Login) -> Secret:
         pause = _FIRST_LOOK
@@ -231,14 +238,16 @@ class SharedLogin:
         refused = self._refused
         may_log_in = self._own.refusal(anyio.current_time()) is None
         visit = await self._change(
-            lambda row, now: row.visited(me, now, ttl=self._lease, refused=refused, may_log_in=may_log_in)
+            lambda row, now: row.visited(
+                me, now, ttl=self._lease, refused=None if refused is None else refused[1], may_log_in=may_log_in
+            )
         )
         # During the transaction another token may have been refused, which the row does not know yet.
         if self._refused is refused:
             self._refused = None
         return visit
 
-    async def _finish(self, me: str, change: Callable[[LoginState, float], LoginState]) -> StoreError | None:
+    async def _finish(self, me: str, change: Change) -> StoreError | None:
         """Save the result of a login and give the lease back, in a cancelled call too; return the store's failure."""
         with anyio.move_on_after(_SHIELD, shield=True):
             try:

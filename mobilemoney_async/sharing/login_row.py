@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import sqlalchemy as sa
@@ -19,7 +19,9 @@ from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.schema import lock_row, logins
 from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import MobileMoneyError, StoreError
-from mobilemoney_async.values import Secret
+
+Change: TypeAlias = Callable[[LoginState, float], LoginState]
+"""Change of a login's state at a time of the store."""
 
 # How far the store's clock may go back, seconds: PostgreSQL's is a wall clock, which is corrected now and then.
 _SETBACK = 5.0
@@ -52,7 +54,7 @@ class LoginRow:
         return self.lease.ends_at(now) is not None and self.lease.holder != me
 
     def visited(
-        self, me: str, now: float, *, ttl: float, refused: tuple[Secret, bool] | None, may_log_in: bool
+        self, me: str, now: float, *, ttl: float, refused: Change | None, may_log_in: bool
     ) -> tuple[LoginRow, bool]:
         """Return the row after a process came for a token, and whether it got the lease, to log in.
 
@@ -60,13 +62,10 @@ class LoginRow:
             me: The process.
             now: The store's time.
             ttl: The length of a lease, seconds.
-            refused: A token that the service refused, and whether it was a replacement of a refused one.
+            refused: What the refusal of its token makes of the state.
             may_log_in: Whether the process would log in.
         """
-        state = self.state
-        if refused is not None:
-            token, replacement = refused
-            state = state.rejected(token, now, replacement=replacement)
+        state = self.state if refused is None else refused(self.state, now)
         needs_login = state.fresh(now) is None and state.refusal(now) is None
         logs_in = may_log_in and needs_login and not self.is_busy(me, now)
         return LoginRow(state, self.lease.taken(me, now, ttl) if logs_in else self.lease), logs_in
@@ -75,7 +74,7 @@ class LoginRow:
         """Return the row after the process that logs in has renewed its lease."""
         return attrs.evolve(self, lease=self.lease.taken(me, now, ttl)) if self.lease.holder == me else self
 
-    def finished(self, me: str, now: float, change: Callable[[LoginState, float], LoginState]) -> LoginRow:
+    def finished(self, me: str, now: float, change: Change) -> LoginRow:
         """Return the row after a login has ended, well or not, as `change` says.
 
         A process that has lost the lease does not discard the token of its next holder.

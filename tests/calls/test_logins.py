@@ -74,12 +74,28 @@ def test_each_pause_is_twice_the_last_up_to_the_longest(error: MobileMoneyError,
         now += pause
 
 
-@pytest.mark.parametrize(("later", "pause"), [(0.0, 20.0), (19.9, 20.0), (20.0, 10.0), (900.0, 10.0)])
-def test_a_pause_is_short_again_once_twice_its_length_has_passed(later: float, pause: float) -> None:
-    """A refusal of long ago does not lengthen this one."""
-    state = LoginState().failed(REFUSED, 0.0).failed(REFUSED, 10.0 + later)
-    assert state.refusal(before(10 + later + pause)) is not None
-    assert state.refusal(10 + later + pause) is None
+@pytest.mark.parametrize(
+    ("errors", "later", "pause"),
+    [
+        ((REFUSED, REFUSED), 0.0, 20.0),
+        ((REFUSED, REFUSED), 899.9, 20.0),
+        ((REFUSED, REFUSED), 900.0, 10.0),
+        ((FAILED, FAILED), 0.4, 0.5),
+        ((FAILED, FAILED), 0.5, 0.25),
+        ((FAILED, REFUSED), 600.0, 10.0),
+        ((REFUSED, FAILED), 600.0, 0.25),
+    ],
+)
+def test_a_pause_is_short_again_after_a_while(
+    errors: tuple[MobileMoneyError, MobileMoneyError], later: float, pause: float
+) -> None:
+    """A refusal of a quarter of an hour ago does not lengthen this one, nor a failure of twice its pause ago."""
+    state = LoginState().failed(errors[0], 0.0)
+    assert state.pause is not None
+    now = state.pause.until + later
+    state = state.failed(errors[1], now)
+    assert state.refusal(before(now + pause)) is not None
+    assert state.refusal(now + pause) is None
 
 
 def test_a_refusal_after_a_failure_pauses_for_its_own_time() -> None:
@@ -97,8 +113,8 @@ def test_a_renewal_that_fails_leaves_the_token_until_its_end() -> None:
     assert state.failed(REFUSED, 3595.0).renew_at == 3600.0
 
 
-@pytest.mark.parametrize(("later", "pauses"), [(59.9, True), (60.0, False), (3600.0, False)])
-def test_new_tokens_that_are_refused_twice_within_a_minute_begin_a_pause(later: float, pauses: bool) -> None:
+@pytest.mark.parametrize(("later", "pauses"), [(1799.9, True), (1800.0, False), (3600.0, False)])
+def test_new_tokens_that_are_refused_twice_within_half_an_hour_begin_a_pause(later: float, pauses: bool) -> None:
     """More logins would not help."""
     state = LoginState()
     for now in (100.0, 100.0 + later):
@@ -114,6 +130,17 @@ def test_only_the_newest_token_can_be_refused_and_only_a_replacement_counts() ->
     for now in (1.0, 2.0, 3.0):
         state = state.rejected(TOKEN, now, replacement=False).logged_in(TOKEN, 3600.0, began=now, now=now)
         assert state.refusal(now) is None
+
+
+def test_a_suspected_token_is_renewed_once_in_a_quarter_of_an_hour() -> None:
+    """A create's 401 that names no token costs no more logins than that, and an old token none."""
+    state = LoginState().logged_in(TOKEN, 3600.0, began=0.0, now=0.0)
+    assert state.suspected(OTHER, 1.0) is state
+    state = state.suspected(TOKEN, 1.0)
+    assert state.valid(1.0) is None and state.refusal(1.0) is None
+    state = state.logged_in(OTHER, 3600.0, began=2.0, now=2.0)
+    assert state.suspected(OTHER, before(901.0)) is state
+    assert state.suspected(OTHER, 901.0).valid(901.0) is None
 
 
 moments = st.floats(-100, 4000)

@@ -28,6 +28,7 @@ from mobilemoney_async import (
     UnexpectedResponse,
 )
 from tests.support.fakes import (
+    C2B,
     EMAIL,
     LOGIN,
     PASSWORD,
@@ -648,3 +649,82 @@ async def test_a_login_of_the_users_own_is_not_the_clients() -> None:
     assert result.access_token == "login-token-1"
     await look_up(client)
     assert transport.sent[-1].token != "login-token-1"
+
+
+# -- refused creates ---------------------------------------------------------------------------------------------------
+
+
+class Gate(LoginService):
+    """A service behind a proxy that answers creates with a page of its own under 401, and passes all else on."""
+
+    async def _answer(self, sent: Sent) -> Step:
+        return Response.html(401) if sent.path == C2B else await super()._answer(sent)
+
+
+@pytest.mark.parametrize("pause", [1.0, 120.0])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda client: client.with_options(timeout=5.0),
+        lambda client: client.with_options(deadline=60.0, extra_headers={"X-Trace": "1"}),
+        lambda client: client.with_options(retry=RetryPolicy(max_attempts=1)).with_options(timeout=7.0),
+    ],
+)
+async def test_a_proxy_that_answers_creates_costs_few_logins(copy: Any, pause: float) -> None:
+    """A token is not proven bad by a proxy's page: it is renewed once in a quarter of an hour, by any copy of a client.
+
+    And reads, which the proxy passes, go on.
+    """
+    transport = Gate()
+    client = log_in(transport)
+    start = anyio.current_time()
+    for _ in range(15):
+        with pytest.raises(AuthenticationError):
+            await pay(copy(client))
+        await look_up(copy(client))
+        await anyio.sleep(pause)
+    assert transport.logins <= 2 + (anyio.current_time() - start) / 900 + (anyio.current_time() - start) / 3540
+
+
+async def test_clients_with_one_login_object_share_what_was_learned_of_its_token() -> None:
+    """A client for each create is no way around the limit either."""
+    transport, auth = Gate(), LoginAuth(EMAIL, PASSWORD)
+    for _ in range(5):
+        async with make_client(transport, auth=auth, rate_limiter=RateLimiter(**WIDE)) as client:
+            with pytest.raises(AuthenticationError):
+                await pay(client)
+    assert transport.logins == 2
+
+
+@pytest.mark.parametrize("call", [look_up, pay])
+async def test_tokens_that_are_never_accepted_are_few_however_rare_the_calls_are(call: Any) -> None:
+    """A call every two minutes by a fresh copy of a client is not a login, or two, every two minutes."""
+    transport = LoginService()
+    transport.accepts_nothing = True
+    client = log_in(transport)
+    for _ in range(60):
+        with pytest.raises(InvalidToken):
+            await call(client.with_options(timeout=5.0))
+        await anyio.sleep(120)
+    assert transport.logins <= 32
+
+
+async def test_wrong_credentials_of_a_quiet_merchant_are_not_tried_with_each_call() -> None:
+    """The pauses grow, though the calls are two minutes apart."""
+    transport = LoginService(*[refusal("invalid_credentials", 401)] * 1000)
+    client = log_in(transport)
+    for _ in range(60):
+        with pytest.raises(InvalidCredentials):
+            await look_up(client)
+        await anyio.sleep(120)
+    assert transport.logins <= 14
+
+
+async def test_a_source_of_ones_own_learns_of_replacements_from_every_copy_of_a_client() -> None:
+    """`replacement` says the same, whether one client pays or a copy for each create."""
+    source = CountingSource()
+    client = make_client(FakeTransport(lambda sent: Response(401)), auth=source)
+    for timeout in (5.0, 6.0, 7.0):
+        with pytest.raises(AuthenticationError):
+            await pay(client.with_options(timeout=timeout))
+    assert source.refused == [("token-1", False), ("token-2", True), ("token-3", True)]

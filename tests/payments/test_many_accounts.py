@@ -1,5 +1,6 @@
 """Many merchants in one process: what their stores share, and what they do not."""
 
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -92,6 +93,20 @@ async def test_the_store_of_an_account_is_made_once(store_url: str) -> None:
     for name in ("", "x" * 201, 7):
         with pytest.raises(InvalidRequest, match="account must be"):
             store.for_account(name)  # type: ignore[arg-type]
+
+
+async def test_clients_of_an_account_share_its_locks_though_nobody_holds_its_store(store_url: str) -> None:
+    """`store=platform.for_account(…)`, written for each client: creates under one key wait in line all the same."""
+    platform = SQLStore(store_url, account="platform")
+    sandbox, parts = Sandbox(), set()
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            store = platform.for_account("shop-1")
+            parts.add(account_store(store))
+            await stack.enter_async_context(sandbox.client(store=store))
+            del store
+            gc.collect()
+    assert len(parts) == 1
 
 
 def test_every_account_encrypts_under_the_key_of_the_store() -> None:

@@ -413,6 +413,35 @@ async def test_tokens_that_are_refused_at_once_begin_a_pause_for_all(virtual_wor
 
 
 @pytest.mark.anyio
+async def test_creates_of_short_lived_processes_cost_few_logins(virtual_workers: Workers) -> None:
+    """A proxy that answers creates with a page under 401: a process for each create is not a login for each."""
+    service, poller = Service(), virtual_workers(Service())
+    poller.service = service
+    for _ in range(10):
+        worker = virtual_workers(service)
+        token = await worker.token()
+        worker.source.suspected(Secret(token))
+        assert await worker.token() == await poller.token()
+        await anyio.sleep(60)
+    assert len(service.logins) == 2
+
+
+@pytest.mark.anyio
+async def test_processes_that_suspect_a_token_at_once_renew_it_once(virtual_workers: Workers) -> None:
+    """None of them fails for it, and the one that comes last gets the others' new token."""
+    service = Service()
+    workers = [virtual_workers(service) for _ in range(3)]
+    assert await together(*workers) == ["token-1"] * 3
+    for worker in workers:
+        worker.source.suspected(Secret("token-1"))
+    assert await together(*workers) == ["token-2"] * 3
+    for worker in workers:
+        worker.source.suspected(Secret("token-2"))
+    assert await together(*workers) == ["token-2"] * 3
+    assert len(service.logins) == 2
+
+
+@pytest.mark.anyio
 async def test_a_token_refused_while_the_row_is_read_does_not_come_back(
     virtual_workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
