@@ -60,10 +60,6 @@ _REPEATING = {Action.RETRY, Action.HOLD_AND_RETRY, Action.RENEW_AND_REPLAY}
 class AttemptRecorder(Protocol):
     """Record of one call that moves money, on disk before the socket is touched."""
 
-    def takes_place(self) -> bool:
-        """Return whether `sending`, called next, takes the place under the rate limit. An error ends the call."""
-        ...
-
     async def sending(self, lives: float) -> float:
         """Record that an attempt of at most `lives` seconds is about to be sent; return in how many it must be.
 
@@ -283,10 +279,6 @@ class Pipeline:
             token = await self.token()
             if call.refusal is not None and token == call.refused:
                 raise call.refusal
-            call.token = token
-        self.wire.check_open()
-        if call.recorder is not None and call.recorder.takes_place():
-            return
         asked_at = anyio.current_time()
         await self.limiter.acquire(call.lane, ahead=call.ahead)
         if self._instrumentation is not None:

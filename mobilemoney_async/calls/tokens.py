@@ -32,9 +32,7 @@ Login: TypeAlias = Callable[[str, Secret], Awaitable[LoginResult]]
 class TokenSource(Protocol):
     """Source of the client's bearer token. Write your own where tokens come from a vault or a sidecar.
 
-    An exception of `token` leaves the call that needed it, which was then not sent. A source with a method
-    ``is_ready()``, which returns whether `token` would return one without waiting, saves creates with a store half of
-    their transactions.
+    An exception of `token` leaves the call that needed it, which was then not sent.
     """
 
     async def token(self, login: Login) -> str | Secret:
@@ -99,15 +97,6 @@ class Suspicions:
         source.rejected(token, replacement=is_replacement)
 
 
-@runtime_checkable
-class ReadySource(Protocol):
-    """Token source that knows whether it has a token at hand."""
-
-    def is_ready(self) -> bool:
-        """Return whether `token` would return one without a login, or another wait."""
-        ...
-
-
 def _to_bearer(value: str | Secret) -> Secret:
     return require_bearer("auth", value)
 
@@ -128,10 +117,6 @@ class TokenAuth:
     async def token(self, login: Login) -> Secret:
         """Return the token."""
         return self.value
-
-    def is_ready(self) -> bool:
-        """Return True."""
-        return True
 
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Do nothing: there is no other token."""
@@ -186,10 +171,6 @@ class LoginAuth:
         # logs in itself. While the lock is held, the others go on with the old token as long as it is valid.
         async with self._lock:
             return await self._renew(login)
-
-    def is_ready(self) -> bool:
-        """Return whether there is a token that need not be renewed yet."""
-        return self._state.fresh(anyio.current_time()) is not None
 
     async def _renew(self, login: Login) -> Secret:
         now = anyio.current_time()

@@ -36,14 +36,12 @@ class Statement:
         one: The statement for one row. Its bound parameters are the row: each has a type.
         by: The parameters that tell the answers to several rows apart; empty for one without an answer. What returns
             rows by itself, such as an INSERT, returns them as columns.
-        rank: Those of a lower rank are executed first.
         place: Returns the values of these parameters in a row of values.
         place_of: Returns them in an answer.
     """
 
     one: Any
     by: tuple[str, ...] = ()
-    rank: int = 0
     place: Callable[[Values], Any] = attrs.field(init=False)
     place_of: Callable[[sa.Row[Any]], Any] = attrs.field(init=False)
     _many: dict[str, tuple[Any, Callable[[Sequence[Values]], str]]] = attrs.field(factory=dict, init=False)
@@ -88,9 +86,6 @@ class Statement:
             return text
 
         return statement, encode
-
-
-_rank = attrgetter("rank")
 
 
 def over(statement: Any, table: sa.FromClause) -> Any:
@@ -138,8 +133,7 @@ class Bulk:
         asked: dict[Statement, list[Values]] = {}
         for statement, values in asks:
             asked.setdefault(statement, []).append(values)
-        for statement in sorted(asked, key=_rank):
-            rows = asked[statement]
+        for statement, rows in asked.items():
             found = {statement.place_of(row): row for row in statement.execute(self._connection, rows)}
             for values in rows:
                 place = statement.place(values)
@@ -156,22 +150,18 @@ class Bulk:
 
     def write(self, statement: Statement, row: tuple[Any, ...], values: Values) -> None:
         """Execute a statement that changes a row at the end, or before anything else changes or reads the same row."""
-        self._later.setdefault(statement, {})
-        statements = self._in_order()
-        if any(row in self._later[each] for each in statements[statements.index(statement) :]):
+        statements = list(self._later)
+        if statement in self._later and any(
+            row in self._later[each] for each in statements[statements.index(statement) :]
+        ):
             self.flush()  # else what comes later would be written sooner
         self._later.setdefault(statement, {})[row] = values
 
     def flush(self) -> None:
         """Write what is left to write."""
-        statements, later, self._later = self._in_order(), self._later, {}
-        for statement in statements:
-            if later[statement]:
-                statement.execute(self._connection, list(later[statement].values()))
-
-    def _in_order(self) -> list[Statement]:
-        """Return the statements that are left to write, as they are executed."""
-        return sorted(self._later, key=_rank)
+        later, self._later = self._later, {}
+        for statement, rows in later.items():
+            statement.execute(self._connection, list(rows.values()))
 
 
 def bulk_of(connection: sa.Connection) -> Bulk | None:

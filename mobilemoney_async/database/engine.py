@@ -159,7 +159,6 @@ class Database:
         *,
         durable: bool = False,
         writes: bool = True,
-        then: AfterCommit | None = None,
         joins: Sequence[str] = (),
         ahead: Ahead | None = None,
     ) -> tuple[T, float]:
@@ -169,7 +168,6 @@ class Database:
             work: As for `write`; its second argument returns that time. Call it once the rows are locked.
             durable: As for `write`.
             writes: Whether the work changes anything.
-            then: As for `write`.
             joins: As for `write`.
             ahead: As for `write`. All that a group asks is asked, and locked, before the time is read.
 
@@ -177,9 +175,7 @@ class Database:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
         """
         if self.dialect == "postgresql":
-            return await self._timed_by_server(
-                work, durable=durable, writes=writes, then=then, joins=joins, ahead=ahead
-            )
+            return await self._timed_by_server(work, durable=durable, writes=writes, joins=joins, ahead=ahead)
         host_ahead = _ahead_of_the_host()
         began_at, began = anyio.current_time() + host_ahead, time.monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
@@ -188,10 +184,7 @@ class Database:
         def timed(connection: sa.Connection) -> T:
             return work(connection, lambda: began_at + pace * (time.monotonic() - began))
 
-        if writes:
-            result = await self.write(timed, durable=durable, then=then, joins=joins, ahead=ahead)
-        else:
-            result = await self.read(timed)
+        result = await (self.write(timed, durable=durable, joins=joins, ahead=ahead) if writes else self.read(timed))
         return result, -host_ahead
 
     async def _timed_by_server(
@@ -200,7 +193,6 @@ class Database:
         *,
         durable: bool,
         writes: bool,
-        then: AfterCommit | None,
         joins: Sequence[str],
         ahead: Ahead | None,
     ) -> tuple[T, float]:
@@ -224,13 +216,9 @@ class Database:
                 clock()
             return result, seen, at
 
-        def end(result: tuple[T, float, float]) -> str | None:
-            return None if then is None else then(result[0])
-
-        if writes:
-            result, seen, at = await self.write(timed, durable=durable, then=end, joins=joins, ahead=ahead)
-        else:
-            result, seen, at = await self.read(timed)
+        result, seen, at = await (
+            self.write(timed, durable=durable, joins=joins, ahead=ahead) if writes else self.read(timed)
+        )
         # Everything since, the commit above all, took time of its own.
         return result, anyio.current_time() - (time.monotonic() - at) - seen
 

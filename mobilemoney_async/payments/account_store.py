@@ -6,15 +6,14 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import attrs
-import sqlalchemy as sa
 from anyio.lowlevel import current_token
 
 from mobilemoney_async.database.encryption import TokenCipher
-from mobilemoney_async.database.engine import Clock, Database
+from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import Ahead
 from mobilemoney_async.database.listener import CHANGES
 from mobilemoney_async.errors import StoreError
@@ -58,35 +57,6 @@ class KeyedLock:
         here = current_token()
         # A copy first, which is atomic: other threads add and remove names.
         return {name for loop, name in list(self._locks) if name != but or loop != here}
-
-
-@attrs.define(eq=False)
-class _Writing(Generic[T]):
-    """Transaction that changes payments, perhaps run more than once, and what follows its commit."""
-
-    store: AccountStore
-    then: Callable[[T], object] | None
-    _journal: Journal | None = None
-
-    def journal(self, connection: sa.Connection) -> Journal:
-        """Return the journal of one run."""
-        self._journal = Journal(connection, self.store.account, self.store.guard)
-        return self._journal
-
-    @property
-    def has_changes(self) -> bool:
-        return self._journal is not None and self._journal.has_changes
-
-    def end(self, result: T) -> str | None:
-        """Note the result after the commit; return the channel to notify."""
-        if self.then is not None:
-            self.then(result)
-        return CHANGES if self.has_changes else None
-
-    def stir(self) -> None:
-        """Wake the readers of the feed in this process."""
-        if self.has_changes:
-            stir_readers(self.store.database)
 
 
 @attrs.define(eq=False)
@@ -183,31 +153,24 @@ class AccountStore:
         `joins` is the key of the only payment that short work changes, or empty if it changes only the account's own
         row; it may then share a transaction.
         """
-        writing = _Writing(self, then)
-        result = await self.database.write(
-            lambda connection: work(writing.journal(connection)),
-            then=writing.end,
-            joins=self._place(joins),
-            is_end=is_end,
-            ahead=ahead,
-        )
-        writing.stir()
-        return result
+        has_changes = False
 
-    async def write_timed(
-        self, work: Callable[[Journal, Clock], T], *, then: Callable[[T], object], joins: str, ahead: Ahead
-    ) -> tuple[T, float]:
-        """Run durable work that needs the time which all processes share, as `write` and `Database.timed` do."""
-        writing = _Writing(self, then)
-        result, offset = await self.database.timed(
-            lambda connection, clock: work(writing.journal(connection), clock),
-            durable=True,
-            then=writing.end,
-            joins=self._place(joins),
-            ahead=ahead,
-        )
-        writing.stir()
-        return result, offset
+        def run(connection: Any) -> T:
+            nonlocal has_changes
+            journal = Journal(connection, self.account, self.guard)
+            result = work(journal)
+            has_changes = journal.has_changes
+            return result
+
+        def end(result: T) -> str | None:
+            if then is not None:
+                then(result)
+            return CHANGES if has_changes else None
+
+        result = await self.database.write(run, then=end, joins=self._place(joins), is_end=is_end, ahead=ahead)
+        if has_changes:
+            stir_readers(self.database)
+        return result
 
     def _place(self, key: str | None) -> Sequence[str]:
         return () if key is None else (self.account, key)

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import anyio
 import attrs
@@ -20,7 +20,6 @@ from anyio.lowlevel import checkpoint
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.database.bulk import Ask
-from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.threads import clock_stands_still
 from mobilemoney_async.errors import (
     APIError,
@@ -52,10 +51,7 @@ REFUSED_FOR_ALL = (AuthenticationError, PermissionDenied, RateLimitExceeded)
 
 
 class KeyTakenError(Exception):
-    """Loss of the key to another process, which has just changed its record, or other credentials: look again.
-
-    Also what keeps a payment from beginning at once.
-    """
+    """Loss of the key to another process, which has just changed its record, or other credentials: look again."""
 
 
 class NotEchoedError(Exception):
@@ -65,55 +61,6 @@ class NotEchoedError(Exception):
         super().__init__(problem)
         self.transaction_id = transaction_id
         self.sent_at = sent_at
-
-
-class JointPlace(Protocol):
-    """Place under the rate limit that is taken in the transaction which begins an attempt."""
-
-    @property
-    def asks(self) -> Sequence[Ask]:
-        """What the transaction asks first."""
-        ...
-
-    def is_free(self, connection: sa.Connection, clock: Clock) -> bool:
-        """Return whether there is one at this moment; from here to the commit it stays free."""
-        ...
-
-    def take(self, connection: sa.Connection) -> None:
-        """Take it."""
-        ...
-
-    def end(self, offset: float | None) -> None:
-        """Note the end of the transaction: `offset` as of `Database.timed`, or None if it was not taken."""
-        ...
-
-
-@runtime_checkable
-class JointLimiter(Protocol):
-    """Rate limiter whose places can be taken so."""
-
-    def has_capacity(self) -> bool:
-        """Return whether there may be a free place now."""
-        ...
-
-    def join(self) -> JointPlace | None:
-        """Return a place, perhaps a free one, or None if the last one has not ended, or requests are in line."""
-        ...
-
-
-@attrs.frozen
-class Opening:
-    """Parts of the transaction that begins a first attempt at once, without an earlier look at the record.
-
-    Attributes:
-        asks: What it asks first.
-        is_clear: Whether nothing is in the payment's way.
-        place: Its place under the rate limit.
-    """
-
-    asks: Sequence[Ask]
-    is_clear: Callable[[Journal], bool]
-    place: JointPlace
 
 
 @attrs.define(eq=False)
@@ -165,21 +112,6 @@ class RecordedAttempts:
     is_queued: bool = False
     asked_at: datetime | None = None  # as of `withdrawal`
     is_current: Callable[[], bool] = lambda: True
-    make_opening: Callable[[], Opening | None] | None = None  # if the first attempt begins at once
-    _opening: Opening | None = attrs.field(default=None, init=False)
-
-    def takes_place(self) -> bool:
-        """Return whether `sending`, which must follow now, takes the place under the rate limit.
-
-        Raises:
-            KeyTakenError: It was to do so, and there is no place, or there are other credentials by now.
-        """
-        if self.make_opening is None or self.attempt is not None:
-            return False
-        self._opening = self.make_opening() if self.is_current() else None
-        if self._opening is None:
-            raise KeyTakenError
-        return True
 
     async def sending(self, lives: float) -> float:
         """Record, durably, that the payment is about to be sent, in an attempt of at most `lives` seconds.
@@ -204,15 +136,12 @@ class RecordedAttempts:
 
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.
-            if self._opening is None:
-                await self.store.write(
-                    lambda journal: self._begin(journal, start, expected, longest),
-                    then=note,
-                    joins=self.request.key,
-                    ahead=lambda connection: self._ask(connection, start, expected, longest),
-                )
-            else:
-                await self._begin_at_once(self._opening, start, longest, note)
+            await self.store.write(
+                lambda journal: self._begin(journal, start, expected, longest),
+                then=note,
+                joins=self.request.key,
+                ahead=lambda connection: self._ask(connection, start, expected, longest),
+            )
             await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:
@@ -225,53 +154,21 @@ class RecordedAttempts:
             raise KeyTakenError
         return start.waited + _MARGIN
 
-    async def _begin_at_once(
-        self, opening: Opening, start: _Start, longest: float, note: Callable[[int | None], object]
-    ) -> None:
-        """Begin the first attempt in the transaction that looks and takes a place, or none."""
-
-        def begin(journal: Journal, clock: Clock) -> int | None:
-            if not (opening.is_clear(journal) and opening.place.is_free(journal.connection, clock)):
-                return None
-            attempt = self._begin(journal, start, None, longest, has_looked=True)
-            if attempt is not None:
-                opening.place.take(journal.connection)
-            return attempt
-
-        def ask(connection: sa.Connection) -> Sequence[Ask]:
-            # The lock first: who waited for it sees what the other one has begun.
-            return [*opening.place.asks, *opening.asks, *self._ask(connection, start, None, longest, has_looked=True)]
-
-        self._opening, taken = None, None
-        try:
-            attempt, offset = await self.store.write_timed(begin, then=note, joins=self.request.key, ahead=ask)
-            taken = None if attempt is None else offset
-        finally:
-            opening.place.end(taken)
-
-    def _ask(
-        self, connection: sa.Connection, start: _Start, expected: int | None, lives: float, *, has_looked: bool = False
-    ) -> Sequence[Ask]:
+    def _ask(self, connection: sa.Connection, start: _Start, expected: int | None, lives: float) -> Sequence[Ask]:
         """Return what `_begin` asks first."""
         if expected is not None:
             return ()
-        sent_at, guard = start.note(connection), self.store.guard
-        return asked_by_begin(
-            guard, connection.dialect.name, self.request, sent_at=sent_at, lives=lives, has_looked=has_looked
-        )
+        sent_at = start.note(connection)
+        return asked_by_begin(self.store.guard, connection.dialect.name, self.request, sent_at=sent_at, lives=lives)
 
-    def _begin(
-        self, journal: Journal, start: _Start, expected: int | None, lives: float, *, has_looked: bool = False
-    ) -> int | None:
+    def _begin(self, journal: Journal, start: _Start, expected: int | None, lives: float) -> int | None:
         """Begin an attempt, as `Journal.begin` does."""
         self.sent_at = sent_at = start.time(journal.connection)
 
         def is_wanted(record: PaymentRecord) -> bool:
             return withdrawal(record, sent_at, asked_at=self.asked_at) is None
 
-        return journal.begin(
-            self.request, expected=expected, sent_at=sent_at, lives=lives, is_wanted=is_wanted, has_looked=has_looked
-        )
+        return journal.begin(self.request, expected=expected, sent_at=sent_at, lives=lives, is_wanted=is_wanted)
 
     async def answered(self, answer: Acknowledgement) -> None:
         """Record the transaction's id, durably. The pipeline calls it inside a shield.

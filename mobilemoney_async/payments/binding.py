@@ -160,11 +160,6 @@ class Binding:
             await self._bind(facts, name, is_lenient=is_lenient)
         self._memory.admitted = name
 
-    def is_admitted(self, facts: AccountFacts) -> bool:
-        """Return whether the account is bound to the credentials for which `require_bound` has last raised nothing."""
-        is_here = facts.newest is not None and facts.host == self._host
-        return is_here and self._memory.admitted in (facts.credentials or "").split()
-
     def is_current(self) -> bool:
         """Return whether the credentials in use now are those for which `require_bound` has last raised nothing."""
         return self._named is None or self._named.name == self._memory.admitted

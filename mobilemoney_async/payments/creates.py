@@ -2,8 +2,6 @@
 
 Invariants:
 - The record SENDING is committed before the pipeline touches a socket, and only if `records` allows it.
-- A payment *begins at once* where most do: the look at its record, the place under the rate limit and SENDING are one
-  transaction. Where that finds anything in the way, it changes nothing, and each of the three has its own.
 - The end of a request is recorded inside a shield: an answer, a refusal, a failure, and a cancellation too. An end that
   cannot be recorded, since the database is away, is kept in memory and written before anything else; until then the row
   is SENDING, which other processes count as unknown once it is stale.
@@ -23,7 +21,6 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import anyio
@@ -31,25 +28,19 @@ import attrs
 import msgspec
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
-from mobilemoney_async.calls.tokens import ReadySource
 from mobilemoney_async.contract.codec import encode
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import (
+    DuplicateSuspected,
     MobileMoneyError,
     OutcomeUnknown,
     RequestTimeout,
     StoreError,
 )
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.attempts import (
-    JointLimiter,
-    KeyTakenError,
-    NotEchoedError,
-    Opening,
-    RecordedAttempts,
-)
+from mobilemoney_async.payments.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
 from mobilemoney_async.payments.binding import asked_by_look
 from mobilemoney_async.payments.duplicates import duplicate_suspected
 from mobilemoney_async.payments.evidence import names
@@ -83,7 +74,7 @@ _MOST_NAMED = 3
 class _Progress:
     """Progress of a create, for the error at its deadline."""
 
-    is_waiting: bool = True  # before it looks at the record of its key
+    is_waiting: bool = True  # for the record of its key
     is_looking: bool = False
     is_comparing: bool = False
     earlier: PaymentRecord | None = None
@@ -111,9 +102,6 @@ class IdempotentCreates:
         self._pipeline = attrs.evolve(pipeline, options=attrs.evolve(pipeline.options, deadline=None))
         self._reconciler = reconciler
         self._recovery = recovery
-        limiter, tokens = pipeline.limiter, pipeline.tokens
-        self._limiter = limiter if isinstance(limiter, JointLimiter) else None
-        self._tokens = tokens if isinstance(tokens, ReadySource) else None
 
     async def create(
         self,
@@ -149,13 +137,12 @@ class IdempotentCreates:
             with anyio.CancelScope(shield=True), suppress(StoreError):
                 await self._recovery.leave_to_reconcile()
         late = RequestTimeout(said, outcome="not_sent")
-        if progress.is_waiting and (progress.attempts is None or progress.attempts.attempt is None):
+        if progress.is_waiting:
             # Another call under this key may have sent it. One query: it does not wait for that call.
-            progress.attempts = None
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), suppress(DuplicateSuspected):
                 progress.earlier, acknowledgement, _ = await self._look_up(request)
-            if acknowledgement is not None:
-                return acknowledgement
+                if acknowledgement is not None:
+                    return acknowledgement
         if progress.unknown_since is None:
             raise late
         late.outcome = "unknown"
@@ -170,17 +157,11 @@ class IdempotentCreates:
         async with AsyncExitStack() as locks:
             # Always the key first: two creates cannot wait for each other.
             await locks.enter_async_context(self._store.locks.hold(request.key))
-            progress.is_waiting = False
             await locks.enter_async_context(self._store.locks.hold(kind))
-            # A queued payment has a record.
-            at_once = progress.asked_at is not None and self._may_begin_at_once()
-            progress.is_waiting = at_once
             while True:
-                expected = None
-                if not at_once:
-                    expected, acknowledgement = await self._clear(request, progress)
-                    if acknowledgement is not None:
-                        return acknowledgement
+                expected, acknowledgement = await self._clear(request, progress)
+                if acknowledgement is not None:
+                    return acknowledgement
                 progress.attempts = attempts = RecordedAttempts(
                     self._store,
                     request,
@@ -190,51 +171,15 @@ class IdempotentCreates:
                     is_queued=progress.earlier is not None and progress.earlier.state is PaymentState.QUEUED,
                     asked_at=progress.asked_at,
                     is_current=self._recovery.binding.is_current,
-                    make_opening=partial(self._opening, request) if at_once else None,
                 )
                 try:
                     return await self._pipeline.call(
                         endpoint, body=dict(body), idempotency_key=request.key, recorder=attempts
                     )
                 except KeyTakenError:
-                    at_once = False
+                    progress.attempts, progress.is_waiting = None, True
                 except NotEchoedError as exc:
                     return await self._identify(request, exc)
-                except Exception as exc:
-                    if not at_once or attempts.attempt is not None:
-                        raise
-                    # A failure before the first look: what the store knows of the payment matters more.
-                    record, acknowledgement, _ = await self._look_up(request)
-                    if acknowledgement is not None:
-                        return acknowledgement
-                    if record is not None and record.is_unresolved:
-                        raise _unknown(record) from exc
-                    raise
-
-    def _may_begin_at_once(self) -> bool:
-        """Return whether a payment may be begun in the transaction that looks at its record."""
-        return (
-            self._limiter is not None
-            and self._limiter.has_capacity()
-            # Without a login before the look: the payment may have been made long ago.
-            and self._tokens is not None
-            and self._tokens.is_ready()
-            and self._recovery.memory.admitted is not None
-            and not self._store.unwritten
-        )
-
-    def _opening(self, request: PaymentRequest) -> Opening | None:
-        """Return the parts of that transaction, or None if there is no place under the rate limit."""
-        newest, now = self._store.newest, self._pipeline.utcnow()
-        place = None if self._limiter is None else self._limiter.join()
-        if place is None:
-            return None
-
-        def is_clear(journal: Journal) -> bool:
-            facts, has_conflicts = self._recovery.binding.look_with_conflicts(journal, request, newest)
-            return not has_conflicts and self._recovery.is_admitted(facts, now)
-
-        return Opening(asked_by_look(self._store.account, request), is_clear, place)
 
     async def aclose(self) -> None:
         """Write the write-behind buffer, or log the payments without a recorded result."""
@@ -255,7 +200,7 @@ class IdempotentCreates:
         pause, has_looked = _FIRST_LOOK, False
         while True:
             record, acknowledgement, facts = await self._look_up(request)
-            progress.earlier, progress.attempts, progress.is_waiting = record, None, False
+            progress.earlier, progress.is_waiting = record, False
             if acknowledgement is not None:
                 return None, acknowledgement
             now = self._pipeline.utcnow()
@@ -294,8 +239,8 @@ class IdempotentCreates:
         try:
             await self._recovery.binding.require_bound(facts)
             await self._reconciler.look_for(record)
-        except MobileMoneyError as exc:
-            # A failure now, the store's own included, proves nothing about the earlier request.
+        except Exception as exc:
+            # A failure now, of the store or of a token source too, proves nothing about the earlier request.
             raise _unknown(record) if record.is_unresolved else _no_look(record, "the list cannot be read") from exc
 
     async def _refuse(self, record: PaymentRecord, answer: Clearance) -> MobileMoneyError:

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import is_same_payment
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.bulk import Ask, Statement, answer, bulk_of, write
+from mobilemoney_async.database.bulk import Ask, Statement, answer, write
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     accounts,
@@ -132,8 +132,7 @@ _NOTE = Statement(
             sa.func.coalesce(*_parameters(history, "number"), _last_number + 1, 1),
             *_parameters(history, "at", "what", "source", "detail"),
         ),
-    ),
-    rank=1,
+    )
 )
 _before = (
     sa.select(sa.func.max(changes.c.at))
@@ -151,8 +150,7 @@ _PUBLISH = Statement(
             # Clocks of processes may differ a little: the changes of a payment are ordered by their times.
             sa.case((_before > _at, _before), else_=_at),
         ),
-    ),
-    rank=2,
+    )
 )
 _PUBLISH_AT = changes.insert().values(entry=_last_number).inline()
 _LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
@@ -250,7 +248,6 @@ class Journal:
         sent_at: datetime,
         lives: float,
         is_wanted: Callable[[PaymentRecord], bool] | None = None,
-        has_looked: bool = False,
     ) -> int | None:
         """Record that a payment is about to be sent, and return the attempt's number; None if another was faster.
 
@@ -261,7 +258,6 @@ class Journal:
             sent_at: Now.
             lives: The longest that the request can be on its way, seconds.
             is_wanted: Whether its record, as it is now, may still be sent; None for any.
-            has_looked: Whether this transaction has seen that there is no record, and no duplicate.
 
         Raises:
             DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
@@ -272,7 +268,7 @@ class Journal:
         checks = (self.guard or DuplicateGuard(self.account)).parameters(self.connection, request, sent_at)
         # The unique indexes decide between processes, whatever was read before.
         if expected is None:
-            is_begun = self._insert(request, sending, checks, has_looked=has_looked)
+            is_begun = self._insert(request, sending, checks)
         else:
             is_begun = self._send_again(request, expected, sending, checks, is_wanted)
         if not is_begun:
@@ -464,15 +460,9 @@ class Journal:
         self.connection.execute(insert_missing(changes, self.connection.dialect.name), values)
         self.has_changes = True
 
-    def _insert(
-        self, request: PaymentRequest, sending: Mapping[str, Any], checks: Mapping[str, Any], *, has_looked: bool
-    ) -> bool:
+    def _insert(self, request: PaymentRequest, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Make a row and return True, or return False if a unique index forbids it."""
-        statement, row = _insertion(self.connection.dialect.name, self.account, request, sending)
-        if has_looked and bulk_of(self.connection) is not None:
-            # With those of others. Where an index forbids it, since another process was faster, each runs alone.
-            self._write(_unseen(tuple(row)), request.key, row)
-        elif answer(self.connection, statement, row) is None:
+        if answer(self.connection, *_insertion(self.connection.dialect.name, self.account, request, sending)) is None:
             return False
         self._check(checks)
         return True
@@ -531,15 +521,7 @@ def _inserted(dialect: str, names: tuple[str, ...]) -> Statement:
     row = sa.select(*_parameters(payments, *names)).where(sa.text("1 = 1"))
     key = (_columns.account.label("of_account"), _columns.key.label("of_key"))
     insert = insert_missing(payments, dialect).from_select(list(names), row)
-    # After the looks of others in the same transaction: it is no payment of another process.
-    return Statement(insert.returning(*key), by=("of_account", "of_key"), rank=1)
-
-
-@functools.cache
-def _unseen(parameters: tuple[str, ...]) -> Statement:
-    """Return the statement that makes a row, and fails if a unique index forbids it."""
-    names = [name.removeprefix("of_") for name in parameters]
-    return Statement(payments.insert().from_select(names, sa.select(*_parameters(payments, *names))))
+    return Statement(insert.returning(*key), by=("of_account", "of_key"))
 
 
 @functools.cache
@@ -568,14 +550,13 @@ def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
 
 
 def asked_by_begin(
-    guard: DuplicateGuard, dialect: str, request: PaymentRequest, *, sent_at: datetime, lives: float, has_looked: bool
+    guard: DuplicateGuard, dialect: str, request: PaymentRequest, *, sent_at: datetime, lives: float
 ) -> Sequence[Ask]:
     """Return what `Journal.begin` asks first about a payment without a record."""
     checks = guard.known_parameters(request, sent_at)
     if checks is None:
         return ()
-    asked = [] if has_looked else [_insertion(dialect, guard.account, request, _sending(sent_at, lives))]
-    return [*asked, (_CHECKS, checks)]
+    return _insertion(dialect, guard.account, request, _sending(sent_at, lives)), (_CHECKS, checks)
 
 
 def kind(account: str, request: PaymentRequest) -> Mapping[str, str]:

@@ -158,14 +158,6 @@ class Recovery:
                 raise wait(f"has to be compared with the service before a disbursement, but {exc}") from exc.__cause__
         return False
 
-    def is_admitted(self, facts: AccountFacts, now: datetime) -> bool:
-        """Return whether a payment may be sent without `admit`, by the facts of the transaction that begins it."""
-        if not self.binding.is_admitted(facts):
-            return False
-        if self._store.sole_writer is False:
-            return True
-        return facts.gap_at is None and suspicion(facts, now, grace=self._store.grace) is None
-
     async def leave_to_reconcile(self) -> None:
         """Leave a comparison to `resume`, since it takes longer than the deadline of a create."""
         self._put_off(_BACKOFF, f"{_UNREADABLE}: no answer came in time")

@@ -111,10 +111,6 @@ class AccountAuth:
                 raise
         return await renewed.token(login)
 
-    def is_ready(self) -> bool:
-        """Return whether there is a token that was not refused, and need not be renewed yet."""
-        return self._source is not None and not self._is_refused and self._source.is_ready()
-
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Note that the service refused a token; one that was issued may have been replaced."""
         source = self._source

@@ -7,8 +7,7 @@ Invariant: a slot is used by one request, within `_slack` of its time, or by non
 
 Critical section: only the timekeeper asks the database, so a process has at most one transaction under way, and none
 while no request waits. During it other tasks may join and leave the queue, and call `hold`. Other processes wait for
-the row's lock, which is held from the first statement to the commit. Beside it one payment at a time may take a free
-place in the transaction that records it (`join`).
+the row's lock, which is held from the first statement to the commit.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import math
 import os
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import anyio
 import attrs
@@ -27,7 +26,7 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from mobilemoney_async.calls.bucket import Bucket, Usage
 from mobilemoney_async.calls.limiter import LaneQueue, Limiter, RateLimiter
 from mobilemoney_async.contract.endpoints import Priority
-from mobilemoney_async.database.bulk import Ask, Statement, answer, write
+from mobilemoney_async.database.bulk import Statement, answer, write
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import budgets, lock_row
 from mobilemoney_async.errors import StoreError
@@ -36,8 +35,6 @@ from mobilemoney_async.sharing.budget import InLine, Limit, Reservation, Reserva
 from mobilemoney_async.values import require_seconds
 
 _ASK_AT_ONCE = -math.inf
-# Seconds ahead of a slot that is used now.
-_AT_ONCE = 0.001
 _LOCKED = Statement(
     sa.select(budgets).where(budgets.c.account == sa.bindparam("of_account")).with_for_update(), by=("of_account",)
 )
@@ -147,7 +144,6 @@ class SharedLimiter:
         self._on_record: frozenset[Priority] = frozenset()
         self._is_asking = False
         self._is_outdated = False
-        self._has_joined = False
         self._delay = self._last_delay = 0.0
 
     def has_capacity(self) -> bool:
@@ -170,19 +166,6 @@ class SharedLimiter:
         now = self._now()
         if not self._queue.take_free(now):
             await self._queue.wait(priority, now, ahead=ahead)
-
-    def join(self) -> _JoinedPlace | None:
-        """Return a place that may be taken in a transaction of the caller's; see `payments.attempts.JointLimiter`."""
-        if self._has_joined or not self.has_capacity():
-            return None
-        self._has_joined = True
-        return _JoinedPlace(self, self._account, self._request({Priority.PAYMENT: InLine(1, 0.0)}))
-
-    def leave(self, reservation: Reservation | None, offset: float) -> None:
-        """Note the end of the transaction that `join` was for, and what was used there."""
-        self._has_joined = False
-        if reservation is not None:
-            self._slots.put(attrs.evolve(reservation, slots=()), offset + self._now() - anyio.current_time())
 
     def _now(self) -> float:
         return self._queue.now()
@@ -215,9 +198,10 @@ class SharedLimiter:
 
     async def _ask(self) -> None:
         now, held_until = self._now(), self._slots.held_until
-        lines = self._queue.lines().items()
-        request = attrs.evolve(
-            self._request({priority: InLine(line.length, now - line.since) for priority, line in lines}),
+        request = ReservationRequest(
+            process=f"{self._name}-{os.getpid()}",
+            limit=self._limit,
+            waiting={priority: InLine(line.length, now - line.since) for priority, line in self._queue.lines().items()},
             delay=self._delay,
             hold=0.0 if held_until is None else max(0.0, held_until - now),
             unused=tuple(self._slots.unused),
@@ -243,64 +227,21 @@ class SharedLimiter:
         again = reservation.ask_again_at
         self._ask_at = _ASK_AT_ONCE if again is None or self._is_outdated else again + offset
 
-    def _request(self, waiting: Mapping[Priority, InLine]) -> ReservationRequest:
-        return ReservationRequest(process=f"{self._name}-{os.getpid()}", limit=self._limit, waiting=waiting)
-
     async def _reserve(self, request: ReservationRequest) -> tuple[Reservation, float, float]:
         """Return the reservation, the store's time, and the seconds to add to that to get the queue's."""
         account = {"of_account": self._account}
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[Reservation, float]:
-            state, reservation, now = _reserve(connection, account, request, clock)
-            _save(connection, account, state)
+            row = answer(connection, _LOCKED, account)
+            if row is None:
+                row = lock_row(connection, budgets, {"account": self._account}, state="")
+            # From here to the commit no other process of the account reserves.
+            now = clock()
+            state, reservation = reserve(row.state or None, request, now)
+            write(connection, _UPDATE, (self._account,), {**account, "of_state": state})
             return reservation, now
 
         (reservation, seen_at), offset = await self._database.timed(
             work, joins=(self._account,), ahead=lambda _: [(_LOCKED, account)]
         )
         return reservation, seen_at, offset + self._now() - anyio.current_time()
-
-
-class _JoinedPlace:
-    """Place of one payment, taken in a transaction of the caller's: see `payments.attempts.JointPlace`."""
-
-    def __init__(self, limiter: SharedLimiter, account: str, request: ReservationRequest) -> None:
-        self._limiter = limiter
-        self._account = {"of_account": account}
-        self._request = request
-        self._reserved: tuple[str, Reservation] | None = None
-
-    @property
-    def asks(self) -> Sequence[Ask]:
-        return [(_LOCKED, self._account)]
-
-    def is_free(self, connection: sa.Connection, clock: Clock) -> bool:
-        state, reservation, now = _reserve(connection, self._account, self._request, clock)
-        self._reserved = state, reservation
-        # Never one for later: the record would say for so long that the payment is on its way.
-        return bool(reservation.slots) and reservation.slots[0] <= now + _AT_ONCE
-
-    def take(self, connection: sa.Connection) -> None:
-        assert self._reserved is not None
-        _save(connection, self._account, self._reserved[0])
-
-    def end(self, offset: float | None) -> None:
-        taken = None if offset is None or self._reserved is None else self._reserved[1]
-        self._limiter.leave(taken, offset or 0.0)
-
-
-def _reserve(
-    connection: sa.Connection, account: Mapping[str, str], request: ReservationRequest, clock: Clock
-) -> tuple[str, Reservation, float]:
-    """Return the row after a reservation, the reservation, and the time of the store, without writing the row."""
-    row = answer(connection, _LOCKED, account)
-    if row is None:
-        row = lock_row(connection, budgets, {"account": account["of_account"]}, state="")
-    # From here to the commit no other process of the account reserves.
-    now = clock()
-    state, reservation = reserve(row.state or None, request, now)
-    return state, reservation, now
-
-
-def _save(connection: sa.Connection, account: Mapping[str, str], state: str) -> None:
-    write(connection, _UPDATE, (account["of_account"],), {**account, "of_state": state})

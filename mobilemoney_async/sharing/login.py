@@ -129,10 +129,6 @@ class SharedLogin:
         async with self._lock:
             return await self._renew(login)
 
-    def is_ready(self) -> bool:
-        """Return whether there is a token in memory that need not be renewed yet."""
-        return self._state.fresh(anyio.current_time()) is not None
-
     def rejected(self, token: Secret, *, replacement: bool) -> None:
         """Forget a token, unless a newer one has taken its place; other processes do so with the next login."""
         if token == self._state.token:

@@ -317,9 +317,6 @@ class Recorder:
     noted: list[tuple[CallOutcome | None, str | None]] = attrs.field(factory=list)
     lives: float = 0.0
 
-    def takes_place(self) -> bool:
-        return False
-
     async def sending(self, lives: float) -> float:
         self.lives = lives
         if self.on_sending is not None:

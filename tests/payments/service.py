@@ -192,7 +192,8 @@ class Outage:
         away: Whether it is away now: nothing works.
         fails: Which writes of payments fail, by their number from 1.
         lies: Which writes succeed, and say that they failed.
-        slow: How long each write takes, virtual seconds.
+        slow: How long each write of payments takes, virtual seconds.
+        slow_reads: How long each read takes.
         writes: How many were tried.
     """
 
@@ -201,7 +202,7 @@ class Outage:
         self.fails = fails
         self.lies: Callable[[int], bool] = lambda number: False
         self.away = False
-        self.slow = 0.0
+        self.slow = self.slow_reads = 0.0
         self.writes = 0
         database.write = self._try_write  # type: ignore[method-assign]
         database.read = self._try_read  # type: ignore[method-assign]
@@ -222,6 +223,7 @@ class Outage:
         return done
 
     async def _try_read(self, work: Any, **options: Any) -> Any:
+        await anyio.sleep(self.slow_reads)
         if self.away:
             raise StoreError("the store failed: away", outcome="not_sent")
         return await self._read(work, **options)

@@ -97,7 +97,7 @@ async def test_payments_that_are_made_together_are_recorded_as_if_alone(store_ur
         assert [each.state for each in changes if each.key == record.key] == ["SENDING", "ACKNOWLEDGED"]
         assert record.sent_at == record.created_at == record.history[0].at
     assert any("json_" in text for text in texts)
-    assert len(texts) < 9 * COUNT  # and some 20 for each that begins at once, alone
+    assert len(texts) < 6 * COUNT
 
 
 async def test_two_answers_with_one_transaction_are_one_payment(store_url: str) -> None:

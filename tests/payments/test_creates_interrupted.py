@@ -16,10 +16,12 @@ from mobilemoney_async import (
     Acknowledgement,
     AsyncClient,
     DuplicateSuspected,
+    IdempotencyConflict,
     MobileMoneyError,
     OutcomeUnknown,
     PermissionDenied,
     RequestTimeout,
+    Secret,
     StoreError,
 )
 from mobilemoney_async.payments.journal import Journal
@@ -263,6 +265,24 @@ async def _expect(client: AsyncClient, error: type[MobileMoneyError], outcome: s
     assert (caught.value.outcome, caught.value.idempotency_key) == (outcome, key)
 
 
+class Vault:
+    """Source of a token, which takes `seconds`, and fails if there is a `failure`."""
+
+    def __init__(self, token: str) -> None:
+        self._token = Secret(token)
+        self.seconds = 0.0
+        self.failure: Exception | None = None
+
+    async def token(self, login: object) -> Secret:
+        await anyio.sleep(self.seconds)
+        if self.failure is not None:
+            raise self.failure
+        return self._token
+
+    def rejected(self, token: Secret, *, replacement: bool) -> None:
+        """Do nothing."""
+
+
 @pytest.mark.parametrize("stop", ["asyncio scope", "trio scope"], indirect=True)
 class TestDeadline:
     """The deadline of a call holds at every stage, and its error says whether something may have been sent."""
@@ -364,6 +384,75 @@ class TestDeadline:
         async with world.client(store, deadline=1.5) as client:
             await _expect(client, RequestTimeout, "not_sent")
         assert world.sent == 0
+
+    async def test_after_another_process_has_taken_the_key(self, sqlite_file_url: str) -> None:
+        """While it waits for a token, the payment is sent elsewhere, and its answer is lost: it may have been made."""
+        world = make_world(sqlite_file_url)
+        store, vault = world.store(), Vault(world.sandbox.token)
+        await bind(world)
+        outage = Outage(account_store(store).database)
+        world.sandbox.script(faults.lost(processed=True), on="c2b")
+        async with world.client(timeout=1.0) as client, world.client(store, auth=vault, deadline=5.0) as hasty:
+            await hasty.payments.rebind(note="Asha")
+            vault.seconds = 2.0  # asked for twice, before and after its place in line
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_expect, hasty, OutcomeUnknown, "unknown")
+                await anyio.sleep(1)
+                await _expect(client, OutcomeUnknown, "unknown")
+                outage.slow_reads = 3.0  # so that the next look ends after the deadline
+        assert world.sent == 1
+
+
+@pytest.mark.parametrize("stop", ["asyncio scope", "trio scope"], indirect=True)
+class TestKnown:
+    """What the store knows of a key is the answer, whatever fails or takes too long."""
+
+    async def _prepare(self, world: World, client: AsyncClient) -> None:
+        await create(client, "acknowledged")
+        world.sandbox.script(faults.lost(processed=True), on="c2b")
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(**{**ORDER, "amount": 2000}, idempotency_key="unknown")
+
+    async def _require(self, client: AsyncClient) -> None:
+        assert (await create(client, "acknowledged")).transaction_id
+        with pytest.raises(IdempotencyConflict):
+            await client.collections.create(**{**ORDER, "amount": 3000}, idempotency_key="acknowledged")
+        with pytest.raises(OutcomeUnknown):
+            await client.collections.create(**{**ORDER, "amount": 2000}, idempotency_key="unknown")
+
+    @pytest.mark.parametrize(
+        ("failure", "deadline", "new"),
+        [
+            (ConnectionError("vault"), None, ConnectionError),
+            (StoreError("away", outcome="not_sent"), None, StoreError),
+            (ConnectionError("vault"), 0.5, RequestTimeout),
+        ],
+    )
+    async def test_without_a_token(
+        self, sqlite_file_url: str, failure: Exception, deadline: float | None, new: type[Exception]
+    ) -> None:
+        world = make_world(sqlite_file_url)
+        vault = Vault(world.sandbox.token)
+        async with world.client(auth=vault) as client:
+            await self._prepare(world, client)
+            vault.seconds, vault.failure = 1.0, failure
+            hasty = client.with_options(deadline=deadline)
+            await self._require(hasty)
+            with pytest.raises(new):
+                await create(hasty, "new")
+        assert world.sent == 2
+
+    @pytest.mark.parametrize("seconds", [0.6, 0.95, 3.0])
+    async def test_by_a_slow_store(self, sqlite_file_url: str, seconds: float) -> None:
+        """The deadline comes during its first transaction, or a later one."""
+        world = make_world(sqlite_file_url)
+        store = world.store()
+        async with world.client(store) as client:
+            await self._prepare(world, client)
+            outage = Outage(account_store(store).database)
+            outage.slow = outage.slow_reads = seconds
+            await self._require(client.with_options(deadline=1.0))
+        assert world.sent == 2
 
 
 # The database away

@@ -115,8 +115,6 @@ class TheService:
 
     options: Any = attrs.field(factory=attrs.make_class("Options", {"deadline": attrs.field(default=None)}))
     on_event: None = None
-    limiter: None = None
-    tokens: None = None
 
     def utcnow(self) -> datetime:
         return LATER

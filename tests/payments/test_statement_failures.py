@@ -93,12 +93,6 @@ async def nothing(world: World, client: AsyncClient) -> None:
     assert await client.payments.get(KEY) is None
 
 
-async def known(world: World, client: AsyncClient) -> None:
-    """Make two other payments, by which the process comes to know the account: a later one begins at once."""
-    for number in range(2):
-        await client.collections.create(**{**ORDER, "amount": 500 + number}, idempotency_key=f"earlier-{number}")
-
-
 async def not_sent(world: World, client: AsyncClient) -> None:
     """Let the first attempt fail, provably not sent."""
     world.line.refuse = 4
@@ -147,7 +141,6 @@ async def cancel(client: AsyncClient) -> None:
 
 CASES: dict[str, tuple[Callable[[World, AsyncClient], Awaitable[None]], Callable[[AsyncClient], Awaitable[None]]]] = {
     "first create": (nothing, create),
-    "create of a known account": (known, create),
     "create again": (not_sent, create),
     "create from the queue": (queued, create),
     "create after a lost answer": (lost, create),
@@ -187,7 +180,7 @@ async def _run(url: str, case: str, fault: Fault) -> None:
     store = world.store(account=f"account-{next(_accounts)}")
     async with world.client(store) as client:
         await prepare(world, client)
-        sent, failure, others = world.sent, None, 2 * (prepare is known)
+        sent, failure = world.sent, None
         with fault.armed(), anyio.fail_after(600):
             try:
                 await call(client)
@@ -211,7 +204,7 @@ async def _run(url: str, case: str, fault: Fault) -> None:
         record = await client.payments.get(KEY)
         assert record is not None, where
         if case != "cancel":
-            assert [record.transaction_id] == world.made[others:], where
+            assert [record.transaction_id] == world.made, where
         else:
             assert str(record.state) in {"QUEUED", "CANCELLED"}, where
             assert world.made == []
