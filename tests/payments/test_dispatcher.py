@@ -250,13 +250,13 @@ async def test_unknown_results_in_a_row_let_the_rest_of_the_queue_wait(
     world, events = make_world(sqlite_file_url), list[Event]()
     world.sandbox.script(faults.drop(processed=False), on="c2b", times=1000)
     async with world.client(SQLStore(sqlite_file_url, account="shop-1"), on_event=events.append) as client:
-        await enqueue(client, 40)
-        async with client.dispatcher() as dispatcher:
-            await anyio.sleep(600)
+        await enqueue(client, 20)
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(200)
             assert 5 <= dispatcher.stats.sent <= 14
             assert [reason.partition(":")[0] for reason in pauses(events)] == ["5 results in a row are unknown"]
             world.sandbox.clear_script()
-            await anyio.sleep(400)
+            await anyio.sleep(170)
             assert dispatcher.stats.queued == 0
         assert sum(each.state is PaymentState.UNKNOWN for each in await client.payments.list()) <= 14
     assert "queued payment 'k00' of account 'shop-1' has an unknown result" in caplog.text

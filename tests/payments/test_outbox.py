@@ -60,7 +60,7 @@ async def state(client: AsyncClient, key: str) -> PaymentState | None:
     return None if record is None else record.state
 
 
-async def dispatch(client: AsyncClient, seconds: float = 60, **options: Any) -> Dispatcher:
+async def dispatch(client: AsyncClient, seconds: float = 12, **options: Any) -> Dispatcher:
     async with client.dispatcher(**options) as dispatcher:
         await anyio.sleep(seconds)
     return dispatcher
@@ -286,7 +286,7 @@ async def test_what_cannot_be_sent_goes_back_to_the_queue(store_url: str) -> Non
     world = make_world(store_url)
     async with world.client() as client:
         await client.payments.enqueue(**ORDER, idempotency_key="a")
-        world.line.refuse = 10
+        world.line.refuse = 4
         async with client.dispatcher():
             with anyio.fail_after(600):
                 while await state(client, "a") is not PaymentState.ACKNOWLEDGED:
@@ -303,7 +303,7 @@ async def test_while_nothing_can_be_sent_the_dispatcher_says_so_and_tries_again(
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
         world.line.refuse = 10**6
         async with client.dispatcher() as dispatcher:
-            await anyio.sleep(60)
+            await anyio.sleep(30)
             assert len([each for each in events if isinstance(each, DispatcherPaused)]) == 1
             assert "ConnectError" in (dispatcher.stats.paused or "") and dispatcher.stats.finishes_at is None
             assert {await state(client, f"k{number}") for number in range(5)} == {PaymentState.QUEUED}
@@ -311,7 +311,7 @@ async def test_while_nothing_can_be_sent_the_dispatcher_says_so_and_tries_again(
             assert record is not None and "ConnectError" in (record.reason or "")
             assert (await client.payments.cancel("k0", note="no more")).state is PaymentState.CANCELLED
             world.line.refuse = 0
-            await anyio.sleep(120)
+            await anyio.sleep(50)
             assert dispatcher.stats.paused is None and dispatcher.stats.sent == 4
     assert world.sent == 4
 
@@ -324,7 +324,7 @@ async def test_a_rejected_token_costs_no_payment(store_url: str) -> None:
         await dispatch(client)
         assert await state(client, "a") is PaymentState.QUEUED
     async with world.client() as client:
-        await dispatch(client)
+        await dispatch(client, 31)
         assert await state(client, "a") is PaymentState.ACKNOWLEDGED
     assert len(world.made) == 1
 
@@ -359,7 +359,7 @@ async def test_a_create_that_is_not_sent_leaves_its_payment_in_the_queue(store_u
 async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url: str) -> None:
     """One that was refused without a code of the contract is compared with the list before it is sent again."""
     world = make_world(sqlite_file_url)
-    async with world.client(world.store(grace=600)) as client:
+    async with world.client(world.store(grace=100)) as client:
         world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=3)
         for number in range(3):
             order: dict[str, Any] = {"phone_number": PHONE_NUMBER, "amount": 10 + number}
@@ -371,15 +371,15 @@ async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url:
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
         began = world.utcnow()
         async with client.dispatcher():
-            await anyio.sleep(60)
+            await anyio.sleep(20)
             assert [await state(client, f"k{number}") for number in range(5)] == [PaymentState.ACKNOWLEDGED] * 5
             waiting = await client.payments.get("soft-0")
             assert waiting is not None and waiting.state is PaymentState.QUEUED and waiting.reason is not None
-            await anyio.sleep(900)
+            await anyio.sleep(150)
         sent = [await client.payments.get(f"soft-{number}") for number in range(3)]
     assert world.sent == 11
     for each in sent:
-        assert each is not None and each.sent_at is not None and each.sent_at >= began + timedelta(seconds=500)
+        assert each is not None and each.sent_at is not None and each.sent_at >= began + timedelta(seconds=80)
 
 
 async def test_a_look_delays_no_queued_payment_and_a_pause_of_the_queue_no_look(sqlite_file_url: str) -> None:
@@ -423,10 +423,10 @@ async def test_an_end_of_the_program_leaves_nothing_half_done(store_url: str) ->
 async def test_an_interactive_create_is_at_most_one_payment_behind(sqlite_file_url: str) -> None:
     """Under a rate limit that the queue has used up."""
     world = make_world(sqlite_file_url)
-    async with world.client(rate_limiter=RateLimiter()) as client:
-        for number in range(100):
+    async with world.client(rate_limiter=RateLimiter(per_minute=12, burst=5)) as client:
+        for number in range(20):
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-        async with client.dispatcher(per_minute=60):
+        async with client.dispatcher(per_minute=12):
             await anyio.sleep(70)
             before = world.sent
             await client.collections.create(phone_number=PHONE_NUMBER, amount=5, idempotency_key="now")
@@ -445,7 +445,7 @@ async def test_one_of_a_kind_waits_for_the_other(sqlite_file_url: str) -> None:
         waiting = await client.payments.get("second")
         assert waiting is not None and waiting.state is PaymentState.QUEUED and "first" in (waiting.reason or "")
         await client.payments.reconcile()
-        await dispatch(client)
+        await dispatch(client, 31)
         assert await state(client, "second") is PaymentState.ACKNOWLEDGED
     assert world.sent == 2
 
@@ -456,8 +456,8 @@ async def test_several_dispatchers_send_each_payment_once(store_url: str) -> Non
     async with world.client() as one, world.client() as other, anyio.create_task_group() as tasks:
         for number in range(12):
             await one.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
-        tasks.start_soon(dispatch, one, 5)
-        tasks.start_soon(dispatch, other, 60)
+        tasks.start_soon(partial(dispatch, one, 1, per_minute=240))
+        tasks.start_soon(partial(dispatch, other, 6, per_minute=240))
     assert world.sent == 12 == len(world.made)
 
 
@@ -535,7 +535,7 @@ async def test_a_payment_that_was_tried_in_vain_can_be_cancelled(store_url: str)
         with pytest.raises(StoreError, match="REFUSED, not queued"):
             await client.payments.cancel("soft", note="again")
         sent = world.sent
-        await dispatch(client, 900)
+        await dispatch(client, 90)
         assert world.sent == sent
         assert (await client.payments.enqueue(**order, idempotency_key="soft")).state is PaymentState.QUEUED
         kept = await client.payments.get("soft")
@@ -548,7 +548,7 @@ async def test_a_payment_is_taken_back_with_its_key(store_url: str) -> None:
     """A cancelled payment whose key is reusable is as one that was not sent; one that may exist is refused again."""
     world = make_world(store_url)
     async with world.client(retry=NO_RETRIES) as client:
-        await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=60))
+        await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=5))
         queued = await client.payments.cancel("a", note="no", reusable=True)
         assert (queued.state, queued.attempt) == (PaymentState.NOT_SENT, 0)
         world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=1)
@@ -557,14 +557,14 @@ async def test_a_payment_is_taken_back_with_its_key(store_url: str) -> None:
         await client.payments.enqueue(**{**ORDER, "amount": 50}, idempotency_key="soft")
         refused = await client.payments.cancel("soft", note="no", reusable=True)
         assert (refused.state, refused.is_certain) == (PaymentState.REFUSED, False)
-        await dispatch(client, 118.3)  # ends while it does not renew its lease
+        await dispatch(client, 8.3)  # ends while it does not renew its lease
         assert world.sent == 1
-        await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=60))
-        await dispatch(client, 53.3)
-        await client.payments.hold(["a", "soft", "nothing"], timedelta(seconds=60))
-        await dispatch(client, 53.3)
+        await client.payments.enqueue(**ORDER, idempotency_key="a", not_before=timedelta(seconds=5))
+        await dispatch(client, 3.3)
+        await client.payments.hold(["a", "soft", "nothing"], timedelta(seconds=8))
+        await dispatch(client, 3.3)
         assert world.sent == 1
-        await dispatch(client, 118.3)
+        await dispatch(client, 8.3)
         found = [each.state async for each in client.payments.changes(forever=False) if each.key == "a"]
     assert world.sent == 2
     assert found[:4] == [PaymentState.QUEUED, PaymentState.NOT_SENT, PaymentState.QUEUED, PaymentState.SENDING]
@@ -597,7 +597,7 @@ async def test_a_payment_that_waited_past_its_not_after_is_not_sent(
         assert caplog.text.count("'k1'") == caplog.text.count("not sent in time") == 1
         again = await client.payments.enqueue(**{**ORDER, "amount": 1001}, idempotency_key="k1", not_after=minute)
         assert (again.state, again.is_late) == (PaymentState.QUEUED, False)
-        await dispatch(client, 15)
+        await dispatch(client, 5)
         assert await state(client, "k1") is PaymentState.ACKNOWLEDGED
     assert world.sent == 3
 
@@ -682,7 +682,7 @@ async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(stor
 
         async def enqueue_in_vain() -> None:
             seen.append((await client.payments.enqueue(**ORDER, idempotency_key="a")).state)
-            await dispatch(client, 30)
+            await dispatch(client, 5)
 
         await enqueue_in_vain()
         await client.collections.create(phone_number=PHONE_NUMBER, amount=2, idempotency_key="later")
@@ -704,17 +704,17 @@ async def test_equal_refusals_in_a_row_pause_the_dispatcher_loudly(sqlite_file_u
         for number in range(25):
             await client.payments.enqueue(**{**ORDER, "amount": 1000 + number}, idempotency_key=f"k{number}")
         world.sandbox.script(faults.server_error(422, processed=False), on="c2b", times=100)
-        async with client.dispatcher(per_minute=60) as dispatcher:
-            await anyio.sleep(60)
+        async with client.dispatcher(per_minute=600) as dispatcher:
+            await anyio.sleep(6)
             assert world.sent == 20
             assert dispatcher.stats.paused is not None and dispatcher.stats.finishes_at is None
             assert [type(each) for each in events if isinstance(each, DispatcherPaused)] == [DispatcherPaused]
             # Nor does another process go on, to have as many refused.
             async with world.client() as other:
-                assert (await dispatch(other)).stats.queued == 5
+                assert (await dispatch(other, 3, per_minute=600)).stats.queued == 5
             assert world.sent == 20
             dispatcher.resume()
-            await anyio.sleep(20)
+            await anyio.sleep(3)
             assert world.sent == 25
 
 
@@ -738,7 +738,7 @@ async def test_refusals_are_equal_by_their_code_or_else_by_their_text_without_nu
             words = {"word": chr(ord("a") + number), "number": number}
             reply = payment_error(422, code.format(**words), message.format(**words))
             world.sandbox.script(faults.Fault(name="refusal", instead=partial(_answer, reply)), on="c2b")
-        await dispatch(client)
+        await dispatch(client, 4, per_minute=600)
     assert world.sent == sent
 
 
@@ -770,7 +770,7 @@ async def test_a_dispatcher_can_be_paused_by_the_program(sqlite_file_url: str) -
     async with world.client() as client, client.dispatcher() as dispatcher:
         dispatcher.pause()
         await client.payments.enqueue(**ORDER, idempotency_key="a")
-        await anyio.sleep(60)
+        await anyio.sleep(10)
         assert world.sent == 0
         dispatcher.resume()
         await anyio.sleep(5)
@@ -785,7 +785,7 @@ async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause
         await client.payments.enqueue(**ORDER, idempotency_key="a")
         world.line.refuse = 10**6
         async with client.dispatcher() as dispatcher:
-            await anyio.sleep(600)
+            await anyio.sleep(100)  # it rests until the 155th second
             world.line.refuse = 0
             await client.payments.enqueue(**{**ORDER, "amount": 2000}, idempotency_key="b")
             assert dispatcher.stats.paused is not None
