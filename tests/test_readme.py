@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.warm import warm
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 FENCED = re.compile(r"(<!-- not run[^\n]*-->\n)?```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
@@ -31,6 +33,16 @@ cell = compile(sys.argv[1], "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 asyncio.run(eval(cell, {"__name__": "__main__"}))
 """
 
+# What most of the blocks import.
+MOST_IMPORTED = (
+    "mobilemoney_async.contrib.backend",
+    "mobilemoney_async.payments.payments",
+    "mobilemoney_async.sandbox",
+    "mobilemoney_async.testing",
+    "sqlalchemy.dialects.sqlite",
+    "trio",
+)
+
 
 @pytest.mark.parametrize(("code", "output"), PROGRAMS)
 def test_every_python_block_runs_as_a_program(code: str, output: str) -> None:
@@ -39,9 +51,7 @@ def test_every_python_block_runs_as_a_program(code: str, output: str) -> None:
     In that text, … stands for anything.
     """
     program = [CELL, code] if re.search(r"^(\w+ = )?await ", code, re.MULTILINE) else [code]
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", *program], capture_output=True, text=True, timeout=400, check=False
-    )
+    ran = warm(*MOST_IMPORTED, options=("-W", "error")).run(*program, seconds=400)
     assert ran.returncode == 0, ran.stderr
     assert not ran.stderr
     if output:

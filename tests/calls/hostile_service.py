@@ -339,5 +339,10 @@ async def main() -> None:
     print(number)
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Run the program, with its arguments from the command line."""
     run_virtual(main, backend=cast(Literal["asyncio", "trio"], sys.argv[2]))
+
+
+if __name__ == "__main__":
+    start()

@@ -1,13 +1,13 @@
 """The law of hostile answers: a value or one of our errors, in time, in little memory, with a harmless text."""
 
 import json
-import subprocess
 
 import pytest
 
 from tests.calls.ways import WAYS
-from tests.support.processes import environment, module_command
+from tests.support.processes import environment
 from tests.support.scale import soak
+from tests.support.warm import warm
 
 pytestmark = pytest.mark.soak
 
@@ -18,8 +18,10 @@ LOOPS = {"asyncio": WAYS, "trio": [each for each in WAYS if each != "aiohttp"]}
 def test_any_answer_ends_well(loop: str, way: str) -> None:
     """Any status, shape, framing, compression and size: the program says what it tries, and what the law is."""
     count = 0 if soak(4) == 1 else soak(1_500)
-    command = module_command("tests.calls.hostile_service", way, loop, str(count), "14")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environment())
+    program = "from tests.calls.hostile_service import start; start()"
+    done = warm("tests.calls.hostile_service", "trio", "aiohttp").run(
+        program, way, loop, str(count), "14", seconds=900, env=environment()
+    )
     assert done.returncode == 0, done.stderr[-2_000:]
     *broken, tried = done.stdout.splitlines()
     assert int(tried) > 120

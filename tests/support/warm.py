@@ -1,0 +1,175 @@
+"""Warm processes: programs of the tests whose imports are done when they begin.
+
+A program is the fork of a process that has imported what most of them need, so it costs its own work only. Otherwise it
+has what every process has: its own memory and `__main__`, its folder, environment, standard streams, signals and exit
+code. It is for tests whose subject is neither the start of a program nor what it imports.
+
+    python -c "from tests.support.warm import main; exec(*main())" DESCRIPTOR MODULE …
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+
+from tests.support.processes import ROOT, environment
+
+
+@attrs.frozen
+class Program:
+    """A program that runs: its process, and the socket that tells its exit code."""
+
+    pid: int
+    _ending: socket.socket
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end; return its exit code, as `subprocess` gives it.
+
+        Raises:
+            TimeoutError: It has not ended. It is killed.
+        """
+        self._ending.settimeout(seconds)
+        with self._ending:
+            try:
+                return int(self._ending.recv(16))
+            except TimeoutError:
+                os.kill(self.pid, signal.SIGKILL)
+                raise
+
+
+@attrs.frozen
+class Warm:
+    """A warm process, from which programs are forked; it ends with this process."""
+
+    _control: socket.socket
+
+    def start(
+        self, code: str, *arguments: str, streams: tuple[int, int, int], cwd: Path | None, env: Mapping[str, str] | None
+    ) -> Program:
+        """Start a program with three descriptors as its standard streams."""
+        job = {
+            "code": code,
+            "arguments": arguments,
+            "cwd": str(cwd or Path.cwd()),
+            "environment": dict(os.environ if env is None else env),
+        }
+        ours, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as file:
+            file.write(json.dumps(job).encode())
+            file.flush()
+            socket.send_fds(self._control, [b"!"], [*streams, theirs.fileno(), file.fileno()])
+        return Program(int(ours.recv(16)), ours)
+
+    def run(
+        self, code: str, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, seconds: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program without input to its end; return what it has printed and its exit code."""
+        with open(os.devnull, "rb") as nothing, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            streams = (nothing.fileno(), output.fileno(), errors.fileno())
+            status = self.start(code, *arguments, streams=streams, cwd=cwd, env=env).wait(seconds)
+            return subprocess.CompletedProcess([code, *arguments], status, _text(output), _text(errors))
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8")
+
+
+@functools.cache
+def warm(*modules: str, options: tuple[str, ...] = ()) -> Warm:
+    """Return the process that has imported some modules, under some options of Python; it is started once."""
+    ours, theirs = socket.socketpair()
+    start = f"import sys; sys.path.append({ROOT!r}); from tests.support.warm import main; exec(*main())"
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, *options, "-c", start, str(theirs.fileno()), *modules],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=environment(),
+        )
+    atexit.register(process.wait)
+    atexit.register(ours.close)
+    return Warm(ours)
+
+
+def main() -> tuple[types.CodeType, dict[str, Any]]:
+    """Import the modules, then start programs; return, in the process of each, its code and its names."""
+    descriptor, *modules = sys.argv[1:]
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # else the collector would touch, and so copy, all that the programs share
+    job = _serve(socket.socket(fileno=int(descriptor)))
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    os.chdir(job["cwd"])
+    sys.argv = ["-c", *job["arguments"]]
+    sys.path.remove(ROOT)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, "")
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    return compile(job["code"], "<string>", "exec"), vars(module)
+
+
+def _serve(control: socket.socket) -> dict[str, Any]:
+    """Start programs, and tell how they ended, until the tests end; return the job in the process of each."""
+    endings: dict[int, socket.socket] = {}
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, which end this process
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    while True:
+        if woken in select.select([control, woken], [], [])[0]:
+            os.read(woken, 4096)
+            _tell(endings)
+            continue
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 5)
+        if not message:
+            os._exit(0)
+        *streams, ending, job = descriptors
+        pid = os.fork()
+        if not pid:
+            break
+        for each in (*streams, job):
+            os.close(each)
+        endings[pid] = socket.socket(fileno=ending)
+        endings[pid].send(b"%d" % pid)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for each in (control, *endings.values()):
+        each.close()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    with open(job, "rb") as file:
+        file.seek(0)
+        found: dict[str, Any] = json.load(file)
+    for each in (woken, waker, ending, *streams):
+        os.close(each)
+    return found
+
+
+def _tell(endings: dict[int, socket.socket]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            with endings.pop(pid) as ending, contextlib.suppress(OSError):
+                ending.send(b"%d" % os.waitstatus_to_exitcode(status))
