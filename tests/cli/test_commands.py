@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,17 +11,20 @@ import pytest
 
 from mobilemoney_async import AsyncClient, LoginAuth, __version__
 from mobilemoney_async.sandbox import MAGIC_NUMBERS
+from tests.support.commands import MOBILEMONEY, Command, run_alone, started
 
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100"}
 
 
-def run(
-    *arguments: str, code: str = "from mobilemoney_async.cli import main; main()"
-) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `mobilemoney` with these arguments."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=240, env=PLAIN, check=False
-    )
+    return run_alone(*arguments, env=PLAIN)
+
+
+def run_without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it with these arguments where a module is not installed."""
+    command = [sys.executable, "-c", f"import sys; sys.modules[{module!r}] = None; {MOBILEMONEY}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=PLAIN, check=False)
 
 
 def test_demo_shows_every_kind_of_ending() -> None:
@@ -62,8 +64,7 @@ def test_version() -> None:
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_the_command_says_which_to_install(missing: str) -> None:
     """Without the extra `cli` the command names it in one line and exits 2."""
-    block = f"import sys; sys.modules[{missing!r}] = None; from mobilemoney_async.cli import main; main()"
-    ran = run("demo", code=block)
+    ran = run_without(missing, "demo")
     assert ran.returncode == 2
     assert ran.stderr == 'mobilemoney: the command line needs an extra: pip install "mobilemoney-async[cli]"\n'
 
@@ -71,8 +72,7 @@ def test_without_the_extra_the_command_says_which_to_install(missing: str) -> No
 @pytest.mark.parametrize("command", [["demo"], ["sandbox", "--port", "0"]])
 def test_without_the_sandbox_extra_the_command_says_so(command: list[str]) -> None:
     """Without the extra `sandbox` the commands that serve it name it in one line."""
-    block = "import sys; sys.modules['uvicorn'] = None; from mobilemoney_async.cli import main; main()"
-    ran = run(*command, code=block)
+    ran = run_without("uvicorn", *command)
     assert ran.returncode == 1
     assert 'pip install "mobilemoney-async[sandbox]"' in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -80,11 +80,11 @@ def test_without_the_sandbox_extra_the_command_says_so(command: list[str]) -> No
 
 def test_without_the_store_extra_the_doctor_checks_the_rest(tmp_path: Path) -> None:
     """Without the extra `store`, the doctor checks all the same; a store is a problem that names the extra."""
-    block = "import sys; sys.modules['sqlalchemy'] = None; from mobilemoney_async.cli import main; main()"
-    ran = run("doctor", "--base-url", "http://127.0.0.1:9/v1", code=block)
+    doctor = ("doctor", "--base-url", "http://127.0.0.1:9/v1")
+    ran = run_without("sqlalchemy", *doctor)
     assert (ran.returncode, ran.stderr) == (1, "")
     assert "ok       store          none" in ran.stdout
-    ran = run("doctor", "--base-url", "http://127.0.0.1:9/v1", "--store", f"sqlite:///{tmp_path}/new.db", code=block)
+    ran = run_without("sqlalchemy", *doctor, "--store", f"sqlite:///{tmp_path}/new.db")
     assert 'problem  store          store needs an extra: pip install "mobilemoney-async[store]"' in ran.stdout
 
 
@@ -97,38 +97,29 @@ def test_a_speed_out_of_range_is_refused(speed: str) -> None:
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+def sandbox() -> Iterator[tuple[Command, dict[str, str]]]:
     """`mobilemoney sandbox` on a free port, and what it printed of itself."""
-    command = [sys.executable, "-m", "mobilemoney_async", "sandbox", "--port", "0", "--speed", "50"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PLAIN) as process:
-        assert process.stdout is not None
+    with started("sandbox", "--port", "0", "--speed", "50", env=PLAIN) as command:
         printed: dict[str, str] = {}
-        for line in process.stdout:
-            if not line.strip():
-                break
-            name, value = re.split(": |=", line.strip().removeprefix("export MOBILEMONEY_"), maxsplit=1)
+        while line := command.read_line().strip():
+            name, value = re.split(": |=", line.removeprefix("export MOBILEMONEY_"), maxsplit=1)
             printed[name] = value
-        try:
-            yield process, printed
-        finally:
-            process.kill()
+        yield command, printed
 
 
 @pytest.mark.anyio
 @pytest.mark.real_time
-async def test_the_served_sandbox_takes_payments_and_stops_on_ctrl_c(
-    served: tuple[subprocess.Popen[str], dict[str, str]],
-) -> None:
+async def test_the_served_sandbox_takes_payments_and_stops_on_ctrl_c(sandbox: tuple[Command, dict[str, str]]) -> None:
     """A program that knows only what the command printed can log in, collect and see the final state."""
-    process, printed = served
+    command, printed = sandbox
     assert set(printed) == {"BASE_URL", "TOKEN", "email", "password", "phone page"}
     for auth in (printed["TOKEN"], LoginAuth(printed["email"], printed["password"])):
         async with AsyncClient(printed["BASE_URL"], auth=auth) as client:
             prompt = await client.collections.create(phone_number="+255780000789", amount=100)
             assert (await client.transactions.wait(prompt.transaction_id)).succeeded
-    process.send_signal(signal.SIGINT)
-    _, log = process.communicate(timeout=120)
-    assert process.returncode == 0
+    command.interrupt()
+    status, _, log = command.end()
+    assert status == 0
     assert "POST /v1/payment-service/airtel/c2b" in log
     assert "Traceback" not in log
     assert not any(secret in log for secret in (printed["TOKEN"], printed["password"]))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mobilemoney_async import TransactionStatus
+from tests.support.commands import MOBILEMONEY, run_alone
 from tests.support.processes import environment
 
 with warnings.catch_warnings():
@@ -25,25 +26,19 @@ HEAVY = ("httpx", "anyio", "asyncio", "ssl", "msgspec", "cattrs", "sqlalchemy", 
 OURS = ("calls", "client", "contract", "payments", "polling", "resources", "sandbox")
 
 
-def run(*arguments: str, code: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command as the console script does, which is called `mobilemoney`."""
-    start = f"import sys; sys.argv[0] = 'mobilemoney'; from mobilemoney_async.cli import main; {code or 'main()'}"
-    return subprocess.run(
-        [sys.executable, "-c", start, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment(COLUMNS="100", TERM="dumb", **variables),
-        check=False,
-    )
+    variables = environment(COLUMNS="100", TERM="dumb", **variables)
+    return run_alone(*arguments, env=variables)
 
 
 def test_the_list_of_commands_loads_nothing_heavy() -> None:
     """`mobilemoney --help` imports neither the client nor anything that it brings: it is there at once."""
     report = (
-        "import atexit, json; atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr)); main()"
+        "import atexit, json, sys; atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))"
     )
-    ran = run("--help", code=report)
+    command = [sys.executable, "-c", f"{report}; {MOBILEMONEY}", "--help"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(), check=False)
     assert ran.returncode == 0, ran.stderr
     assert "collect" in ran.stdout
     loaded = json.loads(ran.stderr)

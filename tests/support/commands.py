@@ -1,14 +1,16 @@
 """`mobilemoney` as tests run it: inside this process where that is enough, else as a program of its own."""
 
+import os
 import signal
 import subprocess
-import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 import anyio
 import anyio.from_thread
@@ -19,6 +21,7 @@ from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox
 from tests.support.processes import environment
+from tests.support.warm import Program, warm
 
 with warnings.catch_warnings():
     # What the lowest typer that is allowed takes from the newest click is deprecated there.
@@ -28,6 +31,19 @@ with warnings.catch_warnings():
     from mobilemoney_async.cli.app import app
 
 _VARIABLES = ("BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY", "PROFILE", "CONFIG")
+# The program, as the console script has it, and what its commands import.
+MOBILEMONEY = "import sys; sys.argv[0] = 'mobilemoney'; from mobilemoney_async.cli import main; main()"
+COMMANDS = (
+    "anyio._backends._asyncio",
+    "mobilemoney_async.cli.app",
+    "mobilemoney_async.client",
+    "mobilemoney_async.payments.payments",
+    "mobilemoney_async.sandbox",
+    "rich.progress",
+    "rich.table",
+    "sqlalchemy.dialects.sqlite",
+    "uvicorn",
+)
 # Seconds, for a machine that has much else to do.
 _LIMIT = 240.0
 
@@ -55,57 +71,60 @@ def run(*arguments: str, answer: str = "") -> Result:
     return CliRunner().invoke(app, list(arguments), input=answer, env={"TERM": "dumb"})
 
 
+def run_alone(*arguments: str, env: Mapping[str, str], code: str = MOBILEMONEY) -> subprocess.CompletedProcess[str]:
+    """Run `mobilemoney` as a process of its own, with its output piped."""
+    return warm(*COMMANDS).run(code, *arguments, env=env, seconds=_LIMIT)
+
+
 class Command:
     """`mobilemoney` as a process of its own, with its output piped."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, process: Program, output: TextIO, errors: TextIO) -> None:
+        self._process, self._output, self._errors = process, output, errors
 
     def read_line(self) -> str:
         """Wait for the next line of standard output."""
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        return self._output.readline()
 
     def read_error(self) -> str:
         """Wait for the next line of standard error."""
-        assert self._process.stderr is not None
-        return self._process.stderr.readline()
+        return self._errors.readline()
 
     def leave(self) -> None:
         """Read no more of its standard output."""
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._process.stdout = None
+        self._output.close()
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""
-        self._process.send_signal(signal.SIGINT)
+        self._process.signal(signal.SIGINT)
 
     def kill(self) -> None:
         """Let it end without a chance to say or do anything."""
-        self._process.kill()
+        self._process.signal(signal.SIGKILL)
 
     def end(self) -> tuple[int, str, str]:
         """Wait for its end; return its exit code, and the rest of what it printed."""
-        output, errors = self._process.communicate(timeout=_LIMIT)
-        return self._process.returncode, output or "", errors
+        limit = threading.Timer(_LIMIT, self.kill)
+        limit.start()
+        try:
+            output = "" if self._output.closed else self._output.read()
+            return self._process.wait(_LIMIT), output, self._errors.read()
+        finally:
+            limit.cancel()
 
 
 @contextmanager
 def started(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Command]:
     """Start `mobilemoney` as a process, which ends with the context at the latest."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "mobilemoney_async", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(**(env or {})),
-    ) as process:
+    (output, printed), (errors, complained) = os.pipe(), os.pipe()
+    with open(output, encoding="utf-8") as output_file, open(errors, encoding="utf-8") as errors_file:
+        with open(printed, "wb") as out, open(complained, "wb") as err, open(os.devnull, "rb") as nothing:
+            streams = (nothing.fileno(), out.fileno(), err.fileno())
+            process = warm(*COMMANDS).start(MOBILEMONEY, *arguments, streams=streams, env=environment(**(env or {})))
         try:
-            yield Command(process)
+            yield Command(process, output_file, errors_file)
         finally:
-            process.kill()
+            process.signal(signal.SIGKILL)
 
 
 def remembered(store: str) -> list[PaymentRecord]:

@@ -8,26 +8,24 @@ import pty
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from tests.support.commands import COMMANDS, MOBILEMONEY
 from tests.support.processes import environment
+from tests.support.warm import Program, warm
 
-# The terminal becomes the session's own, where getpass asks: in the program itself, since a test that serves from a
-# thread must not run Python between fork and exec.
-TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
-MOBILEMONEY = f"{TERMINAL}; from mobilemoney_async.cli import main; main()"
+# The terminal becomes that of a session of the program's own, where getpass asks.
+TERMINAL = "import fcntl, os, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 _LIMIT = 240.0
 
 
 class Terminal:
     """What a program shows on its terminal, and what a person types there."""
 
-    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+    def __init__(self, process: Program, descriptor: int) -> None:
         self.process = process
         self._descriptor = descriptor
         self._shown = b""
@@ -52,7 +50,7 @@ class Terminal:
 
     def interrupt(self, name: str = "SIGINT") -> None:
         """Press Ctrl-C, or send another signal."""
-        self.process.send_signal(signal.Signals[name])
+        self.process.signal(signal.Signals[name])
 
     def end(self) -> int:
         """Wait for the end of the program and return its exit code."""
@@ -60,7 +58,7 @@ class Terminal:
         while self._more():
             if time.monotonic() > until:
                 raise AssertionError(f"it did not end; shown was {self.text!r}")
-        return self.process.wait(timeout=_LIMIT)
+        return self.process.wait(_LIMIT)
 
     def _more(self) -> bool:
         """Read what is there; return whether there may be more."""
@@ -76,7 +74,7 @@ class Terminal:
 
 @contextmanager
 def terminal(
-    *arguments: str, env: Mapping[str, str] | None = None, program: str = MOBILEMONEY, width: int = 100
+    *arguments: str, env: Mapping[str, str] | None = None, program: str = f"{TERMINAL}; {MOBILEMONEY}", width: int = 100
 ) -> Iterator[Terminal]:
     """Run `mobilemoney` on a terminal of 40 lines, and end it with the context.
 
@@ -88,18 +86,11 @@ def terminal(
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment(**{"TERM": "xterm", **(env or {})}),
-        start_new_session=True,
-    )
+    env = environment(**{"TERM": "xterm", **(env or {})})
+    process = warm(*COMMANDS).start(program, *arguments, streams=(theirs, theirs, theirs), env=env)
     os.close(theirs)
     try:
         yield Terminal(process, ours)
     finally:
-        process.kill()
-        process.wait()
+        process.signal(signal.SIGKILL)
         os.close(ours)

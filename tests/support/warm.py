@@ -14,6 +14,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -39,6 +40,11 @@ class Program:
     pid: int
     _ending: socket.socket
 
+    def signal(self, name: signal.Signals) -> None:
+        """Send it a signal, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, name)
+
     def wait(self, seconds: float) -> int:
         """Wait for its end; return its exit code, as `subprocess` gives it.
 
@@ -50,7 +56,7 @@ class Program:
             try:
                 return int(self._ending.recv(16))
             except TimeoutError:
-                os.kill(self.pid, signal.SIGKILL)
+                self.signal(signal.SIGKILL)
                 raise
 
 
@@ -61,7 +67,12 @@ class Warm:
     _control: socket.socket
 
     def start(
-        self, code: str, *arguments: str, streams: tuple[int, int, int], cwd: Path | None, env: Mapping[str, str] | None
+        self,
+        code: str,
+        *arguments: str,
+        streams: tuple[int, int, int],
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Program:
         """Start a program with three descriptors as its standard streams."""
         job = {
@@ -124,8 +135,21 @@ def main() -> tuple[types.CodeType, dict[str, Any]]:
     sys.path.remove(ROOT)
     if not sys.flags.safe_path:
         sys.path.insert(0, "")
+    _open_streams()
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     return compile(job["code"], "<string>", "exec"), vars(module)
+
+
+def _open_streams() -> None:
+    """Make the standard streams of Python what they are at its start: those of these descriptors, a terminal or not."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old: io.TextIOWrapper = getattr(sys, name)
+        stream = open(  # noqa: SIM115 (for the life of the program)
+            number, "w" if number else "r", encoding=old.encoding, errors=old.errors, closefd=False
+        )
+        stream.reconfigure(line_buffering=number == 2 or stream.isatty())
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _serve(control: socket.socket) -> dict[str, Any]:
