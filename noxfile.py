@@ -333,3 +333,12 @@ def bench(session: nox.Session) -> None:
     """Run the benchmarks, beside the libraries that they are compared with."""
     session.install(wheel(session), *group("bench"))
     session.run("python", "benchmarks/run.py", *session.posargs, env={"PYTHONSAFEPATH": "1"})
+
+
+@nox.session(python=LOWEST_PYTHON, tags=["full"])
+def bench_small(session: nox.Session) -> None:
+    """Run each benchmark at its smallest size, which shows that it runs, and nothing about speed."""
+    session.install(wheel(session), *group("bench"))
+    env = {"PYTHONSAFEPATH": "1", "MOBILEMONEY_BENCH_SMALL": "1"}
+    for program in ("run", "fleet", "goodput"):
+        session.run("python", f"benchmarks/{program}.py", env=env)

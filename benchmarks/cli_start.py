@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.common import Row, at_most, interleave
+from benchmarks.common import Row, at_most, interleave, size
 from benchmarks.import_time import fresh_process, fresh_start
 
-_ROUNDS = 15
+_ROUNDS = size(15, 1)
 _RUN = "import sys; sys.argv[1:] = {arguments!r}; from mobilemoney_async.cli import main; main()"
 _STATEMENTS = {
     "bare": "import typer, rich",
@@ -27,10 +27,10 @@ def run() -> list[Row]:
 
     def row(name: str, command: str, limit: float | None = None) -> Row:
         ratio = figures.ratio(name, "bare")
-        text = f"{command}: {1000 * figures.cost(name):.0f} ms"
+        cost = f"{1000 * figures.cost(name):.0f} ms"
         if limit is None:
-            return Row(text, against, "", f"{ratio:.2f}x")
-        return Row(text, against, f"at most {limit:g}x", *at_most(ratio, limit))
+            return Row(command, cost, against, "", f"{ratio:.2f}x")
+        return Row(command, cost, against, f"at most {limit:g}x", *at_most(ratio, limit))
 
     return [
         row("help", "mobilemoney --help", 2.5),

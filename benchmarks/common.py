@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 MICRO = 1e6
+ROOT = Path(__file__).parents[1]
+SMALL = "MOBILEMONEY_BENCH_SMALL" in os.environ
+"""Whether each benchmark runs at its smallest size."""
+
+T = TypeVar("T")
 
 Contestant = Callable[[], float]
 """Contestant: does its work once and returns the cost of one operation."""
@@ -29,18 +39,25 @@ class Row:
     """One line of the table.
 
     Attributes:
-        case: Name of the measurement, with its cost.
-        against: Name of the comparison, with its cost.
-        target: The figure to reach; empty for a line that only informs.
-        measured: The figure.
-        reached: True if it was reached; None without a target.
+        case: Name of the measurement.
+        value: What was measured.
+        against: Name of the comparison, with its value.
+        target: The ratio to reach, or the value where there is no ratio; empty for a line that only informs.
+        ratio: Of the value and that of the comparison, or their difference.
+        reached: True if the target was reached; None without one.
     """
 
     case: str
-    against: str
-    target: str
-    measured: str
+    value: str
+    against: str = ""
+    target: str = ""
+    ratio: str = ""
     reached: bool | None = None
+
+
+def size(full: T, least: T) -> T:
+    """Return the size of a benchmark."""
+    return least if SMALL else full
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +155,18 @@ def event_loop() -> Iterator[tuple[asyncio.Runner, AsyncExitStack]]:
             yield runner, closing
         finally:
             runner.run(closing.aclose())
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of the checkout, whose package comes last on the path, as in `run.py`."""
+    program = f"import runpy, sys; sys.path.append({str(ROOT)!r}); runpy.run_module({module!r}, run_name='__main__')"
+    return [sys.executable, "-P", "-c", program, *arguments]
+
+
+def in_process(module: str, *arguments: str) -> Any:
+    """Run a module in a process of its own, and return what it prints as JSON."""
+    command = module_command(module, *arguments)
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=1800).stdout)
 
 
 def at_most(ratio: float, limit: float) -> tuple[str, bool]:

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import httpx
 
-from benchmarks.common import MICRO, Row, at_most, interleave, repeated, repeated_async
+from benchmarks.common import MICRO, Row, at_most, interleave, repeated, repeated_async, size
 from mobilemoney_async import AsyncClient, ConnectionFailed, RetryPolicy
 
-_ROUNDS = 25
+_ROUNDS = size(25, 1)
 _REFUSED = "https://127.0.0.1:1"
 
 
@@ -44,7 +44,8 @@ def run() -> list[Row]:
         )
     return [
         Row(
-            f"{case}: {figures.cost(mine) * MICRO:,.0f} µs",
+            case,
+            f"{figures.cost(mine) * MICRO:,.0f} µs",
             f"{against}, {figures.cost(theirs) * MICRO:,.0f} µs",
             "at most 0.1x",
             *at_most(figures.ratio(mine, theirs), 0.1),

@@ -28,10 +28,9 @@ from typing import IO, Any
 import anyio
 import anyio.to_thread
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT))  # for a run as a script
+sys.path.append(str(Path(__file__).parents[1]))  # for a run as a script
 
-from benchmarks.common import ask, connect, sync  # noqa: E402 (needs the path)
+from benchmarks.common import ask, connect, module_command, size, sync
 
 EACH = 8  # creates of an account in the measured burst: with the first one, what its limit lets pass at once
 AT_ONCE = 50  # creates of a host
@@ -44,7 +43,8 @@ FLEETS = (
     (10_000, 100, 10, False),
     (10_000, 100, 10, True),
 )
-IDLE = 20.0  # seconds for which each account only follows its open payments
+READ = size(5.0, 0.5)  # seconds until each has read its payments
+IDLE = size(20.0, 1.0)  # seconds for which each account only follows its open payments
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ async def host(urls: Sequence[str], accounts: Sequence[str]) -> None:
             account: await stack.enter_async_context((await merchants.client(account)).poller(resume=True))
             for account in accounts
         }
-        await anyio.sleep(5)  # until each has read its payments
+        await anyio.sleep(READ)
         await told()
         cpu = time.process_time()
         await anyio.sleep(IDLE)
@@ -202,9 +202,8 @@ def show(unit: Unit) -> None:
 
 
 def start(urls: Sequence[str], accounts: Sequence[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.fleet", "host", json.dumps(urls), json.dumps(accounts)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, **pipes)
+    command = module_command("benchmarks.fleet", "host", json.dumps(urls), json.dumps(accounts))
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def receive(processes: Sequence[subprocess.Popen[str]], name: str) -> list[dict[str, Any]]:
@@ -297,7 +296,7 @@ def reckon(unit: Unit, *, accounts: int, hosts: int, databases: int, apart: bool
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("accounts", 60), ("hosts", 2), ("databases", 2)):
+    for name, default in (("accounts", size(60, 2)), ("hosts", size(2, 1)), ("databases", size(2, 1))):
         options.add_argument(f"--{name}", type=int, default=default)
     given = options.parse_args()
     unit = measure(given.accounts, given.hosts, given.databases)

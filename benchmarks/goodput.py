@@ -20,13 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+sys.path.append(str(Path(__file__).parents[1]))  # for a run as a script
+
+from benchmarks.common import SMALL, size
+
 if TYPE_CHECKING:
     from mobilemoney_async import Acknowledgement, AsyncClient
     from tests.support.shop import Callbacks, Ended, Figures, Follow, Trade
 
-DEMANDS = (6.0, 15.0, 30.0, 45.0, 50.0, 54.0, 60.0)
+DEMANDS = size((6.0, 15.0, 30.0, 45.0, 50.0, 54.0, 60.0), (45.0,))
 TARGETS = {6: (5.5, 1.5, 4), 30: (28.5, 2.0, 5), 45: (43, 3.5, 8), 54: (51.5, 9, 20), 60: (52, 12, 25)}
-SEEDS = (1, 2, 3)
+SEEDS = size((1, 2, 3), (1,))
 # Lists that do not show the newest payments on their first page: creates a minute, options, the longest mean lag.
 ODD_LISTS: tuple[tuple[str, float, dict[str, Any], float], ...] = (
     ("oldest first", 30.0, {"order": "oldest-first"}, 8),
@@ -163,13 +167,12 @@ def draw(found: dict[str, list[Figures]], folder: Path) -> None:
 
 
 def main() -> int:
-    """Print the tables; the exit code is 1 where a target was missed, with creates at even distances."""
+    """Print the tables; the exit code is 1 where a target of a full run was missed, with creates at even distances."""
     parser = argparse.ArgumentParser(description="Measure how soon final states are seen, in virtual time.")
-    parser.add_argument("--minutes", type=float, default=40.0, help="of each day, the first fifth not counted")
+    parser.add_argument("--minutes", type=float, default=size(40.0, 2.0), help="of each day, a fifth not counted")
     parser.add_argument("--quick", action="store_true", help="the poller only, one day of each kind")
     parser.add_argument("--plot", action="store_true", help="write goodput.svg and goodput.png")
     arguments = parser.parse_args()
-    sys.path.append(str(Path(__file__).parents[1]))
     began = time.process_time()
     ways = {name: follow for name, follow in WAYS.items() if follow is poller or not arguments.quick}
     seeds = SEEDS[:1] if arguments.quick else SEEDS
@@ -195,7 +198,7 @@ def main() -> int:
     if arguments.plot:
         draw(found, Path(__file__).parent)
     print(f"{time.process_time() - began:.0f} s of CPU", file=sys.stderr)
-    return 1 if missed else 0
+    return 1 if missed and not SMALL else 0
 
 
 if __name__ == "__main__":

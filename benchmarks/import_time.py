@@ -13,9 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import mobilemoney_async
-from benchmarks.common import Figures, Row, at_most, interleave
+from benchmarks.common import Figures, Row, at_most, interleave, size
 
-_ROUNDS = 25
+_ROUNDS = size(25, 1)
 
 # httpx imports its command line, with click, rich and pygments, if these are installed. That counts for neither side.
 _NO_COMMAND_LINE = "import sys; sys.modules['click'] = None"
@@ -33,12 +33,12 @@ def run() -> list[Row]:
     """Compare the import of the library with that of httpx, both over a bare interpreter."""
     figures = _measure()
     added = {name: 1000 * figures.difference(name, "bare") for name in _STATEMENTS}
-    case = f"import, over bare Python: {added['ours']:.0f} ms"
+    case, cost = "import, over bare Python", f"{added['ours']:.0f} ms"
     of_httpx = at_most(added["ours"] / added["httpx"], 1.6)
     return [
-        Row(case, f"httpx's own, {added['httpx']:.0f} ms", "at most 1.6x", *of_httpx),
+        Row(case, cost, f"httpx's own, {added['httpx']:.0f} ms", "at most 1.6x", *of_httpx),
         *(
-            Row(case, f"{name}, {added[name]:.0f} ms", "", f"{added['ours'] / added[name]:.2f}x")
+            Row(case, cost, f"{name}, {added[name]:.0f} ms", "", f"{added['ours'] / added[name]:.2f}x")
             for name in ("stripe", "openai")
         ),
     ]

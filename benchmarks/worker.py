@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 
-from benchmarks.common import Row, ask
+from benchmarks.common import Row, ask, in_process, size
 from mobilemoney_async import Merchants, SQLStore
 from tests.contract import samples
 
-_ACCOUNTS, _SECONDS = 1000, 60.0
+# Until each payment is looked at every half minute, and then.
+_ACCOUNTS, _SETTLE, _SECONDS = size((1000, 120.0, 60.0), (2, 0.0, 1.0))
 _MOST_TRANSACTIONS, _MOST_CORES = 50, 0.3  # of issue 16, at 1,000 accounts, beside the requests themselves
 _NUMBER = "+255681234567"
 
@@ -30,24 +29,21 @@ def run() -> list[Row]:
     from tests.support.databases import postgres
 
     with postgres() as server:
-        command = [sys.executable, "-m", "benchmarks.worker", server.new_database(), str(_ACCOUNTS)]
-        root = Path(__file__).parents[1]
-        answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=root, timeout=1800)
-    found = json.loads(answer.stdout)
-    case = (
-        f"{_ACCOUNTS:,} accounts with one pending payment, {found['requests']:.0f} requests/s, one worker, PostgreSQL: "
-    )
+        found = in_process("benchmarks.worker", server.new_database(), str(_ACCOUNTS))
+    case = f"{_ACCOUNTS:,} accounts with one pending payment, one worker, PostgreSQL"
     transactions, cores = found["transactions"] - found["requests"], found["cores"] - found["request_cores"]
     return [
         Row(
-            f"{case}{found['transactions']:.0f} transactions/s",
-            "one for each request",
+            case,
+            f"{found['transactions']:.0f} transactions/s",
+            f"one for each request, {found['requests']:.0f}/s",
             f"{_MOST_TRANSACTIONS} more",
             f"{transactions:.0f}/s more",
             transactions <= _MOST_TRANSACTIONS,
         ),
         Row(
-            f"{case}{found['cores']:.2f} cores",
+            case,
+            f"{found['cores']:.2f} cores",
             f"those requests by `transactions.get`, {found['request_cores']:.2f} cores",
             f"{_MOST_CORES} more",
             f"{cores:.2f} more",
@@ -92,7 +88,7 @@ async def _measure(url: str, count: int) -> dict[str, Any]:
         async with merchants.worker() as worker:
             while len(worker.accounts) < count:
                 await anyio.sleep(1)
-            await anyio.sleep(120)  # until each payment is looked at every half minute
+            await anyio.sleep(_SETTLE)
             before, asked, cpu, began = _commits(url), service.requests, time.process_time(), time.perf_counter()
             await anyio.sleep(_SECONDS)
             took = time.perf_counter() - began
