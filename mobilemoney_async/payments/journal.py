@@ -306,8 +306,12 @@ class Journal:
         is_other_attempt = entry.attempt not in {None, row.attempt}
         target = None if is_other_attempt else move(state, entry.event)
         owner = None if acknowledged is None else self._find_owner(acknowledged.transaction_id)
-        if target is None or owner is not None:
-            return self._contradict(entry, _contradiction(entry, owner, state))
+        if owner is not None:
+            return self._contradict(entry, f"belongs to another payment ({owner})")
+        if is_other_attempt:
+            return self._contradict(entry, f"is of attempt {entry.attempt}, and attempt {row.attempt} is {state}")
+        if target is None:
+            return self._contradict(entry, f"is {state} already")
         if target is state and entry.event is not PaymentEvent.LOSE:
             return None
         values = _values(row.ended_at, entry, target)
@@ -502,8 +506,13 @@ class Journal:
             return False
         return True
 
-    def _contradict(self, entry: JournalEntry, message: str) -> StoreError:
-        """Note in the history that an event contradicts what is known, and return the error for it."""
+    def _contradict(self, entry: JournalEntry, problem: str) -> StoreError:
+        """Note in the history, with its reason, that an event contradicts what is known; return the error for it."""
+        subject = "it" if entry.acknowledgement is None else f"transaction {entry.acknowledgement.transaction_id}"
+        message = f"{entry.event.value}: {subject} {problem}"
+        reason = entry.detail if entry.acknowledgement is not None else _detail(entry)
+        if reason is not None:
+            message += f" ({reason})"
         self.note(entry.key, at=entry.at, what="contradiction", source=entry.source, detail=message)
         return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")
 
@@ -679,17 +688,12 @@ def _mismatch(row: sa.Row[Any], transaction: Transaction) -> str | None:
     return f"transaction {transaction.id} has another type, amount or phone number"
 
 
-def _contradiction(entry: JournalEntry, owner: str | None, state: PaymentState) -> str:
-    subject = "it" if entry.acknowledgement is None else f"transaction {entry.acknowledgement.transaction_id}"
-    problem = f"belongs to another payment ({owner})" if owner else f"is {state} already"
-    return f"{entry.event.value}: {subject} {problem}"
-
-
 def _detail(entry: JournalEntry) -> str | None:
-    if entry.acknowledgement is None:
-        return entry.detail
-    transaction_id = entry.acknowledgement.transaction_id
-    return transaction_id if entry.detail is None else f"{transaction_id}: {entry.detail}"
+    """Return what the history says of an event: the transactions that an answer has named, and the reason."""
+    named = entry.candidates if entry.event is PaymentEvent.LOSE else ()
+    if entry.acknowledgement is not None:
+        named = (entry.acknowledgement.transaction_id,)
+    return ": ".join(filter(None, [" ".join(named), entry.detail])) or None
 
 
 def shorten(text: str) -> str:

@@ -19,6 +19,7 @@ from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, Ret
 from mobilemoney_async.cli.payments import advice, needs_attention
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
+from mobilemoney_async.sandbox.messages import Reply
 from mobilemoney_async.testing import run_virtual
 from mobilemoney_async.values import mask_phone_number
 from tests.support.databases import sqlite_url
@@ -171,6 +172,19 @@ class TestList:
 
 
 class TestShow:
+    def test_it_shows_why_an_acknowledgement_was_not_believed(self, sandbox: Sandbox, url: str) -> None:
+        """The history names what differs, and the transaction, also once the payment was found."""
+
+        def change(reply: Reply) -> Reply:
+            return attrs.evolve(reply, body=json.dumps({**json.loads(reply.body), "amount": "900"}).encode())
+
+        pay(sandbox, url, "order-1", fault=faults.Fault(name="another amount", change=change))
+        said = f"{next(iter(sandbox.transactions))}: the acknowledgement names another amount"
+        record = run_json("show", "order-1", "--store", url, "--unmasked")
+        assert [each["what"] for each in record["history"]] == ["sent", "unknown", "adopted"]
+        assert record["history"][1]["detail"] == said
+        assert said in " ".join(run("show", "order-1", "--store", url).stdout.split())
+
     def test_it_shows_the_history_and_what_to_do(self, sandbox: Sandbox, url: str) -> None:
         """One payment is shown with everything that happened to it, and the next step."""
         pay(sandbox, url, "order-1", fault=faults.drop(processed=True))

@@ -256,6 +256,12 @@ DEFECTS = (
         'shown = {"transaction_id": row.id, "reference": row.reference, "external_id": row.external_id}',
         "shown = {}",
     ),
+    Defect(
+        "the late answer of an earlier attempt counts for the next one",
+        "payments/journal.py",
+        "is_other_attempt = entry.attempt not in {None, row.attempt}",
+        "is_other_attempt = False",
+    ),
 )
 
 

@@ -1,0 +1,93 @@
+"""Answers that come after their key was released and sent again: they decide nothing about the attempt that followed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import anyio
+import httpx
+import pytest
+
+from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, PaymentRecord
+from mobilemoney_async.sandbox import Fault, faults
+from tests.payments.service import ORDER, make_world
+
+pytestmark = pytest.mark.anyio
+
+
+async def create(client: AsyncClient) -> None:
+    """Make the payment; its error is in the record too."""
+    with suppress(MobileMoneyError):
+        await client.collections.create(**ORDER, idempotency_key="k")
+
+
+async def dispatch(client: AsyncClient) -> None:
+    """Send it from the queue, again if it comes back into the queue."""
+    await client.payments.enqueue(**ORDER, type="collection", idempotency_key="k")
+    async with client.dispatcher():
+        await anyio.sleep_forever()
+
+
+async def read(client: AsyncClient) -> PaymentRecord:
+    """Return the record with its history."""
+    record = await client.payments.get("k")
+    assert record is not None
+    return record
+
+
+LATE: dict[str, tuple[Fault | None, str]] = {
+    "not sent": (faults.refused(), "not sent"),
+    "refused": (faults.rate_limited(), "RATE_LIMIT_EXCEEDED"),
+    "refused softly": (faults.server_error(422, processed=False), "HTTP 422"),
+    "unreadable": (faults.html_page(502, processed=True), "HTTP 502"),
+    "acknowledged": (None, "acknowledged: transaction txn_"),
+}
+"""End of the first attempt, and the reason that the history gives for it."""
+
+
+@pytest.mark.parametrize(
+    ("late", "send"), [*((late, create) for late in LATE), ("not sent", dispatch), ("refused", dispatch)]
+)
+async def test_a_late_answer_leaves_the_next_attempt_alone(
+    store_url: str, late: str, send: Callable[[AsyncClient], Awaitable[None]]
+) -> None:
+    """The second attempt stays on its way, no third is sent, and the history says how the first one ended."""
+    world, (fault, said) = make_world(store_url), LATE[late]
+    begun, may_end = [anyio.Event(), anyio.Event()], [anyio.Event(), anyio.Event()]
+
+    async def hold(request: httpx.Request) -> None:
+        if request.method == "POST" and world.sent <= 2:
+            number = world.sent - 1
+            begun[number].set()
+            await may_end[number].wait()
+
+    world.line.before = hold
+    if fault is not None:
+        world.sandbox.script(fault, on="c2b")
+    async with (
+        world.client(timeout=60.0) as first,
+        world.client(world.store(grace=0), timeout=60.0) as second,
+        world.client(deadline=3.0) as third,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(send, first)
+        await begun[0].wait()
+        await second.payments.reconcile(stale_after=0)
+        await second.payments.confirm_absent("k", note="looked, and found none")
+        group.start_soon(create, second)
+        await begun[1].wait()
+        may_end[0].set()
+        with pytest.raises(OutcomeUnknown):
+            await third.collections.create(**ORDER, idempotency_key="k")
+        record = await read(third)
+        assert (record.state, record.attempt, world.sent) == ("SENDING", 2, 2)
+        assert [each.what for each in record.history][-4:] == ["unknown", "confirmed", "sent", "contradiction"]
+        assert record.history[-1].detail is not None
+        assert said in record.history[-1].detail
+        assert "is of attempt 1, and attempt 2 is SENDING" in record.history[-1].detail
+        may_end[1].set()
+        await anyio.sleep(3)
+        assert (await read(third)).state == "ACKNOWLEDGED"
+        group.cancel_scope.cancel()
+    assert world.sent == 2
