@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -168,6 +169,7 @@ def run_nursery(start: Callable[[int], int]) -> None:
 
 def main() -> None:
     """Run the nursery of `_work_off`."""
+    warnings.simplefilter("error")
     told = json.loads(sys.stdin.readline())
     job = Job(**{**told, "orders": [Order(**order) for order in told["orders"]]})
     run_nursery(lambda seed: fork(_work_off, job, seed))

@@ -3,40 +3,29 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.abc
 import attrs
-from anyio.streams.buffered import BufferedByteReceiveStream
 
-import mobilemoney_async
-from tests.payments import crash_worker
+from tests.support.talk import Talk, talk
 
 
 @attrs.define
 class Nursery:
     """Starts workers, and is told which it may kill."""
 
-    process: anyio.abc.Process
-    lines: BufferedByteReceiveStream
+    program: Talk
     alive: set[int] = attrs.field(factory=set)
     killed: set[int] = attrs.field(factory=set)
     started: int = 0
 
-    async def ask(self, line: str) -> bytes:
+    async def ask(self, line: str) -> str:
         with anyio.fail_after(120):
-            await self.tell(line)
-            return await self.lines.receive_until(b"\n", 1_000_000)
-
-    async def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        await self.process.stdin.send(line.encode() + b"\n")
+            await self.program.tell(line)
+            return await self.program.line()
 
     async def start(self) -> None:
         self.started += 1
@@ -60,21 +49,13 @@ class Nursery:
 
 
 @asynccontextmanager
-async def nursery(job: Any, command: Sequence[str] | None = None) -> AsyncIterator[Nursery]:
-    """Run the program that forks workers, `crash_worker` by default; none outlives the context."""
-    command = command or [sys.executable, "-W", "error", crash_worker.__file__]
-    # The package that is under test, installed or not.
-    environment = {**os.environ, "PYTHONPATH": str(Path(mobilemoney_async.__file__).parents[1])}
-    async with await anyio.open_process(command, stdin=subprocess.PIPE, stderr=None, env=environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        found = Nursery(process, BufferedByteReceiveStream(process.stdout))
-        await found.tell(json.dumps(attrs.asdict(job)))
+async def nursery(job: Any, module: str = "tests.payments.crash_worker") -> AsyncIterator[Nursery]:
+    """Run the program that forks workers; none outlives the context."""
+    async with talk(module) as program:
+        await program.tell(json.dumps(attrs.asdict(job)))
         try:
-            yield found
+            yield Nursery(program)
         finally:
             with anyio.move_on_after(120, shield=True):
-                await process.stdin.aclose()
-                await process.wait()
-            if process.returncode is None:
-                process.kill()
+                program.close()
+                await program.wait()

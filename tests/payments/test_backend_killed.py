@@ -4,13 +4,12 @@ from contextlib import AsyncExitStack
 
 import anyio
 import pytest
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from mobilemoney_async import SQLStore
 from mobilemoney_async.contrib.backend import Backend
 from mobilemoney_async.contrib.orders import OrderState
 from mobilemoney_async.sandbox import Choices, Sandbox
-from tests.support.processes import module_command
+from tests.support.talk import talk
 
 pytestmark = [
     pytest.mark.anyio,
@@ -28,12 +27,9 @@ async def test_kill_9_while_orders_wait_rings_no_phone_too_late(store_url: str) 
     async with AsyncExitStack() as stack:
         base_url = await stack.enter_async_context(sandbox.serve())
         arguments = (base_url, store_url, sandbox.token, str(ORDERS), str(send_within))
-        command = module_command("tests.payments.backend_process", *arguments)
-        process = await stack.enter_async_context(await anyio.open_process(command, stderr=None))
-        assert process.stdout is not None
-        lines = BufferedByteReceiveStream(process.stdout)
+        process = await stack.enter_async_context(talk("tests.payments.backend_process", *arguments))
         with anyio.fail_after(240):
-            said = [(await lines.receive_until(b"\n", 100)).decode() for _ in range(ORDERS)]
+            said = [await process.line() for _ in range(ORDERS)]
             process.kill()
             await process.wait()
         assert said == [OrderState.PENDING, *[OrderState.SENDING] * (ORDERS - 1)]

@@ -95,7 +95,8 @@ async def test_of_many_orders_under_faults_none_is_paid_twice_and_none_is_lost(s
 
 
 WORKERS = 4
-KILLS = soak(24)
+# By default, and at each other scale.
+ORDERS, KILLS = {1: (30, 3)}.get(soak(4), (soak(300), soak(24)))
 
 
 async def kill_in_a_create(workers: Nursery, sandbox: Sandbox, dice: random.Random) -> None:
@@ -143,7 +144,7 @@ async def kill_at_random(workers: Nursery, sandbox: Sandbox, dice: random.Random
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)  # the sandbox serves sockets there only
 async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_path: Path) -> None:
     """Four processes on the same orders, killed again and again: each payment is known, and none exists twice."""
-    sandbox, orders, answers = faulty_sandbox(seed=2), make_orders(seed=2, count=soak(300)), tmp_path / "answers"
+    sandbox, orders, answers = faulty_sandbox(seed=2), make_orders(seed=2, count=ORDERS), tmp_path / "answers"
     async with sandbox.serve() as base_url:
         job = Job(base_url, sandbox.token, store_url, 1.0, 0.5, 6, str(answers), orders)
         async with nursery(job) as workers:

@@ -3,8 +3,6 @@
 import itertools
 import json
 import logging
-import os
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
@@ -39,9 +37,9 @@ from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing.poller import StoreFleet
 from tests.contract import samples
 from tests.payments.till import LEASE, TTL, Till, make_fleet, make_poller, process, utcnow
-from tests.support.processes import module_command
 from tests.support.scale import soak
 from tests.support.server import serve
+from tests.support.talk import Talk, talk
 
 pytestmark = pytest.mark.anyio
 
@@ -206,19 +204,10 @@ async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) ->
         assert len(till.asked) == asked
 
 
-async def read(worker: anyio.abc.Process, lines: list[str]) -> None:
+async def read(worker: Talk, lines: list[str]) -> None:
     """Add the output of a process, line by line."""
-    assert worker.stdout is not None
-    text = ""
-    async for chunk in worker.stdout:
-        text += chunk.decode()
-        lines[:] = text.split("\n")[:-1]
-
-
-def end(worker: anyio.abc.Process) -> None:
-    """Kill a process that is still there."""
-    if worker.returncode is None:
-        worker.kill()
+    async for line in worker:
+        lines.append(line)  # noqa: PERF401 (the test looks at them meanwhile)
 
 
 @pytest.mark.soak
@@ -231,14 +220,12 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
 
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(serve(till.handle))
-        workers: dict[str, anyio.abc.Process] = {}
+        workers: dict[str, Talk] = {}
 
         async def start(name: str, ttl: float) -> None:
             numbers = ["shared", *(f"{name}-{number}" for number in range(soak(20)))]
-            command = module_command("tests.payments.fleet_worker")
-            command += [name, store_url, f"{server.base_url}/v1", anyio_backend_name, str(ttl), *numbers]
-            workers[name] = await stack.enter_async_context(await anyio.open_process(command, stderr=None))
-            stack.callback(end, workers[name])  # or a test that fails would wait for it
+            arguments = (name, store_url, f"{server.base_url}/v1", anyio_backend_name, str(ttl), *numbers)
+            workers[name] = await stack.enter_async_context(talk("tests.payments.fleet_worker", *arguments))
 
         await start("a", TTL)
         await until(lambda: till.askers["a"] > 3, STARTING)
@@ -249,7 +236,7 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
         for name, worker in workers.items():
             group.start_soon(read, worker, got[name])
         await until(lambda: all(got.values()), STARTING)
-        os.kill(workers["a"].pid, signal.SIGKILL)
+        workers["a"].kill()
         await until(lambda: len(till.askers) == 2)
         till.end(*till.statuses)
         for name in "bc":

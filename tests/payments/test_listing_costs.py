@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from mobilemoney_async import OutcomeUnknown, PaymentRecord, SQLStore
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
@@ -29,9 +28,9 @@ from tests.payments.second_world import (
     number,
     outcome,
 )
-from tests.support.processes import module_command
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Payment, error
+from tests.support.talk import talk
 
 pytestmark = pytest.mark.anyio
 
@@ -235,21 +234,19 @@ async def test_of_two_processes_of_a_machine_one_reads_the_list(postgres_url: st
             sandbox.script(faults.drop(processed=True), on="c2b")
             with pytest.raises(OutcomeUnknown):
                 await client.collections.create(phone_number=OTHER, amount=1000 + each, idempotency_key=key)
-        command = module_command("tests.payments.reconcile_process", base_url, postgres_url, sandbox.token)
-        processes = [await stack.enter_async_context(await anyio.open_process(command, stderr=None)) for _ in range(2)]
-        lines = [BufferedByteReceiveStream(process.stdout) for process in processes if process.stdout is not None]
+        arguments = (base_url, postgres_url, sandbox.token)
+        processes = [
+            await stack.enter_async_context(talk("tests.payments.reconcile_process", *arguments)) for _ in range(2)
+        ]
         # While one waits for the list, the other must have begun, however late the machine lets it.
         sandbox.script(faults.latency(2), on="transactions", times=1)
         found = list(zip(orders, sandbox.transactions, strict=True))
         with anyio.fail_after(240):
-            for line in lines:
-                assert await line.receive_until(b"\n", 100) == b"ready"
+            assert [await process.line() for process in processes] == ["ready"] * 2
             for process in processes:
-                assert process.stdin is not None
-                await process.stdin.send(b"go\n")
-            for line in lines:
-                said = [await line.receive_until(b"\n", 1000) for _ in orders]
-                assert said == [f"{key} {name}".encode() for key, name in found]
+                await process.tell("go")
+            for process in processes:
+                assert [await process.line() for _ in orders] == [f"{key} {name}" for key, name in found]
         # The page with the rows, and the empty one that proves its end.
         assert sandbox.requests.count("transactions") == 2
 

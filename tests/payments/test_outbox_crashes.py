@@ -21,11 +21,10 @@ from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.payments.merchant import is_missing
 from tests.payments.nursery import Nursery, nursery
 from tests.payments.outbox_worker import TABLES, Job, open_client, open_store, order_of
-from tests.support.processes import module_command
 from tests.support.scale import soak
 
 # By default, in `nox -s soak`, and in `nox -t nightly`.
-ORDERS, QUEUED, KILLS = {1: (60, 150, 3), 4: (300, 1_000, 20)}.get(soak(4), (1_500, 5_000, 20))
+ORDERS, QUEUED, KILLS = {1: (30, 80, 2), 4: (300, 1_000, 20)}.get(soak(4), (1_500, 5_000, 20))
 
 PATIENCE = 300.0  # for what is bound to happen, seconds
 
@@ -49,9 +48,8 @@ def make_sandbox() -> Sandbox:
 @asynccontextmanager
 async def workers(job: Job) -> AsyncIterator[tuple[Nursery, int]]:
     """The nursery of a merchant's processes, and the port on which they serve."""
-    async with nursery(job, module_command("tests.payments.outbox_worker")) as found:
-        port = int(await found.lines.receive_until(b"\n", 100))
-        yield found, port
+    async with nursery(job, "tests.payments.outbox_worker") as found:
+        yield found, int(await found.program.line())
 
 
 async def decide(client: AsyncClient, killed_at: float) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import anyio
@@ -25,21 +23,9 @@ from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
 from tests.payments.tables import insert_payment
+from tests.support.talk import talk
 
 pytestmark = [pytest.mark.anyio, pytest.mark.new_database]
-
-_WORKER = """
-import sys, anyio
-from mobilemoney_async.database.engine import Database
-import sqlalchemy as sa
-async def main():
-    database = Database(sys.argv[1])
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for _ in range(3):
-        await database.write(lambda each: each.execute(sa.text("SELECT version FROM mobilemoney_schema")).scalar_one())
-anyio.run(main)
-"""
 
 
 def version(connection: sa.Connection) -> int:
@@ -292,19 +278,16 @@ def test_threads_make_the_tables_at_once(store_url: str) -> None:
     assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
 
 
-def test_processes_make_the_tables_at_once(store_url: str) -> None:
+@pytest.mark.real_time
+@on_asyncio
+async def test_processes_make_the_tables_at_once(store_url: str) -> None:
     """Several processes that use a new database for the first time all find it ready."""
-    command = [sys.executable, "-c", _WORKER, store_url]
-    workers = [Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=Path.cwd(), text=True) for _ in range(3)]
-    for worker in workers:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    ended = [worker.communicate(timeout=240) for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * 3, ended
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(talk("tests.payments.schema_process", store_url)) for _ in range(3)]
+        assert [await worker.line() for worker in workers] == ["ready"] * 3
+        for worker in workers:
+            await worker.tell("go")
+        assert [await worker.wait() for worker in workers] == [0] * 3
     assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
 
 

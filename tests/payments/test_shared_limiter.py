@@ -4,11 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import math
-import multiprocessing
 import signal
-import time
 from collections.abc import Callable, Coroutine, Sequence
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +23,11 @@ from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import run_virtual
 from tests.calls.test_bucket import StrictService
 from tests.calls.test_limiter import InterferingQueue, Queue, lateness
+from tests.payments.limiter_process import Recording, fast
 from tests.support.databases import Postgres
 from tests.support.fakes import settle
-from tests.support.processes import let_children_import_tests
 from tests.support.scale import examples
+from tests.support.talk import Talk, talk
 
 BACKENDS: list[Literal["asyncio", "trio"]] = ["asyncio", "trio"]
 PAYMENT, LOOKUP, POLL, BULK = Priority
@@ -447,29 +445,6 @@ def test_a_limiter_may_go_on_in_another_kind_of_loop() -> None:
 # -- real databases ----------------------------------------------------------------------------------------------------
 
 
-class Recording(SharedLimiter):
-    """Notes the slots that it uses, by the store's clock: those are exact, whatever the machine is busy with."""
-
-    def __init__(self, limiter: RateLimiter, database: Database, account: str) -> None:
-        super().__init__(limiter, database, account)
-        self.used: list[float] = []
-        slots, take, undo = self._slots, self._slots.take, self._slots.undo
-
-        def note_taken(now: float) -> None:
-            take(now)
-            self.used.append(slots._last)
-
-        def note_undone() -> None:
-            undo()
-            self.used.remove(slots._last)
-
-        self._slots.take, self._slots.undo = note_taken, note_undone  # type: ignore[method-assign]
-
-
-def fast() -> RateLimiter:
-    return RateLimiter(1200, 10, window=3, jitter=0.1)
-
-
 def strict(used: list[float]) -> list[str]:
     return StrictService(1200, 10, 3).rejections([at - min(used) for at in used])
 
@@ -558,31 +533,6 @@ async def test_time_outs_of_asyncio_leave_the_limiter_sound(store_url: str) -> N
 # -- real processes ----------------------------------------------------------------------------------------------------
 
 
-def worker(url: str, pipe: Connection) -> None:
-    """Saturate the limit in a process of its own, and report the time of each request, until stopped."""
-
-    async def main(database: Database) -> None:
-        limiter = Recording(fast(), database, "merchant")
-        await database.read(lambda connection: None)  # imports and connections take their time
-        pipe.send("ready")
-        await anyio.to_thread.run_sync(pipe.recv)
-
-        async def keep_going() -> None:
-            while True:
-                await limiter.acquire()
-                pipe.send((limiter.used[-1], anyio.current_time()))
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(20):
-                tasks.start_soon(keep_going)
-            await anyio.to_thread.run_sync(pipe.recv)
-            tasks.cancel_scope.cancel()
-
-    with contextlib.closing(Database(url)) as database:
-        anyio.run(main, database)
-    pipe.close()
-
-
 Told = list[list[tuple[float, float]]]  # by each process: the slots that it used by the store's clock, and when
 
 
@@ -612,53 +562,45 @@ def keeps_pace(told: Told, victim: int, *, seconds: float = 3.0) -> bool:
     )
 
 
-def gather(processes: list[tuple[Any, Connection]], victim: int) -> tuple[Told, bool]:
+async def gather(processes: list[Talk], victim: int) -> tuple[Told, bool]:
     """Return the reports of each process, and whether they kept the pace, after which they are stopped.
 
-    The victim is killed after its twelfth request.
+    The victim is killed after its last words.
     """
     told: Told = [[] for _ in processes]
-    numbers = {id(pipe): number for number, (_, pipe) in enumerate(processes)}
-    deadline, kept_pace, is_over = time.monotonic() + PATIENCE, False, False
-    while pipes := [pipe for _, pipe in processes if not pipe.closed]:
-        assert time.monotonic() < deadline + 60, "a process does not stop"
-        for pipe in wait(pipes, PATIENCE):
-            assert isinstance(pipe, Connection)
-            number = numbers[id(pipe)]
-            try:
-                told[number].append(pipe.recv())
-            except (EOFError, ConnectionResetError):
-                pipe.close()
-                continue
-            if number == victim and len(told[victim]) == LAST_WORDS:
-                processes[victim][0].kill()
-        if not is_over:
-            kept_pace = all(told) and keeps_pace(told, victim)
-            is_over = kept_pace or time.monotonic() > deadline
-            for pipe in (pipe for _, pipe in processes if is_over and not pipe.closed):
-                pipe.send("stop")
+    kept_pace = False
+
+    async def listen(process: Talk, reports: list[tuple[float, float]]) -> None:
+        async for line in process:
+            slot, at = map(float, line.split())
+            reports.append((slot, at))
+            if process is processes[victim] and len(reports) == LAST_WORDS:
+                process.kill()
+
+    async with anyio.create_task_group() as tasks:
+        for process, reports in zip(processes, told, strict=True):
+            tasks.start_soon(listen, process, reports)
+        with anyio.move_on_after(PATIENCE):
+            while not (kept_pace := all(told) and keeps_pace(told, victim)):
+                await anyio.sleep(0.2)
+        for process in processes[:victim] + processes[victim + 1 :]:
+            await process.tell("stop")
     return told, kept_pace
 
 
-def test_four_real_processes_keep_one_budget_of_1200_a_minute(store_url: str) -> None:
+@pytest.mark.anyio
+@pytest.mark.real_time
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_four_real_processes_keep_one_budget_of_1200_a_minute(store_url: str) -> None:
     """Under 1 % is rejected, 90 % is used, each has its turns; and one that is killed takes nothing with it."""
-    let_children_import_tests()
-    context = multiprocessing.get_context("spawn")
-    processes: list[tuple[Any, Connection]] = []
-    for _ in range(4):
-        ours, theirs = context.Pipe()
-        # As a daemon it does not outlive this process, which would otherwise wait for it where the test fails.
-        process = context.Process(target=worker, args=(store_url, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        processes.append((process, ours))
-    for _, pipe in processes:
-        assert pipe.poll(PATIENCE) and pipe.recv() == "ready"
-    for _, pipe in processes:
-        pipe.send("go")
-    told, kept_pace = gather(processes, victim=3)
-    for process, _ in processes:
-        process.join(PATIENCE)
-    assert [process.exitcode for process, _ in processes] == [0, 0, 0, -signal.SIGKILL]
+    async with contextlib.AsyncExitStack() as stack:
+        processes = [
+            await stack.enter_async_context(talk("tests.payments.limiter_process", store_url)) for _ in range(4)
+        ]
+        assert [await process.line() for process in processes] == ["ready"] * 4
+        for process in processes:
+            await process.tell("go")
+        told, kept_pace = await gather(processes, victim=3)
+        assert [await process.wait() for process in processes] == [0, 0, 0, -signal.SIGKILL]
     assert strict([slot for each in told for slot, _ in each]) == []
     assert kept_pace

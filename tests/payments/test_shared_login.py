@@ -42,8 +42,8 @@ from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.sharing.login_row import LoginRow, load_failure
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
 from tests.support.fakes import service as answer_of
-from tests.support.processes import module_command
 from tests.support.server import Reply, Request, serve
+from tests.support.talk import talk
 
 KEY = "a key of the merchant's"
 ROOT = Path(__file__).parents[2]
@@ -712,23 +712,6 @@ def test_who_lost_the_lease_does_not_throw_away_what_the_next_holder_got() -> No
 # -- real processes ----------------------------------------------------------------------------------------------------
 
 
-async def start(stack: AsyncExitStack, *arguments: str) -> anyio.abc.Process:
-    """Start a process of `login_process` and wait until it is ready."""
-    command = module_command("tests.payments.login_process", *arguments)
-    process = await stack.enter_async_context(await anyio.open_process(command, cwd=ROOT, stderr=None))
-    assert process.stdout is not None
-    said = b""
-    while not said.endswith(b"\n"):
-        said += await process.stdout.receive()
-    assert said == b"ready\n"
-    return process
-
-
-async def go(process: anyio.abc.Process) -> None:
-    assert process.stdin is not None
-    await process.stdin.send(b"\n")
-
-
 @pytest.mark.real_time
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
@@ -749,23 +732,20 @@ async def test_four_processes_log_in_once_also_after_a_fifth_was_killed_while_it
 
     async with serve(handle) as server, AsyncExitStack() as stack:
         stack.enter_context(anyio.fail_after(240))
-        processes: dict[int, anyio.abc.Process] = {}
-
-        async def start_one(number: int, lease: float) -> None:
-            processes[number] = await start(stack, server.base_url, store_url, str(lease))
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(5):
-                # The others' is longer than any stop of a busy machine.
-                tasks.start_soon(start_one, number, 55 if number else 1.5)
-        doomed = processes.pop(0)
-        others = list(processes.values())
-        await go(doomed)
+        doomed, *others = [
+            # The others' lease is longer than any stop of a busy machine.
+            await stack.enter_async_context(
+                talk("tests.payments.login_process", server.base_url, store_url, "55" if number else "1.5")
+            )
+            for number in range(5)
+        ]
+        assert {await process.line() for process in (doomed, *others)} == {"ready"}
+        await doomed.tell("go")
         await arrived.wait()
         doomed.kill()
         await doomed.wait()
         for process in others:
-            await go(process)
+            await process.tell("go")
         assert [await process.wait() for process in others] == [0] * 4
     assert len(logins) == 2
     assert tokens == {"Bearer token-2"}

@@ -27,7 +27,6 @@ from mobilemoney_async import SQLStore
 from tests.contract import samples
 from tests.payments.nursery import nursery
 from tests.payments.worker_process import Job
-from tests.support.processes import module_command
 from tests.support.scale import soak
 from tests.support.server import Request, Response, serve
 
@@ -179,7 +178,7 @@ async def test_hosts_share_all_accounts_whatever_happens_to_some_of_them(postgre
         claims.execute(NOTE_HOSTS)
         async with (
             serve(service.answer) as server,
-            nursery(Job(server.base_url, postgres_url), module_command("tests.payments.worker_process")) as hosts,
+            nursery(Job(server.base_url, postgres_url), "tests.payments.worker_process") as hosts,
             anyio.create_task_group() as tasks,
         ):
             for _ in range(HOSTS):

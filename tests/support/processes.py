@@ -23,9 +23,3 @@ def environment(**variables: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MOBILEMONEY_")}
     path = [Path(mobilemoney_async.__file__).parents[1], Path(ROOT, "examples")]
     return {**inherited, "PYTHONPATH": os.pathsep.join(map(str, path)), **variables}
-
-
-def let_children_import_tests() -> None:
-    """Let processes that `multiprocessing` spawns find the modules of the tests: they get this process's path."""
-    if ROOT not in sys.path:
-        sys.path.append(ROOT)
