@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import _mobilemoney_pytest
+from tests.support.processes import environment
+from tests.support.warm import run_pytest_alone
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text("utf-8"), re.DOTALL)
@@ -61,17 +63,7 @@ def run_pytest(folder: Path, *arguments: str, **files: str) -> dict[str, int]:
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
-    plugin = Path(_mobilemoney_pytest.__file__)
-    package = plugin.parent
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", plugin.stem, "--strict-markers", "-q", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(package)},
-    )
+    ran = run_pytest_alone(folder, "-p", _mobilemoney_pytest.__name__, "--strict-markers", "-q", *arguments)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return {outcome: int(count) for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", ran.stdout)}
 
@@ -108,7 +100,11 @@ def test_a_project_that_does_not_use_it_pays_nothing(tmp_path: Path) -> None:
     unused = (
         "import sys\n\n\ndef test_it():\n    assert not {'anyio', 'httpx', 'mobilemoney_async'} & set(sys.modules)\n"
     )
-    assert run_pytest(tmp_path, test_unused=unused) == {"passed": 1}
+    (tmp_path / "test_unused.py").write_text(unused, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", _mobilemoney_pytest.__name__]
+    variables = environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path, env=variables)
+    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_pytest_finds_it() -> None:

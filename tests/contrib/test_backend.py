@@ -223,7 +223,8 @@ async def test_a_crash_in_the_middle_of_an_order_does_not_hold_up_its_end(sandbo
         assert (await anext(changes)).key == "order-1"  # not done: the process ends here
     (transaction_id,) = sandbox.transactions
     sandbox.approve(transaction_id)
-    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop") as backend:
+    quiet: dict[str, Any] = {"min_interval": 1.0, "reconcile_every": 1000.0}
+    async with opened(sandbox, tmp_path, on_settled=on_settled, name="shop", **quiet) as backend:
         with anyio.fail_after(20):
             while not settled:
                 await anyio.sleep(0.05)

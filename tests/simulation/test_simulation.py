@@ -30,7 +30,7 @@ def simulate(*arguments: str, hash_seed: str = "0") -> str:
 def test_a_seed_is_one_history_byte_for_byte() -> None:
     """In two processes, whose objects have other addresses, and after another history, of which nothing is left.
 
-    Each history runs in a process of its own, and the command itself gives strings the same hashes. With `--minutes`, no
+    Each history runs in a process of its own, and the command itself gives strings the same hashes. With `--minutes` no
     more histories run than are asked for.
     """
     sizes = ("--orders", "3", "--processes", "2", "--openings", "1", "--all")

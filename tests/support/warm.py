@@ -120,6 +120,14 @@ def warm(*modules: str, options: tuple[str, ...] = ()) -> Warm:
     return Warm(ours)
 
 
+def run_pytest_alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder, without any plugin but those of its arguments, as a program of its own."""
+    modules = ("pytest", "mobilemoney_async.contrib.fastapi", "mobilemoney_async.sandbox", "sqlalchemy.dialects.sqlite")
+    program = "import sys, pytest; sys.exit(pytest.console_main())"
+    variables = environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    return warm(*modules, "aiohttp.web", "trio").run(program, *arguments, cwd=folder, env=variables, seconds=400)
+
+
 def main() -> tuple[types.CodeType, dict[str, Any]]:
     """Import the modules, then start programs; return, in the process of each, its code and its names."""
     descriptor, *modules = sys.argv[1:]
