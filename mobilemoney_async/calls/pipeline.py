@@ -25,6 +25,7 @@ from mobilemoney_async.contract.codec import Content, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer, read_answer
 from mobilemoney_async.contract.models import LoginResult, PageAnswer, Transaction
+from mobilemoney_async.contract.side_fields import take_unsaid
 from mobilemoney_async.errors import (
     APIError,
     CallOutcome,
@@ -444,6 +445,8 @@ def _read(call: _Call, flight: Flight, answer: Answer) -> Any:
         call.facts.date = answer.date
     try:
         value = read_answer(call.endpoint, _without(call.token, answer))
+        for said in take_unsaid():
+            logger.warning(said)
     except UnexpectedResponse:
         flight.is_suspect = True
         raise

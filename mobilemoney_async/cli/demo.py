@@ -131,7 +131,7 @@ def _print_figures(finals: list[Transaction], sandbox: Sandbox, stats: PollerSta
     show("", new_table(columns, rows), "")
     collected = _total(finals, TransactionType.COLLECTION)
     disbursed = _total(finals, TransactionType.DISBURSEMENT)
-    fees = sum((final.fees.total_fee for final in finals if final.fees is not None), Decimal(0))
+    fees = sum((final.fees.total_fee or Decimal(0) for final in finals if final.fees is not None), Decimal(0))
     agrees = (collected, disbursed) == (sandbox.ledger.collected, sandbox.ledger.disbursed)
     show_facts(
         {

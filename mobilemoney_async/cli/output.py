@@ -54,9 +54,9 @@ def mask_email(address: str) -> str:
     return visible(f"{name[:1]}…{at}{host}") if at else "…"
 
 
-def money(amount: Decimal) -> str:
-    """Return an amount for output: ``15,000 TZS``."""
-    return f"{amount:,f} TZS"
+def money(amount: Decimal | None) -> str:
+    """Return an amount for output: ``15,000 TZS``, or ``? TZS`` for one that the service does not show."""
+    return "? TZS" if amount is None else f"{amount:,f} TZS"
 
 
 def moment(at: datetime | None) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
@@ -220,7 +221,7 @@ def print_transaction(transaction: Transaction, *, unmasked: bool) -> None:
         "type": str(transaction.type),
         "amount": money(transaction.amount),
         "phone number": phone(transaction.phone_number, unmasked=unmasked),
-        "network": str(transaction.network),
+        "network": transaction.network and str(transaction.network),
         "reference": transaction.reference,
         "external id": transaction.external_id,
         "merchant": transaction.merchant_id,
@@ -229,12 +230,16 @@ def print_transaction(transaction: Transaction, *, unmasked: bool) -> None:
         "failed, UTC": moment(transaction.failed_at),
     }
     if fees is not None:
-        shares = f"merchant {fees.merchant_fee:,f}, customer {fees.customer_fee:,f}"
+        shares = f"merchant {_shown(fees.merchant_fee)}, customer {_shown(fees.customer_fee)}"
         facts["fees"] = f"{money(fees.total_fee)}: {shares}"
     if settlement is not None:
-        batch = f"{moment(settlement.settled_at)}, {settlement.settlement_batch}"
+        batch = f"{moment(settlement.settled_at) or '?'}, {settlement.settlement_batch or '?'}"
         facts["settled"] = f"{money(settlement.net_amount)} at {batch}"
     output.show_facts(facts)
+
+
+def _shown(amount: Decimal | None) -> str:
+    return "?" if amount is None else f"{amount:,f}"
 
 
 def _csv_cells(transaction: Transaction, *, unmasked: bool) -> list[str]:

@@ -25,7 +25,7 @@ from mobilemoney_async.cli.payments import (
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
 from mobilemoney_async.payments.records import CLAIMED, OPEN, UnclaimedTransaction
-from mobilemoney_async.values import csv_cell
+from mobilemoney_async.values import csv_cell, shown_id
 
 if TYPE_CHECKING:
     from mobilemoney_async.client import AsyncClient
@@ -222,6 +222,10 @@ def print_audit(report: AuditReport) -> None:
     )
     if report.totals:
         output.show(output.new_table(totals, report.totals))
+    if report.unsettled:
+        some = ", ".join(map(shown_id, report.unsettled[:5]))
+        more = ", …" if report.unsettled[5:] else ""
+        output.show("", output.literal(f"without a settlement: {len(report.unsettled):,} collections: {some}{more}"))
     for each in report.differences:
         amount = "" if each.amount is None else f", {output.money(each.amount)}"
         output.show("", output.literal(f"{each.kind}{amount}: {each.reason}"), output.literal(f"  → {each.advice}"))

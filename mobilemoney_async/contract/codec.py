@@ -1,12 +1,14 @@
 """Codec between bytes and values.
 
 msgspec decodes straight into the attrs classes. Bodies that it refuses go through the converter, which takes more
-timestamps and names the place that does not fit. No scalar is coerced, no number passes through a float.
+timestamps, reads side fields that do not fit as None, and names the place of a core field that does not fit. No scalar
+is coerced, no number passes through a float.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,7 +19,10 @@ import attrs
 import msgspec
 
 from mobilemoney_async.contract.limits import PAGE_SIZE_MAX
-from mobilemoney_async.contract.plain import DecodeError
+from mobilemoney_async.contract.models import PageAnswer, TransactionAnswer
+from mobilemoney_async.contract.numeric_ids import NumericPage
+from mobilemoney_async.contract.plain import DecodeError, OddNumber
+from mobilemoney_async.contract.side_fields import ANSWERS, note
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.values import Secret, refuse
 
@@ -31,7 +36,8 @@ def _decode_by_converter(body: bytes, cl: type[T], *, is_own: bool = False) -> T
     # Here, since answers that need it are rare and cattrs takes a third of the import.
     from mobilemoney_async.contract.converter import answers
 
-    return answers.read(parse_json(body, is_own=True) if is_own else parse_page(body), cl)
+    plain = parse_page(body) if attrs.has(cl) and not is_own else parse_json(body, is_own=is_own)
+    return answers.read(plain, cl)
 
 
 def _make_custom(cl: type[Any], value: Any) -> Any:
@@ -51,12 +57,15 @@ _PLAIN = msgspec.json.Decoder(float_hook=_read_fraction)
 # A page of 100 transactions has 50 kB, and 2,000 values. Some lists show more rows, such as those that they pin.
 _SMALL, _MOST_VALUES, _MOST_ROWS = 200_000, 20_000, 2 * PAGE_SIZE_MAX
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # Two patterns, each of which `re` looks for by the text that it begins with: 60 µs for a page of 100 instead of 250.
 _ODD_MONEY = [
     re.compile(name + rb'"\s*+:(?!\s*+"[0-9]{1,16}+(?:\.[0-9]{1,3}+)?"|\s*+null)') for name in (b"amount", b"_fee")
 ]
-_ESCAPED = re.compile(rb"\\u00[5-7]")  # the name of a field may be written so
+# The name of a field may be written so, and a NUL can be.
+_ESCAPED = re.compile(rb"\\u00(?:00|[5-7])")
+_EMPTY_TEXT = b'""'
 
 
 def reader(cl: type[T], *, is_own: bool = False) -> Callable[[bytes], T]:
@@ -65,21 +74,51 @@ def reader(cl: type[T], *, is_own: bool = False) -> Callable[[bytes], T]:
     With `is_own` it reads texts of our own, which may be longer than the answers that they were made of.
     """
 
-    @functools.cache  # made when it is first needed: few programs read every kind of answer
-    def decoder() -> msgspec.json.Decoder[T]:
-        return msgspec.json.Decoder(cl, dec_hook=_make_custom, float_hook=_read_fraction)
+    @functools.cache  # made when they are first needed: few programs read every kind of answer
+    def decoder(number: int) -> msgspec.json.Decoder[T]:
+        return msgspec.json.Decoder(kinds[number], dec_hook=_make_custom, float_hook=_read_fraction)
 
+    kinds: list[Any] = [cl, NumericPage] if cl is PageAnswer else [cl]
     may_hold_money = attrs.has(cl)
 
     def read(body: bytes) -> T:
         if not is_own:
+            body = body.removeprefix(_BYTE_ORDER_MARK)
             _check_size(body)
-        if not may_hold_money or not _has_odd_money(body):
-            with suppress(*_UNREADABLE):
-                return decoder().decode(body)
+        if not may_hold_money or not _has_odd_text(body, is_own=is_own):
+            for number in range(len(kinds)):
+                with suppress(*_UNREADABLE):
+                    answer = decoder(number).decode(body)
+                    _note_missing(answer)
+                    return answer
         return _decode_by_converter(body, cl, is_own=is_own)
 
     return read
+
+
+def _note_missing(answer: object) -> None:
+    """Note the fields that the transactions of an answer lack. For msgspec, which takes null without a word."""
+    match answer:
+        case PageAnswer(transactions=rows):
+            pass
+        case TransactionAnswer(transaction=row):
+            rows = (row,)
+        case _:
+            return
+    for row in rows:
+        if row.created_at is None or row.reference is None or row.network is None:
+            _note_none(row)
+        fees, settled = row.fees, row.settlement
+        if fees and (fees.total_fee is None or fees.merchant_fee is None or fees.customer_fee is None):
+            _note_none(fees)
+        if settled and (settled.settled_at is None or settled.net_amount is None or settled.settlement_batch is None):
+            _note_none(settled)
+
+
+def _note_none(value: object) -> None:
+    for name in ANSWERS[type(value)].shown:
+        if getattr(value, name) is None:
+            note(type(value).__name__, name, None)
 
 
 def parse_json(body: bytes, *, is_own: bool = False) -> Any:
@@ -89,11 +128,42 @@ def parse_json(body: bytes, *, is_own: bool = False) -> Any:
         DecodeError: It is not JSON.
     """
     if not is_own:
+        body = body.removeprefix(_BYTE_ORDER_MARK)
         _check_size(body)
     with suppress(*_UNREADABLE):
         return _PLAIN.decode(body)
     # Outside: the decoder's error may hold the body.
     raise DecodeError("not JSON")
+
+
+def _parse_odd_json(body: bytes) -> Any:
+    """Return a body that msgspec refuses, such as for a lone surrogate or for the size of a number, as plain values.
+
+    Raises:
+        DecodeError: It is not JSON.
+    """
+    _check_size(body)
+    with suppress(ValueError, RecursionError):
+        return json.loads(body.decode(), parse_int=_read_integer, parse_float=_read_any, parse_constant=_refuse)
+    raise DecodeError("not JSON")
+
+
+def _read_integer(digits: str) -> int | OddNumber:
+    try:
+        return int(digits)
+    except ValueError:  # more than 4,300 digits
+        return OddNumber(digits)
+
+
+def _read_any(digits: str) -> Decimal | OddNumber:
+    try:
+        return Decimal(digits)
+    except InvalidOperation:
+        return OddNumber(digits)
+
+
+def _refuse(_: str) -> None:
+    raise ValueError("not JSON")
 
 
 def parse_page(body: bytes) -> Any:
@@ -102,7 +172,10 @@ def parse_page(body: bytes) -> Any:
     Raises:
         DecodeError: It is not JSON, or it has more rows than any page.
     """
-    plain = parse_json(body)
+    try:
+        plain = parse_json(body)
+    except DecodeError:
+        plain = _parse_odd_json(body.removeprefix(_BYTE_ORDER_MARK))
     rows = plain.get("transactions") if isinstance(plain, dict) else None
     if isinstance(rows, list) and len(rows) > _MOST_ROWS:
         del plain, rows  # the frame would keep them for as long as the error lives
@@ -116,8 +189,13 @@ def _check_size(body: bytes) -> None:
         raise DecodeError("too many values")
 
 
-def _has_odd_money(body: bytes) -> bool:
-    """Return whether a field of money may hold more than digits, all of which `Decimal` would read."""
+def _has_odd_text(body: bytes, *, is_own: bool) -> bool:
+    """Return whether a body may hold a text that msgspec takes and the converter refuses.
+
+    It is an amount of more than digits, all of which `Decimal` would read; or a side field with an empty text or a NUL.
+    """
+    if not is_own and _EMPTY_TEXT in body:
+        return True
     return any(odd.search(body) for odd in _ODD_MONEY) or (b"\\" in body and _ESCAPED.search(body) is not None)
 
 

@@ -1,8 +1,9 @@
 """Converters between values and plain JSON data: the only cattrs configuration. Imported when it is first needed.
 
-`converter` writes and reads the data of users, of the store and of queues. It also reads the answers that msgspec
-refuses: it takes every ISO 8601 timestamp, where msgspec takes RFC 3339 only, and names the place that does not fit. As
-strict as msgspec: no scalar is coerced, no number passes through a float.
+`converter` writes and reads the data of users, of the store and of queues. `answers` reads the answers that msgspec
+refuses: it takes every ISO 8601 timestamp, where msgspec takes RFC 3339 only, JSON integers as identifiers, and any
+value in place of a side field, which is then None. As strict as msgspec otherwise: no scalar is coerced, and no number
+passes through a float. An error names the place that does not fit.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from cattrs.errors import IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from mobilemoney_async import errors
-from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, DecodeError, in_utc
+from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, DecodeError, OddNumber, in_utc
+from mobilemoney_async.contract.side_fields import ANSWERS, SideFields, note
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError
-from mobilemoney_async.values import Secret, mask_phone_number, refuse, shown_id
+from mobilemoney_async.values import Secret, can_encode, mask_phone_number, refuse, shown_id
 
 T = TypeVar("T")
 
@@ -31,6 +33,10 @@ _MONEY = re.compile(r"(?=[0-9.]{1,21}\Z)[0-9]{1,20}(?:\.[0-9]{1,19})?", re.ASCII
 # Texts of the service or of people, which a masked value redacts.
 _TEXTS = frozenset({"detail", "error", "external_id", "failure_reason", "info", "message", "note", "reason"})
 _MOST_SHOWN = 500
+# Text fields of answers in which a JSON integer is read as its decimal digits.
+_IDENTIFIERS = frozenset(
+    {"id", "external_id", "merchant_id", "phone_number", "reference", "settlement_batch", "transaction_id"}
+)
 
 
 class DataConverter(cattrs.Converter):
@@ -108,6 +114,38 @@ def _read_decimal(value: Any, _: Any) -> Decimal:
     if not isinstance(text, str) or not _MONEY.fullmatch(text):
         raise _WrongValue("expected a decimal string")
     return Decimal(text)
+
+
+def _read_identifier(value: Any, _: Any) -> str:
+    digits = value.text if isinstance(value, OddNumber) else str(value) if type(value) is int else value
+    if not isinstance(digits, str) or not (isinstance(value, str) or digits.isdigit()):
+        raise _WrongValue("expected str")
+    return digits
+
+
+def _side_field(cl: Any, field: attrs.Attribute[Any], read: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a hook that reads a side field, and takes a value that cannot be read for one that is not there."""
+    side: SideFields = ANSWERS[cl]
+    otherwise = side.otherwise.get(field.name, field.default)
+    may_be_null = otherwise is None and field.name not in side.shown
+
+    def structure(value: Any, kind: Any) -> Any:
+        if value is None and may_be_null:
+            return None
+        if value is not None and not (isinstance(value, str) and _is_empty(value)):
+            try:
+                return read(value, kind)
+            except Exception:  # noqa: BLE001, S110 (of whatever kind; its text may show the value)
+                pass
+        note(cl.__name__, field.name, value)
+        return otherwise
+
+    return structure
+
+
+def _is_empty(text: str) -> bool:
+    """Return whether a text is empty, or cannot be kept in any database."""
+    return not text or "\0" in text or not can_encode(text)
 
 
 def _read_whole_number(value: str, _: Any) -> str:
@@ -268,16 +306,30 @@ def _make_writer(*, mask: bool) -> DataConverter:
     return writer
 
 
-def _add_readers(made: DataConverter, *, takes_masked: bool) -> DataConverter:
+def _answer_hook(cl: Any, field: attrs.Attribute[Any], converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+    """Return the hook that reads one field of an answer."""
+    is_identifier = field.name in _IDENTIFIERS and field.type in {str, str | None}
+    read: Any = _read_identifier if is_identifier else converter.get_structure_hook(field.type)
+    is_core = field.default is attrs.NOTHING and field.name not in ANSWERS[cl].otherwise
+    return read if is_core else _side_field(cl, field, read)
+
+
+def _add_readers(made: DataConverter, *, is_answer: bool) -> DataConverter:
     def read_object(cl: type[T], converter: cattrs.Converter) -> Callable[[Any, Any], T]:
         # cattrs itself takes anything that can be indexed for an object, and "" and {} for an empty array.
         overrides: dict[str, Any] = {}
         for each in _fields(cl):
             if each.name.startswith("_"):
                 overrides[each.name] = override(omit=True)
-            elif each.repr is mask_phone_number and not takes_masked:
+            elif is_answer and cl in ANSWERS:
+                overrides[each.name] = override(struct_hook=_answer_hook(cl, each, converter))
+            elif each.repr is mask_phone_number and not is_answer:
                 overrides[each.name] = override(struct_hook=_only(str, "expected str", _read_whole_number))
-        return _only(Mapping, "expected an object", make_dict_structure_fn(cl, converter, **overrides))
+        read = make_dict_structure_fn(cl, converter, **overrides)
+        if is_answer and cl in ANSWERS:
+            missing = dict.fromkeys(ANSWERS[cl].shown)
+            return _only(Mapping, "expected an object", lambda value, _: read({**missing, **value}, cl))
+        return _only(Mapping, "expected an object", read)
 
     made.register_structure_hook_factory(attrs.has, read_object)
     made.register_structure_hook_factory(_is_array, _read_array)
@@ -295,7 +347,7 @@ def _add_readers(made: DataConverter, *, takes_masked: bool) -> DataConverter:
     return made
 
 
-converter: DataConverter = _add_readers(_make_writer(mask=False), takes_masked=False)
+converter: DataConverter = _add_readers(_make_writer(mask=False), is_answer=False)
 """A `cattrs.Converter` of all values of this library.
 
 ``converter.unstructure(value)`` is plain JSON data in the contract's spelling, and ``converter.structure(data,
@@ -306,5 +358,5 @@ types for it too. Hooks of your own belong to a ``converter.copy()``.
 masked: DataConverter = _make_writer(mask=True)
 """Writes values with masked phone numbers and redacted texts; reads nothing."""
 
-answers: DataConverter = _add_readers(DataConverter(), takes_masked=True)
+answers: DataConverter = _add_readers(DataConverter(), is_answer=True)
 """Reads answers of the service, which may mask phone numbers too, and what the store keeps of them; writes nothing."""

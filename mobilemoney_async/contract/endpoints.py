@@ -138,7 +138,7 @@ def other_than_asked(answer: object, asked: Mapping[str, object]) -> str | None:
             shown = {"transaction_id": row.id, "reference": row.reference, "external_id": row.external_id}
         case PageAnswer(pagination=counts):
             shown = {"page": counts.current_page or asked.get("page")}  # 0 where it is not shown
-        case LoginResult(user=User(email=email)):
+        case LoginResult(user=User(email=str() as email)):
             asked = {"email": str(asked["email"]).strip().casefold()}
             shown = {"email": email.strip().casefold()}
         case Acknowledgement():

@@ -1,7 +1,11 @@
 """Answers of the service as values (contract, section 2).
 
-Frozen, slotted, keyword-only. Money is `Decimal`, time is an aware UTC `datetime`. A field that the contract marks
-as present only sometimes is None where it is absent or null; a field that the contract does not know is ignored.
+Frozen, slotted, keyword-only. Money is `Decimal`, time is an aware UTC `datetime`. A field that the contract does not
+know is ignored.
+
+A field without a default is a *core field*: an answer whose core field cannot be read is refused. Every other field is
+a *side field*: it is None where it is absent or cannot be read, and hides nothing. `contract.converter` reads answers
+with such a field.
 
 msgspec fills these classes straight from the wire: it runs ``__attrs_post_init__`` and validators, but not attrs
 converters. That is why times are normalised there.
@@ -17,6 +21,7 @@ import attrs
 
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.plain import ERROR_ATTRIBUTES, in_utc
+from mobilemoney_async.contract.side_fields import ANSWERS, SideFields
 from mobilemoney_async.contract.states import Network, TransactionStatus, TransactionType, is_final
 from mobilemoney_async.values import Secret, is_id, mask_phone_number, refuse, require_bearer, require_identifier
 
@@ -25,23 +30,25 @@ from mobilemoney_async.values import Secret, is_id, mask_phone_number, refuse, r
 class Fees(Data):
     """Fees of a successful collection (contract, section 2.1), in TZS."""
 
-    merchant_fee: Decimal
-    customer_fee: Decimal
-    total_fee: Decimal
+    merchant_fee: Decimal | None = None
+    customer_fee: Decimal | None = None
+    total_fee: Decimal | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Settlement(Data):
     """Settlement of a successful collection to the merchant (contract, section 2.1)."""
 
-    net_amount: Decimal
-    settled_at: datetime
-    settlement_batch: str
+    net_amount: Decimal | None = None
+    settled_at: datetime | None = None
+    settlement_batch: str | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Transaction(Data):
     """Collection or disbursement (contract, section 2.1).
+
+    A field that can be None is None where the service does not show it, or shows something else in its place.
 
     Attributes:
         id: The transaction's id; the acknowledgement calls the same value ``transaction_id``.
@@ -63,14 +70,14 @@ class Transaction(Data):
     """
 
     id: str
-    reference: str
+    reference: str | None = None
     type: TransactionType
     amount: Decimal
     currency: str
     phone_number: str = attrs.field(repr=mask_phone_number)
-    network: Network
+    network: Network | None = None
     status: TransactionStatus
-    created_at: datetime
+    created_at: datetime | None = None
     external_id: str | None = None
     merchant_id: str | None = None
     completed_at: datetime | None = None
@@ -83,14 +90,14 @@ class Transaction(Data):
         # One hook for the whole record, its settlement included: two would cost more of the cost of a page.
         if not self.amount.is_finite():
             raise ValueError("expected a finite decimal")
-        if self.created_at.tzinfo is not UTC:
-            object.__setattr__(self, "created_at", in_utc(self.created_at))
+        if (at := self.created_at) is not None and at.tzinfo is not UTC:
+            object.__setattr__(self, "created_at", in_utc(at))
         if (at := self.completed_at) is not None and at.tzinfo is not UTC:
             object.__setattr__(self, "completed_at", in_utc(at))
         if (at := self.failed_at) is not None and at.tzinfo is not UTC:
             object.__setattr__(self, "failed_at", in_utc(at))
-        if (settlement := self.settlement) is not None and settlement.settled_at.tzinfo is not UTC:
-            object.__setattr__(settlement, "settled_at", in_utc(settlement.settled_at))
+        if (settlement := self.settlement) is not None and (at := settlement.settled_at) and at.tzinfo is not UTC:
+            object.__setattr__(settlement, "settled_at", in_utc(at))
 
     @property
     def is_final(self) -> bool:
@@ -123,7 +130,7 @@ class Acknowledgement(Data):
     """
 
     transaction_id: str
-    reference: str
+    reference: str | None = None
     amount: Decimal
     currency: str
     phone_number: str = attrs.field(repr=mask_phone_number)
@@ -138,7 +145,7 @@ class Acknowledgement(Data):
         return self.transaction_id
 
     def __attrs_post_init__(self) -> None:
-        if not is_id(self.transaction_id) or "\0" in self.reference:
+        if not is_id(self.transaction_id):
             # No id that could be looked up, or kept: the answer does not identify the payment.
             raise ValueError("expected an id")
 
@@ -155,8 +162,8 @@ def id_of(argument: str, payment: str | Acknowledgement | Transaction) -> str:
 class User(Data):
     """User that logged in (contract, section 2.3). The values of `user_type` and `kyc_status` are not documented."""
 
-    id: int
-    email: str
+    id: int | None = None
+    email: str | None = None
     first_name: str | None = None
     last_name: str | None = None
     user_type: str | None = None
@@ -231,6 +238,28 @@ class PageAnswer:
     transactions: tuple[Transaction, ...]
     pagination: Pagination
     status: str = "success"
+
+
+ANSWERS |= {
+    TransactionAnswer: SideFields(),
+    PageAnswer: SideFields(),
+    Transaction: SideFields(("reference", "network", "created_at")),
+    Fees: SideFields(("merchant_fee", "customer_fee", "total_fee")),
+    Settlement: SideFields(("net_amount", "settled_at", "settlement_batch")),
+    LoginResult: SideFields(),
+    User: SideFields(("id", "email")),
+    # It names a payment by its id alone. In place of what it does not show, it has what no payment has.
+    Acknowledgement: SideFields(
+        ("reference", "amount", "currency", "phone_number", "status_code", "status"),
+        {
+            "amount": Decimal(0),
+            "currency": "",
+            "phone_number": "",
+            "status_code": TransactionStatus(""),
+            "status": "",
+        },
+    ),
+}
 
 
 @attrs.frozen(kw_only=True)

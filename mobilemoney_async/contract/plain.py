@@ -21,6 +21,13 @@ ERROR_ATTRIBUTES: dict[str, Any] = {
 """Types of the errors' attributes in data; the models add theirs."""
 
 
+class OddNumber:
+    """JSON number too long for an int, or with an exponent too large for a Decimal."""
+
+    def __init__(self, text: str) -> None:
+        self.text: str = text
+
+
 class DecodeError(ValueError):
     """Body or data that does not fit, with its place, such as ``$.transaction.amount``. Never quotes it."""
 

@@ -25,6 +25,7 @@ from mobilemoney_async.payments.audit_report import (
     difference,
     incomplete,
     totals_of,
+    unsettled_of,
 )
 from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.journal import WAS_REFUSED_SOFTLY, Journal, to_record
@@ -70,6 +71,7 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
         payments=len({each.key for each in (*comparison.owned.values(), *comparison.sent)}),
         differences=[*incomplete(walk), *comparison.differences(), *missing],
         totals=totals_of(comparison.own_rows),
+        unsettled=unsettled_of(comparison.own_rows),
     )
 
 
@@ -122,7 +124,7 @@ def _divide(walk: Walk, sent: Sequence[PaymentRecord]) -> tuple[list[PaymentReco
     """Return the payments that a listing does not show: those between its rows, those before, and those after them."""
     shown = {row.id for row in walk.rows}
     missing = [each for each in sent if each.transaction_id is not None and each.transaction_id not in shown]
-    times = sorted(row.created_at for row in walk.rows)
+    times = sorted(row.created_at for row in walk.rows if row.created_at is not None)
     first, last = (shift(times[0], _MARGIN), shift(times[-1], -_MARGIN)) if times else (walk.began_at, walk.began_at)
     is_whole = walk.is_complete and not walk.unreadable
     inside: list[PaymentRecord] = []

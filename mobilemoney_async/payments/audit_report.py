@@ -119,6 +119,7 @@ class AuditReport(Data):
         payments: The number of payments of the store that were compared.
         differences: What differs, each with a reason.
         totals: By type, status and settlement batch, to tick off against the statement.
+        unsettled: The ids of successful collections for which the list shows no settlement, or not its batch.
     """
 
     from_date: date
@@ -127,6 +128,7 @@ class AuditReport(Data):
     payments: int
     differences: Sequence[Difference]
     totals: Sequence[AuditTotal]
+    unsettled: Sequence[str] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -242,7 +244,9 @@ class Comparison:
     def _near(self, row: Transaction, alike: Iterable[PaymentRecord]) -> Sequence[PaymentRecord]:
         """Return the payments of a row's kind that were sent within a day of it, nearest first."""
         fits = (each for each in alike if match(query_for(each), row, self._spellings) is not Match.NONE)
-        far = [(abs(query_for(each).sent_at - row.created_at), each) for each in fits]
+        # A row without a readable time may be of any time.
+        at = row.created_at
+        far = [(timedelta(0) if at is None else abs(query_for(each).sent_at - at), each) for each in fits]
         return [each for distance, each in sorted(far, key=lambda pair: (pair[0], pair[1].key)) if distance <= _NEAR]
 
     def _is_on_its_way(self, record: PaymentRecord) -> bool:
@@ -272,6 +276,12 @@ def totals_of(rows: Iterable[Transaction]) -> list[AuditTotal]:
         )
         for (kind, status, batch), some in sorted(kinds.items(), key=lambda item: (*item[0][:2], item[0][2] or ""))
     ]
+
+
+def unsettled_of(rows: Iterable[Transaction]) -> list[str]:
+    """Return the ids of successful collections that show no settlement batch."""
+    paid = (row for row in rows if row.succeeded and row.type == TransactionType.COLLECTION)
+    return [row.id for row in paid if row.settlement is None or row.settlement.settlement_batch is None]
 
 
 def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:

@@ -41,8 +41,10 @@ from mobilemoney_async.payments.matching import (
     Skew,
     Spellings,
     estimate_skew,
+    is_within,
     learn,
     match,
+    may_be_within,
     query_for,
     shift,
 )
@@ -208,7 +210,7 @@ class Evidence:
         samples = [
             ClockSample(shown=shown, began_at=record.sent_at, ended_at=record.ended_at)
             for record, shown in pairs
-            if record is not None and not record.is_adopted and record.sent_at and record.ended_at
+            if record is not None and shown and not record.is_adopted and record.sent_at and record.ended_at
         ]
         return sorted(samples, key=lambda sample: sample.began_at)
 
@@ -264,7 +266,8 @@ class Evidence:
         if not self._is_settled(query):
             return Control(reason=IN_GRACE)
         if not earlier:
-            has_older = any(row.created_at <= query.window(skew)[0] for row in self.walk.rows)
+            begin = query.window(skew)[0]
+            has_older = any(row.created_at is not None and row.created_at <= begin for row in self.walk.rows)
             return Control(reason=NO_EARLIER if has_older else "the list shows nothing as old as the payment")
         if not later:
             return Control(reason=NO_LATER)
@@ -273,9 +276,15 @@ class Evidence:
     def _nearest(
         self, query: PaymentQuery, skew: Skew | None, known: Iterable[PaymentRecord]
     ) -> Sequence[tuple[PaymentRecord, PaymentQuery]]:
-        """Return the payments that the listing can be compared with, nearest first."""
+        """Return the payments that the listing can be compared with, nearest first.
+
+        A row without a readable time is of no place in the list: its payment is neither shown nor hidden.
+        """
         found = []
         for record in known:
+            row = self._rows.get(record.transaction_id or "")
+            if row is not None and row.created_at is None:
+                continue
             own = query_for(record)
             distance = abs(own.sent_at - query.sent_at)
             is_near = record.type == query.type and distance <= _FARTHEST
@@ -295,7 +304,7 @@ class Evidence:
         own = query_for(record)
         start, end = own.window(skew)
         # A lost payment is seen up to a day off. Some minutes off is no reason to distrust the list.
-        is_near = shift(start, -STEADY) <= row.created_at <= shift(end, STEADY)
+        is_near = is_within(row, shift(start, -STEADY), shift(end, STEADY))
         if is_near and match(own, row, self.spellings) in _PROVEN:
             return None
         return f"the list shows payment {record.key!r} with another type, phone number, amount or time"
@@ -308,7 +317,7 @@ class Evidence:
         near: dict[str, tuple[Match, Transaction]] = {}
         for row in self._free.like_query(query):
             is_asked = row.id in self.owned or not self._is_claimed(row.id, key)
-            is_near = is_asked and first <= row.created_at <= last
+            is_near = is_asked and may_be_within(row, first, last)
             fit = match(query, row, self.spellings) if is_near else Match.NONE
             if fit is not Match.NONE:
                 near[row.id] = (Match.POSSIBLE if row.id in self.owned else fit, row)
@@ -340,7 +349,7 @@ class Evidence:
     def _is_believed(self, query: PaymentQuery, by: Match, row: Transaction, skew: Skew | None) -> bool:
         """Return whether a row that is alone may be adopted: it is proven, in the window, and the window is known."""
         start, end = query.window(skew)
-        if by not in _PROVEN or not start <= row.created_at <= end or not self.walk.knows(start, end):
+        if by not in _PROVEN or not is_within(row, start, end) or not self.walk.knows(start, end):
             return False
         if skew is not None and skew.high - skew.low > STEADY:
             return False
@@ -353,7 +362,7 @@ class Evidence:
             other = self.searches[rival]
             start, end = other.window(skew)
             # A payment is seen some minutes off where a clock was set: it is a rival all the same.
-            is_seen = shift(start, -STEADY) <= row.created_at <= shift(end, STEADY)
+            is_seen = may_be_within(row, shift(start, -STEADY), shift(end, STEADY))
             is_near = rival != key and is_seen and not self._is_claimed(row.id, rival)
             if is_near and match(other, row, self.spellings) is not Match.NONE:
                 return rival
@@ -380,4 +389,4 @@ def names(query: PaymentQuery, transaction: Transaction, skew: Skew | None) -> b
     """
     start, end = query.window(skew)
     fit = match(query, transaction, Spellings(forms=frozenset(NumberForm)))
-    return fit in _PROVEN and start <= transaction.created_at <= end
+    return fit in _PROVEN and is_within(transaction, start, end)

@@ -16,7 +16,18 @@ import attrs
 
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
-from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, Spellings, learn, match, query_for, shift
+from mobilemoney_async.payments.matching import (
+    Match,
+    PaymentQuery,
+    Skew,
+    Spellings,
+    is_within,
+    learn,
+    match,
+    query_for,
+    shift,
+    time_of,
+)
 from mobilemoney_async.payments.records import PaymentRecord
 
 UNREADABLE, LOST, BEHIND = "unreadable", "lost", "behind"
@@ -150,7 +161,8 @@ class Comparison:
     @property
     def known_until(self) -> datetime | None:
         """Time until which rows that the store knows show it complete, or None if the pages show none."""
-        return max((self._known_at(row) for row in self.rows if self._is_known(row)), default=None)
+        known = (row for row in self.rows if row.created_at is not None and self._is_known(row))
+        return max(map(self._known_at, known), default=None)
 
     @property
     def shows_gap(self) -> bool:
@@ -168,7 +180,8 @@ class Comparison:
         return [
             attrs.evolve(row, type=next(iter(types[row.type]))) if len(types.get(row.type, ())) == 1 else row
             for row in self.rows
-            if (since is None or row.created_at >= since)
+            if row.created_at is not None
+            and (since is None or row.created_at >= since)
             and row.id not in self.owned
             and row.id not in self.recorded
             and self._may_be_ours(row)
@@ -186,10 +199,10 @@ class Comparison:
         """
         owner = self.owned.get(row.id)
         if owner is None or owner.sent_at is None:
-            return row.created_at
+            return time_of(row)
         query = query_for(owner)
         start, end = query.window(_CLOCKS_AGREE) if owner.is_adopted else (query.sent_at, query.ended_at)
-        return shift(row.created_at, start - end)
+        return shift(time_of(row), start - end)
 
     def _may_be_ours(self, row: Transaction) -> bool:
         if row.merchant_id and self.merchant_id and row.merchant_id != self.merchant_id:
@@ -197,13 +210,13 @@ class Comparison:
         if self.types and any(row.type == each for each in TransactionType if each not in self.types):
             return False
         fits = (each.reach(_CLOCKS_AGREE) for each in self.open_payments if _fits(each, row))
-        return not any(start <= row.created_at <= end for start, end in fits)
+        return not any(is_within(row, start, end) for start, end in fits)
 
     def _is_second(self, row: Transaction) -> bool:
         """Return whether a row is rather a payment that the store knows, made twice: a proxy has repeated it."""
         queries = (query_for(record) for record in self.owned.values() if record.sent_at is not None)
         windows = (query.window(None) for query in queries if _fits(query, row))
-        return any(start <= row.created_at <= end for start, end in windows)
+        return any(is_within(row, start, end) for start, end in windows)
 
 
 def _fits(query: PaymentQuery, row: Transaction) -> bool:

@@ -88,7 +88,7 @@ def _adopt(
     """Record that a payment, whatever its state, is a transaction, which must be of its kind."""
     key, name = record.key, transaction.id
     if record.sent_at is None:  # queued again, after the store has forgotten that it was sent
-        record = attrs.evolve(record, sent_at=min(transaction.created_at, now))
+        record = attrs.evolve(record, sent_at=min(transaction.created_at or now, now))
     if match(query_for(record), transaction, Spellings()) is Match.NONE:
         raise _refused(f"transaction {name} has another type, phone number or amount than payment {key!r}")
     if not record.attempt:
@@ -121,7 +121,7 @@ def _insert(journal: Journal, key: str, transaction: Transaction, number: str | 
         "external_id": valid_name(transaction.external_id),
         "state": PaymentState.UNKNOWN,
         "attempt": 1,
-        **dict.fromkeys(("created_at", "changed_at", "sent_at", "ended_at"), min(transaction.created_at, now)),
+        **dict.fromkeys(("created_at", "changed_at", "sent_at", "ended_at"), min(transaction.created_at or now, now)),
     }
     journal.connection.execute(insert_missing(payments, journal.connection.dialect.name), values)
     record = journal.find(key)

@@ -136,6 +136,22 @@ def query_for(record: PaymentRecord) -> PaymentQuery:
     )
 
 
+def is_within(row: Transaction, start: datetime, end: datetime) -> bool:
+    """Return whether a row shows a time in a span. A row without a readable time is in no span that is believed."""
+    return row.created_at is not None and start <= row.created_at <= end
+
+
+def may_be_within(row: Transaction, start: datetime, end: datetime) -> bool:
+    """Return whether a row may be of a span. A row without a readable time may be of any time."""
+    return row.created_at is None or start <= row.created_at <= end
+
+
+def time_of(row: Transaction) -> datetime:
+    """Return the time of a row that shows one."""
+    assert row.created_at is not None
+    return row.created_at
+
+
 def shift(moment: datetime, by: timedelta) -> datetime:
     """Return a time moved by a difference, at most to the ends of the calendar: a service may show any date."""
     try:
@@ -203,9 +219,8 @@ def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
         return Match.NONE
     if row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id:
         return Match.NONE
-    has_name = is_id(row.id) and "\0" not in row.reference
     is_ours = not spellings.is_marked or row.merchant_id == spellings.merchant_id is not None
-    is_usual = has_name and is_ours and row.currency.strip().upper() == CURRENCY
+    is_usual = is_id(row.id) and is_ours and row.currency.strip().upper() == CURRENCY
     fits = (
         Match.CERTAIN if is_usual else Match.POSSIBLE,
         _fit_type(query.type, str(row.type), spellings.types),

@@ -25,7 +25,7 @@ from mobilemoney_async.database.schema import history, insert_missing, payments,
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.evidence import Verdict, Walk
 from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, to_record
-from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew
+from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, may_be_within
 from mobilemoney_async.payments.records import (
     EXPLAINED,
     LISTINGS,
@@ -299,7 +299,7 @@ def find_rival(
     settling = _SETTLING if skew is None else _SETTLING | {PaymentEvent.MISS.value}
     for attempt in _attempts(journal.connection.execute(statement).all(), settling):
         start, end = attrs.evolve(query, sent_at=attempt.sent_at, ended_at=attempt.ended_at).window(skew)
-        if not attempt.is_settled and start <= transaction.created_at <= end:
+        if not attempt.is_settled and may_be_within(transaction, start, end):
             return attempt
     return None
 

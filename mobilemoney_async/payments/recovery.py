@@ -98,7 +98,9 @@ class _Doubt:
     def is_shown(self, rows: Iterable[Transaction]) -> bool:
         """Return whether rows show the time of the newest payment that is known to be lost."""
         lost_until = self.facts.lost_until
-        return lost_until is not None and any(row.created_at >= lost_until - _GRAIN for row in rows)
+        return lost_until is not None and any(
+            row.created_at is not None and row.created_at >= lost_until - _GRAIN for row in rows
+        )
 
     @property
     def first_day(self) -> date:

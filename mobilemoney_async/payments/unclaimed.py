@@ -42,7 +42,18 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.binding import Binding
 from mobilemoney_async.payments.duplicates import DuplicateGuard, digest
 from mobilemoney_async.payments.journal import Journal, shorten
-from mobilemoney_async.payments.matching import KindIndex, Match, PaymentQuery, Skew, Spellings, match, query_for, shift
+from mobilemoney_async.payments.matching import (
+    KindIndex,
+    Match,
+    PaymentQuery,
+    Skew,
+    Spellings,
+    is_within,
+    match,
+    query_for,
+    shift,
+    time_of,
+)
 from mobilemoney_async.payments.queries import doubtful, owners
 from mobilemoney_async.payments.records import CLAIMED, EXPLAINED, OPEN, PaymentRecord, UnclaimedTransaction
 from mobilemoney_async.polling.sharing import warn_of_store
@@ -129,6 +140,8 @@ class UnclaimedObserver:
     def _is_new(self, row: Transaction, now: datetime) -> bool:
         """Return whether the store has to be asked about a row that is not known to be claimed or settled."""
         known = self._seen.get(row.id)
+        if row.created_at is None:
+            return False  # the table has no place for it; `audit` reports it
         if isinstance(known, _Sighting):
             return now >= known.due_at
         return known != row.status and row.created_at >= now - _OLDEST and valid_name(row.id) is not None
@@ -154,7 +167,8 @@ class UnclaimedObserver:
         shown = {row.id: row.created_at for row in rows}
         for transaction_id, sent_at in owned.items():
             self._store.remember(transaction_id, sent_at is not None)
-        self._ahead = min((shown[each] - at for each, at in owned.items() if at is not None), default=self._ahead)
+        ahead = (made_at - at for each, at in owned.items() if at is not None and (made_at := shown[each]) is not None)
+        self._ahead = min(ahead, default=self._ahead)
 
     async def _learn_merchant(self, rows: Sequence[Transaction]) -> str | None:
         """Return and record our merchant, if all rows of payments that were acknowledged to us show the same one."""
@@ -215,7 +229,7 @@ class UnclaimedObserver:
 
     def _is_lasting(self, row: Transaction, now: datetime) -> bool:
         """Return whether a row that nothing claims is too old to be a payment on its way."""
-        is_old = row.created_at < shift(now, (self._ahead or timedelta(0)) - self._wait)
+        is_old = time_of(row) < shift(now, (self._ahead or timedelta(0)) - self._wait)
         return is_old and isinstance(self._seen.get(row.id), _Sighting)
 
     def _is_due(self, row: Transaction, account: sa.Row[Any], now: datetime, sighted_at: datetime | None) -> bool:
@@ -224,10 +238,11 @@ class UnclaimedObserver:
         `sighted_at` is its first sighting in the store, if any.
         """
         is_foreign = row.merchant_id and self._merchant_id and row.merchant_id != self._merchant_id
+        made_at = time_of(row)
         began_at = shift(self._began_at(account), -_SLACK)
-        if not is_foreign and self._ahead is None and shift(began_at, -_UNKNOWN_CLOCK) <= row.created_at < began_at:
+        if not is_foreign and self._ahead is None and shift(began_at, -_UNKNOWN_CLOCK) <= made_at < began_at:
             return False  # once a payment of ours shows the clock
-        if is_foreign or row.created_at < began_at:
+        if is_foreign or made_at < began_at:
             self._store.remember(row.id, False)
             return False
         known, opened_at = self._seen.get(row.id), self._store.note_opened(now)
@@ -238,7 +253,7 @@ class UnclaimedObserver:
             known, opened_at = self._seen[row.id], first_at
             if sighted_at is None:
                 return False
-        elif row.created_at >= shift(opened_there, -_GRAIN):
+        elif made_at >= shift(opened_there, -_GRAIN):
             return now >= known.due_at
         if account.checked_at is None or account.checked_at < opened_at:
             # The store may have forgotten it before it was opened here, which the next new payment finds out.
@@ -353,7 +368,7 @@ def _record(
             left.append(row)
             continue
         like = _find_attempt(journal, row)
-        if row.id in owned or (like is None and row.created_at < began_at):
+        if row.id in owned or (like is None and time_of(row) < began_at):
             continue
         if count + len(made) >= (_MOST_STRANGERS if like is None else _MOST):
             is_full = True
@@ -380,7 +395,7 @@ def _open_payments(journal: Journal, now: datetime) -> tuple[KindIndex[PaymentQu
 def _may_be(row: Transaction, query: PaymentQuery) -> bool:
     """Return whether a row may be an open payment."""
     start, end = query.reach(_CLOCKS_AGREE)
-    return start <= row.created_at <= end and match(query, row, Spellings()) is not Match.NONE
+    return is_within(row, start, end) and match(query, row, Spellings()) is not Match.NONE
 
 
 def _find_attempt(journal: Journal, row: Transaction) -> tuple[str, PaymentQuery] | None:
@@ -393,7 +408,8 @@ def _find_attempt(journal: Journal, row: Transaction) -> tuple[str, PaymentQuery
     alike = sa.select(*of_query).where(
         table.account == journal.account, table.amount == _plain(row.amount), table.sent_at.is_not(None)
     )
-    days = shift(row.created_at, -_AROUND), shift(row.created_at, _AROUND)
+    made_at = time_of(row)
+    days = shift(made_at, -_AROUND), shift(made_at, _AROUND)
     # One that was queued is created long before it is sent; one that was sent again shows its last time only.
     around = alike.where(sa.or_(table.created_at.between(*days), table.sent_at.between(*days)))
     if digits is not None:
@@ -411,7 +427,7 @@ def _find_attempt(journal: Journal, row: Transaction) -> tuple[str, PaymentQuery
             )
             fit = match(query, row, Spellings())
             if fit is not Match.NONE:
-                found.append((fit is Match.POSSIBLE, abs(query.sent_at - row.created_at), each.key, query))
+                found.append((fit is Match.POSSIBLE, abs(query.sent_at - made_at), each.key, query))
     best = min(found, default=None, key=lambda each: each[:3])
     return None if best is None else best[2:]
 

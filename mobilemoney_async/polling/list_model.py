@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 import attrs
 
@@ -120,8 +121,8 @@ class ListModel:
 
 def _is_newest_first(rows: Sequence[Transaction]) -> bool | None:
     """Return the order of rows, None if they have none. A few may be out of order, as in a list by endings."""
-    half = len(rows) // 2
-    ages = [row.created_at for row in rows]
+    ages = [row.created_at for row in rows if row.created_at is not None]
+    half = len(ages) // 2
     pairs = [pair for pair in zip(ages, ages[len(ages) - half :], strict=False) if pair[0] != pair[1]]
     newer = sum(first > second for first, second in pairs)
     if not pairs or 1 - _ORDERLY < newer / len(pairs) < _ORDERLY:
@@ -191,9 +192,10 @@ class ServerClock:
 
     def saw(self, rows: Iterable[Transaction], now: float) -> None:
         """Learn from rows that the service has just shown."""
-        newest = max((row.created_at.timestamp() for row in rows), default=-math.inf)
+        times = (row.created_at for row in rows)
+        newest = max((at.timestamp() for at in times if at is not None), default=-math.inf)
         self._ahead = max(self._ahead, newest - now)
 
-    def age(self, row: Transaction, now: float) -> float:
+    def age(self, created_at: datetime, now: float) -> float:
         """Return the least age of a row that was seen, seconds."""
-        return max(0.0, now + self._ahead - row.created_at.timestamp())
+        return max(0.0, now + self._ahead - created_at.timestamp())

@@ -270,8 +270,8 @@ class Planner:
     ) -> News | None:
         """Learn from a row whose state was true at `at` or later; `paged_at` is infinite for a lookup."""
         payment.failures = 0
-        if not payment.is_new:
-            payment.created_at = now - self._clock.age(row, now)
+        if not payment.is_new and row.created_at is not None:
+            payment.created_at = now - self._clock.age(row.created_at, now)
             if not payment.is_seen:
                 payment.seen_at = payment.created_at
                 before = payment.looks, payment.due
@@ -294,7 +294,7 @@ class Planner:
             return None  # it may have ended long before it was tracked
         earliest, latest = payment.seen_at - payment.created_at, now - payment.created_at
         ended_at = row.completed_at or row.failed_at
-        if ended_at is None:
+        if ended_at is None or row.created_at is None:
             self._estimator.saw_end(earliest, latest)
             return (latest - earliest) / 2
         age = (ended_at - row.created_at).total_seconds()

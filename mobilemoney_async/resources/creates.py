@@ -129,8 +129,8 @@ class _Creates:
                 named = (await self._pipeline.call(GET_TRANSACTION, identifiers=identifiers, facts=facts)).transaction
                 now = self._pipeline.utcnow()
                 # On the service's clock, if it shows it: not made before the request, nor after it.
-                age = (read_date(facts.date or "") or now) - named.created_at
-                is_new = -_SLACK <= age <= now - sent_at + _SLACK
+                at = read_date(facts.date or "") or now
+                is_new = named.created_at is not None and -_SLACK <= at - named.created_at <= now - sent_at + _SLACK
                 if is_new and named.type == self._type and contradiction(named, **asked) is None:
                     return attrs.evolve(
                         answer,

@@ -142,7 +142,7 @@ class JoinedPages:
         first: The number of the first page.
         page: The number of the next one.
         rows: The ids of the rows, and the unreadable rows.
-        edges: The times of the first and of the last row; None without rows.
+        edges: The times of the first and of the last row that has one; None without such rows.
         pages: The number of pages that the service counts, at its highest.
         is_joined: Whether no row can have been missed.
         is_at_end: Whether the list ends here.
@@ -184,9 +184,10 @@ class JoinedPages:
         self.pages = max(self.pages, answer.pagination.total_pages)
         ids, unreadable = _ids(answer), answer.unreadable if isinstance(answer, RowsAnswer) else ()
         advances = not self.rows.issuperset(unreadable)
+        times = _times(answer)
+        if times:
+            self.edges = (times[0] if self.edges is None else self.edges[0], times[-1])
         if ids:
-            first, last = answer.transactions[0].created_at, answer.transactions[-1].created_at
-            self.edges = (first if self.edges is None else self.edges[0], last)
             advances |= self._join(ids)
         self.rows.update(ids, unreadable)
         begin: object = ids[:1] or unreadable[:1]
@@ -218,6 +219,10 @@ class JoinedPages:
         ids = _ids(answer)
         known = [self._places[each] for each in ids if each in self._places]
         return None if ids and not known else bool(known) and known == [*range(len(known))]
+
+
+def _times(answer: PageAnswer) -> list[datetime]:
+    return [row.created_at for row in answer.transactions if row.created_at is not None]
 
 
 def _ids(answer: PageAnswer) -> list[str]:
@@ -260,7 +265,7 @@ class TimeSearch:
         """Take the page asked for, and choose the next one."""
         assert self.page is not None
         number, total = self.page, answer.pagination.total_count
-        begin = answer.transactions[0].created_at if answer.transactions else None
+        begin = next(iter(_times(answer)), None)
         self._learn_order(number, answer)
         if number == self._pages.page:
             self._pages.take(answer)
@@ -302,7 +307,7 @@ class TimeSearch:
         return max(middle, self._limit - back) if back else middle
 
     def _learn_order(self, number: int, answer: PageAnswer) -> None:
-        times = [row.created_at for row in answer.transactions]
+        times = _times(answer)
         if times:
             self._begins[number] = times[0]
         for line in (times, [self._begins[each] for each in sorted(self._begins)]):

@@ -123,15 +123,12 @@ def test_the_second_way_is_taken_for_timestamps_that_are_not_rfc_3339() -> None:
 WRONG: list[tuple[str, list[Any]]] = [
     ("access_token", [None, 5, True, ["a"], {"a": 1}]),
     ("expires_in", [None, "3600", True, 1.9, [3600], "1e3"]),
-    ("success", [None, "false", "true", 0, 1, "", []]),
-    ("token_type", [None, 5, True, {}]),
-    ("user", [5, "user", [], True]),
 ]
 
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG for value in values])
 def test_no_scalar_is_coerced(field: str, value: Any) -> None:
-    """ "false" is not True, 1.9 is not 1, null is not "None": a wrong type is an answer outside the contract."""
+    """1.9 is not 1, null is not "None": a core field of a wrong type is an answer outside the contract."""
     with pytest.raises(DecodeError) as caught:
         read_login(to_bytes(samples.login(**{field: value})))
     assert caught.value.path == f"$.{field}"
@@ -139,7 +136,7 @@ def test_no_scalar_is_coerced(field: str, value: Any) -> None:
 
 def test_nor_is_one_in_the_converter() -> None:
     """Beside a timestamp in another notation, text stays text."""
-    for change in ({"currency": None}, {"reference": 5}, {"external_id": 5}, {"network": 5}, {"status": None}):
+    for change in ({"currency": None}, {"currency": 5}, {"status": None}, {"id": 5.5}, {"id": True}, {"type": 5}):
         with pytest.raises(DecodeError) as caught:
             reader(TransactionAnswer)(to_bytes(samples.found(created_at=SECOND, **change)))
         assert caught.value.path == f"$.transaction.{next(iter(change))}"
@@ -166,9 +163,7 @@ class TestWhereItBroke:
         ("path", "value", "error"),
         [
             (("transactions", 1, "amount"), "secret", "expected a decimal string at $.transactions[1].amount"),
-            (("transactions", 0, "settlement", "settled_at"), "secret", "expected an ISO 8601 timestamp at"),
-            (("transactions", 0, "created_at"), 5, "expected an ISO 8601 timestamp at $.transactions[0].created_at"),
-            (("transactions", 0, "fees"), "secret", "expected an object at $.transactions[0].fees"),
+            (("transactions", 0, "status"), 5, "expected str at $.transactions[0].status"),
             (("transactions", 1), "secret", "expected an object at $.transactions[1]"),
             (("transactions",), "secret", "expected an array at $.transactions"),
             (("transactions",), "", "expected an array at $.transactions"),
@@ -191,8 +186,8 @@ class TestWhereItBroke:
 
     def test_a_missing_field_is_named(self) -> None:
         body = samples.found()
-        del body["transaction"]["reference"]
-        with pytest.raises(DecodeError, match=r"^a required field is missing at \$\.transaction\.reference$"):
+        del body["transaction"]["currency"]
+        with pytest.raises(DecodeError, match=r"^a required field is missing at \$\.transaction\.currency$"):
             reader(TransactionAnswer)(to_bytes(body))
 
     @pytest.mark.parametrize("body", [b"[]", b"5", b'"text"', b"null", b"true"])
@@ -212,7 +207,6 @@ NOT_JSON = {
     "infinity": b'{"a": -Infinity}',
     "invalid utf-8": b'{"a": "\xff\xfe"}',
     "utf-16": '{"a": 1}'.encode("utf-16"),
-    "byte order mark": b"\xef\xbb\xbf{}",
     "lone surrogate": b'{"a": "\\ud800"}',
     "deep": b"[" * 100_000,
     "deep objects": b'{"a":' * 100_000,
@@ -230,6 +224,13 @@ def test_what_is_not_json_is_refused(cls: Any, body: bytes) -> None:
         reader(cls)(body)
     with pytest.raises(DecodeError, match=r"^(not JSON|too many values)$"):
         parse_json(body)
+
+
+def test_a_byte_order_mark_before_the_json_is_skipped() -> None:
+    """A service behind a server that writes one is read as any other."""
+    mark, body = b"\xef\xbb\xbf", to_bytes(samples.page(samples.settled(), samples.transaction(fees=[])))
+    assert reader(PageAnswer)(mark + body) == reader(PageAnswer)(body)
+    assert parse_json(mark + b'{"error_code": "X"}') == {"error_code": "X"}
 
 
 def test_fractions_of_undocumented_bodies_are_decimals() -> None:

@@ -253,7 +253,7 @@ WRONG: list[tuple[Any, str]] = [
     (samples.transaction(created_at="yesterday"), "expected an ISO 8601 timestamp at $.created_at"),
     (samples.transaction(reference=5), "expected str at $.reference"),
     (samples.settled(fees=[]), "expected an object at $.fees"),
-    (samples.transaction(external_id="secret", created_at=None), "expected an ISO 8601 timestamp at $.created_at"),
+    (samples.transaction(external_id="secret", currency=None), "expected str at $.currency"),
 ]
 
 

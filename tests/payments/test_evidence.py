@@ -17,7 +17,7 @@ from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import UnreadableRow
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.payments.evidence import Control, Evidence, Verdict, Walk, names
-from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, estimate_skew, query_for
+from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, estimate_skew, query_for, time_of
 from mobilemoney_async.payments.records import PaymentRequest
 from tests.payments.listed import (
     HOUR,
@@ -84,10 +84,10 @@ def test_only_a_lone_near_match_of_the_kind_is_adopted(
     verdict = judged(wanted, made, skew)
     start, end = wanted.window(skew)
     first, last = wanted.reach(skew)
-    near = {each.id for each in made if each.amount == 1000 and first <= each.created_at <= last}
+    near = {each.id for each in made if each.amount == 1000 and first <= time_of(each) <= last}
     if verdict.adopt is not None:
         assert near == {verdict.adopt.id}
-        assert start <= verdict.adopt.created_at <= end
+        assert start <= time_of(verdict.adopt) <= end
         assert not verdict.candidates
     else:
         assert set(verdict.candidates) == near
@@ -533,7 +533,7 @@ def test_a_row_at_the_edge_of_another_search_may_be_that_payment(edge: int, outw
     other = attrs.evolve(search(), phone_number="+255681000789")
     skew = evidence(rows, _BEFORE, _AFTER).skew(search())
     for distance, is_contested in ((timedelta(0), True), (outwards, False)):
-        shift = rows[-1].created_at - other.window(skew)[edge] - distance - (10 * _MINUTE if edge else -10 * _MINUTE)
+        shift = time_of(rows[-1]) - other.window(skew)[edge] - distance - (10 * _MINUTE if edge else -10 * _MINUTE)
         moved = attrs.evolve(other, sent_at=other.sent_at + shift, ended_at=other.ended_at + shift)
         verdict = evidence(rows, _BEFORE, _AFTER, searches={"order-1": search(), "order-2": moved}).judge(
             "order-1", Control()

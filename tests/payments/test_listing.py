@@ -29,6 +29,7 @@ from mobilemoney_async.contract.models import PageAnswer, UnreadableRow
 from mobilemoney_async.payments import listing as module
 from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.listing import Lister
+from mobilemoney_async.payments.matching import time_of
 from mobilemoney_async.testing import run_virtual
 from tests.contract.test_models import PENDING
 from tests.support.fakes import NOON
@@ -656,7 +657,7 @@ def test_a_time_is_covered_only_with_all_its_rows(
     model = ModelList(ordered(rows, order), size, count, change=change)
     start, width = window
     walk = model.near(start, start + width)
-    wanted = {each.id for each in rows if start <= (each.created_at - NOON).total_seconds() <= start + width}
+    wanted = {each.id for each in rows if start <= (time_of(each) - NOON).total_seconds() <= start + width}
     assert walk.covered is None or names(walk.rows) >= wanted
     if rows and is_still and count(1) == 1 and count(40) == 40 and len({each.created_at for each in rows}) == len(rows):
         assert walk.covered is not None

@@ -128,6 +128,8 @@ async def test_payments_are_found_by_any_name(store_url: str) -> None:
         second = await client.disbursements.create(**ORDER, idempotency_key="order-2")
         world.sandbox.approve(second.transaction_id)
         await client.payments.reconcile()
+        assert first.reference is not None
+        assert second.reference is not None
         for name in (first.transaction_id, first.reference, "shop/1", "order-1"):
             (found,) = await client.payments.find(name)
             assert (found.key, found.external_id, found.history) == ("order-1", "shop/1", ())

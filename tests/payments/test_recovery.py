@@ -107,6 +107,7 @@ def row(name: str, minutes: float, type: str = "collection", **changes: Any) -> 
 
 
 def own(row: Transaction) -> PaymentRecord:
+    assert row.created_at is not None
     return PaymentRecord(
         key=row.id,
         type=TransactionType(row.type),

@@ -298,5 +298,6 @@ def test_a_payment_is_at_least_as_old_as_is_said(ahead: float, seen: list[tuple[
     now = max(at for _, _, at in rows)
     latest = min(at - made for _, made, at in rows)
     for row, made, _ in rows:
-        assert time.age(row, now) <= now - made + 0.01
-        assert time.age(row, now) == pytest.approx(max(0.0, now - made - latest), abs=0.01)
+        assert row.created_at is not None
+        assert time.age(row.created_at, now) <= now - made + 0.01
+        assert time.age(row.created_at, now) == pytest.approx(max(0.0, now - made - latest), abs=0.01)

@@ -132,11 +132,11 @@ class TestErrors:
         assert len(service.requests) == 1
 
     async def test_an_answer_of_the_wrong_shape_names_the_place(self) -> None:
-        async with connect(always(samples.acknowledgement(amount=None))) as (client, _):
+        async with connect(always(samples.acknowledgement(transaction_id=None))) as (client, _):
             with pytest.raises(OutcomeUnknown) as caught:
                 await client.collections.create(phone_number=NUMBER, amount=1000)
         assert isinstance(caught.value.__cause__, UnexpectedResponse)
-        assert caught.value.__cause__.path == "$.amount"
+        assert caught.value.__cause__.path == "$.transaction_id"
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [

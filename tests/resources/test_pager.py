@@ -322,7 +322,7 @@ async def test_a_row_that_cannot_be_read_is_skipped_with_its_reason(caplog: pyte
         rows = [samples.transaction(id=f"t-{page}-{number}") for number in range(3)]
         for row in rows if page == 2 else rows[:1]:
             row["amount"] = "1e999999999"
-        rows[0]["id"] = "t\x1b[2J" if page == 1 else 5
+        rows[0]["id"] = "t\x1b[2J" if page == 1 else 5.5
         return httpx.Response(200, json=samples.page(*rows, current_page=page, total_pages=3, total_count=9))
 
     async with connect(handler) as (client, service):
