@@ -1,4 +1,4 @@
-"""Answers that come after their key was released and sent again: they decide nothing about the attempt that followed."""
+"""Answers that come after their key was released and sent again: they decide nothing about the next attempt."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -21,7 +23,16 @@ from psycopg.rows import dict_row, scalar_row
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from mobilemoney_async import APIError, IdempotencyConflict, InvalidRequest, PaymentState, SQLStore, StoreError
+from mobilemoney_async import (
+    APIError,
+    ConnectionFailed,
+    IdempotencyConflict,
+    InvalidRequest,
+    PaymentState,
+    RetryPolicy,
+    SQLStore,
+    StoreError,
+)
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
 
@@ -188,6 +199,43 @@ def test_errors_of_the_driver_pass_unchanged(postgres_url: str) -> None:
         with pytest.raises(psycopg.errors.UndefinedTable):
             store.enqueue(one, **ORDER, idempotency_key="b")
         one.rollback()
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+@on_asyncio
+async def test_a_key_that_two_transactions_queue_again_is_queued_once(postgres_url: str) -> None:
+    """The second one waits for the first one, wherever that comes in between, and leaves the payment as it is then."""
+    world, order = make_world(postgres_url), {**ORDER, "idempotency_key": "a"}
+    store, engine = world.store(), sa.create_engine(postgres_url, poolclass=sa.pool.NullPool)
+    async with world.client(store, retry=RetryPolicy(max_attempts=1)) as client:
+        world.line.refuse = 1
+        with pytest.raises(ConnectionFailed):
+            await client.collections.create(PHONE_NUMBER, 1000, idempotency_key="a", extra=ORDER["extra"])
+        with psycopg.connect(dsn(postgres_url)) as first, engine.connect() as second:
+
+            def commit_first() -> None:
+                waiting, until = "SELECT count(*) FROM pg_locks WHERE NOT granted", time.monotonic() + 240
+                with psycopg.connect(dsn(postgres_url), autocommit=True) as watcher:
+                    while watcher.execute(waiting).fetchone() == (0,) and time.monotonic() < until:
+                        time.sleep(0.01)
+                first.commit()
+
+            committer = threading.Thread(target=commit_first)
+
+            @sa.event.listens_for(second, "after_cursor_execute")
+            def come_between(*said: Any) -> None:
+                if said[2].startswith("SELECT") and committer.ident is None:  # the second one has seen the payment
+                    store.enqueue(first, **order, priority=1)
+                    committer.start()
+
+            seen = store.enqueue(second, **order, priority=9)
+            second.commit()
+            committer.join()
+        record = await client.payments.get("a")
+    assert record is not None
+    assert [each.what for each in record.history] == ["sent", "not_sent", "queued"]
+    assert (record.state, record.priority, seen.priority) == (PaymentState.QUEUED, 1, 1)
 
 
 @pytest.mark.real_time
