@@ -22,9 +22,8 @@ import sqlalchemy as sa
 from anyio.lowlevel import RunVar
 
 from mobilemoney_async.database import schema
-from mobilemoney_async.database.bulk import bulk_of
 from mobilemoney_async.database.clock import WallClock
-from mobilemoney_async.database.group import AfterCommit, Ahead, Group, Piece, run_together
+from mobilemoney_async.database.group import AfterCommit, Group, Piece, run_together
 from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
@@ -34,7 +33,6 @@ from mobilemoney_async.database.url import (
     has_stood_still,
     is_conflict,
     is_locked,
-    is_unsupported,
     make_engine,
     obstacle,
     read_url,
@@ -84,8 +82,6 @@ class Database:
         self.clients: int = 0  # open ones, of all accounts
         self.makes_file: bool = True  # whether a file of SQLite that is missing is made; set before the first use
         self._is_prepared = False
-        # Whether it has refused a statement for several accounts, as a cluster does that keeps them on several servers.
-        self._is_divided = False
         self._engine: sa.Engine | None = None
         self._start_afresh()
 
@@ -106,12 +102,10 @@ class Database:
                 await anyio.sleep(pause)
                 pause = min(_LAST_PAUSE, pause * _PAUSE_FACTOR)
 
-    async def read(
-        self, work: Callable[[sa.Connection], T], *, joins: Sequence[str] = (), ahead: Ahead | None = None
-    ) -> T:
-        """Run work that changes nothing, and return its result; `joins` and `ahead` as for `write`."""
+    async def read(self, work: Callable[[sa.Connection], T], *, joins: Sequence[str] = ()) -> T:
+        """Run work that changes nothing, and return its result; `joins` as for `write`."""
         if joins:
-            return await self._join(work, joins, None, writes=False, durable=False, ahead=ahead)
+            return await self._join(work, joins, None, writes=False, durable=False)
         return await self._alone(work, writes=False, durable=False, then=None)
 
     async def write(
@@ -122,7 +116,6 @@ class Database:
         then: AfterCommit | None = None,
         joins: Sequence[str] = (),
         is_end: bool = False,
-        ahead: Ahead | None = None,
     ) -> T:
         """Run work in one transaction and return its result, once that is committed.
 
@@ -141,7 +134,6 @@ class Database:
                 tasks (`database.group`). Where the work of another fails, this work runs again, alone. Empty: it does
                 not share.
             is_end: Whether the work ends what another piece of work has begun: in a busy process it goes first.
-            ahead: What the work asks first (`database.bulk`), where it shares a transaction.
 
         Raises:
             StoreError: The database failed, or cannot be reached; nothing was changed, or after a broken commit
@@ -150,7 +142,7 @@ class Database:
         if self.dialect == "sqlite":
             require_no_guest()
         if joins:
-            return await self._join(work, joins, then, writes=True, durable=durable, is_end=is_end, ahead=ahead)
+            return await self._join(work, joins, then, writes=True, durable=durable, is_end=is_end)
         return await self._alone(work, writes=True, durable=durable, then=then)
 
     async def timed(
@@ -160,7 +152,6 @@ class Database:
         durable: bool = False,
         writes: bool = True,
         joins: Sequence[str] = (),
-        ahead: Ahead | None = None,
     ) -> tuple[T, float]:
         """Run work that needs the time which all processes share.
 
@@ -169,46 +160,33 @@ class Database:
             durable: As for `write`.
             writes: Whether the work changes anything.
             joins: As for `write`.
-            ahead: As for `write`. All that a group asks is asked, and locked, before the time is read.
 
         Returns:
             The work's result, and the seconds to add to a time of the store to get a time of this event loop.
         """
         if self.dialect == "postgresql":
-            return await self._timed_by_server(work, durable=durable, writes=writes, joins=joins, ahead=ahead)
-        host_ahead = _ahead_of_the_host()
-        began_at, began = anyio.current_time() + host_ahead, time.monotonic()
+            return await self._timed_by_server(work, durable=durable, writes=writes, joins=joins)
+        ahead = _ahead_of_the_host()
+        began_at, began = anyio.current_time() + ahead, time.monotonic()
         # Waiting for the lock takes real time, but none of a virtual clock: it would have to go back afterwards.
         pace = 0.0 if clock_stands_still() else 1.0
 
         def timed(connection: sa.Connection) -> T:
             return work(connection, lambda: began_at + pace * (time.monotonic() - began))
 
-        result = await (self.write(timed, durable=durable, joins=joins, ahead=ahead) if writes else self.read(timed))
-        return result, -host_ahead
+        result = await (self.write(timed, durable=durable, joins=joins) if writes else self.read(timed))
+        return result, -ahead
 
     async def _timed_by_server(
-        self,
-        work: Callable[[sa.Connection, Clock], T],
-        *,
-        durable: bool,
-        writes: bool,
-        joins: Sequence[str],
-        ahead: Ahead | None,
+        self, work: Callable[[sa.Connection, Clock], T], *, durable: bool, writes: bool, joins: Sequence[str]
     ) -> tuple[T, float]:
         def timed(connection: sa.Connection) -> tuple[T, float, float]:
             seen = at = 0.0
 
             def clock() -> float:
                 nonlocal seen, at
-                bulk = bulk_of(connection)
-                if bulk is not None and bulk.clock is not None:
-                    seen, at = bulk.clock
-                    return seen
                 seen = self._read_clock(connection)
                 at = time.monotonic()
-                if bulk is not None and bulk.has_asked:
-                    bulk.clock = seen, at  # all rows were locked before
                 return seen
 
             result = work(connection, clock)
@@ -216,9 +194,7 @@ class Database:
                 clock()
             return result, seen, at
 
-        result, seen, at = await (
-            self.write(timed, durable=durable, joins=joins, ahead=ahead) if writes else self.read(timed)
-        )
+        result, seen, at = await (self.write(timed, durable=durable, joins=joins) if writes else self.read(timed))
         # Everything since, the commit above all, took time of its own.
         return result, anyio.current_time() - (time.monotonic() - at) - seen
 
@@ -362,20 +338,14 @@ class Database:
         writes: bool,
         durable: bool,
         is_end: bool = False,
-        ahead: Ahead | None = None,
     ) -> T:
         if not self._is_prepared:
             await self.open()
-        piece = Piece(work, tuple(name), time.monotonic() + _QUEUE, then, is_end, None if self._is_divided else ahead)
+        piece = Piece(work, tuple(name), time.monotonic() + _QUEUE, then, is_end)
         group = _group(self, writes=writes, durable=durable)
 
         def run(shared: Callable[[sa.Connection], None], until: float) -> None:
-            try:
-                self._run(self._ready_engine(until), shared, writes=writes, durable=durable, until=until)
-            except sa.exc.DBAPIError as exc:
-                if is_unsupported(exc):
-                    self._is_divided = True
-                raise
+            self._run(self._ready_engine(until), shared, writes=writes, durable=durable, until=until)
 
         def run_pieces(pieces: Sequence[Piece]) -> None:
             self._notify(run_together(pieces, run, self._failed, writes=writes))

@@ -15,7 +15,6 @@ import anyio
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.database.bulk import Ask, Bulk
 from mobilemoney_async.database.url import has_stood_still, is_conflict, is_locked
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 
@@ -30,9 +29,6 @@ _OF_THE_DATABASE = (sa.exc.SQLAlchemyError, OSError)
 AfterCommit = Callable[[Any], str | None]
 """Called in the thread with the result of work, once it is committed; returns a channel to notify, or None."""
 
-Ahead = Callable[[sa.Connection], Sequence[Ask]]
-"""Called in the thread, inside a shared transaction; returns what work asks first, and gets from `bulk.answer`."""
-
 
 @attrs.define(eq=False)
 class Piece:
@@ -43,15 +39,14 @@ class Piece:
     Attributes:
         work: Gets the connection.
         name: What it locks. Those of one transaction run in the order of their names, so that two processes do not wait
-            for each other; two of one name are in two transactions.
+            for each other.
         until: The time of the monotonic clock until which it may wait for locks.
         then: Called in the thread after the commit, or None.
         is_end: Whether it ends what others wait for, and goes first.
-        ahead: What it asks first, or None if it does so by itself.
         is_withdrawn: Whether its task has left before it began.
         is_done: Whether its transaction has ended, so that there is a result or an error.
         is_alone: Whether that was rolled back, perhaps because of another piece: it has to run in one of its own.
-        turn: Wakes its task, if that waits: it is done, or is to lead.
+        turn: Wakes its task: it is done, or is to lead.
     """
 
     work: Callable[[sa.Connection], Any]
@@ -59,13 +54,12 @@ class Piece:
     until: float
     then: AfterCommit | None = None
     is_end: bool = False
-    ahead: Ahead | None = None
     result: Any = None
     error: BaseException | None = None
     is_withdrawn: bool = False
     is_done: bool = False
     is_alone: bool = False
-    turn: anyio.Event | None = None
+    turn: anyio.Event = attrs.field(factory=anyio.Event)
     _is_taken: threading.Lock = attrs.field(factory=threading.Lock)
 
     def begin(self) -> bool:
@@ -81,11 +75,6 @@ class Piece:
         """Wait until it is done, or is to lead."""
         self.turn = anyio.Event()
         await self.turn.wait()
-
-    def wake(self) -> None:
-        """Wake its task, if that waits."""
-        if self.turn is not None:
-            self.turn.set()
 
     def take_result(self) -> Any:
         """Return the result or raise the error, which then keeps no frame alive."""
@@ -132,12 +121,8 @@ class Group:
 
     async def _lead(self, run: Callable[[Sequence[Piece]], Awaitable[object]]) -> None:
         """Have the pieces run that wait."""
-        first: dict[tuple[str, ...], Piece] = {}
-        for each in sorted(self._waiting, key=lambda piece: not piece.is_end):
-            first.setdefault(each.name, each)
-        pieces = list(first.values())[:MOST_TOGETHER]
-        chosen = set(pieces)
-        self._waiting = [each for each in self._waiting if each not in chosen]
+        waiting = sorted(self._waiting, key=lambda piece: not piece.is_end)
+        pieces, self._waiting = waiting[:MOST_TOGETHER], waiting[MOST_TOGETHER:]
         self._is_led = True
         try:
             await run(sorted(pieces, key=lambda piece: piece.name))
@@ -146,12 +131,12 @@ class Group:
             self._waiting[:0] = [each for each in pieces if not (each.is_done or each.is_withdrawn)]
             self._is_led = False
             for each in pieces:
-                each.wake()
+                each.turn.set()
 
     def _hand_on(self) -> None:
         """Let the next task lead."""
         if self._waiting and not self._is_led:
-            self._waiting[0].wake()
+            self._waiting[0].turn.set()
 
 
 def run_together(
@@ -200,7 +185,13 @@ def _run(
         has_begun = True
         if writes and connection.dialect.name == "postgresql":
             connection.execute(_SHORT_PATIENCE)
-        _run_in(connection, pieces, writes=writes)
+        for piece in pieces:
+            try:
+                piece.result = piece.work(connection)
+            except MobileMoneyError as exc:
+                if writes:
+                    raise  # what it has written is rolled back, with the work of the others
+                piece.error = exc
         has_ended = True
 
     try:
@@ -211,29 +202,6 @@ def _run(
         for piece in pieces:
             piece.error = failed(exc) if isinstance(exc, _OF_THE_DATABASE) else exc
             piece.is_alone = _may_succeed_alone(exc, is_under_way=is_under_way, is_one_of_many=len(pieces) > 1)
-
-
-def _run_in(connection: sa.Connection, pieces: Sequence[Piece], *, writes: bool) -> None:
-    """Run pieces in a transaction: those that ask by themselves first, so that they change no answer to others."""
-    asking = [piece for piece in pieces if piece.ahead is not None] if len(pieces) > 1 else []
-    for piece in pieces:
-        if piece not in asking:
-            _run_one(connection, piece, writes=writes)
-    if asking:
-        bulk = Bulk(connection)
-        bulk.ask(ask for piece in asking if piece.ahead is not None for ask in piece.ahead(connection))
-        for piece in asking:
-            _run_one(connection, piece, writes=writes)
-        bulk.flush()
-
-
-def _run_one(connection: sa.Connection, piece: Piece, *, writes: bool) -> None:
-    try:
-        piece.result = piece.work(connection)
-    except MobileMoneyError as exc:
-        if writes:
-            raise  # what it has written is rolled back, with the work of the others
-        piece.error = exc
 
 
 def _may_succeed_alone(exc: Exception, *, is_under_way: bool, is_one_of_many: bool) -> bool:

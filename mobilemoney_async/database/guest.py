@@ -172,10 +172,6 @@ class GuestConnection:
         self.dialect = dialect
         self._open_cursor = open_cursor
 
-    def get_execution_options(self) -> Mapping[str, Any]:
-        """Return no options: no other work shares the transaction."""
-        return {}
-
     def execute(self, statement: Any, parameters: Mapping[str, Any] | None = None) -> GuestResult:
         """Execute a statement with its parameters."""
         given = parameters or {}

@@ -189,11 +189,6 @@ def is_conflict(error: Exception) -> bool:
     return getattr(getattr(error, "orig", None), "sqlstate", None) in {"40001", "40P01"}
 
 
-def is_unsupported(error: Exception) -> bool:
-    """Return whether PostgreSQL, or what stands for it, does not know a kind of statement."""
-    return getattr(getattr(error, "orig", None), "sqlstate", None) == "0A000"
-
-
 def has_stood_still(error: Exception) -> bool:
     """Return whether PostgreSQL has ended a transaction in which this process did nothing: nothing was committed."""
     cause = getattr(error, "orig", None)

@@ -14,12 +14,11 @@ from anyio.lowlevel import current_token
 
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Database
-from mobilemoney_async.database.group import Ahead
 from mobilemoney_async.database.listener import CHANGES
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.duplicates import DuplicateGuard
 from mobilemoney_async.payments.feed_watch import close_watch, stir_readers
-from mobilemoney_async.payments.journal import Journal, JournalEntry, asked_by_save
+from mobilemoney_async.payments.journal import Journal, JournalEntry
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -131,12 +130,10 @@ class AccountStore:
             self.seen.update(left if len(left) < _MOST_SEEN // 2 else {})
         self.seen[transaction_id] = fact
 
-    async def read(self, work: Callable[[Journal], T], *, joins: str | None = None, ahead: Ahead | None = None) -> T:
+    async def read(self, work: Callable[[Journal], T], *, joins: str | None = None) -> T:
         """Run work that changes nothing in one transaction, and return its result; see `Database.read`."""
         return await self.database.read(
-            lambda connection: work(Journal(connection, self.account, self.guard)),
-            joins=self._place(joins),
-            ahead=ahead,
+            lambda connection: work(Journal(connection, self.account, self.guard)), joins=self._place(joins)
         )
 
     async def write(
@@ -146,7 +143,6 @@ class AccountStore:
         then: Callable[[T], object] | None = None,
         joins: str | None = None,
         is_end: bool = False,
-        ahead: Ahead | None = None,
     ) -> T:
         """Run work in one transaction, and return its result once that is durable; see `Database.write`.
 
@@ -167,7 +163,7 @@ class AccountStore:
                 then(result)
             return CHANGES if has_changes else None
 
-        result = await self.database.write(run, then=end, joins=self._place(joins), is_end=is_end, ahead=ahead)
+        result = await self.database.write(run, then=end, joins=self._place(joins), is_end=is_end)
         if has_changes:
             stir_readers(self.database)
         return result
@@ -221,12 +217,7 @@ class AccountStore:
         Raises:
             StoreError: The database failed, and the entry is kept; or the entry contradicts the payment's state.
         """
-        written = await self.write(
-            lambda journal: journal.save(entry),
-            joins=entry.key,
-            is_end=True,
-            ahead=lambda _: asked_by_save(self.account, entry),
-        )
+        written = await self.write(lambda journal: journal.save(entry), joins=entry.key, is_end=True)
         # Another task may have replaced it during the write.
         if self.is_kept(entry):
             del self._unwritten[entry.key]

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
 import attrs
-import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
-from mobilemoney_async.database.bulk import Ask
 from mobilemoney_async.database.threads import clock_stands_still
 from mobilemoney_async.errors import (
     APIError,
@@ -31,7 +29,7 @@ from mobilemoney_async.errors import (
     StoreError,
 )
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.journal import Journal, JournalEntry, asked_by_begin
+from mobilemoney_async.payments.journal import Journal, JournalEntry
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, Source, withdrawal
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -64,36 +62,6 @@ class NotEchoedError(Exception):
 
 
 @attrs.define(eq=False)
-class _Start:
-    """Start of an attempt, by the clock of its transaction.
-
-    In a busy process that begins seconds after it was asked for, which must not make it worthless.
-
-    Attributes:
-        called_at: When the attempt was asked for.
-        waited: The seconds from then to its transaction.
-    """
-
-    called_at: datetime
-    _called: float
-    _pace: float
-    waited: float = 0.0
-    _noted_in: sa.Connection | None = None
-
-    def note(self, connection: sa.Connection) -> datetime:
-        """Return the time, which is that of the whole transaction."""
-        self._noted_in = connection
-        self.waited = self._pace * (time.monotonic() - self._called)
-        return self.called_at + timedelta(seconds=self.waited)
-
-    def time(self, connection: sa.Connection) -> datetime:
-        """Return the time of a transaction, noted before or now."""
-        if self._noted_in is connection:
-            return self.called_at + timedelta(seconds=self.waited)
-        return self.note(connection)
-
-
-@attrs.define(eq=False)
 class RecordedAttempts:
     """Record of one create's attempts; the pipeline calls it around each of them.
 
@@ -123,11 +91,24 @@ class RecordedAttempts:
             raise KeyTakenError  # a secret was replaced while this waited: is it the same merchant's?
         if self.on_sending is not None:
             self.on_sending()
-        self.sent_at = self.utcnow()
-        start = _Start(self.sent_at, time.monotonic(), 0.0 if clock_stands_still() else 1.0)
+        self.sent_at = called_at = self.utcnow()
+        called, waited = time.monotonic(), 0.0
+        pace = 0.0 if clock_stands_still() else 1.0
         expected = self.expected if self.attempt is None else self.attempt
-        longest = lives + _MARGIN
         made: list[int | None] = []
+
+        def begin(journal: Journal) -> int | None:
+            nonlocal waited
+            # In a busy process a transaction begins seconds after it was asked for, which must not make it worthless.
+            waited = pace * (time.monotonic() - called)
+            self.sent_at = sent_at = called_at + timedelta(seconds=waited)
+
+            def is_wanted(record: PaymentRecord) -> bool:
+                return withdrawal(record, sent_at, asked_at=self.asked_at) is None
+
+            return journal.begin(
+                self.request, expected=expected, sent_at=sent_at, lives=lives + _MARGIN, is_wanted=is_wanted
+            )
 
         def note(attempt: int | None) -> None:
             made.append(attempt)
@@ -136,12 +117,7 @@ class RecordedAttempts:
 
         try:
             # The commit may succeed although this task is cancelled during it: `made` knows.
-            await self.store.write(
-                lambda journal: self._begin(journal, start, expected, longest),
-                then=note,
-                joins=self.request.key,
-                ahead=lambda connection: self._ask(connection, start, expected, longest),
-            )
+            await self.store.write(begin, then=note, joins=self.request.key)
             await checkpoint()  # a task that was cancelled during the commit does not send
         except BaseException:
             if made and made[0] is not None:
@@ -152,23 +128,7 @@ class RecordedAttempts:
         self.attempt = made[0]
         if self.attempt is None:
             raise KeyTakenError
-        return start.waited + _MARGIN
-
-    def _ask(self, connection: sa.Connection, start: _Start, expected: int | None, lives: float) -> Sequence[Ask]:
-        """Return what `_begin` asks first."""
-        if expected is not None:
-            return ()
-        sent_at = start.note(connection)
-        return asked_by_begin(self.store.guard, connection.dialect.name, self.request, sent_at=sent_at, lives=lives)
-
-    def _begin(self, journal: Journal, start: _Start, expected: int | None, lives: float) -> int | None:
-        """Begin an attempt, as `Journal.begin` does."""
-        self.sent_at = sent_at = start.time(journal.connection)
-
-        def is_wanted(record: PaymentRecord) -> bool:
-            return withdrawal(record, sent_at, asked_at=self.asked_at) is None
-
-        return journal.begin(self.request, expected=expected, sent_at=sent_at, lives=lives, is_wanted=is_wanted)
+        return waited + _MARGIN
 
     async def answered(self, answer: Acknowledgement) -> None:
         """Record the transaction's id, durably. The pipeline calls it inside a shield.

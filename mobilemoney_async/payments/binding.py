@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +19,6 @@ from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.calls.tokens import NamedSource
 from mobilemoney_async.contract.comparison import NumberForm
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
-from mobilemoney_async.database.bulk import Ask, Statement, answer, over
 from mobilemoney_async.database.engine import timeline
 from mobilemoney_async.database.schema import accounts, lock_row, payments
 from mobilemoney_async.database.threads import run_in_thread
@@ -35,7 +34,7 @@ from mobilemoney_async.errors import (
 from mobilemoney_async.events import AccountMismatch, emit
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.gap import AccountFacts
-from mobilemoney_async.payments.journal import CONFLICTS, Journal, kind, to_record
+from mobilemoney_async.payments.journal import CONFLICTS, Journal, to_record
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for
 from mobilemoney_async.payments.records import PaymentRecord, PaymentRequest
 
@@ -55,23 +54,7 @@ _one = sa.select(sa.literal(1).label("one")).subquery()
 _FACTS = sa.select(NEWEST.limit(1).scalar_subquery().label("newest"), *_FIELDS).select_from(
     _one.outerjoin(accounts, accounts.c.account == sa.bindparam("of_account"))
 )
-_asked = sa.select(
-    *(
-        sa.bindparam(f"of_{name}", type_=payments.c[name].type).label(f"of_{name}")
-        for name in ("account", "key", "type", "phone_number", "amount")
-    )
-).subquery("asked")
-_FACTS_AND_CONFLICTS = Statement(
-    over(sa.select(NEWEST.limit(1).scalar_subquery().label("newest"), *CONFLICTS), _asked)
-    .add_columns(*_FIELDS, _asked.c.of_account, _asked.c.of_key)
-    .select_from(_asked.outerjoin(accounts, accounts.c.account == _asked.c.of_account)),
-    by=("of_account", "of_key"),
-)
-
-
-def asked_by_look(account: str, request: PaymentRequest) -> Sequence[Ask]:
-    """Return what `Binding.look_with_conflicts` asks."""
-    return [(_FACTS_AND_CONFLICTS, kind(account, request))]
+_FACTS_AND_CONFLICTS = _FACTS.add_columns(*CONFLICTS)
 
 
 class ForeignError(Exception):
@@ -113,12 +96,7 @@ class Binding:
     async def read(self) -> AccountFacts:
         """Return the facts about the account."""
         newest, values = self._store.newest, {"of_account": self._store.account}
-
-        def look(journal: Journal) -> AccountFacts:
-            row = journal.connection.execute(_FACTS, values).mappings().one()
-            return self._facts(journal, {**row}, newest)
-
-        return await self._store.read(look, joins="")
+        return await self._store.read(lambda journal: self._look(journal, _FACTS, values, newest)[0], joins="")
 
     def look_with_conflicts(
         self, journal: Journal, request: PaymentRequest, remembered: datetime | None
@@ -127,22 +105,24 @@ class Binding:
 
         Most creates need no other one. `remembered` is the store's `newest` from before the transaction.
         """
-        (statement, values), *_ = asked_by_look(self._store.account, request)
-        row = answer(journal.connection, statement, values)
-        facts = {name: getattr(row, name) for name in ("newest", *(each.name for each in _FIELDS))}
-        return self._facts(journal, facts, remembered), (row.used, row.duplicate) != (None, None)
+        return self._look(journal, _FACTS_AND_CONFLICTS, journal.kind(request), remembered)
 
-    def _facts(self, journal: Journal, row: dict[str, Any], remembered: datetime | None) -> AccountFacts:
+    def _look(
+        self, journal: Journal, statement: sa.Select[Any], values: Mapping[str, str], remembered: datetime | None
+    ) -> tuple[AccountFacts, bool]:
         # `remembered` is from before the first statement of the transaction: SQLite shows what was committed by then,
         # and a payment that is noted later would seem to be lost.
+        row = dict(journal.connection.execute(statement, values).mappings().one())
+        has_conflicts = (row.pop("used", None), row.pop("duplicate", None)) != (None, None)
         if row["newest"] is not None:
             self._store.note_newest(row["newest"], is_own=False)
-        return AccountFacts(
+        facts = AccountFacts(
             remembered=remembered,
             unguarded_at=self._store.unguarded_at,
             timeline_now=timeline(journal.connection),
             **row,
         )
+        return facts, has_conflicts
 
     async def require_bound(self, facts: AccountFacts | None = None, *, is_lenient: bool = False) -> None:
         """Raise `StoreError` if the account is not that of this client's host and credentials.

@@ -41,7 +41,6 @@ from mobilemoney_async.errors import (
 )
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.attempts import KeyTakenError, NotEchoedError, RecordedAttempts
-from mobilemoney_async.payments.binding import asked_by_look
 from mobilemoney_async.payments.duplicates import duplicate_suspected
 from mobilemoney_async.payments.evidence import names
 from mobilemoney_async.payments.gap import AccountFacts
@@ -305,9 +304,7 @@ class IdempotentCreates:
                     raise duplicate_suspected(duplicate)
             return record, acknowledgement, facts
 
-        return await self._store.read(
-            look, joins=request.key, ahead=lambda _: asked_by_look(self._store.account, request)
-        )
+        return await self._store.read(look, joins=request.key)
 
 
 def payment_request(kind: TransactionType, body: Mapping[str, Any], key: str) -> PaymentRequest:

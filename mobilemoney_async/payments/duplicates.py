@@ -76,13 +76,7 @@ class DuplicateGuard:
 
     def parameters(self, connection: sa.Connection, request: PaymentRequest, now: datetime) -> Mapping[str, Any]:
         """Return the parameters of `SUSPECT` for a payment that begins; note the time of the account's first one."""
-        return self._parameters(self._key or self.number_key(connection, now), request, now)
-
-    def known_parameters(self, request: PaymentRequest, now: datetime) -> Mapping[str, Any] | None:
-        """Return the parameters of `SUSPECT`, or None where they are not known without the database."""
-        return None if self._key is None else self._parameters(self._key, request, now)
-
-    def _parameters(self, key: str, request: PaymentRequest, now: datetime) -> Mapping[str, Any]:
+        key = self._key or self.number_key(connection, now)
         return {
             "of_account": self.account,
             "of_digest": digest(key, request.phone_number),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,7 +26,6 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import is_same_payment
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.database.bulk import Ask, Statement, answer, write
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     accounts,
@@ -75,16 +74,10 @@ UNKNOWN_EXTRA = "?"
 # The longest error or note of a payment, characters.
 _LONGEST_DETAIL = 500
 
-
-def _parameters(table: sa.Table, *names: str) -> Iterator[sa.BindParameter[Any]]:
-    """Return parameters ``of_…`` for columns of a table."""
-    return (sa.bindparam(f"of_{name}", type_=table.c[name].type) for name in names)
-
-
 _columns = payments.c
 _OF_ACCOUNT = sa.select(payments).where(_columns.account == sa.bindparam("of_account"))
 _BY_KEY = _OF_ACCOUNT.where(_columns.key == sa.bindparam("of_key"))
-_BY_KEY_LOCKED = Statement(_BY_KEY.with_for_update(), by=("of_account", "of_key"))
+_BY_KEY_LOCKED = _BY_KEY.with_for_update()
 _BY_KEY_IF_FREE = _BY_KEY.with_for_update(skip_locked=True)
 _MERCHANT = sa.select(accounts.c.merchant_id).where(accounts.c.account == sa.bindparam("of_account")).scalar_subquery()
 _LEARN_MERCHANT = accounts.update().where(
@@ -107,57 +100,39 @@ CONFLICTS: Sequence[sa.Label[Any]] = (
     _DUPLICATE.with_only_columns(_columns.key).limit(1).scalar_subquery().label("duplicate"),
 )
 """Records of the same key and of an unidentified payment of the same kind, not None if there is one, as columns of
-another statement; see `kind`."""
-_OWNER = Statement(
-    sa.select(_columns.key).where(
-        _columns.account == sa.bindparam("of_account"), _columns.transaction_id == sa.bindparam("of_transaction")
-    ),
-    by=("of_account", "of_transaction"),
+another statement; see `Journal.kind`."""
+_OWNER = sa.select(_columns.key).where(
+    _columns.account == sa.bindparam("of_account"), _columns.transaction_id == sa.bindparam("of_transaction")
 )
 _CHANGE = payments.update().where(
     _columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key")
 )
 _UPDATE = _CHANGE.returning(payments)
 _last = history.alias()
-_last_number = (
-    sa.select(sa.func.max(_last.c.number))
-    .where(_last.c.account == sa.bindparam("of_account"), _last.c.key == sa.bindparam("of_key"))
-    .scalar_subquery()
+_NEXT_NUMBER = sa.select(sa.func.coalesce(sa.func.max(_last.c.number), 0) + 1).where(
+    _last.c.account == sa.bindparam("of_account"), _last.c.key == sa.bindparam("of_key")
 )
-_NOTE = Statement(
-    history.insert().from_select(
-        ["account", "key", "number", "at", "what", "source", "detail"],
-        sa.select(
-            *_parameters(history, "account", "key"),
-            sa.func.coalesce(*_parameters(history, "number"), _last_number + 1, 1),
-            *_parameters(history, "at", "what", "source", "detail"),
-        ),
-    )
+_NOTE = history.insert().values(number=_NEXT_NUMBER.scalar_subquery()).inline()
+_FIRST_NOTE = history.insert().values(number=1).inline()
+_last_number = sa.select(sa.func.max(_last.c.number)).where(
+    _last.c.account == sa.bindparam("of_account"), _last.c.key == sa.bindparam("of_key")
 )
 _before = (
     sa.select(sa.func.max(changes.c.at))
     .where(changes.c.account == sa.bindparam("of_account"), changes.c.name == sa.bindparam("of_key"))
     .scalar_subquery()
 )
-(_at,) = _parameters(changes, "at")
-_PUBLISH = Statement(
-    changes.insert().from_select(
-        ["account", "name", "entry", "state", "status", "at"],
-        sa.select(
-            *_parameters(history, "account", "key"),
-            _last_number,
-            *_parameters(changes, "state", "status"),
-            # Clocks of processes may differ a little: the changes of a payment are ordered by their times.
-            sa.case((_before > _at, _before), else_=_at),
-        ),
-    )
+_at = sa.bindparam("of_at", type_=changes.c.at.type)
+# Clocks of processes may differ a little: the changes of a payment are ordered by their times.
+_PUBLISH = (
+    changes.insert()
+    .values(entry=_last_number.scalar_subquery(), at=sa.case((_before > _at, _before), else_=_at))
+    .inline()
 )
-_PUBLISH_AT = changes.insert().values(entry=_last_number).inline()
+_PUBLISH_AT = changes.insert().values(entry=_last_number.scalar_subquery()).inline()
 _LATER = sa.select(changes.c.name, sa.func.max(changes.c.at).label("last")).group_by(changes.c.name)
 _FIRST_CHANGE = changes.insert().inline()
-_CHECKS = Statement(
-    sa.select(FOUND_VERSION.label("version"), SUSPECT), by=("of_account", "of_type", "of_digest", "of_amount")
-)
+_CHECKS = sa.select(FOUND_VERSION.label("version"), SUSPECT)
 
 
 @attrs.frozen
@@ -198,11 +173,8 @@ class Journal:
 
     def row(self, key: str, *, lock: bool = False) -> sa.Row[Any] | None:
         """Return the row of a key; locked until the commit, if asked for."""
-        values = {"of_account": self.account, "of_key": key}
-        if lock:
-            row: sa.Row[Any] | None = answer(self.connection, _BY_KEY_LOCKED, values)
-            return row
-        return self.connection.execute(_BY_KEY, values).one_or_none()
+        statement = _BY_KEY_LOCKED if lock else _BY_KEY
+        return self.connection.execute(statement, {"of_account": self.account, "of_key": key}).one_or_none()
 
     def row_if_free(self, key: str) -> sa.Row[Any] | None:
         """Return the row of a key, locked until the commit, or None if another transaction holds its lock."""
@@ -237,8 +209,18 @@ class Journal:
 
     def find_duplicate(self, request: PaymentRequest) -> PaymentRecord | None:
         """Return the unidentified payment of the same kind under another key, if there is one."""
-        row = self.connection.execute(_DUPLICATE, kind(self.account, request)).one_or_none()
+        row = self.connection.execute(_DUPLICATE, self.kind(request)).one_or_none()
         return None if row is None else to_record(row)
+
+    def kind(self, request: PaymentRequest) -> Mapping[str, str]:
+        """Return the parameters of `CONFLICTS` for a payment."""
+        return {
+            "of_account": self.account,
+            "of_type": str(request.type),
+            "of_phone_number": request.phone_number,
+            "of_amount": request.amount,
+            "of_key": request.key,
+        }
 
     def begin(
         self,
@@ -263,7 +245,8 @@ class Journal:
             DuplicateSuspected: A payment of the same kind is unidentified, or may be made already.
             StoreError: Another release has changed the tables since this process began.
         """
-        sending = _sending(sent_at, lives)
+        stale_at = sent_at + timedelta(seconds=lives)
+        sending = {"state": PaymentState.SENDING, "sent_at": sent_at, "stale_at": stale_at, "changed_at": sent_at}
         attempt = 1 if expected is None else expected + 1
         checks = (self.guard or DuplicateGuard(self.account)).parameters(self.connection, request, sent_at)
         # The unique indexes decide between processes, whatever was read before.
@@ -338,7 +321,7 @@ class Journal:
     def _move(self, row: sa.Row[Any], entry: JournalEntry, values: Mapping[str, Any]) -> StoreError | None:
         """Change the row of an event's payment, unless a doubt meets an unidentified duplicate."""
         if entry.event is not PaymentEvent.DOUBT:
-            self._write(_change(tuple(values)), entry.key, {f"of_{name}": value for name, value in values.items()})
+            self._change(entry.key, values)
             return None
         try:
             with self.connection.begin_nested():
@@ -362,8 +345,7 @@ class Journal:
     def _find_owner(self, transaction_id: str) -> str | None:
         """Return the key of the payment that owns a transaction, or None."""
         of_transaction = {"of_account": self.account, "of_transaction": transaction_id}
-        row = answer(self.connection, _OWNER, of_transaction)
-        return None if row is None else row.key
+        return self.connection.execute(_OWNER, of_transaction).scalar_one_or_none()
 
     def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> StoreError | None:
         """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""
@@ -416,18 +398,18 @@ class Journal:
         self, key: str, *, at: datetime, what: str, source: Source, detail: str | None, is_first: bool = False
     ) -> None:
         """Add an entry to a payment's history. The caller holds the lock of the payment's row, which numbers it."""
-        entry = {"of_at": at, "of_what": what, "of_source": str(source), "of_detail": detail and shorten(detail)}
-        self._write(_NOTE, key, {**entry, "of_number": 1 if is_first else None})
+        entry = {"account": self.account, "key": key, "at": at, "what": what, "source": str(source)}
+        entry["detail"] = detail and shorten(detail)
+        if is_first:
+            self.connection.execute(_FIRST_NOTE, entry)
+        else:
+            self.connection.execute(_NOTE, {**entry, "of_account": self.account, "of_key": key})
 
     def publish(self, key: str, state: PaymentState, status: str | None, *, at: datetime) -> None:
         """Add a change to the feed, after its entry in the history; see `payments.changes`."""
-        self._write(_PUBLISH, key, {"of_state": str(state), "of_status": status, "of_at": at})
+        of_payment = {"account": self.account, "name": key, "of_account": self.account, "of_key": key}
+        self.connection.execute(_PUBLISH, {**of_payment, "state": str(state), "status": status, "of_at": at})
         self.has_changes = True
-
-    def _write(self, statement: Statement, key: str, values: Mapping[str, Any]) -> None:
-        """Change what belongs to a payment; where others share the transaction, perhaps at its end."""
-        here = {"of_account": self.account, "of_key": key}
-        write(self.connection, statement, (self.account, key), {**here, **values})
 
     def record_all(
         self,
@@ -445,8 +427,8 @@ class Journal:
         later = _LATER.where(changes.c.account == self.account, changes.c.at > at)
         times = {row.name: row.last for row in self.connection.execute(later)}
         here = [{"account": self.account, "of_account": self.account, "of_key": key} for key in keys]
-        said = {"of_at": at, "of_what": event.value, "of_source": str(source), "of_detail": shorten(detail)}
-        _NOTE.execute(self.connection, [{**each, **said, "of_number": None} for each in here])
+        said = {"at": at, "what": event.value, "source": str(source), "detail": shorten(detail)}
+        self.connection.execute(_NOTE, [{**each, **said, "key": each["of_key"]} for each in here])
         change = [{"name": each["of_key"], "state": str(state), "at": times.get(each["of_key"], at)} for each in here]
         self.connection.execute(_PUBLISH_AT, [each | values for each, values in zip(here, change, strict=True)])
         self.has_changes = True
@@ -466,16 +448,13 @@ class Journal:
 
     def _insert(self, request: PaymentRequest, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Make a row and return True, or return False if a unique index forbids it."""
-        if answer(self.connection, *_insertion(self.connection.dialect.name, self.account, request, sending)) is None:
-            return False
-        self._check(checks)
-        return True
-
-    def _check(self, checks: Mapping[str, Any]) -> None:
-        """Raise if the tables are of a newer version, or a payment that begins may be made already."""
-        found = answer(self.connection, _CHECKS, checks)
-        require_known(found.version)
-        require_unsuspected(self.connection, self.account, found.suspect)
+        new = {"attempt": 1, "walks": 0, "created_at": sending["sent_at"]}
+        values = {**request_columns(self.account, request), **new, **sending, **checks}
+        found = self.connection.execute(_insertion(self.connection.dialect.name), values).one_or_none()
+        if found is not None:
+            require_known(found.version)
+            require_unsuspected(self.connection, self.account, found.suspect)
+        return found is not None
 
     def _send_again(
         self,
@@ -486,7 +465,9 @@ class Journal:
         is_wanted: Callable[[PaymentRecord], bool] | None,
     ) -> bool:
         """Begin another attempt in a row and return True, or return False if the row or a duplicate forbids it."""
-        self._check(checks)
+        found = self.connection.execute(_CHECKS, checks).one()
+        require_known(found.version)
+        require_unsuspected(self.connection, self.account, found.suspect)
         row = self.row(request.key, lock=True)
         # The caller knows whether absence suffices, and the age of the last look. Under the lock, only what
         # another process may have changed matters.
@@ -517,32 +498,10 @@ class Journal:
         return StoreError(f"payment {entry.key!r}: {message}", outcome="unknown")
 
 
-def _insertion(dialect: str, account: str, request: PaymentRequest, sending: Mapping[str, Any]) -> Ask:
-    """Return what makes a row, and gives its key, unless a unique index forbids it."""
-    new = {"attempt": 1, "walks": 0, "created_at": sending["sent_at"]}
-    row = {**request_columns(account, request), **new, **sending}
-    return _inserted(dialect, tuple(row)), {f"of_{name}": value for name, value in row.items()}
-
-
 @functools.cache
-def _inserted(dialect: str, names: tuple[str, ...]) -> Statement:
-    # The condition ends the SELECT: without it, SQLite takes what follows for that of a join.
-    row = sa.select(*_parameters(payments, *names)).where(sa.text("1 = 1"))
-    key = (_columns.account.label("of_account"), _columns.key.label("of_key"))
-    insert = insert_missing(payments, dialect).from_select(list(names), row)
-    return Statement(insert.returning(*key), by=("of_account", "of_key"))
-
-
-@functools.cache
-def _change(names: tuple[str, ...]) -> Statement:
-    """Return the statement that changes columns of a row."""
-    return Statement(_CHANGE.values(dict(zip(names, _parameters(payments, *names), strict=True))))
-
-
-def _sending(sent_at: datetime, lives: float) -> dict[str, Any]:
-    """Return the columns of a row that is about to be sent."""
-    stale_at = sent_at + timedelta(seconds=lives)
-    return {"state": PaymentState.SENDING, "sent_at": sent_at, "stale_at": stale_at, "changed_at": sent_at}
+def _insertion(dialect: str) -> Any:
+    """Return the statement that makes a row, and gives the version of the tables, unless a unique index forbids it."""
+    return insert_missing(payments, dialect).returning(FOUND_VERSION.label("version"), SUSPECT)
 
 
 def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
@@ -556,35 +515,6 @@ def request_columns(account: str, request: PaymentRequest) -> dict[str, Any]:
         "extra_digest": request.extra_digest,
         "external_id": request.external_id,
     }
-
-
-def asked_by_begin(
-    guard: DuplicateGuard, dialect: str, request: PaymentRequest, *, sent_at: datetime, lives: float
-) -> Sequence[Ask]:
-    """Return what `Journal.begin` asks first about a payment without a record."""
-    checks = guard.known_parameters(request, sent_at)
-    if checks is None:
-        return ()
-    return _insertion(dialect, guard.account, request, _sending(sent_at, lives)), (_CHECKS, checks)
-
-
-def kind(account: str, request: PaymentRequest) -> Mapping[str, str]:
-    """Return the parameters of `CONFLICTS` for a payment."""
-    return {
-        "of_account": account,
-        "of_type": str(request.type),
-        "of_phone_number": request.phone_number,
-        "of_amount": request.amount,
-        "of_key": request.key,
-    }
-
-
-def asked_by_save(account: str, entry: JournalEntry) -> Sequence[Ask]:
-    """Return what `Journal.save` asks first."""
-    asks: list[Ask] = [(_BY_KEY_LOCKED, {"of_account": account, "of_key": entry.key})]
-    if entry.acknowledgement is not None:
-        asks.append((_OWNER, {"of_account": account, "of_transaction": entry.acknowledgement.transaction_id}))
-    return asks
 
 
 def to_record(row: sa.Row[Any]) -> PaymentRecord:

@@ -26,7 +26,6 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from mobilemoney_async.calls.bucket import Bucket, Usage
 from mobilemoney_async.calls.limiter import LaneQueue, Limiter, RateLimiter
 from mobilemoney_async.contract.endpoints import Priority
-from mobilemoney_async.database.bulk import Statement, answer, write
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.schema import budgets, lock_row
 from mobilemoney_async.errors import StoreError
@@ -35,14 +34,7 @@ from mobilemoney_async.sharing.budget import InLine, Limit, Reservation, Reserva
 from mobilemoney_async.values import require_seconds
 
 _ASK_AT_ONCE = -math.inf
-_LOCKED = Statement(
-    sa.select(budgets).where(budgets.c.account == sa.bindparam("of_account")).with_for_update(), by=("of_account",)
-)
-_UPDATE = Statement(
-    budgets.update()
-    .where(budgets.c.account == sa.bindparam("of_account"))
-    .values(state=sa.bindparam("of_state", type_=budgets.c.state.type))
-)
+_UPDATE = budgets.update().where(budgets.c.account == sa.bindparam("of")).values(state=sa.bindparam("state"))
 
 
 def share_limiter(store: AccountStore, limiter: Limiter) -> Limiter:
@@ -229,19 +221,14 @@ class SharedLimiter:
 
     async def _reserve(self, request: ReservationRequest) -> tuple[Reservation, float, float]:
         """Return the reservation, the store's time, and the seconds to add to that to get the queue's."""
-        account = {"of_account": self._account}
 
         def work(connection: sa.Connection, clock: Clock) -> tuple[Reservation, float]:
-            row = answer(connection, _LOCKED, account)
-            if row is None:
-                row = lock_row(connection, budgets, {"account": self._account}, state="")
+            row = lock_row(connection, budgets, {"account": self._account}, state="")
             # From here to the commit no other process of the account reserves.
             now = clock()
             state, reservation = reserve(row.state or None, request, now)
-            write(connection, _UPDATE, (self._account,), {**account, "of_state": state})
+            connection.execute(_UPDATE, {"of": self._account, "state": state})
             return reservation, now
 
-        (reservation, seen_at), offset = await self._database.timed(
-            work, joins=(self._account,), ahead=lambda _: [(_LOCKED, account)]
-        )
+        (reservation, seen_at), offset = await self._database.timed(work, joins=(self._account,))
         return reservation, seen_at, offset + self._now() - anyio.current_time()

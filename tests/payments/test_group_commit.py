@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 import sqlalchemy as sa
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async import AsyncClient, RateLimiter, SQLStore, StoreError
+from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentState, RateLimiter, SQLStore, StoreError
 from mobilemoney_async.database import engine
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.group import MOST_TOGETHER
@@ -417,6 +418,73 @@ async def test_a_payment_that_is_recorded_during_a_shared_look_does_not_seem_los
                 account.note_newest(now(), is_own=True)
                 beside.opened.set()
     assert (len(service.payments), service.posts, service.lists) == (2, 2, 0)
+
+
+async def create_behind_a_gate(client: AsyncClient, store: SQLStore, count: int) -> dict[int, Any]:
+    """Make payments at once, while a look holds up their looks; return what each got."""
+    gate, found = Gate(), dict[int, Any]()
+
+    async def create(each: int) -> None:
+        key, phone = f"order-{each}", f"+25568{each:07}"
+        try:
+            found[each] = await client.collections.create(phone_number=phone, amount=1000, idempotency_key=key)
+        except MobileMoneyError as exc:
+            found[each] = exc
+
+    await create(0)  # the account's secret, and its place under the limit
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            account = account_store(store)
+            tasks.start_soon(partial(account.read, lambda journal: gate.work(journal.connection), joins="0"))
+            await gate.wait()
+            for each in range(1, count):
+                tasks.start_soon(create, each)
+            await anyio.wait_all_tasks_blocked()
+            gate.opened.set()
+    return found
+
+
+async def test_payments_that_are_made_together_are_recorded_as_if_alone(store_url: str) -> None:
+    """Each has its own record, history and changes."""
+    service, store, commits = SecondService(utcnow=now), SQLStore(store_url), list[int]()
+    async with AsyncClient(BASE_URL, auth=TOKEN, transport=service, store=store) as client:
+        with before_commits(lambda: commits.append(1)):
+            found = await create_behind_a_gate(client, store, 8)
+        kept = [await client.payments.get(f"order-{each}") for each in range(8)]
+        changes = [each async for each in client.payments.changes(forever=False)]
+    for number, record in enumerate(kept):
+        assert record is not None
+        assert record.state is PaymentState.ACKNOWLEDGED
+        assert record.transaction_id == found[number].transaction_id
+        assert [entry.what for entry in record.history] == ["sent", "acknowledged"]
+        assert [each.state for each in changes if each.key == record.key] == ["SENDING", "ACKNOWLEDGED"]
+        assert record.sent_at == record.created_at == record.history[0].at
+    assert len(commits) < 4 * 8
+
+
+async def test_two_answers_with_one_transaction_are_one_payment(store_url: str) -> None:
+    """Both acknowledgements come together: the second is refused, as if it had come later."""
+    store = SQLStore(store_url)
+    arrived, waiting = anyio.Event(), list[httpx.Request]()
+
+    class Together(SecondService):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            response = await super().handle_async_request(request)
+            if request.method == "POST" and len(self.payments) > 1:
+                waiting.append(request)
+                if len(waiting) == 2:
+                    arrived.set()
+                await arrived.wait()
+            return response
+
+    service = Together(utcnow=now)
+    service.acknowledge = lambda row: row if len(service.payments) == 1 else {**row, "transaction_id": "TXN-TWICE"}
+    async with AsyncClient(BASE_URL, auth=TOKEN, transport=service, store=store) as client:
+        found = await create_behind_a_gate(client, store, 3)
+        kept = [await client.payments.get(f"order-{each}") for each in range(3)]
+    failed = [each for each in found.values() if isinstance(each, MobileMoneyError)]
+    assert [(type(each).__name__, each.outcome) for each in failed] == [("OutcomeUnknown", "unknown")]
+    assert sorted(str(each and each.state) for each in kept) == ["ACKNOWLEDGED", "ACKNOWLEDGED", "SENDING"]
 
 
 def now() -> datetime:

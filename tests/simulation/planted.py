@@ -233,8 +233,8 @@ DEFECTS = (
     Defect(
         "a payment under way counts as lost at once",
         "payments/attempts.py",
-        "longest = lives + _MARGIN",
-        "longest = -3_600.0",
+        "sent_at=sent_at, lives=lives + _MARGIN, is",
+        "sent_at=sent_at, lives=-3_600.0, is",
     ),
     Defect(
         "another merchant's row counts as ours",
