@@ -4,6 +4,7 @@ of the two would leave: so no lock can be dropped unnoticed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -303,13 +304,7 @@ def engine(postgres_server: Any) -> Iterator[sa.Engine]:
 def test_a_transaction_in_between_changes_nothing(engine: sa.Engine, state: str, one: str, two: str) -> None:
     """Whichever read it follows: rows, history, feed and results are those of one order or of the other."""
     first, second = WORKS[state][one], WORKS[state][two]
-    orders = []
-    for is_reversed in (False, True):
-        account, found = _begin(engine, state), {}
-        for name, work in [(one, first), (two, second)][:: -1 if is_reversed else 1]:
-            with engine.begin() as connection:
-                found[name] = _result(connection, account, work)
-        orders.append((found, _content(engine, account)))
+    orders = [_in_order(engine, state, *each) for each in ((one, two), (two, one))]
     for place in itertools.count(1):
         account = _begin(engine, state)
         # Two histories of one payment meet where both write an entry.
@@ -319,6 +314,16 @@ def test_a_transaction_in_between_changes_nothing(engine: sa.Engine, state: str,
             assert place > 1, "nothing was read"
             return
         assert (dict(zip((one, two), results, strict=True)), _content(engine, account)) in orders, f"read {place}"
+
+
+@functools.cache
+def _in_order(engine: sa.Engine, state: str, *names: str) -> tuple[dict[str, object], object]:
+    """Run transactions one after the other, and return their results and what they leave."""
+    account, found = _begin(engine, state), {}
+    for name in names:
+        with engine.begin() as connection:
+            found[name] = _result(connection, account, WORKS[state][name])
+    return found, _content(engine, account)
 
 
 def _begin(engine: sa.Engine, group: str) -> str:

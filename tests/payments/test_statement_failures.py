@@ -163,13 +163,13 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_whichever_statement_fails_the_payment_is_made_once(store_url: str, case: str) -> None:
     """A call ends with its result, with `StoreError` or as unknown; "not_sent" is true; afterwards all is found out.
 
-    By default a quarter of the statements fail, in one way each; at full scale all of them, in two; at night in all.
+    By default a twelfth of the statements fail, in one way each; at full scale all of them, in two; at night in all.
     """
     dry = Fault(0, "operational")
     await _run(store_url, case, dry)
     assert dry.seen > 3
     ways = [*itertools.product(range(1, dry.seen + 1), FAULTS)]
-    step = {1: 35, 4: 5}.get(soak(4), 1)  # no multiple of the ways, so that they take turns
+    step = {1: 107, 4: 5}.get(soak(4), 1)  # no multiple of the ways, so that they take turns
     for at, (error, is_lasting) in ways[len(case) % step :: step]:
         await _run(store_url, case, Fault(at, error, is_lasting=is_lasting))
 
