@@ -58,6 +58,14 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return virtual_backend(request.param)
 
 
+@pytest.fixture(autouse=True)
+def patient_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In real time, let a store wait for its database with patience: a machine may be late, and the test goes on."""
+    if request.node.get_closest_marker("real_time"):
+        for name in ("engine._QUEUE", "url.PATIENCE"):
+            monkeypatch.setattr(f"mobilemoney_async.database.{name}", 60)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let all that the run starts end with it; its workers are a part of it."""
     if not hasattr(config, "workerinput"):

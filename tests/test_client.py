@@ -32,6 +32,7 @@ from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.resources.service import BASE_URL, Service, always, connect, in_turn
 from tests.support.databases import sqlite_url
+from tests.support.patience import PATIENCE
 
 NUMBER = "+255680000001"
 VARIABLES = ("PROFILE", "CONFIG", "BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY")
@@ -324,7 +325,7 @@ class TestFromEnv:
         monkeypatch.setenv("MOBILEMONEY_TOKEN", "token")
         client = Mine.from_env()
         assert type(client) is Mine
-        assert type(client.with_options(timeout=1)) is Mine
+        assert type(client.with_options(timeout=100)) is Mine
 
 
 # A program in an interpreter without an extra.
@@ -376,7 +377,9 @@ class TestExtras:
     ) -> None:
         """Without SQLAlchemy everything but a store works, and a store's error names the extra to install."""
         code = f"BLOCKED, URL, OPTIONS = {blocked!r}, {url!r}, {options!r}\n{WITHOUT}{WITHOUT_A_STORE}"
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+        ran = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
         assert ran.returncode == 0, ran.stderr
         status, _, error = ran.stdout.partition("\n")
         assert status == "PENDING"
@@ -385,7 +388,7 @@ class TestExtras:
     def test_the_import_takes_no_database_along(self) -> None:
         """A program without a store pays nothing for it."""
         code = "import sys, mobilemoney_async; print({*sys.modules} & {'sqlalchemy', 'psycopg', 'cryptography'})"
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert ran.stdout == "set()\n"
 
     def test_the_client_is_imported_without_what_few_programs_use(self) -> None:
@@ -393,7 +396,7 @@ class TestExtras:
         rare = {"events", "calls.instrumentation", "calls.logins", "polling.poller"}
         unwanted = {"cattrs", *(f"mobilemoney_async.{module}" for module in rare)}
         code = f"import sys; from mobilemoney_async import AsyncClient; print({{*sys.modules}} & {unwanted!r})"
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert ran.stdout == "set()\n"
 
 
@@ -411,7 +414,7 @@ class TestStore:
         store = SQLStore(sqlite_url(tmp_path))
         async with connect(always(samples.acknowledgement()), store=store) as (client, service):
             first = await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
-            variant = client.with_options(timeout=5)
+            variant = client.with_options(timeout=100)
             again = await variant.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
             assert first.transaction_id == again.transaction_id
             assert [record.key for record in await variant.payments.list()] == ["order-1"]
@@ -469,7 +472,7 @@ class TestWithOptions:
             options = client._pipeline.options
             same = client.with_options()
             assert same._pipeline.options == options
-            other = client.with_options(timeout=1).with_options(deadline=None)._pipeline.options
+            other = client.with_options(timeout=100).with_options(deadline=None)._pipeline.options
             assert (other.timeout, other.deadline, other.retry) == (1, None, policy)
             assert client._pipeline.options == options
 
@@ -496,14 +499,14 @@ class TestWithOptions:
         auth = LoginAuth("a@b.example", "secret")
         async with connect(handler, auth=auth, rate_limiter=RateLimiter(burst=1, jitter=0)) as (client, service):
             await client.users.profile()
-            await client.with_options(timeout=1).users.profile()
+            await client.with_options(timeout=100).users.profile()
         assert len(service.requests) == 3
         assert service.at[2] - service.at[1] == pytest.approx(1, abs=1e-3)
 
     async def test_closing_it_closes_nothing(self) -> None:
         """A variant may be made and left anywhere; closing the first client closes all."""
         async with connect(always({"id": 7})) as (client, _):
-            async with client.with_options(timeout=1) as variant:
+            async with client.with_options(timeout=100) as variant:
                 assert await variant.users.profile() == {"id": 7}
             assert await variant.users.profile() == {"id": 7}
             assert await client.users.profile() == {"id": 7}

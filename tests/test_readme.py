@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.warm import warm
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +52,7 @@ def test_every_python_block_runs_as_a_program(code: str, output: str) -> None:
     In that text, … stands for anything.
     """
     program = [CELL, code] if re.search(r"^(\w+ = )?await ", code, re.MULTILINE) else [code]
-    ran = warm(*MOST_IMPORTED, options=("-W", "error")).run(*program, seconds=400)
+    ran = warm(*MOST_IMPORTED, options=("-W", "error")).run(*program, seconds=PATIENCE)
     assert ran.returncode == 0, ran.stderr
     assert not ran.stderr
     if output:
@@ -73,7 +74,9 @@ def test_code_is_read_without_scrolling(page: Path) -> None:
 
 def test_the_first_payment_succeeds() -> None:
     """The first program that a newcomer copies shows a successful payment."""
-    ran = subprocess.run([sys.executable, "-c", RUNNABLE[0]], capture_output=True, text=True, timeout=400, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", RUNNABLE[0]], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert ran.stdout.startswith("SUCCESS 15000 Fees(")
 
 

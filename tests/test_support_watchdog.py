@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import wait_until
+from tests.support.patience import wait_until
 from tests.support.processes import ROOT
 
 

@@ -14,6 +14,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from mobilemoney_async.database.threads import run_in_thread
 from mobilemoney_async.testing import VirtualClockEventLoop, run_virtual, virtual_backend, virtual_time
+from tests.support.patience import PATIENCE
 
 DAY = 86_400.0
 
@@ -137,7 +138,7 @@ async def test_time_stands_still_while_a_thread_of_the_store_works() -> None:
     """A time-out of virtual seconds around a store does not fire while the store writes, and the clock stays exact."""
 
     def write() -> str:
-        time.sleep(0.05)
+        time.sleep(0.05)  # real time: the work of a thread
         return "written"
 
     start = anyio.current_time()
@@ -192,7 +193,7 @@ async def test_a_cancelled_task_leaves_its_thread_to_its_end_and_the_clock_sound
 
     def work() -> None:
         began.set()
-        time.sleep(0.02)
+        time.sleep(0.02)  # real time: the work of a thread
         done.set()
 
     start = anyio.current_time()
@@ -250,8 +251,8 @@ def test_a_clock_of_ones_own_is_held_and_let_go() -> None:
     clock = MockClock(autojump_threshold=0.001)
 
     async def main() -> None:
-        with trio.fail_after(1):
-            await run_in_thread(lambda: time.sleep(0.02))
+        with trio.fail_after(1):  # real time: none, the clock is a mock
+            await run_in_thread(lambda: time.sleep(0.02))  # real time: the work of a thread
         assert clock.autojump_threshold == 0.001
         await trio.sleep(10)
 
@@ -326,5 +327,5 @@ def test_asyncio_needs_no_trio(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_test_may_ask_for_real_time(anyio_backend: tuple[str, dict[str, Any]]) -> None:
     """With the marker `real_time` a time-out does not jump over the work of a thread."""
     assert anyio_backend[1] == {}
-    with anyio.fail_after(300):
+    with anyio.fail_after(PATIENCE):
         assert await anyio.to_thread.run_sync(lambda: "from a thread") == "from a thread"

@@ -20,9 +20,9 @@ import attrs
 from mobilemoney_async import AsyncClient, Schedule, Transaction
 from mobilemoney_async.sandbox import Sandbox
 from tests.support.chromium import headless, set_screen
+from tests.support.patience import PATIENCE
 
 ASHA, JUMA, NEEMA = "+255681000142", "+255753000911", "+255620000377"
-PATIENCE = 60.0
 
 T = TypeVar("T")
 

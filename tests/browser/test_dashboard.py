@@ -65,7 +65,7 @@ class Shop:
         async def follow() -> None:
             while True:
                 await board.look_again()
-                await anyio.sleep(0.2)
+                await anyio.sleep(0.2)  # real time: how often it looks
 
         self.portal.call(board.look_again)
         page = serve(create_page(board), host="127.0.0.1", port=port, background=follow)

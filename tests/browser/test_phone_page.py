@@ -18,8 +18,9 @@ from selenium.webdriver.support.wait import WebDriverWait
 from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sandbox.callbacks import CallbackMode
 from mobilemoney_async.sandbox.script import SWITCHES
-from tests.browser.phone_page import ASHA, JUMA, NEEMA, PATIENCE, Served, play_a_morning, serving
+from tests.browser.phone_page import ASHA, JUMA, NEEMA, Served, play_a_morning, serving
 from tests.support.chromium import headless, set_screen
+from tests.support.patience import PATIENCE
 from tests.support.server import Request, Response, serve
 
 QUIET, OTHER = "+255754000555", "+255755000666"

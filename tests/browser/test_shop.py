@@ -14,7 +14,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.support.chromium import FLAGS, find_browser
-from tests.support.shops import PATIENCE, Shop, fastapi_shop, running
+from tests.support.patience import PATIENCE
+from tests.support.shops import Shop, fastapi_shop, running
 
 PAYS, STUCK, LOST, NO_ANSWER = (f"+255780000{n}" for n in ("789", "129", "202", "203"))
 NARROW, WIDE = (360, 760), (1440, 900)
@@ -43,8 +44,8 @@ return [...document.querySelectorAll("input, button, a")].filter((e) => e.offset
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    # A request whose answer is lost is given up soon.
-    with running(fastapi_shop, tmp_path_factory.mktemp("shop"), timeout=3.0) as shop:
+    # A request whose answer is lost is given up soon; a payment whose answer is late is found, too.
+    with running(fastapi_shop, tmp_path_factory.mktemp("shop"), timeout=3.0) as shop:  # real time: see above
         yield shop
 
 

@@ -17,6 +17,7 @@ from anyio.streams.tls import TLSListener
 from mobilemoney_async import AsyncClient, ConnectionFailed, RetryPolicy
 from mobilemoney_async.calls import transport_pool
 from tests.support.certificates import certificate
+from tests.support.patience import PATIENCE
 
 pytestmark = [
     pytest.mark.anyio,
@@ -61,7 +62,7 @@ async def serve(certificate: Path | None, answer: bytes = b"") -> AsyncIterator[
 
     async def converse(stream: ByteStream) -> None:
         async with stream:
-            with anyio.move_on_after(30):
+            with anyio.move_on_after(PATIENCE):
                 try:
                     await stream.receive()
                     await stream.send(answer)

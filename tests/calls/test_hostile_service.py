@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.calls.ways import WAYS
+from tests.support.patience import PATIENCE
 from tests.support.processes import environment
 from tests.support.scale import soak
 from tests.support.warm import warm
@@ -20,7 +21,7 @@ def test_any_answer_ends_well(loop: str, way: str) -> None:
     count = 0 if soak(4) == 1 else soak(1_500)
     program = "from tests.calls.hostile_service import start; start()"
     done = warm("tests.calls.hostile_service", "trio", "aiohttp").run(
-        program, way, loop, str(count), "14", seconds=900, env=environment()
+        program, way, loop, str(count), "14", seconds=PATIENCE, env=environment()
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     *broken, tried = done.stdout.splitlines()

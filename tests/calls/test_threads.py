@@ -16,10 +16,9 @@ from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, RateLimite
 from mobilemoney_async.calls.limiter import LoopLock, OneLoop
 from tests.contract import samples
 from tests.support.fakes import BASE_URL, EMAIL, PASSWORD, PHONE_NUMBER
+from tests.support.patience import PATIENCE
 
 THREADS = 6
-PATIENCE = 60.0
-"""Seconds after which a thread counts as stuck."""
 
 
 class Service(httpx.AsyncBaseTransport):
@@ -102,7 +101,7 @@ def test_a_shared_limiter_takes_one_loop_after_the_other() -> None:
     async def give_up() -> None:
         await limiter.acquire()
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
+            async with asyncio.timeout(0.01):  # real time: nothing else ends this wait
                 await limiter.acquire()
 
     async def wait() -> None:
@@ -130,7 +129,7 @@ def test_a_wait_for_a_login_that_is_given_up_leaves_nothing_behind() -> None:
 
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0), lock:
+            async with asyncio.timeout(0), lock:  # real time: nothing else ends this wait
                 raise AssertionError
         assert lock.locked()
 

@@ -12,6 +12,7 @@ import pytest
 from mobilemoney_async import AsyncClient, LoginAuth, __version__
 from mobilemoney_async.sandbox import MAGIC_NUMBERS
 from tests.support.commands import MOBILEMONEY, Command, run_alone, started
+from tests.support.patience import PATIENCE
 
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100"}
 
@@ -24,7 +25,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def run_without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run it with these arguments where a module is not installed."""
     command = [sys.executable, "-c", f"import sys; sys.modules[{module!r}] = None; {MOBILEMONEY}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=PLAIN, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=PLAIN, check=False)
 
 
 def test_demo_shows_every_kind_of_ending() -> None:

@@ -19,8 +19,9 @@ from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.faults import Fault
 from mobilemoney_async.sandbox.messages import Reply
-from tests.support.commands import leave_home, remembered, run, served, started, wait_until
+from tests.support.commands import leave_home, remembered, run, served, started
 from tests.support.databases import sqlite_url
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.processes import environment
 from tests.support.terminal import terminal
 
@@ -131,7 +132,7 @@ class TestEndings:
             [sys.executable, "-c", close, *command],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             env=environment(),
             check=False,
         )
@@ -246,19 +247,19 @@ class TestStore:
 
     def test_a_lost_answer_is_found_under_its_key(self, sandbox: Sandbox, url: str, store: str, folder: Path) -> None:
         """Where no answer comes the command exits 3 and says what to do; done, that finds the one payment."""
-        write_profile(folder, url, timeout=2.0, store=store)
-        lost = run("collect", ANSWER_LOST, "1600")
+        write_profile(folder, url, store=store)
+        sandbox.script(faults.drop(processed=True), on="c2b")
+        lost = run("collect", SUCCEEDS, "1600")
         assert (lost.exit_code, lost.stdout) == (3, "")
         told, advised = lost.stderr.splitlines()
         key = told.removeprefix("mobilemoney collect: the key of this payment is ")
         assert f"the same command with --key {key} looks for it first, and never sends it twice" in advised
-        twin = run("collect", ANSWER_LOST, "1600")
+        twin = run("collect", SUCCEEDS, "1600")
         assert twin.exit_code == 1, "a second payment of the same kind is not made while one is unknown"
         assert f"mobilemoney payments show {key}" in twin.stderr
-        flagged = run("collect", ANSWER_LOST, "1600", "--key", "order-2", "--profile", "shop")
+        flagged = run("collect", SUCCEEDS, "1600", "--key", "order-2", "--profile", "shop")
         assert "mobilemoney payments reconcile --profile shop, or look at it" in flagged.stderr
-        write_profile(folder, url, store=store)
-        found = run("collect", ANSWER_LOST, "1600", "--key", key)
+        found = run("collect", SUCCEEDS, "1600", "--key", key)
         assert found.exit_code == 0, found.stderr
         assert found.stdout.endswith("SUCCESS\n")
         assert len(sandbox.transactions) == 1
@@ -266,14 +267,14 @@ class TestStore:
 
 def test_without_a_store_a_lost_answer_is_looked_for_by_the_person(sandbox: Sandbox, url: str, folder: Path) -> None:
     """Without a store the command exits 3 with the list to look at, which shows the payment."""
-    write_profile(folder, url, timeout=2.0)
-    lost = run("collect", ANSWER_LOST, "1600")
+    write_profile(folder, url)
+    sandbox.script(faults.drop(processed=True), on="c2b")
+    lost = run("collect", SUCCEEDS, "1600")
     assert lost.exit_code == 3
     advised = re.fullmatch(
         r"mobilemoney collect: .*; do not send it again before .*: mobilemoney (list .*)\n", lost.stderr
     )
     assert advised is not None, lost.stderr
-    write_profile(folder, url)
     shown = run(*advised[1].split())
     assert shown.exit_code == 0
     assert next(iter(sandbox.transactions)) in shown.stdout

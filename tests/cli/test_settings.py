@@ -423,8 +423,8 @@ def test_the_settings_reach_the_client(folder: Path) -> None:
     assert client._pipeline.options.timeout == 5.0
     assert client._store is not None
     assert client._store.account == "second"
-    client = open_client(load(folder, flags={"profile": "other"}), timeout=2.0, store=None)
-    assert client._pipeline.options.timeout == 2.0
+    client = open_client(load(folder, flags={"profile": "other"}), timeout=200.0, store=None)
+    assert client._pipeline.options.timeout == 200.0
     assert client._store is None
     assert not isinstance(choose_auth(load(folder, flags={"profile": "other"})), KeptFirst)
 

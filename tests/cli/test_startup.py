@@ -12,6 +12,7 @@ import pytest
 
 from mobilemoney_async import TransactionStatus
 from tests.support.commands import MOBILEMONEY, run_alone
+from tests.support.patience import PATIENCE
 from tests.support.processes import environment
 
 with warnings.catch_warnings():
@@ -38,7 +39,7 @@ def test_the_list_of_commands_loads_nothing_heavy() -> None:
         "import atexit, json, sys; atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))"
     )
     command = [sys.executable, "-c", f"{report}; {MOBILEMONEY}", "--help"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(), check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment(), check=False)
     assert ran.returncode == 0, ran.stderr
     assert "collect" in ran.stdout
     loaded = json.loads(ran.stderr)

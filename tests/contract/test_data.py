@@ -49,6 +49,7 @@ from mobilemoney_async.testing import acknowledgement_answer, login_answer, page
 from mobilemoney_async.testing import answers as known
 from mobilemoney_async.values import mask_phone_number
 from tests.contract import samples
+from tests.support.patience import PATIENCE
 from tests.support.processes import environment
 from tests.support.scale import examples
 from tests.test_errors import ERRORS
@@ -357,5 +358,5 @@ assert "cattrs" not in sys.modules
 print(Transaction.from_dict(eval(sys.argv[1])).to_json())
 """
     command = [sys.executable, "-W", "error", "-c", program, repr(samples.settled())]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment())
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=environment())
     assert json.loads(ran.stdout) == samples.settled()

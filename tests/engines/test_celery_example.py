@@ -20,6 +20,7 @@ from celery.exceptions import Retry
 from mobilemoney_async import DuplicateSuspected, PermissionDenied, SQLStore
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.fleet import Fleet, fleet_environment, kill, make_sandbox
+from tests.support.patience import PATIENCE
 from tests.support.processes import environment
 from tests.support.redis_server import redis_server
 from tests.support.shops import EXAMPLES, load
@@ -67,10 +68,10 @@ async def test_each_order_is_paid_once_though_workers_are_killed(tmp_path: Path)
                     fleet.strike(partial(kill_child, second.pid))
                     await fleet.until(lambda: set(in_books(books)) == set(ORDERS))
                     second.terminate()
-                    with anyio.fail_after(240):
+                    with anyio.fail_after(PATIENCE):
                         assert await second.wait() == 0
                 keeper.terminate()
-                with anyio.fail_after(240):
+                with anyio.fail_after(PATIENCE):
                     assert await keeper.wait() == 0
     assert "signal 9 (SIGKILL)" in fleet.said()
     made = Counter((each.phone_number, Decimal(each.amount)) for each in sandbox.transactions.values())
@@ -88,7 +89,7 @@ def kill_child(pid: int) -> None:
 @contextmanager
 def worker(sandbox: Sandbox, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[None]:
     """Open what a process of a worker has, in this process."""
-    client = sandbox.client(store=SQLStore(f"sqlite:///{folder / 'payouts.db'}"), timeout=1, **options)
+    client = sandbox.client(store=SQLStore(f"sqlite:///{folder / 'payouts.db'}"), timeout=PATIENCE, **options)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(client) as opened:
         monkeypatch.setattr(EXAMPLE.Worker, "portal", portal, raising=False)
         monkeypatch.setattr(EXAMPLE.Worker, "client", opened, raising=False)
@@ -105,7 +106,7 @@ def test_an_order_that_cannot_be_paid_now_is_tried_again(
         sandbox, tmp_path, monkeypatch, auth=sandbox.issue_token(["read"]) if wrong == "permission" else sandbox.token
     ):
         if wrong == "duplicate":
-            sandbox.script(faults.lost(processed=False), on="b2c")
+            sandbox.script(faults.drop(processed=False), on="b2c")
             EXAMPLE.pay_out("order-0", "+255681234567", "5000")
         with pytest.raises(Retry) as caught:
             EXAMPLE.pay_out("order-1", "+255681234567", "5000")
@@ -148,7 +149,7 @@ def test_an_unknown_result_ends_the_job(tmp_path: Path, monkeypatch: pytest.Monk
     """The job is not retried, and a second delivery sends nothing."""
     sandbox = Sandbox()
     with worker(sandbox, tmp_path, monkeypatch):
-        sandbox.script(faults.lost(processed=True), on="b2c")
+        sandbox.script(faults.drop(processed=True), on="b2c")
         for _ in range(2):
             EXAMPLE.pay_out("order-1", "+255681234567", "5000")
     assert len(sandbox.transactions) == 1
@@ -159,6 +160,6 @@ def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
     file = tmp_path / "payouts.csv"
     file.write_text("order,phone_number,amount\norder-1,+255681234567,5000\norder-2,+255681234567\n")
     command = [*PROGRAM, str(file)]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=240, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False)
     assert ran.returncode == 1
     assert ran.stderr == "nothing was queued: every line must have order, phone_number, amount\n"

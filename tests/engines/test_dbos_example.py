@@ -17,6 +17,7 @@ from dbos import DBOSClient, DBOSPortableJSONSerializer
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.databases import postgres
 from tests.support.fleet import Fleet, fleet_environment, kill, make_sandbox
+from tests.support.patience import PATIENCE, until
 from tests.support.shops import EXAMPLES
 
 PROGRAM = (sys.executable, str(EXAMPLES / "dbos_orders.py"))
@@ -37,8 +38,7 @@ async def serve(sandboxes: list[Sandbox]) -> AsyncIterator[str]:
     server = uvicorn.Server(config)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve)
-        while not server.started:
-            await anyio.sleep(0.01)
+        await until(lambda: server.started)
         try:
             yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
         finally:
@@ -97,7 +97,7 @@ async def test_orders_payments_and_workflows_are_one(tmp_path: Path) -> None:
                 with pytest.raises(AssertionError, match="IdempotencyConflict"):
                     await fleet.run(*PROGRAM, "place", "shop-1", str(changed))
                 second.terminate()
-                with anyio.fail_after(240):
+                with anyio.fail_after(PATIENCE):
                     assert await second.wait() == 0
         paid = [(shop, order, "SUCCESS") for shop in shops for order in ORDERS]
         unpaid = [("shop-0", order, "open") for order in ORDERS]

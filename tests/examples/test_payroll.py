@@ -17,6 +17,7 @@ import pytest
 
 from mobilemoney_async import PaymentState, SQLStore
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from tests.support.patience import PATIENCE, until
 from tests.support.processes import environment
 from tests.support.scale import soak
 from tests.support.shops import EXAMPLES, load
@@ -48,14 +49,14 @@ async def test_each_salary_is_paid_once_however_often_its_senders_are_killed(tmp
     sandbox.script(faults.drop(processed=True), on="b2c")
 
     async def run(*words: str) -> tuple[int, str]:
-        with anyio.fail_after(400):
+        with anyio.fail_after(PATIENCE):
             ran = await anyio.run_process([sys.executable, PROGRAM, *words], env=env, check=False)
         assert b"Traceback" not in ran.stderr, ran.stderr.decode()
         return ran.returncode, ran.stdout.decode()
 
     async def kill() -> None:
         """Run two senders, and kill both at a random moment."""
-        until = sandbox.requests.total + dice.randint(1, 10)
+        enough = sandbox.requests.total + dice.randint(1, 10)
         async with AsyncExitStack() as stack:
             senders = [
                 await stack.enter_async_context(
@@ -69,9 +70,9 @@ async def test_each_salary_is_paid_once_however_often_its_senders_are_killed(tmp
                 )
                 for _ in range(2)
             ]
-            with anyio.fail_after(240):
-                while sandbox.requests.total < until and any(each.returncode is None for each in senders):
-                    await anyio.sleep(0.005)
+            await until(
+                lambda: sandbox.requests.total >= enough or all(each.returncode is not None for each in senders)
+            )
             for each in senders:
                 if each.returncode is None:
                     os.killpg(each.pid, signal.SIGKILL)
@@ -114,7 +115,7 @@ def test_the_sample_shows_every_ending() -> None:
         capture_output=True,
         text=True,
         env=environment(MOBILEMONEY_EMAIL="nobody@example.com"),
-        timeout=240,
+        timeout=PATIENCE,
         check=False,
     )
     assert ran.returncode == 3, ran.stderr

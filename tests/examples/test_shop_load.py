@@ -24,6 +24,7 @@ from mobilemoney_async import PaymentState, SQLStore
 from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
+from tests.support.patience import PATIENCE, until
 from tests.support.processes import environment, module_command
 from tests.support.scale import soak
 
@@ -34,7 +35,6 @@ pytestmark = [
     pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True),
 ]
 
-PATIENCE = 400.0  # for what is bound to happen, seconds
 PRICES = {"coffee": 15_000, "tea": 6_500}
 DECLINES, LATE, NO_ANSWER = (f"+255780000{n}" for n in ("039", "408", "203"))
 # How an order ends by its number; all others are ordinary customers, who pay in their own time.
@@ -84,7 +84,7 @@ class Shop:
     sandbox: Sandbox
     store_url: str
     base_url: str
-    grace: float = 240.0
+    grace: float = PATIENCE
     port: int = 0
     web: aiohttp.ClientSession = attrs.field(init=False)
     process: anyio.abc.Process = attrs.field(init=False)
@@ -133,13 +133,13 @@ class Shop:
                         return
             except (aiohttp.ClientError, OSError):  # the shop is closed
                 self.answers[0] += 1
-            await anyio.sleep(0.1)
+            await anyio.sleep(0.1)  # real time: a customer who clicks again
 
     async def follow(self, order: Order, *, looks: int = 10**9, may_fail: bool = True) -> str:
         """Look at the order until it is settled, or so often; return its state, and complain of what is wrong."""
         state, pause = "", 2.0
         for _ in range(looks):
-            await anyio.sleep(random.uniform(0, pause))
+            await anyio.sleep(random.uniform(0, pause))  # real time: a customer who looks again
             pause = min(10.0, 1.5 * pause)
             try:
                 async with self.web.get(self.url(order.name)) as answer:
@@ -167,7 +167,7 @@ class Shop:
                         state = self.check(order, state, json.loads(line.removeprefix(b"data: ")))
                     if line == b"event: settled\n" and state in SETTLED:
                         return state
-            await anyio.sleep(random.uniform(0.1, 0.3))
+            await anyio.sleep(random.uniform(0.1, 0.3))  # real time: a browser that connects again
 
     def check(self, order: Order, before: str, body: dict[str, Any]) -> str:
         """Complain of what does not belong to the order, or goes backwards; return its state."""
@@ -266,20 +266,19 @@ async def pay_through_an_outage(sandbox: Sandbox, folder: Path, orders: Sequence
     """
     third = len(orders) // 3
     async with running(sandbox, folder) as (shop, service):
-        with anyio.fail_after(PATIENCE + 10 * seconds):
+        with anyio.fail_after(PATIENCE):
             await shop.buy(orders[0])
             async with anyio.create_task_group() as crowd:
                 for order in orders[1:third]:
                     crowd.start_soon(shop.buy, order)
-                while len(sandbox.transactions) < third // 2:
-                    await anyio.sleep(0.005)
+                await until(lambda: len(sandbox.transactions) >= third // 2)
                 await service.aclose()
                 met = sandbox.requests.total
                 with pytest.raises(OSError, match="All connection attempts failed"):
                     await anyio.connect_tcp("127.0.0.1", urlsplit(shop.base_url).port or 0)
                 for order in orders[third : 2 * third]:
                     crowd.start_soon(shop.buy, order)
-                await anyio.sleep(seconds)
+                await anyio.sleep(seconds)  # real time: the length of the outage
                 assert sandbox.requests.total == met
                 await service.enter_async_context(sandbox.serve(port=urlsplit(shop.base_url).port or 0))
                 for order in orders[2 * third :]:
@@ -298,10 +297,9 @@ async def test_sigterm_under_load_leaves_nothing_half_done(tmp_path: Path) -> No
             async with anyio.create_task_group() as crowd:
                 for order in orders:
                     crowd.start_soon(shop.buy, order)
-                while len(sandbox.transactions) < soak(40):
-                    await anyio.sleep(0.005)
+                await until(lambda: len(sandbox.transactions) >= soak(40))
                 shop.process.send_signal(signal.SIGTERM)
-                with anyio.fail_after(shop.grace):
+                with anyio.fail_after(PATIENCE):
                     assert await shop.process.wait() in {0, -signal.SIGTERM}
                 records = await shop.records()
                 assert {transaction_id for _, transaction_id in records.values()} == set(sandbox.transactions)
@@ -321,9 +319,8 @@ async def test_kill_9_loses_no_ending(tmp_path: Path) -> None:
     book.touch()
 
     async def settle(share: float) -> None:
-        while len(settled := set(book.read_text().splitlines())) < share * len(ends):
-            await anyio.sleep(0.01)
-        assert settled <= ends
+        await until(lambda: len(set(book.read_text().splitlines())) >= share * len(ends))
+        assert set(book.read_text().splitlines()) <= ends
 
     async with running(sandbox, tmp_path) as (shop, stack):
         with anyio.fail_after(PATIENCE):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import _mobilemoney_pytest
+from tests.support.patience import PATIENCE
 from tests.support.processes import environment
 from tests.support.warm import run_pytest_alone
 
@@ -58,7 +59,7 @@ def test_a_crowd_is_paid_and_the_books_agree(tmp_path: Path) -> None:
         [sys.executable, "load.py", "8", *served],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=PATIENCE,
         check=False,
         cwd=tmp_path,
         env=environment(),

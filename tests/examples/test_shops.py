@@ -13,7 +13,8 @@ import pytest
 
 from mobilemoney_async.contrib import fastapi
 from mobilemoney_async.contrib.backend import Backend
-from tests.support.shops import PATIENCE, SECRET, SHOPS, Serve, Shop, running
+from tests.support.patience import PATIENCE
+from tests.support.shops import SECRET, SHOPS, Serve, Shop, running
 
 PAYS, STUCK, NO_ANSWER = (f"+255780000{n}" for n in ("789", "129", "203"))
 CALLBACKS = "/mobilemoney/callbacks"

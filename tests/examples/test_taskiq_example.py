@@ -22,6 +22,7 @@ import redis
 from mobilemoney_async import AsyncClient, MobileMoneyError, OutcomeUnknown, RateLimiter, SQLStore
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.fleet import SPEED, Fleet, fleet_environment, kill, make_sandbox
+from tests.support.patience import PATIENCE
 from tests.support.processes import environment
 from tests.support.redis_server import redis_server
 from tests.support.scale import soak
@@ -81,7 +82,7 @@ class Payouts(Fleet):
                         if record.walks >= EXAMPLE.LOOKS and not record.is_ambiguous:
                             await client.payments.confirm_absent(record.key, note="looked")
                             await self.enqueue([record.key])
-                await anyio.sleep(1)
+                await anyio.sleep(1)  # real time: an operator who looks now and then
 
 
 @asynccontextmanager
@@ -117,7 +118,7 @@ async def test_each_order_is_paid_once_though_workers_are_killed(tmp_path: Path)
             group.cancel_scope.cancel()
             await run.until(lambda: run.unfinished() == 0)
             third.terminate()
-            with anyio.fail_after(240):
+            with anyio.fail_after(PATIENCE):
                 assert await third.wait() == 0
     sandbox = run.sandbox
     owed = Counter((phone_number, Decimal(amount)) for phone_number, amount in ORDERS.values())
@@ -264,6 +265,6 @@ def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
     file = tmp_path / "payouts.csv"
     file.write_text("order,phone_number,amount\norder-1,+255681234567,5000\norder-2,+255681234567\n")
     command = [sys.executable, str(PROGRAM), str(file)]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=240, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False)
     assert ran.returncode == 1
     assert ran.stderr == "nothing was queued: every line must have order, phone_number, amount\n"

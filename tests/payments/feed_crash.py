@@ -32,10 +32,10 @@ from mobilemoney_async.payments.records import PaymentEvent, PaymentState, Sourc
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.payments.crash_worker import fork
+from tests.support.patience import PATIENCE
 
 WRITERS = 8
 STATES = ("QUEUED", "SENDING", "ACKNOWLEDGED", "FINAL")
-PATIENCE = 1_200
 
 TABLES = """
 CREATE TABLE books (n bigserial, key text, state text);
@@ -147,7 +147,8 @@ def is_complete(url: str, changes: int) -> bool:
 
 def main(url: str, changes: int, kills: int) -> None:
     """Run the processes, and kill so many at random, until all have done their work."""
-    dice, payments, until = random.Random(kills), changes // WRITERS // len(STATES), time.monotonic() + PATIENCE
+    dice, payments = random.Random(kills), changes // WRITERS // len(STATES)
+    end = time.monotonic() + PATIENCE  # real time: of its own limit
     works: dict[int, tuple[Any, ...]] = {}
 
     def start(*work: Any) -> None:
@@ -159,12 +160,12 @@ def main(url: str, changes: int, kills: int) -> None:
         start(reader)
     try:
         while not is_complete(url, payments * WRITERS * len(STATES)):
-            assert time.monotonic() < until, "the readers have not got everything"
-            time.sleep(dice.uniform(0.1, 0.8))
+            assert time.monotonic() < end, "the readers are late"  # real time: of its own limit
+            time.sleep(dice.uniform(0.1, 0.8))  # real time: the moment of the kill
             if kills:
                 os.kill(dice.choice(list(works)), signal.SIGKILL)
                 kills -= 1
-                time.sleep(0.01)
+                time.sleep(0.01)  # real time: until it has ended; if not, it is reaped later
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 work, code = works.pop(ended[0]), os.waitstatus_to_exitcode(ended[1])
                 assert code in {0, -signal.SIGKILL}, (work, code)

@@ -26,6 +26,7 @@ from mobilemoney_async import (
 from mobilemoney_async.payments.records import LISTINGS
 from mobilemoney_async.sandbox import Choices, Fault, Sandbox, faults
 from tests.payments.crash_worker import ONCE_MORE, Order, go_through, wide_open
+from tests.support.patience import PATIENCE
 
 FAULTS: list[Fault] = [
     faults.refused(),
@@ -186,7 +187,13 @@ class Held(httpx.AsyncBaseTransport):
 
 
 def open_merchant(
-    sandbox: Sandbox, store_url: str, orders: Sequence[Order], *, grace: float = 0.0, timeout: float = 30.0, **more: Any
+    sandbox: Sandbox,
+    store_url: str,
+    orders: Sequence[Order],
+    *,
+    grace: float = 0.0,
+    timeout: float = PATIENCE,
+    **more: Any,
 ) -> Merchant:
     store = SQLStore(store_url, grace=grace)
     client = sandbox.client(store=store, timeout=timeout, retry=ONCE_MORE, rate_limiter=wide_open(), **more)

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import attrs
 
+from tests.support.patience import PATIENCE
 from tests.support.talk import Talk, talk
 
 
@@ -23,7 +24,7 @@ class Nursery:
     started: int = 0
 
     async def ask(self, line: str) -> str:
-        with anyio.fail_after(120):
+        with anyio.fail_after(PATIENCE):
             await self.program.tell(line)
             return await self.program.line()
 
@@ -56,6 +57,6 @@ async def nursery(job: Any, module: str = "tests.payments.crash_worker") -> Asyn
         try:
             yield Nursery(program)
         finally:
-            with anyio.move_on_after(120, shield=True):
+            with anyio.move_on_after(PATIENCE, shield=True):
                 program.close()
                 await program.wait()

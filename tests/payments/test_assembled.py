@@ -15,6 +15,7 @@ from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing.limiter import SharedLimiter
 from mobilemoney_async.testing import acknowledgement_answer
 from tests.payments.service import World, make_world
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -91,7 +92,7 @@ class Slow(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         phone_number = json.loads(await request.aread())["phone_number"]
         self.made.append(phone_number)
-        await anyio.sleep(0.01)
+        await anyio.sleep(0.01)  # real time: so that the loops meet; if not, this shows less
         return acknowledgement_answer(f"tx-{next(self._numbers)}", phone_number=phone_number)
 
 
@@ -117,12 +118,12 @@ def test_one_store_serves_event_loops_in_several_threads(store_url: str) -> None
                             phone_number=phone_number, amount=1000, idempotency_key=key
                         )
                     except DuplicateSuspected:  # in the other loop it is on its way
-                        await anyio.sleep(0.05)
+                        await anyio.sleep(0.05)  # real time: a merchant who tries again
                     else:
                         told[loop][key] = answer.transaction_id
                         return
 
-            with anyio.fail_after(240):
+            with anyio.fail_after(PATIENCE):
                 async with anyio.create_task_group() as tasks:
                     for number in range(20):
                         tasks.start_soon(create, number)

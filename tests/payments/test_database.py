@@ -27,6 +27,7 @@ from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.url import obstacle
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import on_asyncio, rows
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -343,7 +344,7 @@ async def test_the_time_of_sqlite_keeps_to_a_virtual_clock(sqlite_file_url: str)
     """A slow disk takes no virtual time: the limit that processes share would see time go back afterwards."""
 
     def look_late(_: sa.Connection, clock: Clock) -> float:
-        time.sleep(0.02)
+        time.sleep(0.02)  # real time: the work of a thread
         return clock()
 
     database = Database(sqlite_file_url)
@@ -401,7 +402,7 @@ async def test_work_that_has_begun_ends_though_its_task_is_cancelled(store_url: 
 
     def slow(connection: sa.Connection) -> None:
         begun.set()
-        time.sleep(0.02)
+        time.sleep(0.02)  # real time: the work of a thread
         connection.execute(sa.text("UPDATE mobilemoney_schema SET version = 1"))
 
     returned = False
@@ -444,7 +445,7 @@ async def test_many_tasks_write_at_once(store_url: str, monkeypatch: pytest.Monk
 @pytest.mark.new_database
 def test_a_fork_leaves_the_connections_to_the_parent(store_url: str) -> None:
     """Parent and child of a fork both go on with the store, also after the parent has closed it: no commit is lost."""
-    subprocess.run([sys.executable, "-c", _FORK, store_url], check=True, timeout=240, cwd=Path.cwd())
+    subprocess.run([sys.executable, "-c", _FORK, store_url], check=True, timeout=PATIENCE, cwd=Path.cwd())
     counts = dict(rows(store_url, "SELECT who, count(*) FROM marks GROUP BY who"))
     assert counts == {"before": 5, "child": 10, "parent": 5, "after": 5}
 
@@ -452,7 +453,9 @@ def test_a_fork_leaves_the_connections_to_the_parent(store_url: str) -> None:
 def test_a_fork_during_a_transaction_of_sqlite(tmp_path: Path) -> None:
     """The child refuses the file, in which SQLite would lose its commits; the parent goes on."""
     url = f"sqlite:///{tmp_path}/payments.db"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _BUSY_FORK, url], check=True, timeout=240, cwd=Path.cwd())
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _BUSY_FORK, url], check=True, timeout=PATIENCE, cwd=Path.cwd()
+    )
 
 
 async def test_a_closed_store_opens_again(store_url: str) -> None:

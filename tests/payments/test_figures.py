@@ -2,7 +2,7 @@
 
 import random
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ from tests.payments.merchant import (
     open_merchant,
 )
 from tests.payments.nursery import Nursery, nursery
+from tests.support.patience import PATIENCE, until
 from tests.support.scale import soak
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -53,13 +54,13 @@ async def test_of_many_orders_under_faults_none_is_paid_twice_and_none_is_lost(s
 
     async with sandbox.client(
         store=SQLStore(store_url, grace=600),
-        timeout=0.5,
+        timeout=0.5,  # real time: lost answers take as long; what comes late counts as lost
         retry=ONCE_MORE,
         rate_limiter=wide_open(),
         utcnow=lambda: datetime.now(UTC) + ahead,
     ) as client:
         # The creates may be too late for a busy machine, and count as faults; the list may not.
-        patient = client.with_options(timeout=60)
+        patient = client.with_options(timeout=PATIENCE)
         merchant = Merchant(sandbox, client, orders)
         left = await merchant.try_all(orders)
         await merchant.check()
@@ -116,7 +117,7 @@ async def kill_in_a_create(workers: Nursery, sandbox: Sandbox, dice: random.Rand
     sandbox.script(Fault(name="kill -9", change=kill_all), on="POST")
     for _ in range(WORKERS):
         await workers.start()
-    with anyio.fail_after(120):
+    with anyio.fail_after(PATIENCE):
         await is_over.wait()
     await workers.kill_everybody()  # one may have started meanwhile
 
@@ -130,10 +131,9 @@ async def kill_at_random(workers: Nursery, sandbox: Sandbox, dice: random.Random
         await workers.start()
     for _ in range(KILLS):
         enough = creates(sandbox) + dice.randrange(1, 12)
-        with anyio.move_on_after(1):  # they may all be waiting for payments of the dead
-            while creates(sandbox) < enough:
-                await anyio.sleep(0.005)
-        await anyio.sleep(dice.uniform(0, 0.03))
+        with anyio.move_on_after(1):  # real time: they may all be waiting for payments of the dead
+            await until(lambda: creates(sandbox) >= enough)  # noqa: B023 (called here)
+        await anyio.sleep(dice.uniform(0, 0.03))  # real time: the moment of the kill
         await workers.reap()
         workers.kill(dice.choice(sorted(workers.alive)))
         await workers.start()
@@ -167,9 +167,9 @@ async def test_kill_9_costs_no_payment_and_makes_none_twice(store_url: str, tmp_
             await merchant.check()
             assert not await client.payments.list(PaymentState.SENDING)
             left = await merchant.try_all(orders)
-            with anyio.fail_after(300):
+            with anyio.fail_after(PATIENCE):
                 while left:
-                    await anyio.sleep(1.1)
+                    await anyio.sleep(1.1)  # real time: the grace period
                     await client.payments.reconcile()
                     await client.payments.reconcile()
                     await merchant.check()
@@ -220,12 +220,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
         monkeypatch.setattr(url_module, "PATIENCE", 0.5)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
-        while not condition():
-            await anyio.sleep(0.005)
-
-
 @pytest.mark.usefixtures("impatient")
 @BOTH
 async def test_while_the_database_is_away_nothing_is_sent(store_url: str) -> None:
@@ -235,7 +229,7 @@ async def test_while_the_database_is_away_nothing_is_sent(store_url: str) -> Non
     async with merchant.client:
         assert not await merchant.try_all(orders[:5], tasks=1)
         with away(store_url):
-            with anyio.fail_after(60):
+            with anyio.fail_after(PATIENCE):
                 left = await merchant.try_all(orders[5:])
         assert len(left) == 35
         assert merchant.errors == {StoreError: 35}
@@ -284,20 +278,20 @@ async def test_an_answer_that_cannot_be_recorded_is_not_lost(store_url: str, die
 async def test_orders_survive_a_database_that_comes_and_goes(store_url: str) -> None:
     """Also under faults of the service: after its absences the store agrees with the service's book."""
     sandbox, orders = faulty_sandbox(seed=5), make_orders(seed=5, count=soak(120))
-    merchant = open_merchant(sandbox, store_url, orders, grace=1.0, timeout=0.5)
+    merchant = open_merchant(sandbox, store_url, orders, grace=1.0, timeout=0.5)  # real time: as above
 
     async def come_and_go() -> None:
         for _ in range(soak(4)):
             enough, failed = creates(sandbox) + 15, merchant.errors[StoreError]
             await until(lambda: creates(sandbox) >= enough)  # noqa: B023 (called here)
             with away(store_url):
-                await anyio.sleep(0.7)
+                await anyio.sleep(0.7)  # real time: the length of an absence
                 # A task that records an answer tries for longer than that.
                 await until(lambda: not left or merchant.errors[StoreError] > failed)  # noqa: B023
 
     left: Sequence[Order] = orders
     async with merchant.client:
-        with anyio.fail_after(300):
+        with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as group:
                 group.start_soon(come_and_go)
                 while left:
@@ -307,7 +301,7 @@ async def test_orders_survive_a_database_that_comes_and_goes(store_url: str) -> 
                         await merchant.check()
                         await merchant.identify()
                         await merchant.say_the_word()
-                    await anyio.sleep(0.1)
+                    await anyio.sleep(0.1)  # real time: a merchant who tries again
         await merchant.check()
         assert merchant.errors[StoreError] > 0
         await merchant.check_histories()

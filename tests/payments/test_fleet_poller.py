@@ -37,6 +37,7 @@ from mobilemoney_async.sandbox import Sandbox
 from mobilemoney_async.sharing.poller import StoreFleet
 from tests.contract import samples
 from tests.payments.till import LEASE, TTL, Till, make_fleet, make_poller, process, utcnow
+from tests.support import patience
 from tests.support.scale import soak
 from tests.support.server import serve
 from tests.support.talk import Talk, talk
@@ -45,10 +46,8 @@ pytestmark = pytest.mark.anyio
 
 Test = Callable[..., Awaitable[None]]
 
-# Patience of the tests, seconds: less than a lease, since no test may depend on one running out.
-PATIENCE = 55
-# The same for a program to begin, which has no lease yet.
-STARTING = 240
+# Limit of what follows once a process holds the lease, seconds: no test may depend on one running out.
+LIMIT = LEASE - 5
 
 
 def on_both(test: Test) -> Test:
@@ -61,23 +60,22 @@ def on_both(test: Test) -> Test:
 
 async def all_of(poller: Poller) -> list[Outcome]:
     """Return the outcomes of all payments that a poller tracks."""
-    with anyio.fail_after(PATIENCE):
+    with anyio.fail_after(LIMIT):  # real time: before a lease runs out
         return [outcome async for outcome in poller.outcomes()]
 
 
-async def until(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
-    """Wait for something that is bound to happen."""
-    with anyio.fail_after(patience):
-        while not condition():
-            await anyio.sleep(0.01)
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that is bound to happen before a lease runs out."""
+    with anyio.fail_after(LIMIT):  # real time: a lease runs in it too
+        await patience.until(condition)
 
 
 async def until_quiet(till: Till) -> None:
     """Wait until no process sends requests any more."""
     asked = -1
-    with anyio.fail_after(PATIENCE):
+    with anyio.fail_after(LIMIT):  # real time: before a lease runs out
         while asked != (asked := len(till.asked)):
-            await anyio.sleep(0.5)
+            await anyio.sleep(0.5)  # real time: if requests are later than that, this shows less
 
 
 class Watched(StoreFleet):
@@ -161,7 +159,7 @@ async def test_the_next_goes_on_at_once_when_the_holder_leaves(store_url: str) -
             a.track("a-1")
             await until(lambda: till.askers["a"] > 0)
             b.track("b-1")
-            await anyio.sleep(0.3)
+            await anyio.sleep(0.3)  # real time: if a wrong request is later, this shows less
             assert set(till.askers) == {"a"}
         asked = len(till.asked)
         await until(lambda: till.askers["b"] > 0)  # it does not wait for the lease to run out
@@ -184,14 +182,14 @@ async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) ->
         await until(lambda: till.askers["a"] > 0)
         b.track("y")
         c.track("z")
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.2)  # real time: if a wrong request is later, this shows less
         assert set(till.askers) == {"a"}
         seat.ttl, turns = TTL, len(seat.turns)
         a.track("last")
         await until(lambda: len(seat.turns) > turns + 1)
         seat.is_dead = True
         await until(lambda: len(till.askers) > 1)
-        await anyio.sleep(TTL)
+        await anyio.sleep(TTL)  # real time: if a wrong request is later, this shows less
         order = [name for name, _ in itertools.groupby(who for who, _ in till.asked)]
         assert order in (["a", "b"], ["a", "c"])
         till.end("x", "y", "z", "last")
@@ -228,19 +226,19 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
             workers[name] = await stack.enter_async_context(talk("tests.payments.fleet_worker", *arguments))
 
         await start("a", TTL)
-        await until(lambda: till.askers["a"] > 3, STARTING)
+        await patience.until(lambda: till.askers["a"] > 3)  # programs begin late, and have no lease yet
         for name in "bc":
             await start(name, LEASE)
         # Last in, first out: their output is read to its end before they are closed.
         group = await stack.enter_async_context(anyio.create_task_group())
         for name, worker in workers.items():
             group.start_soon(read, worker, got[name])
-        await until(lambda: all(got.values()), STARTING)
+        await patience.until(lambda: all(got.values()))
         workers["a"].kill()
         await until(lambda: len(till.askers) == 2)
         till.end(*till.statuses)
         for name in "bc":
-            with anyio.fail_after(PATIENCE):
+            with anyio.fail_after(LIMIT):  # real time: before a lease runs out
                 assert await workers[name].wait() == 0
     for name in "bc":
         expected = ["shared SUCCESS", *(f"{name}-{number} SUCCESS" for number in range(soak(20)))]
@@ -259,20 +257,20 @@ async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
         await until(lambda: till.askers["a"] > 0)
         seen = None
         while seen is None:  # on a busy machine the first request may be late
-            b.track("x", timeout=0.6)
+            b.track("x", timeout=0.6)  # real time: that ends
             with pytest.raises(WaitTimeout) as caught:
                 await b.wait("x")
             seen = caught.value.transaction
         assert seen.status == "PENDING"
         assert b.pending == 0
-        a.track("x", timeout=0.3)
+        a.track("x", timeout=0.3)  # real time: that ends
         assert isinstance((await anext(a.outcomes())).error, WaitTimeout)
         till.end("x")
         b.track("x")
         assert (await b.wait("x")).succeeded
         till.end("y")
         assert (await a.wait("y")).succeeded
-        a.track("z", timeout=0.2)
+        a.track("z", timeout=0.2)  # real time: that ends
         assert isinstance((await all_of(a))[-1].error, WaitTimeout)
         await until_quiet(till)
     assert set(till.askers) == {"a"}
@@ -311,9 +309,7 @@ async def test_refusals_reach_who_follows_and_do_not_stick(store_url: str) -> No
             b.track("malformed")
             assert b.pending == 1
             assert isinstance((await anext(b.outcomes())).error, InvalidTransactionId)
-            with anyio.fail_after(PATIENCE):
-                while b.pending:
-                    await anyio.sleep(0.01)
+            await until(lambda: not b.pending)
     assert sum(what == "malformed" for _, what in till.asked) >= 2
     assert set(till.askers) == {"a"}
 
@@ -408,8 +404,8 @@ async def test_closing_at_any_moment_leaves_the_others_at_work(store_url: str, m
     till = Till()
     till.open(*(f"x-{number}" for number in range(10)))
     async with process(till, store_url, "b") as b:
-        with anyio.fail_after(PATIENCE):
-            with anyio.move_on_after(moment):
+        with anyio.fail_after(LIMIT):  # real time: before a lease runs out
+            with anyio.move_on_after(moment):  # real time: it ends at any moment
                 async with process(till, store_url, "a") as a:
                     for number in range(10):
                         a.track(f"x-{number}")
@@ -464,7 +460,7 @@ async def test_others_are_heard_at_once_on_postgresql(postgres_url: str) -> None
     """There a process is notified of its outcomes, and the holder of newly tracked payments."""
     till = Till()
     till.open("x", "y")
-    one, two = make_fleet(postgres_url, poll=PATIENCE), make_fleet(postgres_url, poll=PATIENCE)
+    one, two = make_fleet(postgres_url, poll=10 * LIMIT), make_fleet(postgres_url, poll=10 * LIMIT)
     engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
 
     def listeners() -> list[int]:
@@ -485,7 +481,7 @@ async def test_others_are_heard_at_once_on_postgresql(postgres_url: str) -> None
             await until(lambda: len(listeners()) == 2)
             before = listeners()
             till.end("y")
-            with anyio.fail_after(PATIENCE - 5):  # less than they would look by themselves
+            with anyio.fail_after(LIMIT):  # real time: less than they would look by themselves
                 assert (await b.wait("y")).succeeded
             assert listeners() == before
         await until(lambda: listeners() == [])
@@ -515,7 +511,7 @@ async def test_a_database_that_drops_its_connections_delays(postgres_url: str) -
             assert connection.execute(cut).scalar_one() >= 4
         till.end("x", "y")
         for poller, number in ((a, "x"), (b, "y")):
-            with anyio.fail_after(PATIENCE):
+            with anyio.fail_after(LIMIT):  # real time: before a lease runs out
                 assert (await poller.wait(number)).succeeded
     engine.dispose()
 

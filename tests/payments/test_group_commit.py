@@ -26,6 +26,7 @@ from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sharing.limiter import SharedLimiter
 from tests.support.fakes import BASE_URL
+from tests.support.patience import PATIENCE, until
 from tests.support.second_service import TOKEN, SecondService
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -88,7 +89,7 @@ class Gate:
     def work(self, connection: sa.Connection) -> int:
         """Wait until the gate is opened."""
         self.entered.set()
-        assert self.opened.wait(60)
+        assert self.opened.wait(PATIENCE)
         return 0
 
     async def wait(self) -> None:
@@ -106,7 +107,7 @@ async def write_behind_a_gate(database: Database, works: dict[int, Work]) -> dic
         except StoreError as exc:
             found[number] = exc
 
-    with anyio.fail_after(120):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(write, 0, gate.work)
             await gate.wait()
@@ -148,7 +149,7 @@ async def test_what_ends_a_payment_goes_before_what_begins_one(store_url: str) -
 
         await database.write(work, joins=("account", f"{number:05}"), is_end=is_end)
 
-    with anyio.fail_after(120):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(database.write, gate.work, joins=("account", "")))
             await gate.wait()
@@ -170,7 +171,7 @@ async def test_work_that_has_waited_for_long_is_done_with_what_came_later(
     async def write(number: int) -> None:
         found.append(await database.write(mark(number), joins=("account", str(number))))
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(database.write, gate.work, joins=("account", "")))
             await gate.wait()
@@ -189,7 +190,7 @@ async def test_groups_do_not_wait_behind_other_work(store_url: str) -> None:
     """Hundreds of accounts may have the database look something up: a payment is recorded at once."""
     database, gates = await make_marks(store_url), [Gate() for _ in range(THREADS - GROUP_THREADS)]
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             for gate in gates:
                 tasks.start_soon(database.read, gate.work)
@@ -206,7 +207,7 @@ async def test_the_limiters_of_many_accounts_share_transactions(store_url: str) 
     """Each account has a budget of its own, and their reservations come together."""
     database, count, commits = await make_marks(store_url), 20, list[int]()
     limiters = [SharedLimiter(RateLimiter(), database, f"shop-{number}") for number in range(count)]
-    with before_commits(lambda: commits.append(1)), anyio.fail_after(60):
+    with before_commits(lambda: commits.append(1)), anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             for limiter in limiters:
                 tasks.start_soon(limiter.acquire)
@@ -271,14 +272,13 @@ async def test_a_lock_that_one_waits_for_holds_up_no_other(postgres_url: str) ->
         except StoreError as exc:
             found[number] = exc
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         with engine.connect() as connection, connection.begin() as transaction:
             connection.execute(_INSERT, {"number": 2})
             async with anyio.create_task_group() as tasks:
                 for number in (1, 2, 3, 4, 5):
                     tasks.start_soon(write, number)
-                while len(found) < len(others):
-                    await anyio.sleep(0.01)
+                await until(lambda: len(found) == len(others))
                 transaction.rollback()
         assert found == {number: number for number in (1, 2, 3, 4, 5)}
     assert await marks(database) == [1, 2, 3, 4, 5]
@@ -292,7 +292,7 @@ async def test_cancelled_before_it_begins_work_never_runs(store_url: str) -> Non
     async def write(work: Work, name: str) -> None:
         await database.write(work, joins=("account", name))
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as outer:
             outer.start_soon(write, gate.work, "gate")
             await gate.wait()
@@ -323,7 +323,7 @@ async def test_cancelled_during_its_transaction_a_task_leaves_after_the_end(stor
             await checkpoint()
         ended.append(f"{name}: {'cancelled' if scope.cancelled_caught else 'done'}")
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             await tasks.start(write, first.work, "0")
             await first.wait()
@@ -351,15 +351,15 @@ async def test_tasks_that_come_and_go_lose_no_write(store_url: str) -> None:
     rng = random.Random(7)
 
     async def write(number: int, patience: float) -> None:
-        with anyio.move_on_after(patience):
+        with anyio.move_on_after(patience):  # real time: it cancels at random
             returned.add(await database.write(mark(number), joins=("account", str(number)), then=told.add))
 
-    with anyio.fail_after(120):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             for number in range(200):
                 tasks.start_soon(write, number, rng.choice([0.0, 0.001, 0.01, 60.0]))
                 if rng.random() < 0.2:
-                    await anyio.sleep(0.002)
+                    await anyio.sleep(0.002)  # real time: some have begun, others not
         there = set(await marks(database))
     assert returned <= told
     assert told == there
@@ -382,7 +382,7 @@ async def test_reads_share_a_transaction_but_no_error(store_url: str) -> None:
         except StoreError as exc:
             found[number] = str(exc)
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             for number in range(5):
                 tasks.start_soon(read, number)
@@ -406,7 +406,7 @@ async def test_a_payment_that_is_recorded_during_a_shared_look_does_not_seem_los
 
     async with AsyncClient(BASE_URL, auth=TOKEN, transport=service, store=store) as client:
         await create(client, 1)
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(partial(account.read, lambda journal: before.work(journal.connection), joins="0"))
                 await before.wait()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import datetime, timedelta
@@ -55,8 +54,8 @@ from mobilemoney_async.payments.reconciliation import (
 from mobilemoney_async.payments.records import PaymentEvent, PaymentRecord, PaymentRequest, PaymentState, Source
 from tests.payments.tables import SEEN, insert_payment
 from tests.support.fakes import NOON, PHONE_NUMBER
+from tests.support.patience import PATIENCE, wait_until
 
-PATIENCE = 60.0  # for what must happen, on any busy machine, seconds
 LATER = NOON + timedelta(minutes=10)
 KEY, RIVAL = "order-1", "order-0"
 REQUEST = PaymentRequest(key=KEY, type=TransactionType.COLLECTION, phone_number=PHONE_NUMBER, amount="1000")
@@ -425,10 +424,10 @@ class _Other(threading.Thread):
 
     def wait(self) -> None:
         """Wait until it has ended, or waits for a lock."""
-        until = time.monotonic() + PATIENCE
-        while self.is_alive() and not (self.pid and _is_blocked(self.engine, self.pid)):
-            assert time.monotonic() < until
-            time.sleep(0.001)
+        wait_until(
+            lambda: not self.is_alive() or (self.pid and _is_blocked(self.engine, self.pid)),
+            pause=0.001,
+        )
 
 
 def _is_blocked(engine: sa.Engine, pid: int) -> bool:

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from mobilemoney_async.payments.account_store import KeyedLock
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -109,7 +110,7 @@ async def test_loops_in_other_threads_do_not_wait_for_each_other(other_loop: str
     thread.start()
     try:
         assert await anyio.to_thread.run_sync(taken.wait, 60)
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE):
             async with turns.hold("key"):
                 assert set(turns.held()) == {"key", "theirs"}
                 assert set(turns.held(but="key")) == {"key", "theirs"}  # the other loop's

@@ -28,6 +28,7 @@ from tests.payments.second_world import (
     number,
     outcome,
 )
+from tests.support.patience import PATIENCE
 from tests.support.scale import soak
 from tests.support.second_service import ListBehaviour, Payment, error
 from tests.support.talk import talk
@@ -239,7 +240,7 @@ async def test_of_two_processes_of_a_machine_one_reads_the_list(postgres_url: st
         # While one waits for the list, the other must have begun, however late the machine lets it.
         sandbox.script(faults.latency(2), on="transactions", times=1)
         found = list(zip(orders, sandbox.transactions, strict=True))
-        with anyio.fail_after(240):
+        with anyio.fail_after(PATIENCE):
             assert [await process.line() for process in processes] == ["ready"] * 2
             for process in processes:
                 await process.tell("go")

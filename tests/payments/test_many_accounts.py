@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from typing import Any
 
 import anyio
@@ -21,6 +22,7 @@ from mobilemoney_async.database.url import THREADS
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.payments.service import Outage
+from tests.support.patience import PATIENCE, until
 from tests.support.scale import soak
 
 pytestmark = pytest.mark.anyio
@@ -63,10 +65,13 @@ async def merchants(store: SQLStore, count: int) -> AsyncIterator[list[tuple[San
         yield made
 
 
+async def _has_no_session(url: str, condition: str) -> bool:
+    return not await sessions(url, condition)
+
+
 async def until_nobody_listens(url: str) -> None:
     """Wait until the server has noticed that the connection is closed, which takes it a moment."""
-    while await sessions(url, "query LIKE 'LISTEN%'"):
-        await anyio.sleep(0.02)
+    await until(partial(_has_no_session, url, "query LIKE 'LISTEN%'"))
 
 
 async def test_accounts_of_one_store_share_nothing_but_the_database(store_url: str) -> None:
@@ -180,7 +185,7 @@ async def test_any_number_of_accounts_with_pollers_and_readers_has_nine_connecti
     """Eight of them work, and one listens, for the pollers and the readers of all accounts."""
     store = SQLStore(postgres_url)
     listening, working = "query LIKE 'LISTEN%'", "query NOT LIKE 'LISTEN%'"
-    with anyio.fail_after(300):
+    with anyio.fail_after(PATIENCE):
         async with merchants(store, soak(60)) as made:
             left = len(made)
 
@@ -192,8 +197,7 @@ async def test_any_number_of_accounts_with_pollers_and_readers_has_nine_connecti
                         if change.state == PaymentState.FINAL:
                             break
                     left -= 1
-                    while left:
-                        await anyio.sleep(0.1)
+                    await until(lambda: not left)
 
             async with anyio.create_task_group() as tasks:
                 for _, client in made:
@@ -202,7 +206,7 @@ async def test_any_number_of_accounts_with_pollers_and_readers_has_nine_connecti
                 while left:
                     most = max(most, await sessions(postgres_url, working))
                     assert await sessions(postgres_url, listening) <= 1
-                    await anyio.sleep(0.1)
+                    await anyio.sleep(0.1)  # real time: it looks again and again, at what holds all the time
             assert 1 <= most <= THREADS + 2
         await until_nobody_listens(postgres_url)
 
@@ -216,13 +220,12 @@ async def test_connections_that_are_idle_end_except_for_the_one_that_listens(
     monkeypatch.setattr(url, "_KEPT", "200ms")
     database = Database(postgres_url)
     listener = Listener(database, POLLERS, "one")
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         assert await listener.wait() == set()
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(database.read, lambda connection: connection.execute(sa.text("SELECT pg_sleep(0.1)")))
-        while await sessions(postgres_url, "true") > 1:
-            await anyio.sleep(0.05)
+        await until(partial(_has_no_session, postgres_url, "query NOT LIKE 'LISTEN%'"))
         assert await sessions(postgres_url, "query LIKE 'LISTEN%'") == 1
         for _ in range(3):
             assert await database.read(one) == 1
@@ -251,7 +254,7 @@ async def test_readers_of_one_connection_hear_what_concerns_them(postgres_url: s
             task_status.started(scope)
             heard[name] = await listener.wait()
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         for each in (one, other, third):
             assert await each.wait() == set()  # it has just begun to listen
         async with anyio.create_task_group() as tasks:
@@ -284,7 +287,7 @@ async def test_all_readers_learn_that_the_connection_is_lost(postgres_url: str) 
         except StoreError as exc:
             failures.append(exc.outcome)
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         for each in readers:
             assert await each.wait() == set()
         async with anyio.create_task_group() as tasks:

@@ -35,6 +35,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
+from tests.support.patience import PATIENCE
 
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000, "extra": {"note": "100 %"}}
 
@@ -257,7 +258,7 @@ async def test_an_open_transaction_holds_up_no_other_payment_on_postgresql(postg
                 assert locks.fetchone() == (0,)
             other.rollback()
             store.enqueue(other, type="collection", phone_number=PHONE_NUMBER, amount=7, idempotency_key="refused")
-            with anyio.fail_after(240):
+            with anyio.fail_after(PATIENCE):
                 await client.payments.reconcile()
                 answer = await client.collections.create(phone_number=PHONE_NUMBER, amount=2, idempotency_key="now")
                 async with client.dispatcher():

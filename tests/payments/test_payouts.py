@@ -29,6 +29,7 @@ from mobilemoney_async.database import schema
 from mobilemoney_async.payments.payout_batch import PayoutLine, digest, read_rows
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import ORDER, PHONE_NUMBER, make_world
+from tests.support.patience import until
 
 pytestmark = pytest.mark.anyio
 
@@ -257,8 +258,7 @@ async def test_a_line_that_comes_back_while_its_batch_is_cancelled_waits_for_tha
                 tasks.start_soon(create)
                 waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
                 with engine.connect() as other:
-                    while not other.execute(waiting).scalar_one():
-                        await anyio.sleep(0.01)
+                    await until(lambda: other.execute(waiting).scalar_one())
                 cancelling.execute(
                     schema.batches.update().where(schema.batches.c.id == batch.id).values(state="cancelled")
                 )
@@ -374,9 +374,8 @@ async def test_cancelling_reads_the_changes_of_the_account_once(postgres_url: st
     async def count_reads() -> int:
         """Count what was read so far: a session has reported all of it once it has ended."""
         others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        with anyio.fail_after(60):
-            while await anyio.to_thread.run_sync(query, f"{others} AND backend_type = 'client backend'"):
-                await anyio.sleep(0.05)
+        statement = f"{others} AND backend_type = 'client backend'"
+        await until(lambda: not query(statement))
         changes = "FROM pg_stat_user_tables WHERE relname = 'mobilemoney_changes'"
         ((number,),) = await anyio.to_thread.run_sync(query, f"SELECT seq_tup_read + idx_tup_fetch {changes}")
         return int(number)

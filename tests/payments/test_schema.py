@@ -23,6 +23,7 @@ from mobilemoney_async.payments.records import UNIDENTIFIED, PaymentState
 from mobilemoney_async.payments.store import account_store
 from tests.payments.service import ORDER, make_world, on_asyncio, rows
 from tests.payments.tables import insert_payment
+from tests.support.patience import PATIENCE
 from tests.support.talk import talk
 
 pytestmark = [pytest.mark.anyio, pytest.mark.new_database]
@@ -197,17 +198,17 @@ def made_elsewhere(url: str) -> Iterator[None]:
                 driver.execute("BEGIN IMMEDIATE")
             assert schema.make_tables(connection)
             begun.set()
-            assert may_end.wait(60)
+            assert may_end.wait(PATIENCE)
             connection.commit()
 
     thread = threading.Thread(target=make)
     thread.start()
     try:
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         yield
     finally:
         may_end.set()
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
@@ -215,7 +216,6 @@ def made_elsewhere(url: str) -> Iterator[None]:
 @pytest.mark.real_time
 async def test_a_process_waits_for_tables_that_another_makes(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that starts while the tables are being made waits for them; the wait can be cancelled."""
-    monkeypatch.setattr(engine_module, "_QUEUE", 60)
     monkeypatch.setattr(engine_module, "_LOCK_TRY", 0.02)
     database, found = Database(store_url), list[int]()
 
@@ -226,7 +226,7 @@ async def test_a_process_waits_for_tables_that_another_makes(store_url: str, mon
         with made_elsewhere(store_url):
             for _ in range(12):  # more than there are threads
                 group.start_soon(look)
-            with anyio.move_on_after(0.2) as scope:
+            with anyio.move_on_after(0.2) as scope:  # real time: nothing else ends this wait
                 await database.write(version)
             assert scope.cancelled_caught
             assert not found

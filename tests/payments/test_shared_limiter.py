@@ -26,6 +26,7 @@ from tests.calls.test_limiter import InterferingQueue, Queue, lateness
 from tests.payments.limiter_process import Recording, fast
 from tests.support.databases import Postgres
 from tests.support.fakes import settle
+from tests.support.patience import PATIENCE, until
 from tests.support.scale import examples
 from tests.support.talk import Talk, talk
 
@@ -33,7 +34,6 @@ BACKENDS: list[Literal["asyncio", "trio"]] = ["asyncio", "trio"]
 PAYMENT, LOOKUP, POLL, BULK = Priority
 AHEAD = 1e9  # how far the store's clock is ahead of the loop's, seconds
 LAST_WORDS = 12  # requests of the process that is killed
-PATIENCE = 240.0  # limit for an event that must happen, on any busy machine, seconds
 
 
 class Row:
@@ -459,8 +459,7 @@ async def test_two_processes_keep_one_limit_on_a_real_database(store_url: str) -
             async with anyio.create_task_group() as tasks:
                 for limiter in limiters:
                     tasks.start_soon(saturate, Queue(limiter), LOOKUP, 10)
-                while min(len(limiter.used) for limiter in limiters) < 10:
-                    await anyio.sleep(0.05)
+                await until(lambda: min(len(limiter.used) for limiter in limiters) >= 10)
                 tasks.cancel_scope.cancel()
     assert strict([at for limiter in limiters for at in limiter.used]) == []
 
@@ -485,7 +484,7 @@ async def test_a_server_that_crashes_forgets_no_request(crashing_server: Postgre
     url = crashing_server.new_database()
     limit = RateLimiter(window=3600)
     with contextlib.closing(Database(url)) as one, contextlib.closing(Database(url)) as other:
-        with crashing_server.writing_late(), anyio.fail_after(2 * PATIENCE):
+        with crashing_server.writing_late(), anyio.fail_after(PATIENCE):
             limiter = SharedLimiter(limit, one, "merchant")
             for _ in range(5):
                 await limiter.acquire()
@@ -522,7 +521,7 @@ async def test_time_outs_of_asyncio_leave_the_limiter_sound(store_url: str) -> N
         async def lose_patience(patience: float) -> None:
             for _ in range(10):
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(limiter.acquire(), patience)
+                    await asyncio.wait_for(limiter.acquire(), patience)  # real time: it cancels at random
 
         await asyncio.gather(*(lose_patience(0.0005 * 1.5**number) for number in range(12)))
         assert not limiter._queue.length
@@ -582,7 +581,7 @@ async def gather(processes: list[Talk], victim: int) -> tuple[Told, bool]:
             tasks.start_soon(listen, process, reports)
         with anyio.move_on_after(PATIENCE):
             while not (kept_pace := all(told) and keeps_pace(told, victim)):
-                await anyio.sleep(0.2)
+                await anyio.sleep(0.2)  # real time: how often it looks at what comes to stay
         for process in processes[:victim] + processes[victim + 1 :]:
             await process.tell("stop")
     return told, kept_pace

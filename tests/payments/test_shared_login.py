@@ -42,6 +42,7 @@ from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.sharing.login_row import LoginRow, load_failure
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
 from tests.support.fakes import service as answer_of
+from tests.support.patience import PATIENCE
 from tests.support.server import Reply, Request, serve
 from tests.support.talk import talk
 
@@ -86,7 +87,7 @@ class Service:
         self.logins.append(password.reveal())
         self.times.append(anyio.current_time())
         token = f"token-{len(self.logins)}"
-        await anyio.sleep(self.delay)
+        await anyio.sleep(self.delay)  # real time: the answer's
         if self.faults:
             raise self.faults.pop(0)
         return LoginResult(
@@ -639,7 +640,7 @@ async def test_processes_may_make_an_sqlite_database_at_the_same_time(sqlite_fil
     worker = Worker(sqlite_file_url, Service())
 
     async def let_go() -> None:
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.1)  # real time: until the other waits; were it too short, this would show less
         other.execute("ROLLBACK")
         other.close()
 
@@ -727,11 +728,11 @@ async def test_four_processes_log_in_once_also_after_a_fifth_was_killed_while_it
             return answer_of(request.target)
         logins.append(request.target)
         arrived.set()
-        await anyio.sleep(600 if len(logins) == 1 else 0.2)
+        await (anyio.sleep_forever() if len(logins) == 1 else anyio.sleep(0.2))  # real time: the answer's
         return logged_in(f"token-{len(logins)}")
 
     async with serve(handle) as server, AsyncExitStack() as stack:
-        stack.enter_context(anyio.fail_after(240))
+        stack.enter_context(anyio.fail_after(PATIENCE))
         doomed, *others = [
             # The others' lease is longer than any stop of a busy machine.
             await stack.enter_async_context(

@@ -16,9 +16,9 @@ import pytest
 from mobilemoney_async import AsyncClient, Merchants, SQLStore, StoreError
 from mobilemoney_async.database.url import THREADS
 from tests.support.databases import Postgres, postgres
+from tests.support.patience import PATIENCE
 from tests.support.second_service import BASE_URL, SecondService
 
-PATIENCE = 120.0
 ACCOUNTS = [f"shop-{number}" for number in range(9)]
 
 
@@ -124,7 +124,7 @@ async def test_a_server_that_does_not_answer_takes_no_threads_from_the_others(se
         with servers[0].frozen(), anyio.fail_after(PATIENCE):
             for _ in range(2 * THREADS):
                 tasks.start_soon(try_to_read)
-            await anyio.sleep(1)  # until they have the threads; were that too short, the test would show less
+            await anyio.sleep(1)  # real time: until they have the threads; were it too short, this would show less
             await pay(second, "order-2")
     assert [(each.merchant_id, each.amount) for each in service.payments] == [
         ("a", "1001"),

@@ -34,7 +34,7 @@ class Named(httpx.AsyncHTTPTransport):
         self._host = host
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        request.headers["x-host"] = f"{self._host} {time.time()}"
+        request.headers["x-host"] = f"{self._host} {time.time()}"  # real time: when the host sent it
         return await super().handle_async_request(request)
 
 

@@ -17,6 +17,7 @@ from mobilemoney_async.sandbox.page import snapshot
 from mobilemoney_async.sandbox.script import SWITCHES
 from tests.sandbox.page_user import ADDRESS, WRITTEN, Elements, PageUser, ask, only
 from tests.sandbox.service import ORDINARY, START, STUCK
+from tests.support.patience import until
 
 pytestmark = pytest.mark.anyio
 
@@ -299,9 +300,7 @@ async def test_a_forged_callback_is_sent_and_listed() -> None:
     async with sandbox.serve() as base_url, httpx.AsyncClient(base_url=base_url.removesuffix("/v1")) as http:
         answer = await http.post("/callbacks", data={"url": closed, "forge": "yes"})
         assert answer.status_code == 303
-        with anyio.fail_after(60):
-            while not sandbox.callbacks.sent:
-                await anyio.sleep(0.01)
+        await until(lambda: sandbox.callbacks.sent)
         seen = Elements((await http.get("/")).text).text
     assert "forged cannot connect" in seen
     assert closed in seen

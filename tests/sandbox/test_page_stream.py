@@ -14,6 +14,7 @@ from mobilemoney_async.sandbox.page import app, snapshot
 from mobilemoney_async.sandbox.page.fragments import REGIONS, TICK, as_event, write_parts
 from tests.sandbox.page_user import Elements, PageUser, Reader, ask
 from tests.sandbox.service import ORDINARY
+from tests.support.patience import until
 
 pytestmark = pytest.mark.anyio
 
@@ -217,6 +218,4 @@ async def test_a_page_that_leaves_ends_its_task() -> None:
         async with http.stream("GET", "/live") as answer:
             await anext(answer.aiter_bytes())
             assert len(asyncio.all_tasks()) > before
-        with anyio.fail_after(60):
-            while len(asyncio.all_tasks()) > before:
-                await anyio.sleep(0.01)
+        await until(lambda: len(asyncio.all_tasks()) <= before)

@@ -13,10 +13,10 @@ from tests.simulation.plan import Plan
 from tests.simulation.planted import DEFECTS, Defect, planted
 from tests.simulation.shrink import shrink
 from tests.support.databases import postgres
+from tests.support.patience import PATIENCE
 from tests.support.processes import environment, module_command
 
 pytestmark = pytest.mark.once
-PATIENCE = 800
 
 
 def simulate(*arguments: str, hash_seed: str = "0") -> str:

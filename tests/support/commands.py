@@ -4,9 +4,8 @@ import os
 import signal
 import subprocess
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from mobilemoney_async import PaymentRecord, SQLStore
 from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Sandbox
+from tests.support.patience import PATIENCE
 from tests.support.processes import environment
 from tests.support.warm import Program, warm
 
@@ -44,8 +44,6 @@ COMMANDS = (
     "sqlalchemy.dialects.sqlite",
     "uvicorn",
 )
-# Seconds, for a machine that has much else to do.
-_LIMIT = 240.0
 
 
 def leave_home(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -73,7 +71,7 @@ def run(*arguments: str, answer: str = "") -> Result:
 
 def run_alone(*arguments: str, env: Mapping[str, str], code: str = MOBILEMONEY) -> subprocess.CompletedProcess[str]:
     """Run `mobilemoney` as a process of its own, with its output piped."""
-    return warm(*COMMANDS).run(code, *arguments, env=env, seconds=_LIMIT)
+    return warm(*COMMANDS).run(code, *arguments, env=env, seconds=PATIENCE)
 
 
 class Command:
@@ -104,11 +102,11 @@ class Command:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for its end; return its exit code, and the rest of what it printed."""
-        limit = threading.Timer(_LIMIT, self.kill)
+        limit = threading.Timer(PATIENCE, self.kill)
         limit.start()
         try:
             output = "" if self._output.closed else self._output.read()
-            return self._process.wait(_LIMIT), output, self._errors.read()
+            return self._process.wait(PATIENCE), output, self._errors.read()
         finally:
             limit.cancel()
 
@@ -138,11 +136,3 @@ def remembered(store: str) -> list[PaymentRecord]:
             opened.close()
 
     return anyio.run(look)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait, in real time, until something holds."""
-    until = time.monotonic() + _LIMIT
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.01)

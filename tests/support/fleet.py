@@ -13,6 +13,7 @@ import attrs
 import pytest
 
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from tests.support.patience import PATIENCE, until
 from tests.support.processes import environment
 
 SPEED = 60.0
@@ -45,7 +46,7 @@ class Fleet:
 
     async def run(self, *command: str) -> str:
         """Run a command to its end, and return its output."""
-        with anyio.fail_after(240):
+        with anyio.fail_after(PATIENCE):
             ran = await anyio.run_process(command, env=self.env, cwd=self.folder, check=False)
         assert ran.returncode == 0, ran.stderr.decode()
         return ran.stdout.decode()
@@ -56,11 +57,10 @@ class Fleet:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition; where it does not come, what the processes have said tells why."""
-        with anyio.move_on_after(400):
-            while not condition():
-                await anyio.sleep(0.05)
-            return
-        pytest.fail(self.said())
+        try:
+            await until(condition, pause=0.05)
+        except TimeoutError:
+            pytest.fail(self.said())
 
     def strike(self, act: Callable[[], object], *, after: int = 0) -> None:
         """Do something in the middle of a disbursement, when the service has made it: after so many others."""

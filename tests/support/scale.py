@@ -34,6 +34,11 @@ def soak(full: int) -> int:
     return max(1, round(_SOAK * full))
 
 
+def longest(usual: float) -> float:
+    """Return a limit of time that long tests at several times their scale keep too."""
+    return max(1.0, _SOAK) * usual
+
+
 def examples(usual: int) -> int:
     """Return how many random examples a property test tries, of so many by default."""
     return _EXAMPLES * usual

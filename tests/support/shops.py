@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,12 +16,11 @@ from aiohttp import web
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
 from mobilemoney_async.sandbox import Sandbox
+from tests.support.patience import PATIENCE, until, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SPEED = 100.0
 SECRET = "the-secret-part-of-the-path"
-# For what is bound to happen, however busy the machine is, seconds.
-PATIENCE = 60.0
 # All customers of a test have one address, and few numbers.
 NO_LIMITS: dict[str, Any] = {"per_number": None, "per_caller": None}
 OPTIONS: dict[str, Any] = {"min_interval": 0.05, "reconcile_every": 0.5, "secret": SECRET, **NO_LIMITS}
@@ -60,14 +58,16 @@ class Shop:
 
     def wait_for(self, order: str, state: str) -> dict[str, Any]:
         """Ask until the order is in a state, and return what the shop says then."""
-        deadline = time.monotonic() + PATIENCE
+        answer: dict[str, Any] = {}
+
+        def is_in_it() -> bool:
+            nonlocal answer
+            answer = browser.get(f"/orders/{order}").json()
+            return bool(answer.get("state") == state)
+
         with self.browser() as browser:
-            while True:
-                answer: dict[str, Any] = browser.get(f"/orders/{order}").json()
-                if answer.get("state") == state:
-                    return answer
-                assert time.monotonic() < deadline, answer
-                time.sleep(0.02)
+            wait_until(is_in_it)
+        return answer
 
 
 @asynccontextmanager
@@ -79,8 +79,7 @@ async def fastapi_shop(make_client: Callable[[], AsyncClient], options: dict[str
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve)
-        while not server.started:
-            await anyio.sleep(0.01)
+        await until(lambda: server.started)
         try:
             yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         finally:

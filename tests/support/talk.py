@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import anyio
 import attrs
 
+from tests.support.patience import PATIENCE
 from tests.support.processes import ROOT
 from tests.support.warm import Program, warm
 
-_LONGEST = 240.0  # for an end that must come, on any busy machine, seconds
 # What most of the programs import.
 _MODULES = (
     *(f"mobilemoney_async.{name}" for name in ("payments.payments", "sharing.limiter", "sharing.login", "worker")),
@@ -72,7 +72,7 @@ class Talk:
     async def wait(self) -> int:
         """Wait for its end; return its exit code, as `subprocess` gives it."""
         if self._code is None:
-            self._code = await anyio.to_thread.run_sync(self._program.wait, _LONGEST)
+            self._code = await anyio.to_thread.run_sync(self._program.wait, PATIENCE)
         return self._code
 
 

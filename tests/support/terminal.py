@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from tests.support.commands import COMMANDS, MOBILEMONEY
+from tests.support.patience import PATIENCE
 from tests.support.processes import environment
 from tests.support.warm import Program, warm
 
 # The terminal becomes that of a session of the program's own, where getpass asks.
 TERMINAL = "import fcntl, os, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
-_LIMIT = 240.0
 
 
 class Terminal:
@@ -38,9 +38,9 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Wait until something is shown after what was waited for before."""
-        wanted, until = text.encode(), time.monotonic() + _LIMIT
+        wanted, until = text.encode(), time.monotonic() + PATIENCE  # real time: of its own limit
         while (found := self._shown.find(wanted, self._read)) < 0:
-            if time.monotonic() > until or not self._more():
+            if time.monotonic() > until or not self._more():  # real time: of its own limit
                 raise AssertionError(f"never shown: {text!r}; shown was {self.text!r}")
         self._read = found + len(wanted)
 
@@ -54,11 +54,11 @@ class Terminal:
 
     def end(self) -> int:
         """Wait for the end of the program and return its exit code."""
-        until = time.monotonic() + _LIMIT
+        until = time.monotonic() + PATIENCE  # real time: of its own limit
         while self._more():
-            if time.monotonic() > until:
+            if time.monotonic() > until:  # real time: of its own limit
                 raise AssertionError(f"it did not end; shown was {self.text!r}")
-        return self.process.wait(_LIMIT)
+        return self.process.wait(PATIENCE)
 
     def _more(self) -> bool:
         """Read what is there; return whether there may be more."""

@@ -30,6 +30,7 @@ from typing import IO, Any
 
 import attrs
 
+from tests.support.patience import PATIENCE
 from tests.support.processes import ROOT, environment
 
 
@@ -125,7 +126,7 @@ def run_pytest_alone(folder: Path, *arguments: str) -> subprocess.CompletedProce
     modules = ("pytest", "mobilemoney_async.contrib.fastapi", "mobilemoney_async.sandbox", "sqlalchemy.dialects.sqlite")
     program = "import sys, pytest; sys.exit(pytest.console_main())"
     variables = environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    return warm(*modules, "aiohttp.web", "trio").run(program, *arguments, cwd=folder, env=variables, seconds=400)
+    return warm(*modules, "aiohttp.web", "trio").run(program, *arguments, cwd=folder, env=variables, seconds=PATIENCE)
 
 
 def main() -> tuple[types.CodeType, dict[str, Any]]:

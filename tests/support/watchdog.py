@@ -24,14 +24,14 @@ _PROCESSES = Path("/proc")
 _TERMINATE_FOR = 2.0
 
 
-def start() -> None:
-    """Give the run a name, and let its processes end with this one; only Linux shows the environment of others."""
-    if not _PROCESSES.is_dir():
-        return
+def start() -> str:
+    """Give the run a name, and let its processes end with this one, where Linux shows their environment."""
     run, command = secrets.token_hex(8), [sys.executable, "-I", "-S", __file__]
     outside = {name: value for name, value in os.environ.items() if name != VARIABLE}
     # A run within another is of both.
     os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')} {run}".strip()
+    if not _PROCESSES.is_dir():
+        return run
     null = subprocess.DEVNULL
     started = subprocess.Popen(
         [*command, run, str(os.getpid())],
@@ -42,6 +42,7 @@ def start() -> None:
         start_new_session=True,  # what ends the group of the run does not end it
     )
     started.returncode = 0  # it ends after this process, which need not wait for it
+    return run
 
 
 def processes_of(run: str) -> set[int]:
@@ -85,13 +86,14 @@ def _names(run: str, variables: bytes) -> bool:
 
 def _watch(run: str, parent: str) -> None:
     while os.getppid() == int(parent):
-        time.sleep(0.25)  # no event tells a process that its parent has ended
-    until = time.monotonic() + _TERMINATE_FOR
+        time.sleep(0.25)  # real time: no event tells a process that its parent has ended
+    until = time.monotonic() + _TERMINATE_FOR  # real time: when kindness ends
     while left := processes_of(run):
         # First in the way that lets PostgreSQL give back its shared memory.
-        send(signal.SIGTERM if time.monotonic() < until else signal.SIGKILL, left)
+        is_kind = time.monotonic() < until  # real time: when kindness ends
+        send(signal.SIGTERM if is_kind else signal.SIGKILL, left)
         send(signal.SIGCONT, left)
-        time.sleep(0.25)
+        time.sleep(0.25)  # real time: they may take any time to end
 
 
 if __name__ == "__main__":
