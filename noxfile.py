@@ -242,6 +242,15 @@ def nightly(session: nox.Session) -> None:
     session.notify("openapi", ["--max-examples", "300", new_seed("--seed")])
 
 
+@nox.session(python=LOWEST_PYTHON, tags=["nightly"], default=False)
+def stalls(session: nox.Session) -> None:
+    """Run the tests in real time while their processes are stopped at random, by a seed that is printed."""
+    session.install(wheel(session), *group("test"), *group("engines"))
+    installed = [f"{name}={value}" for name, value in INSTALLED.items()]  # of pytest: the stalls are the checkout's
+    tests = ("python", *PYTEST, "-m", "(real_time or slow) and not once and not stops", *session.posargs)
+    session.run("python", "-m", "tests.support.stalls", new_seed("--seed"), "env", *installed, *tests)
+
+
 @nox.session(python=NEWEST_PYTHON, tags=["nightly"], default=False)
 def branches(session: nox.Session) -> None:
     """Run all tests on the newest Python, and report the branches that none of them takes."""

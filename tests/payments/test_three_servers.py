@@ -96,6 +96,7 @@ async def test_one_killed_server_concerns_its_own_accounts(
 @pytest.mark.anyio
 @pytest.mark.soak
 @pytest.mark.real_time
+@pytest.mark.stops
 async def test_a_server_that_does_not_answer_takes_no_threads_from_the_others(servers: list[Postgres]) -> None:
     """While more payments than there are threads wait for it, the accounts of another server pay."""
     service = SecondService(utcnow=lambda: datetime.now(UTC), merchants={"token.of.a": "a", "token.of.b": "b"})

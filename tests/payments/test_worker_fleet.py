@@ -147,6 +147,7 @@ def unclaimed(connection: psycopg.Connection[Any], asked: dict[str, list[Sent]])
 @pytest.mark.soak
 @pytest.mark.anyio
 @pytest.mark.real_time
+@pytest.mark.stops
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_hosts_share_all_accounts_whatever_happens_to_some_of_them(postgres_url: str) -> None:
     """Killed, stopped and continued: no account has two hosts, or none in the end, no limit or payment is exceeded."""
