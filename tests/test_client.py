@@ -3,8 +3,6 @@
 import datetime as dt
 import gc
 import inspect
-import subprocess
-import sys
 import warnings
 from decimal import Decimal
 from pathlib import Path
@@ -32,7 +30,7 @@ from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
 from tests.resources.service import BASE_URL, Service, always, connect, in_turn
 from tests.support.databases import sqlite_url
-from tests.support.patience import PATIENCE
+from tests.support.warm import run_without
 
 NUMBER = "+255680000001"
 VARIABLES = ("PROFILE", "CONFIG", "BASE_URL", "TOKEN", "EMAIL", "PASSWORD", "STORE", "STORE_KEY")
@@ -377,9 +375,7 @@ class TestExtras:
     ) -> None:
         """Without SQLAlchemy everything but a store works, and a store's error names the extra to install."""
         code = f"BLOCKED, URL, OPTIONS = {blocked!r}, {url!r}, {options!r}\n{WITHOUT}{WITHOUT_A_STORE}"
-        ran = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        ran = run_without(code)
         assert ran.returncode == 0, ran.stderr
         status, _, error = ran.stdout.partition("\n")
         assert status == "PENDING"
@@ -388,16 +384,16 @@ class TestExtras:
     def test_the_import_takes_no_database_along(self) -> None:
         """A program without a store pays nothing for it."""
         code = "import sys, mobilemoney_async; print({*sys.modules} & {'sqlalchemy', 'psycopg', 'cryptography'})"
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
-        assert ran.stdout == "set()\n"
+        ran = run_without(code)
+        assert ran.stdout == "set()\n", ran.stderr
 
     def test_the_client_is_imported_without_what_few_programs_use(self) -> None:
         """A program pays nothing at the start for events, logins or pollers that it does not use."""
         rare = {"events", "calls.instrumentation", "calls.logins", "polling.poller"}
         unwanted = {"cattrs", *(f"mobilemoney_async.{module}" for module in rare)}
         code = f"import sys; from mobilemoney_async import AsyncClient; print({{*sys.modules}} & {unwanted!r})"
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
-        assert ran.stdout == "set()\n"
+        ran = run_without(code)
+        assert ran.stdout == "set()\n", ran.stderr
 
 
 @pytest.mark.anyio

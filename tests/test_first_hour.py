@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, Secret, Tr
 from mobilemoney_async.sandbox import Sandbox
 from tests.resources.service import BASE_URL
 from tests.support.fakes import PHONE_NUMBER
-from tests.support.processes import environment
+from tests.support.warm import run_without
 
 pytestmark = pytest.mark.anyio
 
@@ -125,7 +123,7 @@ WITHOUT_EXTRAS = """
 import sys
 for name in ("sqlalchemy", "fastapi", "opentelemetry", "starlette"):
     sys.modules[name] = None
-for line in sys.stdin.read().splitlines():
+for line in sys.argv[1:]:
     try:
         exec(line)
     except (ImportError, ValueError) as exc:
@@ -143,8 +141,8 @@ def test_an_import_without_its_extra_names_the_extra() -> None:
         "import mobilemoney_async as m; m.AsyncClient('http://localhost', auth='x', store='sqlite:///x.db')": "store",
         "import mobilemoney_async.sandbox as s; s.Sandbox().app": "sandbox",
     }
-    command = [sys.executable, "-c", WITHOUT_EXTRAS]
-    ran = subprocess.run(command, input="\n".join(lines), env=environment(), capture_output=True, text=True, check=True)
+    ran = run_without(WITHOUT_EXTRAS, *lines)
+    assert ran.returncode == 0, ran.stderr
     said = ran.stdout.splitlines()
     assert [line.rpartition("pip install ")[2] for line in said] == [
         f'"mobilemoney-async[{extra}]"' for extra in lines.values()

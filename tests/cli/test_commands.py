@@ -12,7 +12,7 @@ import pytest
 from mobilemoney_async import AsyncClient, LoginAuth, __version__
 from mobilemoney_async.sandbox import MAGIC_NUMBERS
 from tests.support.commands import MOBILEMONEY, Command, run_alone, started
-from tests.support.patience import PATIENCE
+from tests.support.warm import run_without
 
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100"}
 
@@ -22,10 +22,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_alone(*arguments, env=PLAIN)
 
 
-def run_without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command_without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run it with these arguments where a module is not installed."""
-    command = [sys.executable, "-c", f"import sys; sys.modules[{module!r}] = None; {MOBILEMONEY}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=PLAIN, check=False)
+    return run_without(f"import sys; sys.modules[{module!r}] = None; {MOBILEMONEY}", *arguments, env=PLAIN)
 
 
 def test_demo_shows_every_kind_of_ending() -> None:
@@ -65,7 +64,7 @@ def test_version() -> None:
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_the_command_says_which_to_install(missing: str) -> None:
     """Without the extra `cli` the command names it in one line and exits 2."""
-    ran = run_without(missing, "demo")
+    ran = run_command_without(missing, "demo")
     assert ran.returncode == 2
     assert ran.stderr == 'mobilemoney: the command line needs an extra: pip install "mobilemoney-async[cli]"\n'
 
@@ -73,7 +72,7 @@ def test_without_the_extra_the_command_says_which_to_install(missing: str) -> No
 @pytest.mark.parametrize("command", [["demo"], ["sandbox", "--port", "0"]])
 def test_without_the_sandbox_extra_the_command_says_so(command: list[str]) -> None:
     """Without the extra `sandbox` the commands that serve it name it in one line."""
-    ran = run_without("uvicorn", *command)
+    ran = run_command_without("uvicorn", *command)
     assert ran.returncode == 1
     assert 'pip install "mobilemoney-async[sandbox]"' in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -82,10 +81,10 @@ def test_without_the_sandbox_extra_the_command_says_so(command: list[str]) -> No
 def test_without_the_store_extra_the_doctor_checks_the_rest(tmp_path: Path) -> None:
     """Without the extra `store`, the doctor checks all the same; a store is a problem that names the extra."""
     doctor = ("doctor", "--base-url", "http://127.0.0.1:9/v1")
-    ran = run_without("sqlalchemy", *doctor)
+    ran = run_command_without("sqlalchemy", *doctor)
     assert (ran.returncode, ran.stderr) == (1, "")
     assert "ok       store          none" in ran.stdout
-    ran = run_without("sqlalchemy", *doctor, "--store", f"sqlite:///{tmp_path}/new.db")
+    ran = run_command_without("sqlalchemy", *doctor, "--store", f"sqlite:///{tmp_path}/new.db")
     assert 'problem  store          store needs an extra: pip install "mobilemoney-async[store]"' in ran.stdout
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,9 +48,8 @@ from mobilemoney_async.testing import acknowledgement_answer, login_answer, page
 from mobilemoney_async.testing import answers as known
 from mobilemoney_async.values import mask_phone_number
 from tests.contract import samples
-from tests.support.patience import PATIENCE
-from tests.support.processes import environment
 from tests.support.scale import examples
+from tests.support.warm import run_without
 from tests.test_errors import ERRORS
 
 ROOT = Path(__file__).parents[2]
@@ -357,6 +355,6 @@ Transaction
 assert "cattrs" not in sys.modules
 print(Transaction.from_dict(eval(sys.argv[1])).to_json())
 """
-    command = [sys.executable, "-W", "error", "-c", program, repr(samples.settled())]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=environment())
+    ran = run_without(program, repr(samples.settled()))
+    assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == samples.settled()

@@ -2,9 +2,8 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-
-import mobilemoney_async
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -21,5 +20,8 @@ def module_command(name: str, *arguments: str) -> list[str]:
 def environment(**variables: str) -> dict[str, str]:
     """Return the environment of an example that finds the same package as this test, and its own modules."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MOBILEMONEY_")}
-    path = [Path(mobilemoney_async.__file__).parents[1], Path(ROOT, "examples")]
+    package = find_spec("mobilemoney_async")
+    assert package is not None
+    assert package.origin is not None
+    path = [Path(package.origin).parents[1], Path(ROOT, "examples")]
     return {**inherited, "PYTHONPATH": os.pathsep.join(map(str, path)), **variables}

@@ -121,6 +121,12 @@ def warm(*modules: str, options: tuple[str, ...] = ()) -> Warm:
     return Warm(ours)
 
 
+def run_without(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program that has imported nothing but what no extra brings, and not the package: it may lack the extras."""
+    modules = ("anyio._backends._asyncio", "attrs", "httpx", "msgspec")
+    return warm(*modules, options=("-W", "error")).run(code, *arguments, env=env, seconds=240)
+
+
 def run_pytest_alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest in a folder, without any plugin but those of its arguments, as a program of its own."""
     modules = ("pytest", "mobilemoney_async.contrib.fastapi", "mobilemoney_async.sandbox", "sqlalchemy.dialects.sqlite")
