@@ -26,7 +26,7 @@ from tests.support.redis_server import redis_server
 from tests.support.shops import EXAMPLES, load
 
 EXAMPLE = load("celery_payouts")
-PROGRAM = (sys.executable, str(EXAMPLES / "celery_payouts.py"))
+PROGRAM = EXAMPLES / "celery_payouts.py"
 CELERY = (sys.executable, "-m", "celery", "--workdir", str(EXAMPLES), "-A", "celery_payouts", "worker")
 WORKER = (*CELERY, "--without-gossip", "--without-mingle", "--loglevel=INFO")
 ORDERS = {
@@ -58,8 +58,11 @@ async def test_each_order_is_paid_once_though_workers_are_killed(tmp_path: Path)
             queue = redis_url.replace("unix://", "redis+socket://")
             env = fleet_environment(sandbox, base_url, tmp_path, REDIS_URL=queue, BOOKS=str(books))
             fleet = Fleet(sandbox=sandbox, folder=tmp_path, env=env)
-            assert await fleet.run(*PROGRAM, str(file)) == f"{len(lines) + len(lines[::3])} payouts queued\n"
-            async with fleet.process(*WORKER, "--concurrency=1") as first, fleet.process(*PROGRAM, "books") as keeper:
+            assert await fleet.run(PROGRAM, str(file)) == f"{len(lines) + len(lines[::3])} payouts queued\n"
+            async with (
+                fleet.process(*WORKER, "--concurrency=1") as first,
+                fleet.process(sys.executable, str(PROGRAM), "books") as keeper,
+            ):
                 fleet.strike(partial(kill, first), after=2)
                 await first.wait()
                 assert len(sandbox.transactions) == 3
@@ -159,7 +162,7 @@ def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
     """Of a file with a line that is cut, nothing is queued."""
     file = tmp_path / "payouts.csv"
     file.write_text("order,phone_number,amount\norder-1,+255681234567,5000\norder-2,+255681234567\n")
-    command = [*PROGRAM, str(file)]
+    command = [sys.executable, str(PROGRAM), str(file)]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False)
     assert ran.returncode == 1
     assert ran.stderr == "nothing was queued: every line must have order, phone_number, amount\n"

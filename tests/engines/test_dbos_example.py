@@ -20,7 +20,8 @@ from tests.support.fleet import Fleet, fleet_environment, kill, make_sandbox
 from tests.support.patience import PATIENCE, until
 from tests.support.shops import EXAMPLES
 
-PROGRAM = (sys.executable, str(EXAMPLES / "dbos_orders.py"))
+PROGRAM = EXAMPLES / "dbos_orders.py"
+IMPORTED = ("dbos", "mobilemoney_async.merchants", "sqlalchemy.dialects.postgresql.psycopg")
 OPEN = "SELECT 1 FROM orders WHERE status = 'open'"
 ORDERS = {f"refund-{number}": (f"+25568123{4_500 + number}", f"{5_000 + 100 * number}") for number in range(6)}
 
@@ -77,25 +78,25 @@ async def test_orders_payments_and_workflows_are_one(tmp_path: Path) -> None:
             env = fleet_environment(
                 shops["shop-1"], base_url, tmp_path, MOBILEMONEY_STORE=url, TOKENS=tokens, DBOS__VMID="host-1"
             )
-            fleet = Fleet(sandbox=shops["shop-1"], folder=tmp_path, env=env)
-            async with fleet.process(*PROGRAM, "work") as first:
+            fleet = Fleet(sandbox=shops["shop-1"], folder=tmp_path, env=env, imported=IMPORTED)
+            async with fleet.process(sys.executable, str(PROGRAM), "work") as first:
                 await fleet.until(lambda: "the worker has begun" in fleet.said())
                 fleet.strike(partial(kill, first), after=2)
                 with pytest.raises(AssertionError, match="amount must be"):
-                    await fleet.run(*PROGRAM, "place", "shop-1", str(wrong))
+                    await fleet.run(PROGRAM, "place", "shop-1", str(wrong))
                 for shop, count in [("shop-0", 6), *((shop, 6) for shop in shops), ("shop-1", 0)]:
-                    assert await fleet.run(*PROGRAM, "place", shop, str(file)) == f"{count} orders placed\n"
+                    assert await fleet.run(PROGRAM, "place", shop, str(file)) == f"{count} orders placed\n"
                 await first.wait()
             assert rows(url, OPEN)
             for sandbox in shops.values():
                 sandbox.script(faults.server_error(processed=True), on="b2c")
-            async with fleet.process(*PROGRAM, "work") as second:
+            async with fleet.process(sys.executable, str(PROGRAM), "work") as second:
                 await fleet.until(lambda: not rows(url, f"{OPEN} AND shop <> 'shop-0'"))
                 shops["shop-1"].script(faults.server_error(422, processed=False), on="b2c")
-                assert await fleet.run(*PROGRAM, "place", "shop-1", str(refused)) == "1 orders placed\n"
+                assert await fleet.run(PROGRAM, "place", "shop-1", str(refused)) == "1 orders placed\n"
                 await fleet.until(lambda: not rows(url, f"{OPEN} AND shop <> 'shop-0'"))
                 with pytest.raises(AssertionError, match="IdempotencyConflict"):
-                    await fleet.run(*PROGRAM, "place", "shop-1", str(changed))
+                    await fleet.run(PROGRAM, "place", "shop-1", str(changed))
                 second.terminate()
                 with anyio.fail_after(PATIENCE):
                     assert await second.wait() == 0

@@ -10,17 +10,21 @@ import sys
 from collections import Counter
 from contextlib import AsyncExitStack, closing
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from mobilemoney_async import PaymentState, SQLStore
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
+from tests.support.commands import COMMANDS
 from tests.support.patience import PATIENCE, until
 from tests.support.processes import environment
 from tests.support.scale import soak
 from tests.support.shops import EXAMPLES, load
+from tests.support.warm import SCRIPT, warm
 
 PROGRAM = str(EXAMPLES / "payroll.py")
 HEAD = "month,employee,phone_number,amount\n"
@@ -49,10 +53,10 @@ async def test_each_salary_is_paid_once_however_often_its_senders_are_killed(tmp
     sandbox.script(faults.drop(processed=True), on="b2c")
 
     async def run(*words: str) -> tuple[int, str]:
-        with anyio.fail_after(PATIENCE):
-            ran = await anyio.run_process([sys.executable, PROGRAM, *words], env=env, check=False)
-        assert b"Traceback" not in ran.stderr, ran.stderr.decode()
-        return ran.returncode, ran.stdout.decode()
+        program = partial(warm(*COMMANDS).run, SCRIPT, PROGRAM, *words, env=env, seconds=PATIENCE)
+        ran = await anyio.to_thread.run_sync(program)
+        assert "Traceback" not in ran.stderr, ran.stderr
+        return ran.returncode, ran.stdout
 
     async def kill() -> None:
         """Run two senders, and kill both at a random moment."""
@@ -110,14 +114,9 @@ async def test_each_salary_is_paid_once_however_often_its_senders_are_killed(tmp
 
 def test_the_sample_shows_every_ending() -> None:
     """Without an account the program plays all parts in a sandbox, and says what is left to do."""
-    ran = subprocess.run(
-        [sys.executable, PROGRAM, "demo", str(EXAMPLES / "salaries.csv")],
-        capture_output=True,
-        text=True,
-        env=environment(MOBILEMONEY_EMAIL="nobody@example.com"),
-        timeout=PATIENCE,
-        check=False,
-    )
+    variables = environment(MOBILEMONEY_EMAIL="nobody@example.com")
+    demo = ("demo", str(EXAMPLES / "salaries.csv"))
+    ran = warm(*COMMANDS).run(SCRIPT, PROGRAM, *demo, env=variables, seconds=PATIENCE)
     assert ran.returncode == 3, ran.stderr
     batch, twice, paid, failed, unknown, sandbox = ran.stdout.splitlines()
     assert re.match(r"batch \w+: 7 salaries, 5,250,000 TZS, proposed, digest ", batch)

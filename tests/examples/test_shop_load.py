@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
-import anyio.abc
+import anyio.to_thread
 import attrs
 import pytest
 
@@ -25,8 +25,9 @@ from mobilemoney_async.payments.payments import PaymentBook
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.support.patience import PATIENCE, until
-from tests.support.processes import environment, module_command
+from tests.support.processes import environment
 from tests.support.scale import soak
+from tests.support.warm import MODULE, Program, warm
 
 pytestmark = [
     pytest.mark.anyio,
@@ -35,6 +36,8 @@ pytestmark = [
     pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True),
 ]
 
+# What the shop's process imports.
+IMPORTED = ("mobilemoney_async.contrib.fastapi", "mobilemoney_async.client", "sqlalchemy.dialects.sqlite", "uvicorn")
 PRICES = {"coffee": 15_000, "tea": 6_500}
 DECLINES, LATE, NO_ANSWER = (f"+255780000{n}" for n in ("039", "408", "203"))
 # How an order ends by its number; all others are ordinary customers, who pay in their own time.
@@ -87,7 +90,7 @@ class Shop:
     grace: float = PATIENCE
     port: int = 0
     web: aiohttp.ClientSession = attrs.field(init=False)
-    process: anyio.abc.Process = attrs.field(init=False)
+    process: Program = attrs.field(init=False)
     complaints: list[str] = attrs.field(factory=list)
     answers: Counter[int] = attrs.field(factory=Counter)
 
@@ -95,18 +98,16 @@ class Shop:
     async def open(self, log: Path) -> AsyncIterator[None]:
         """Run the process until the context is left, at the same address each time."""
         arguments = (self.port, self.base_url, self.sandbox.token, self.store_url, self.sandbox.speed, self.grace)
-        command = module_command("tests.support.shop_process", *map(str, arguments))
-        with log.open("ab") as said:
-            async with await anyio.open_process(command, stderr=said, env=environment()) as process:
-                self.process = process
-                try:
-                    assert process.stdout is not None
-                    with anyio.fail_after(PATIENCE):
-                        self.port = int(await process.stdout.receive())
-                    yield
-                finally:
-                    if process.returncode is None:
-                        process.kill()
+        shop = partial(warm(*IMPORTED).piped, MODULE, "tests.support.shop_process", *map(str, arguments))
+        with log.open("ab") as said, shop(env=environment(), log=said) as (self.process, output, _):
+            with anyio.fail_after(PATIENCE):
+                await anyio.wait_readable(output)
+            self.port = int(output.readline())
+            yield
+
+    async def end(self) -> int:
+        """Wait for the end of the process; return its exit code."""
+        return await anyio.to_thread.run_sync(self.process.wait, self.grace)
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}/orders/{path}"
@@ -227,7 +228,7 @@ async def running(sandbox: Sandbox, folder: Path) -> AsyncIterator[tuple[Shop, A
 
 @pytest.mark.soak
 async def test_a_crowd_at_one_process_is_served_right(tmp_path: Path) -> None:
-    """With ten readers for each customer at once, each order ends as its number says, once, and is shown to its own."""
+    """With four readers for each customer each order ends as its number says, once, and is shown to its own."""
     sandbox = Sandbox(speed=100, choices=Choices(rate_limit=None, median_delay=100.0, longest_delay=300.0))
     orders = make_orders(soak(200), [DECLINES, LATE])
     orders += [Order(f"order-no-answer-{item}", item, NO_ANSWER) for item in PRICES]
@@ -243,10 +244,10 @@ async def test_a_crowd_at_one_process_is_served_right(tmp_path: Path) -> None:
 
                 for order in orders:
                     crowd.start_soon(shop.buy, order)
-                    for number in range(10):
+                    for number in range(4):
                         crowd.start_soon(partial(read, order, by_events=number < 2))
     assert shop.complaints == []
-    assert Counter(ended) == {order.name: 10 for order in orders}
+    assert Counter(ended) == {order.name: 4 for order in orders}
     assert set(shop.answers) <= {200, 202, 503}  # where the machine is too slow to send in time: click again
     await shop.hold_against_the_books(orders)
 
@@ -298,9 +299,8 @@ async def test_sigterm_under_load_leaves_nothing_half_done(tmp_path: Path) -> No
                 for order in orders:
                     crowd.start_soon(shop.buy, order)
                 await until(lambda: len(sandbox.transactions) >= soak(40))
-                shop.process.send_signal(signal.SIGTERM)
-                with anyio.fail_after(PATIENCE):
-                    assert await shop.process.wait() in {0, -signal.SIGTERM}
+                shop.process.signal(signal.SIGTERM)
+                assert await shop.end() in {0, -signal.SIGTERM}
                 records = await shop.records()
                 assert {transaction_id for _, transaction_id in records.values()} == set(sandbox.transactions)
                 assert {state for state, _ in records.values()} <= {PaymentState.ACKNOWLEDGED, PaymentState.FINAL}
@@ -332,8 +332,8 @@ async def test_kill_9_loses_no_ending(tmp_path: Path) -> None:
                     crowd.start_soon(shop.follow, order)
                 for share in (0.2, 0.6):
                     await settle(share)
-                    shop.process.kill()
-                    await shop.process.wait()
+                    shop.process.signal(signal.SIGKILL)
+                    assert await shop.end() == -signal.SIGKILL
                     await stack.enter_async_context(shop.open(tmp_path / "shop.log"))
             await settle(1.0)
         assert shop.complaints == []

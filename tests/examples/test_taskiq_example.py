@@ -58,7 +58,7 @@ class Payouts(Fleet):
         file = self.folder / "payouts.csv"
         rows = ["order,phone_number,amount", *(f"{each},{ORDERS[each][0]},{ORDERS[each][1]}" for each in orders)]
         file.write_text("\n".join(rows))
-        assert await self.run(sys.executable, str(PROGRAM), str(file)) == f"{len(rows) - 1} payouts queued\n"
+        assert await self.run(PROGRAM, str(file)) == f"{len(rows) - 1} payouts queued\n"
 
     def unfinished(self) -> int:
         """Return how many jobs were delivered and not acknowledged."""

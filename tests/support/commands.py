@@ -1,6 +1,5 @@
 """`mobilemoney` as tests run it: inside this process where that is enough, else as a program of its own."""
 
-import os
 import signal
 import subprocess
 import threading
@@ -114,15 +113,8 @@ class Command:
 @contextmanager
 def started(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Command]:
     """Start `mobilemoney` as a process, which ends with the context at the latest."""
-    (output, printed), (errors, complained) = os.pipe(), os.pipe()
-    with open(output, encoding="utf-8") as output_file, open(errors, encoding="utf-8") as errors_file:
-        with open(printed, "wb") as out, open(complained, "wb") as err, open(os.devnull, "rb") as nothing:
-            streams = (nothing.fileno(), out.fileno(), err.fileno())
-            process = warm(*COMMANDS).start(MOBILEMONEY, *arguments, streams=streams, env=environment(**(env or {})))
-        try:
-            yield Command(process, output_file, errors_file)
-        finally:
-            process.signal(signal.SIGKILL)
+    with warm(*COMMANDS).piped(MOBILEMONEY, *arguments, env=environment(**(env or {}))) as process:
+        yield Command(*process)
 
 
 def remembered(store: str) -> list[PaymentRecord]:

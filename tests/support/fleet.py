@@ -4,28 +4,36 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import attrs
 import pytest
 
 from mobilemoney_async.sandbox import Choices, Sandbox, faults
 from tests.support.patience import PATIENCE, until
 from tests.support.processes import environment
+from tests.support.warm import SCRIPT, warm
 
 SPEED = 60.0
 
 
 @attrs.define(eq=False, kw_only=True)
 class Fleet:
-    """Processes of an example, with one sandbox."""
+    """Processes of an example, with one sandbox.
+
+    Attributes:
+        imported: Modules that a program which runs to its end has imported when it begins.
+    """
 
     sandbox: Sandbox
     folder: Path
     env: dict[str, str]
+    imported: tuple[str, ...] = ()
     logs: list[Path] = attrs.field(factory=list)
 
     @asynccontextmanager
@@ -44,12 +52,12 @@ class Fleet:
             finally:
                 kill(process)
 
-    async def run(self, *command: str) -> str:
-        """Run a command to its end, and return its output."""
-        with anyio.fail_after(PATIENCE):
-            ran = await anyio.run_process(command, env=self.env, cwd=self.folder, check=False)
-        assert ran.returncode == 0, ran.stderr.decode()
-        return ran.stdout.decode()
+    async def run(self, script: Path, *arguments: str) -> str:
+        """Run a script to its end, and return its output."""
+        run = partial(warm(*self.imported).run, SCRIPT, str(script), *arguments, cwd=self.folder, env=self.env)
+        ran = await anyio.to_thread.run_sync(partial(run, seconds=PATIENCE))
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
 
     def said(self) -> str:
         """Return what the processes have logged."""

@@ -92,5 +92,5 @@ def terminal(
     try:
         yield Terminal(process, ours)
     finally:
-        process.signal(signal.SIGKILL)
+        process.close()
         os.close(ours)

@@ -24,14 +24,19 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import attrs
 
 from tests.support.patience import PATIENCE
 from tests.support.processes import ROOT, environment
+
+# The program that runs a script, whose path is its first argument.
+# The other runs a module of the tests.
+SCRIPT = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+MODULE = f"import runpy, sys; sys.path.append({ROOT!r}); runpy.run_module(sys.argv.pop(1), run_name='__main__')"
 
 
 @attrs.frozen
@@ -46,6 +51,12 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, name)
 
+    def close(self) -> None:
+        """Kill it, unless somebody has waited for its end."""
+        if self._ending.fileno() >= 0:
+            self.signal(signal.SIGKILL)
+            self.wait(60)
+
     def wait(self, seconds: float) -> int:
         """Wait for its end; return its exit code, as `subprocess` gives it.
 
@@ -55,7 +66,7 @@ class Program:
         self._ending.settimeout(seconds)
         with self._ending:
             try:
-                return int(self._ending.recv(16))
+                return int(self._ending.recv(16, socket.MSG_WAITALL))
             except TimeoutError:
                 self.signal(signal.SIGKILL)
                 raise
@@ -87,7 +98,7 @@ class Warm:
             file.write(json.dumps(job).encode())
             file.flush()
             socket.send_fds(self._control, [b"!"], [*streams, theirs.fileno(), file.fileno()])
-        return Program(int(ours.recv(16)), ours)
+        return Program(int(ours.recv(16, socket.MSG_WAITALL)), ours)
 
     def run(
         self, code: str, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, seconds: float
@@ -97,6 +108,28 @@ class Warm:
             streams = (nothing.fileno(), output.fileno(), errors.fileno())
             status = self.start(code, *arguments, streams=streams, cwd=cwd, env=env).wait(seconds)
             return subprocess.CompletedProcess([code, *arguments], status, _text(output), _text(errors))
+
+    @contextlib.contextmanager
+    def piped(
+        self, code: str, *arguments: str, env: Mapping[str, str], log: IO[bytes] | None = None
+    ) -> Iterator[tuple[Program, TextIO, TextIO]]:
+        """Start a program without input, killed with the context at the latest; yield it, its output and its errors.
+
+        Args:
+            code: The program.
+            arguments: Its arguments.
+            env: Its environment.
+            log: Where its errors go instead.
+        """
+        (output, printed), (errors, complained) = os.pipe(), os.pipe()
+        with open(output, encoding="utf-8") as output_file, open(errors, encoding="utf-8") as errors_file:
+            with open(os.devnull, "rb") as nothing, open(printed, "wb"), open(complained, "wb"):
+                streams = (nothing.fileno(), printed, complained if log is None else log.fileno())
+                program = self.start(code, *arguments, streams=streams, env=env)
+            try:
+                yield program, output_file, errors_file
+            finally:
+                program.close()
 
 
 def _text(file: IO[bytes]) -> str:
@@ -190,7 +223,7 @@ def _serve(control: socket.socket) -> dict[str, Any]:
         for each in (*streams, job):
             os.close(each)
         endings[pid] = socket.socket(fileno=ending)
-        endings[pid].send(b"%d" % pid)
+        endings[pid].send(b"%16d" % pid)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -211,4 +244,4 @@ def _tell(endings: dict[int, socket.socket]) -> None:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             with endings.pop(pid) as ending, contextlib.suppress(OSError):
-                ending.send(b"%d" % os.waitstatus_to_exitcode(status))
+                ending.send(b"%16d" % os.waitstatus_to_exitcode(status))
