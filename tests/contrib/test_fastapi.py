@@ -1,4 +1,7 @@
-"""What the FastAPI parts promise to routes, beyond the example shop."""
+"""What the FastAPI parts promise to routes, beyond the example shop.
+
+Functions import FastAPI, since it is a fifth of all that a collection of tests would import.
+"""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -8,16 +11,9 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from mobilemoney_async import AsyncClient, InvalidRequest, PaymentChange, SQLStore, TransactionNotFound
 from mobilemoney_async.contrib.backend import Backend
-from mobilemoney_async.contrib.fastapi import (
-    ClientDependency,
-    callback_router,
-    install_error_answers,
-    mobilemoney_lifespan,
-)
 from mobilemoney_async.sandbox import Sandbox
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +23,15 @@ CALLBACKS = "/mobilemoney/callbacks"
 
 @asynccontextmanager
 async def served(folder: Path, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    from fastapi import FastAPI
+
+    from mobilemoney_async.contrib.fastapi import (
+        ClientDependency,
+        callback_router,
+        install_error_answers,
+        mobilemoney_lifespan,
+    )
+
     sandbox = Sandbox(speed=100)
 
     def make_client() -> AsyncClient:
@@ -83,6 +88,10 @@ async def test_a_callback_without_a_secret_needs_no_token(tmp_path: Path) -> Non
 
 async def test_it_lives_inside_a_lifespan_of_your_own(tmp_path: Path) -> None:
     """Start-up code and a background job pay without a route, and `on_settled` is theirs, too."""
+    from fastapi import FastAPI
+
+    from mobilemoney_async.contrib.fastapi import mobilemoney_lifespan
+
     sandbox, settled, steps = Sandbox(speed=100), anyio.Event(), list[str]()
 
     async def on_settled(change: PaymentChange) -> None:
@@ -111,6 +120,10 @@ async def test_it_lives_inside_a_lifespan_of_your_own(tmp_path: Path) -> None:
 
 async def test_a_missing_lifespan_is_named() -> None:
     """An application that forgot the lifespan is told so, in place of an AttributeError."""
+    from fastapi import FastAPI
+
+    from mobilemoney_async.contrib.fastapi import callback_router
+
     app = FastAPI()
     app.include_router(callback_router())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as web:

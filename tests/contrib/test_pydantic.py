@@ -1,12 +1,12 @@
 """What pydantic and FastAPI do with the values: fields, arguments, answers, schemas."""
 
 import json
+from functools import cache
 from typing import Annotated, Any
 
 import httpx
 import jsonschema
 import pytest
-from fastapi import Body, FastAPI
 from hypothesis import given, settings
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -90,49 +90,49 @@ def test_the_schema_says_what_the_contract_says() -> None:
     assert "access_token" not in TypeAdapter(LoginResult).json_schema(mode="serialization")["properties"]
 
 
-app = FastAPI()
+@cache
+def make_app() -> Any:
+    """Return an application whose routes take and answer values."""
+    from fastapi import Body, FastAPI  # a fifth of all that a collection of tests would import
 
+    app = FastAPI()
 
-@app.get("/payment")
-async def payment() -> Transaction:
-    return PAID
+    @app.get("/payment")
+    async def payment() -> Transaction:
+        return PAID
 
+    @app.get("/page", response_model=TransactionPage)
+    async def page() -> Any:
+        return TransactionPage.from_dict(samples.page(samples.settled()))
 
-@app.get("/page", response_model=TransactionPage)
-async def page() -> Any:
-    return TransactionPage.from_dict(samples.page(samples.settled()))
+    @app.get("/payments")
+    async def payments() -> list[Transaction]:
+        return [PAID, PAID]
 
+    @app.get("/whole")
+    async def whole() -> dict[str, Any]:
+        return PAID.to_dict()
 
-@app.get("/payments")
-async def payments() -> list[Transaction]:
-    return [PAID, PAID]
+    @app.get("/none")
+    async def none() -> Transaction | None:
+        return None
 
+    @app.post("/acknowledgements")
+    async def take(acknowledgement: Annotated[Acknowledgement, Body()]) -> str:
+        return f"{acknowledgement.amount!r} {acknowledgement.phone_number}"
 
-@app.get("/whole")
-async def whole() -> dict[str, Any]:
-    return PAID.to_dict()
+    @app.post("/orders")
+    async def keep(order: Order) -> Order:
+        return order
 
-
-@app.get("/none")
-async def none() -> Transaction | None:
-    return None
-
-
-@app.post("/acknowledgements")
-async def take(acknowledgement: Annotated[Acknowledgement, Body()]) -> str:
-    return f"{acknowledgement.amount!r} {acknowledgement.phone_number}"
-
-
-@app.post("/orders")
-async def keep(order: Order) -> Order:
-    return order
+    return app
 
 
 @pytest.mark.anyio
 async def test_fastapi_takes_and_answers_values() -> None:
     """As an argument, a field, a return type, a response_model; masked unless a route answers `to_dict()`."""
     masked = PAID.to_dict(mask=True)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app()), base_url="http://shop") as http:
         for path, expected in (
             ("/payment", masked),
             ("/payments", [masked, masked]),
@@ -156,7 +156,7 @@ async def test_fastapi_takes_and_answers_values() -> None:
 @pytest.mark.anyio
 async def test_the_openapi_page_shows_the_schemas() -> None:
     """Each value is a component of its own name."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app()), base_url="http://shop") as http:
         shown = (await http.get("/openapi.json")).json()
     schemas = shown["components"]["schemas"]
     assert {"Transaction", "TransactionPage", "Acknowledgement", "Order"} <= schemas.keys()

@@ -12,7 +12,6 @@ import anyio
 import pytest
 import sqlalchemy as sa
 import uvicorn
-from dbos import DBOSClient, DBOSPortableJSONSerializer
 
 from mobilemoney_async.sandbox import Sandbox, faults
 from tests.support.databases import postgres
@@ -104,6 +103,8 @@ async def test_orders_payments_and_workflows_are_one(tmp_path: Path) -> None:
         unpaid = [("shop-0", order, "open") for order in ORDERS]
         expected = [*unpaid, *paid[:6], ("shop-1", "refund/9", "REFUSED"), *paid[6:]]
         assert sorted(rows(url, "SELECT shop, id, status FROM orders")) == expected
+        from dbos import DBOSClient, DBOSPortableJSONSerializer  # which a collection of tests need not import
+
         client = DBOSClient(system_database_url=url, serializer=DBOSPortableJSONSerializer())
         workflows = [
             (each.workflow_id, each.status, each.input["args"][0]) for each in client.list_workflows() if each.input

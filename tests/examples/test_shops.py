@@ -11,7 +11,6 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from mobilemoney_async.contrib import fastapi
 from mobilemoney_async.contrib.backend import Backend
 from tests.support.patience import PATIENCE
 from tests.support.shops import SECRET, SHOPS, Serve, Shop, running
@@ -27,7 +26,7 @@ def patience() -> Iterator[None]:
         defaults = Backend.collect.__kwdefaults__
         assert defaults is not None and "patience" in defaults
         patch.setitem(defaults, "patience", PATIENCE)
-        patch.setattr(fastapi, "_CALLBACK_SECONDS", PATIENCE)
+        patch.setattr("mobilemoney_async.contrib.fastapi._CALLBACK_SECONDS", PATIENCE)
         yield
 
 

@@ -5,6 +5,7 @@ The rules are the tables below; `violations` walks a tree by `ast` and imports n
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -144,6 +145,7 @@ def is_in(module: str, place: str) -> bool:
     return module == place or module.startswith(f"{place}.")
 
 
+@functools.cache
 def read_tree(root: Path) -> dict[str, ast.Module]:
     """Parse each module of the package under `root`, by its name without the package's."""
     trees = {}

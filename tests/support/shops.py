@@ -1,6 +1,6 @@
 """The example shops over real sockets: server and sandbox in a thread of their own, the test outside like a browser."""
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -12,7 +12,6 @@ import anyio.from_thread
 import attrs
 import httpx
 import uvicorn
-from aiohttp import web
 
 from mobilemoney_async import AsyncClient, RateLimiter, SQLStore
 from mobilemoney_async.sandbox import Sandbox
@@ -30,10 +29,17 @@ Serve = Callable[[Callable[[], AsyncClient], dict[str, Any]], AbstractAsyncConte
 
 
 def load(name: str) -> Any:
-    """Import an example: the examples are not installed."""
+    """Import an example, at its first use: the examples are not installed, and some have heavy frameworks."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
-    return importlib.import_module(name)
+    if name not in sys.modules:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
 
 
 @attrs.define(eq=False)
@@ -89,6 +95,8 @@ async def fastapi_shop(make_client: Callable[[], AsyncClient], options: dict[str
 @asynccontextmanager
 async def aiohttp_shop(make_client: Callable[[], AsyncClient], options: dict[str, Any]) -> AsyncIterator[str]:
     """Serve the aiohttp shop; yield its address."""
+    from aiohttp import web
+
     app = load("aiohttp_shop").create_app(make_client, **{**OPTIONS, **options})
     runner = web.AppRunner(app, shutdown_timeout=1)
     await runner.setup()
