@@ -4,7 +4,8 @@ The body decides first and the HTTP status second, since the contract leaves mos
 an error under HTTP 200 too.
 
 Invariant: a MONEY call is refused for certain by a code of the contract that fits a create, as far as is known by any
-other error body under a status of `_REFUSALS` and by any other 401. Every other error leaves its outcome unknown.
+other error body under a status of `_REFUSALS` and by any other 401. Every other error leaves its outcome unknown. So
+does every body under a status of `_PROXY`: a proxy gives those, and the service's own answer may be lost behind it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import attrs
 
 from mobilemoney_async.contract.codec import parse_json
 from mobilemoney_async.contract.endpoints import Effect, Endpoint
+from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.plain import DecodeError
 from mobilemoney_async.errors import (
     APIError,
@@ -51,6 +53,9 @@ _LOOKUP_CODES = frozenset({"TRANSACTION_NOT_FOUND", "INVALID_TRANSACTION_ID"})  
 # HTTP statuses of requests that were not accepted. Under any other one, such as 409, they may have been processed.
 _REFUSALS = frozenset({400, 401, 403, 404, 405, 410, 413, 414, 415, 422, 429})
 
+# HTTP statuses of a proxy.
+_PROXY = frozenset({407, 502, 503, 504})
+
 _PLAIN = re.compile(r"[A-Za-z]+(?:[_./+-][A-Za-z]+)*(?:; ?charset=[A-Za-z]+(?:-[0-9]{1,2})?)?", re.ASCII)
 
 
@@ -83,6 +88,11 @@ def read_answer(endpoint: Endpoint[T], answer: Answer) -> T:
         raise _map_error(endpoint, answer, exc) from exc
     if _is_error(value):
         raise _map_error(endpoint, answer, None)
+    if isinstance(value, Acknowledgement) and value.status.strip().casefold() != "success":
+        # It names a payment. If it says error in the other shape, that comes first.
+        error = _map_error(endpoint, answer, DecodeError("expected success", "$.status"))
+        if isinstance(error, APIError):
+            raise error
     return value
 
 
@@ -111,7 +121,9 @@ def _map_error(endpoint: Endpoint[Any], answer: Answer, broken: DecodeError | No
 
 def _api_error(endpoint: Endpoint[Any], answer: Answer, body: Mapping[str, Any], code: str | None) -> APIError:
     """Return the error of a body that says error."""
-    kind, status = _BY_CODE.get(code or ""), answer.status_code
+    status = answer.status_code
+    proves_nothing = endpoint.effect is Effect.MONEY and status in _PROXY
+    kind = None if proves_nothing else _BY_CODE.get(code or "")
     if kind is None and status >= 500:
         return _server_error(answer, code, _text(body, "message"))
     asked = _seconds(body.get("retry_after"))
@@ -123,7 +135,7 @@ def _api_error(endpoint: Endpoint[Any], answer: Answer, body: Mapping[str, Any],
         retry_after=_seconds(answer.retry_after) if asked is None else asked,
         is_certain=kind is not None,
     )
-    if endpoint.effect is Effect.MONEY and not _is_refusal(body, code, status):
+    if proves_nothing or (endpoint.effect is Effect.MONEY and not _is_refusal(body, code, status)):
         error.outcome, error.is_certain = "unknown", False
     return error
 

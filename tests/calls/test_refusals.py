@@ -44,7 +44,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def create(client: AsyncClient) -> object:
-    return await client.disbursements.create(phone_number=PHONE_NUMBER, amount=1000)
+    return await client.collections.create(phone_number=PHONE_NUMBER, amount=1000)
 
 
 async def look_up(client: AsyncClient) -> object:
@@ -63,8 +63,32 @@ CALLS: dict[Effect, Callable[[AsyncClient], Awaitable[object]]] = {
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-STATUSES = [200, 201, 302, 400, 401, 402, 403, 404, 405, 406, 408, 409, 410, 411, 412, 413, 414, 415, 418, 421, 422]
-STATUSES += [423, 424, 425, 426, 428, 429, 431, 451, 499, 500, 501, 502, 503, 504, 520]
+STATUSES = [
+    200,
+    201,
+    302,
+    400,
+    401,
+    402,
+    403,
+    404,
+    405,
+    406,
+    407,
+    408,
+    409,
+    410,
+    411,
+    412,
+    413,
+    414,
+    415,
+    418,
+    421,
+    422,
+]
+STATUSES += [407, 423, 424, 425, 426, 428, 429, 431, 451, 499, 500, 501, 502, 503, 504, 520]
+PROXY = {407, 502, 503, 504}
 REFUSING = {400, 403, 404, 405, 410, 413, 414, 415, 422}
 
 
@@ -124,7 +148,7 @@ UNUSABLE = {"html", "empty", "another shape", "truncated"}
 def verdicts(status: int, name: str) -> tuple[str, str, str]:
     """Return the verdicts on one answer."""
     if name in BY_CODE:
-        return BY_CODE[name]
+        return BY_CODE[name] if status not in PROXY else (*BY_CODE[name][:2], UNKNOWN)
     if status == 401:
         return REPLAYED, RAISED, SOFTLY_RENEWED
     refused = SOFTLY_HELD if status == 429 else SOFTLY if status in REFUSING else UNKNOWN

@@ -97,12 +97,25 @@ class TestDocumentedCodes:
         """
         for endpoint in ENDPOINTS:
             error = refused(endpoint, answer(SHAPES[shape](code), status))
+            if endpoint.effect is Effect.MONEY and status == 503:  # a proxy's
+                assert (type(error), error.outcome) == (ServerError, "unknown")
+                continue
             assert type(error) is CODES[code]
             assert error.code == code
             assert (error.status_code, error.message) == (status, "no")
             fits = not (endpoint.effect is Effect.MONEY and code.endswith(("_NOT_FOUND", "_TRANSACTION_ID")))
             assert (error.outcome, error.is_certain) == (("refused", True) if fits else ("unknown", False))
             assert str(error) == f"{code} (HTTP {status}): no"
+
+    @pytest.mark.parametrize("status", [407, 502, 503, 504])
+    @pytest.mark.parametrize("shape", [*SHAPES, *BARE])
+    def test_no_body_of_a_proxy_proves_the_refusal_of_a_create(self, shape: str, status: int) -> None:
+        """The service may have made the payment behind the proxy. The error shows the code, as far as it can."""
+        for code in CODES:
+            error = refused(CREATE_COLLECTION, answer((SHAPES | BARE)[shape](code), status))
+            assert type(error) is (APIError if status == 407 else ServerError)
+            assert (error.outcome, getattr(error, "is_certain", False)) == ("unknown", False)
+            assert code in str(error)
 
     @pytest.mark.parametrize("status", [status for status in STATUSES if status >= 400])
     @pytest.mark.parametrize("shape", BARE)
