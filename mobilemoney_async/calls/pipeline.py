@@ -455,7 +455,7 @@ def _read(call: _Call, flight: Flight, answer: Answer) -> Any:
             # More came with it: the refusal may be the answer to another request, and this payment be made.
             raise UnexpectedResponse("more than one answer came", status_code=answer.status_code) from exc
         raise
-    problem = other_than_asked(value, call.asked)
+    problem = other_than_asked(value, call.endpoint, call.asked)
     if problem is not None and isinstance(value, PageAnswer):
         # Some lists show their last page in place of one beyond it. An answer too many does not come a second time.
         shown, call.other_page = call.other_page, value.pagination.current_page

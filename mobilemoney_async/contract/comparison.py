@@ -10,7 +10,7 @@ from decimal import Decimal
 from email.utils import parsedate_to_datetime
 
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionType, initial_status
 
 CURRENCY = "TZS"
 
@@ -38,11 +38,12 @@ class NumberForm(enum.Enum):
     MASKED = "at least four digits, and a mask for the others"
 
 
-def contradiction(answer: Acknowledgement | Transaction, *, phone_number: str, amount: str) -> str | None:
+def contradiction(answer: Acknowledgement | Transaction, *, type: str, phone_number: str, amount: str) -> str | None:
     """Return the reason why an answer does not name the payment that was asked for, or None if it does.
 
     Args:
         answer: An acknowledgement, or the transaction of its id.
+        type: The payment's type. An acknowledgement shows it by the state in which it begins (section 3).
         phone_number: The number as it was sent, ``+`` and digits. The answer may show it national or masked.
         amount: The amount as it was sent, digits.
     """
@@ -54,6 +55,9 @@ def contradiction(answer: Acknowledgement | Transaction, *, phone_number: str, a
     kind = "transaction"
     if isinstance(answer, Acknowledgement):
         kind, agrees["status"] = "acknowledgement", answer.status.strip().casefold() == "success"
+        agrees["first state"] = answer.status_code.strip().upper() == initial_status(type)
+    else:
+        agrees["type"] = answer.type == type
     different = " and ".join(name for name, is_same in agrees.items() if not is_same)
     return f"the {kind} names another {different}" if different else None
 

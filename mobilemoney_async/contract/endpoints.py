@@ -16,6 +16,7 @@ import attrs
 from mobilemoney_async.contract.codec import JSONObject, parse_page, reader
 from mobilemoney_async.contract.models import Acknowledgement, LoginResult, PageAnswer, TransactionAnswer, User
 from mobilemoney_async.contract.plain import DecodeError
+from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.values import require_identifier
 
 T_co = TypeVar("T_co", covariant=True)
@@ -97,6 +98,13 @@ CREATE_DISBURSEMENT = Endpoint(
     lane=Priority.PAYMENT,
     read=_read_acknowledgement,
 )
+
+
+def type_created(endpoint: Endpoint[Any]) -> TransactionType:
+    """Return the type of the payments that a create makes."""
+    return TransactionType.COLLECTION if endpoint is CREATE_COLLECTION else TransactionType.DISBURSEMENT
+
+
 GET_TRANSACTION = Endpoint(
     method="GET", path="/payment-service/transaction/{transaction_id}", effect=Effect.READ, read=_read_transaction
 )
@@ -123,13 +131,14 @@ def read_rows(body: bytes) -> PageAnswer:
         return structure_page(parse_page(body))
 
 
-def other_than_asked(answer: object, asked: Mapping[str, object]) -> str | None:
+def other_than_asked(answer: object, endpoint: Endpoint[Any], asked: Mapping[str, object]) -> str | None:
     """Return the reason why an answer is the one to another request, or None if it shows nothing else.
 
     A connection that is kept alive may bring an answer too many, which shifts all that come after it.
 
     Args:
         answer: A lookup's, a page, a login's or an acknowledgement.
+        endpoint: That of the request.
         asked: Identifiers, query and body of the request, by their names in the contract.
     """
     shown: dict[str, object]
@@ -145,7 +154,8 @@ def other_than_asked(answer: object, asked: Mapping[str, object]) -> str | None:
             # Here: only creates need it.
             from mobilemoney_async.contract.comparison import contradiction
 
-            return contradiction(answer, phone_number=str(asked["phone_number"]), amount=str(asked["amount"]))
+            request = {name: str(asked[name]) for name in ("phone_number", "amount")}
+            return contradiction(answer, type=type_created(endpoint), **request)
         case _:
             return None
     different = [name for name, value in shown.items() if name in asked and value != asked[name]]

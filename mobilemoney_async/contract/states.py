@@ -72,6 +72,17 @@ _FINAL: dict[str, frozenset[str]] = {
 _FINAL_FOR_ANY_TYPE = frozenset.intersection(*_FINAL.values())
 
 
+_INITIAL: dict[str, TransactionStatus] = {
+    TransactionType.COLLECTION: TransactionStatus.PENDING,
+    TransactionType.DISBURSEMENT: TransactionStatus.PROCESSING,
+}
+
+
+def initial_status(transaction_type: str) -> TransactionStatus:
+    """Return the state in which a transaction begins, and which its acknowledgement shows (sections 3, 4.1, 4.2)."""
+    return _INITIAL[transaction_type]
+
+
 def require_type(value: object) -> TransactionType:
     """Return the type that is asked for, in upper or lower case, or raise `InvalidRequest`.
 

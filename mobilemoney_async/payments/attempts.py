@@ -136,7 +136,8 @@ class RecordedAttempts:
         Raises:
             StoreError: It could not be recorded, which will be tried again, or contradicts the record.
         """
-        problem = contradiction(answer, phone_number=self.request.phone_number, amount=self.request.amount)
+        asked = {"phone_number": self.request.phone_number, "amount": self.request.amount}
+        problem = contradiction(answer, type=self.request.type, **asked)
         try:
             if problem is None:
                 await self._save(PaymentEvent.ACKNOWLEDGE, acknowledgement=answer)

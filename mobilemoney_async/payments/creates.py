@@ -29,7 +29,7 @@ import msgspec
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
 from mobilemoney_async.contract.codec import encode
-from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION, Endpoint
+from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Endpoint, type_created
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.errors import (
@@ -124,8 +124,7 @@ class IdempotentCreates:
             MobileMoneyError: As of the pipeline. If the call is cancelled, the store has the result, or keeps the
                 payment as unknown.
         """
-        kind = TransactionType.COLLECTION if endpoint is CREATE_COLLECTION else TransactionType.DISBURSEMENT
-        request = payment_request(kind, body, idempotency_key)
+        request = payment_request(type_created(endpoint), body, idempotency_key)
         progress = _Progress(on_sending=on_sending, asked_at=None if from_queue else self._pipeline.utcnow())
         with anyio.move_on_after(self._deadline):
             return await self._create(endpoint, body, request, progress)

@@ -20,7 +20,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
-from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.contract.states import initial_status
 from mobilemoney_async.database.schema import history, insert_missing, payments, unclaimed
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.evidence import Verdict, Walk
@@ -204,7 +204,6 @@ def adopt(
     note: str | None = None,
 ) -> PaymentRecord | StoreError:
     """Record the transaction that an unknown payment is, in the attempt of the record, and the transaction's state."""
-    first = TransactionStatus.PENDING if record.type == TransactionType.COLLECTION else TransactionStatus.PROCESSING
     try:
         acknowledgement = Acknowledgement(
             transaction_id=transaction.id,
@@ -212,7 +211,7 @@ def adopt(
             amount=record.amount,
             currency=transaction.currency,
             phone_number=record.phone_number,
-            status_code=first,
+            status_code=initial_status(record.type),
             status="success",
         )
     except ValueError:

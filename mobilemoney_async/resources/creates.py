@@ -15,7 +15,7 @@ from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
 from mobilemoney_async.contract.codec import encode
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
-from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.contract.states import TransactionType, initial_status
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, OutcomeUnknown
 from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_name, shown_id
 
@@ -76,8 +76,8 @@ class _Creates:
         Raises:
             InvalidRequest: An argument is invalid; nothing was sent.
             OutcomeUnknown: The request may have reached the service and has no usable answer: none, or an
-                acknowledgement with another amount or phone number, whose transaction is not this payment either. Not a
-                failure: look before you pay again.
+                acknowledgement with another amount, phone number or first state, whose transaction is not this payment
+                either. Not a failure: look before you pay again.
             APIError: The service refused. No money moved if ``is_certain``; otherwise that is not proven: look before
                 you pay again. See its subclasses.
             TransportError: The request was provably not sent, however often it was tried; no money moved.
@@ -114,7 +114,7 @@ class _Creates:
         # Here, since it takes a hundredth of the package's import; and before anything is sent.
         from mobilemoney_async.contract.comparison import CURRENCY, contradiction, read_date
 
-        asked: dict[str, str] = {name: body[name] for name in ("phone_number", "amount")}
+        asked: dict[str, str] = {"type": self._type, **{name: body[name] for name in ("phone_number", "amount")}}
         sent_at, began = self._pipeline.utcnow(), anyio.current_time()
         answer = await self._pipeline.call(self._endpoint, body=dict(body), idempotency_key=key)
         problem = contradiction(answer, **asked)
@@ -131,12 +131,13 @@ class _Creates:
                 # On the service's clock, if it shows it: not made before the request, nor after it.
                 at = read_date(facts.date or "") or now
                 is_new = named.created_at is not None and -_SLACK <= at - named.created_at <= now - sent_at + _SLACK
-                if is_new and named.type == self._type and contradiction(named, **asked) is None:
+                if is_new and contradiction(named, **asked) is None:
                     return attrs.evolve(
                         answer,
                         amount=Decimal(asked["amount"]),
                         phone_number=asked["phone_number"],
                         currency=CURRENCY,
+                        status_code=initial_status(self._type),
                         status="success",
                     )
             except MobileMoneyError as exc:

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import pytest
 
-from mobilemoney_async import Acknowledgement, Transaction
+from mobilemoney_async import Acknowledgement, Transaction, TransactionStatus
 from mobilemoney_async.contract.comparison import (
     contradiction,
     is_same_payment,
@@ -51,14 +51,24 @@ def test_an_answer_names_the_payment_that_was_asked_for(changes: dict[str, Any],
     """In any spelling; each difference is named, and none is overlooked."""
     for kind, answer in (("acknowledgement", acknowledgement(**changes)), ("transaction", transaction(**changes))):
         expected = None if reason is None else f"the {kind} names another {reason}"
-        assert contradiction(answer, phone_number=OWN, amount="1000") == expected
+        assert contradiction(answer, type="collection", phone_number=OWN, amount="1000") == expected
 
 
 @pytest.mark.parametrize(("status", "reason"), [(" Success", None), ("error", "status"), ("", "status")])
 def test_an_acknowledgement_says_success(status: str, reason: str | None) -> None:
     """The status of a transaction is another matter."""
     expected = reason and f"the acknowledgement names another {reason}"
-    assert contradiction(acknowledgement(status=status), phone_number=OWN, amount="1000") == expected
+    answer = acknowledgement(status=status)
+    assert contradiction(answer, type="collection", phone_number=OWN, amount="1000") == expected
+
+
+@pytest.mark.parametrize("state", ["PENDING", "PROCESSING", "SUCCESS", "FAILED", "pending ", "", "QUEUED"])
+@pytest.mark.parametrize(("kind", "first"), [("collection", "PENDING"), ("disbursement", "PROCESSING")])
+def test_an_acknowledgement_shows_the_first_state_of_its_type(state: str, kind: str, first: str) -> None:
+    """A collection begins PENDING, a disbursement PROCESSING (sections 3, 4.1 and 4.2)."""
+    answer = acknowledgement(status_code=TransactionStatus(state))
+    expected = None if state.strip().upper() == first else "the acknowledgement names another first state"
+    assert contradiction(answer, type=kind, phone_number=OWN, amount="1000") == expected
 
 
 @pytest.mark.parametrize(

@@ -623,7 +623,7 @@ def test_an_acknowledgement_must_echo_the_request(changes: dict[str, Any], diffe
         status="success",
     )
     answer = attrs.evolve(plain, **changes)
-    reason = contradiction(answer, phone_number=_REQUEST.phone_number, amount=_REQUEST.amount)
+    reason = contradiction(answer, type="collection", phone_number=_REQUEST.phone_number, amount=_REQUEST.amount)
     assert reason == (None if different is None else f"the acknowledgement names another {different}")
 
 

@@ -399,11 +399,16 @@ async def test_an_acknowledgement_may_spell_its_echo_as_it_likes(store_url: str,
         await world.hold(client, at_end=True)
 
 
+FIRST = {"PENDING": "PROCESSING", "PROCESSING": "PENDING"}
 OTHERS: dict[str, Callable[[Row], Row]] = {
     "amount": lambda row: {**row, "amount": "900"},
     "number": lambda row: {**row, "phone_number": number(500)},
     "currency": lambda row: {**row, "currency": "KES"},
     "status": lambda row: {**row, "status": "failed"},
+    "state of the other type": lambda row: {**row, "status_code": FIRST[row["status_code"]]},
+    "state in which nothing begins": lambda row: {**row, "status_code": "SUCCESS"},
+    "nothing but the id": lambda row: {"transaction_id": row["transaction_id"]},
+    "values of other types": lambda row: {**dict.fromkeys(row, 7), "transaction_id": row["transaction_id"]},
 }
 
 

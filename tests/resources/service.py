@@ -84,6 +84,8 @@ def in_turn(*answers: Any, headers: Mapping[str, str] | None = None) -> Handler:
         if isinstance(given, Exception):
             raise given
         content, status = given if isinstance(given, tuple) else (given, 200)
+        if request.url.path.endswith("/b2c") and isinstance(content, dict) and content.get("status_code") == "PENDING":
+            content = {**content, "status_code": "PROCESSING"}  # in which a disbursement begins
         return httpx.Response(status, json=content, headers=headers)
 
     return handler

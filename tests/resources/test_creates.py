@@ -220,6 +220,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "amount": {"amount": "900"},
     "phone number": {"phone_number": "+255680000002"},
     "currency": {"currency": "KES"},
+    # That of the other type, and one that the contract gives for none.
+    "first state": {"status_code": "SUCCESS"},
+    "phone number and first state": {"status_code": "QUEUED", "phone_number": ""},
+    "amount and currency and phone number and status and first state": dict.fromkeys(
+        ["amount", "currency", "phone_number", "status", "status_code"]
+    ),
 }
 
 
@@ -253,6 +259,7 @@ class TestAcknowledgements:
             else:
                 answer = await pick(client).create(phone_number=NUMBER, amount=1000)
                 assert (answer.amount, answer.phone_number, answer.currency) == (Decimal(1000), NUMBER, "TZS")
+                assert (answer.status, answer.status_code) == ("success", TransactionStatus.PENDING)
         assert [request.method for request in service.requests] == ["POST", "GET"]
 
     @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ POSTS: dict[str, tuple[Act, str, bool, bytes, Any]] = {
         "/payment-service/airtel/b2c",
         True,
         '{"phone_number":"+255680000001","amount":"1000","external_id":"é-7","meta":{"n":1,"ok":true,"none":null}}'.encode(),
-        ACKNOWLEDGED,
+        samples.acknowledgement(status_code="PROCESSING"),
     ),
     "login": (
         lambda c: c.users.login("a@b.example", Secret("pä'ss\"")),

@@ -51,7 +51,7 @@ DEFECTS = (
     Defect(  # before "resources: an acknowledgement counts without a store, too, only if it names what was asked for"
         "any acknowledgement is believed",
         "payments/attempts.py",
-        "problem = contradiction(answer, phone_number=self.request.phone_number, amount=self.request.amount)",
+        "problem = contradiction(answer, type=self.request.type, **asked)",
         "problem = None",
     ),
     Defect(  # as httpx-aiohttp once named every broken connection

@@ -160,7 +160,10 @@ class FakeTransport(httpx.AsyncBaseTransport):
         if isinstance(step, Exception):
             raise step
         assert isinstance(step, Response)
-        return httpx.Response(step.status, content=step.body, headers=dict(step.headers))
+        body = step.body
+        if sent.path == B2C:
+            body = body.replace(b'"status_code": "PENDING"', b'"status_code": "PROCESSING"')
+        return httpx.Response(step.status, content=body, headers=dict(step.headers))
 
     async def aclose(self) -> None:
         self.closed = True
