@@ -11,10 +11,13 @@ import math
 import re
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Final, NoReturn, SupportsIndex
+from typing import Any, Final, NoReturn, SupportsIndex, TypeVar
 
 from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.redaction import without_secrets
 from mobilemoney_async.text import printable
+
+T = TypeVar("T")
 
 # Of the national numbering plan: nine digits, of which those of mobile phones begin with 6 or 7.
 _TANZANIAN = re.compile(r"(?:\+?255|0)?([67][0-9]{8})", re.ASCII)
@@ -30,14 +33,8 @@ _FORMULA_INSIDE = re.compile(f';([\\s"]*[{re.escape("".join(_FORMULA))}])')
 _SIGNED = re.compile(r"[+-][0-9.…]+", re.ASCII)
 _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
-# Patterns that clean error texts, linear in any text: quantifiers are possessive, and words are read from their start.
 # Uncompiled: `re` compiles them at the first error, and keeps them.
-_FIELD_TO_HIDE = (
-    r"""(?i)(?<![\w-])((?=[\w-]*?(?:passw|pwd|token|secret|otp|pin|authorization|bearer))[\w-]++[\\"']*+"""
-    r"""(?:\s*+[:=>]++\s*+(?:(?:bearer|basic|token)\s++)?+|\s++(?:is\s++)?+(?=\S*\d)))"""
-    r"""(\\++"(?:[^\\]|\\++(?!"))*+(?:\\++")?|"(?:[^"\\]|\\.)*+"?|'[^']*+'?|[^\s,;&}<]++)"""
-)
-_LONG_WORD = r"(?a)[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+"  # by the latter a JWT begins
+_LONG_WORD = r"(?a)(?<![\w\-.~+/=])(?!//)[\w\-.~+/=]{24,}+|\beyJ[\w\-.~+/=]{9,}+"  # by the latter a JWT begins
 # Nine digits with any separators, or six with spaces and hyphens. What is masked already stays as it is.
 _NUMBER = r"\+?\d(?:(?:(?:[^\w…]|_){0,3}+\d){8,}+|(?:[ \-]*+\d){6,}+|(?:[ \-]*+\d){5}+(?!…))"
 # Without dots, which tokens have.
@@ -99,7 +96,39 @@ class HiddenText(str):
         return "'…'"
 
 
+class PhoneNumber(HiddenText):
+    """Phone number that a traceback with locals shows masked."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"'{mask_phone_number(self)}'"
+
+
+def hide(value: object) -> Any:
+    """Return an argument that may be private for the locals of a frame: a text that hides itself, else its type.
+
+    In the first statement of a function: whatever fails after it, a traceback with locals shows no argument.
+    """
+    return HiddenText(value) if isinstance(value, str) else value if isinstance(value, type) else type(value)
+
+
+def conceal(value: object) -> Any:
+    """Return an argument that should be a secret as one, or the type of what is none. Where to: see `hide`."""
+    return value if isinstance(value, Secret) else Secret(value) if isinstance(value, str) else _kind(value)
+
+
+def hide_text(value: T) -> T:
+    """Return an argument of any type, a text as one that hides itself. Where to: see `hide`."""
+    return HiddenText(value) if isinstance(value, str) else value  # type: ignore[return-value]
+
+
 _UNSHOWN: Final = object()
+
+
+def _kind(value: object) -> type:
+    """Return the type of an argument of `conceal`."""
+    return value if isinstance(value, type) else str if isinstance(value, Secret) else type(value)
 
 
 def refuse(argument: str, accepted: str, value: object = _UNSHOWN, advice: str = "") -> InvalidRequest:
@@ -128,7 +157,7 @@ def _shown(value: object) -> str:
 def url_shape(url: object) -> object:
     """Return the part of a refused URL that an error may show: the rest may hold a password."""
     if not isinstance(url, str) or "@" in url:
-        return type(url)
+        return str if isinstance(url, str) else type(url)
     scheme, separator, _ = url.partition("://")
     return f"{scheme}://…" if separator else url
 
@@ -148,6 +177,7 @@ def normalise_amount(amount: int | Decimal | str) -> str:
     Raises:
         InvalidRequest: It is something else.
     """
+    amount = hide_text(amount)  # it may be anything that a caller mixed up
     whole = _whole(amount)
     if whole is None:
         raise refuse("amount", "a positive whole number of TZS as int, Decimal or str, such as 15000", amount)
@@ -178,12 +208,19 @@ def normalise_phone_number(phone_number: str, *, argument: str = "phone_number")
     Raises:
         InvalidRequest: It is something else.
     """
-    compact = phone_number.replace(" ", "").replace("-", "") if isinstance(phone_number, str) else None
-    if compact is not None and _PHONE_NUMBER.fullmatch(compact):
-        return compact
-    accepted = "in international format, such as +255681234567"
-    shown = type(phone_number) if compact is None else mask_phone_number(compact)
-    raise refuse(argument, accepted, shown, "values.tanzanian() reads local numbers")
+    phone_number = hide(phone_number)
+    shown: object = phone_number
+    if isinstance(phone_number, str):
+        compact = PhoneNumber(phone_number.replace(" ", "").replace("-", ""))
+        if _PHONE_NUMBER.fullmatch(compact):
+            return compact
+        shown = mask_phone_number(compact)
+    raise refuse(
+        argument,
+        "in international format, such as +255681234567",
+        shown,
+        "values.tanzanian() reads local numbers",
+    )
 
 
 def tanzanian(phone_number: str) -> str:
@@ -199,12 +236,14 @@ def tanzanian(phone_number: str) -> str:
     Raises:
         InvalidRequest: It is something else, such as a landline, or a number of another country.
     """
-    compact = re.sub(r"[\s()-]", "", phone_number) if isinstance(phone_number, str) else ""
-    found = _TANZANIAN.fullmatch(compact)
-    if found is None:
-        shown = mask_phone_number(compact) if isinstance(phone_number, str) else type(phone_number)
-        raise refuse("phone_number", 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"', shown)
-    return f"+255{found[1]}"
+    phone_number = hide(phone_number)
+    shown: object = phone_number
+    if isinstance(phone_number, str):
+        compact = HiddenText(re.sub(r"[\s()-]", "", phone_number))
+        if found := _TANZANIAN.fullmatch(compact):
+            return f"+255{found[1]}"
+        shown = mask_phone_number(compact)
+    raise refuse("phone_number", 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"', shown)
 
 
 def mask_phone_number(phone_number: str) -> str:
@@ -224,13 +263,13 @@ def redact(text: str, limit: int = 200) -> str:
         limit: The greatest length of the result, characters.
     """
     text = printable(text[: 8 * limit], 8 * limit)
-    # Fields before decoding too: a decoded quotation mark may end a text too early.
-    text = re.sub(_ESCAPE, _unescape, re.sub(_FIELD_TO_HIDE, r"\1[redacted]", text))
+    # Secrets before decoding too: a decoded quotation mark may end a text too early.
+    text = re.sub(_ESCAPE, _unescape, without_secrets(text))
     if not text.isascii():  # the digits of all scripts, raised and encircled ones too; and letters of full width
         from unicodedata import digit, normalize
 
         text = "".join(str(digit(each, each if each == "…" else normalize("NFKC", each))) for each in text)
-    text = re.sub(_FIELD_TO_HIDE, r"\1[redacted]", printable(text, 8 * limit))
+    text = without_secrets(printable(text, 8 * limit))
     text = re.sub(_LONG_WORD, "[redacted]", text)
     return printable(re.sub(_NUMBER, _mask_match, text), limit)
 
@@ -254,6 +293,16 @@ def require_text(argument: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise refuse(argument, "a str that is not blank", value if isinstance(value, str) else type(value))
     if not can_encode(value):
+        raise refuse(argument, "a str without lone surrogates: UTF-8 has none")
+    return value
+
+
+def require_secret(argument: str, value: object) -> Secret:
+    """Return a text that is not blank and can be encoded as a secret, or raise `InvalidRequest`."""
+    value = conceal(value)
+    if not isinstance(value, Secret) or not value.reveal().strip():
+        raise refuse(argument, "a str that is not blank", _kind(value))
+    if not can_encode(value.reveal()):
         raise refuse(argument, "a str without lone surrogates: UTF-8 has none")
     return value
 
@@ -330,10 +379,10 @@ def require_date(argument: str, value: object) -> date:
 
 def require_bearer(argument: str, value: object) -> Secret:
     """Return a token fit for the Authorization header, as a secret, or raise `InvalidRequest`."""
-    secret = value if isinstance(value, Secret) else Secret(value) if isinstance(value, str) else None
-    if secret is None or not _HEADER_TOKEN.fullmatch(secret.reveal()):
-        raise refuse(argument, "a token of visible ASCII characters, as a str", type(value))
-    return secret
+    value = conceal(value)
+    if not isinstance(value, Secret) or not _HEADER_TOKEN.fullmatch(value.reveal()):
+        raise refuse(argument, "a token of visible ASCII characters, as a str", _kind(value))
+    return value
 
 
 def csv_cell(text: str) -> str:

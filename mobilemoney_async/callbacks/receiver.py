@@ -24,6 +24,7 @@ import attrs
 from mobilemoney_async.callbacks.names import MAX_BODY, MAX_CANDIDATES, candidates
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.errors import InvalidRequest
+from mobilemoney_async.redaction import names_secret
 from mobilemoney_async.values import Secret, redact, refuse, require_integer, require_text
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
@@ -38,7 +39,6 @@ _SECRET_LENGTH = 16
 # `find` may ask a database: so many times at once, and once more a second.
 _FINDS = 5.0
 
-_HIDDEN_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 Headers: TypeAlias = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
 """Headers as frameworks have them: a mapping, or pairs, of text or bytes."""
@@ -278,7 +278,7 @@ class CallbackReceiver:
         if (old := self._kept.get(digest)) is not None:
             kept = attrs.evolve(old, times=old.times + 1)
         else:
-            hidden = {**headers, **dict.fromkeys(_HIDDEN_HEADERS & headers.keys(), "[redacted]")}
+            hidden = {**headers, **dict.fromkeys(filter(names_secret, headers), "[redacted]")}
             shown = {redact(name, 100): redact(value, 100) for name, value in islice(hidden.items(), _KEPT_HEADERS)}
             text = body[: 2 * _KEPT_TEXT].decode(errors="replace")
             kept = KeptCallback(body=redact(text, _KEPT_TEXT), headers=shown, size=len(body))
