@@ -30,13 +30,14 @@ from mobilemoney_async.calls.options import (
 from mobilemoney_async.calls.pipeline import Claim, Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
+from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.endpoints import Effect, undocumented
 from mobilemoney_async.contract.limits import Schedule
 from mobilemoney_async.errors import InvalidRequest
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from mobilemoney_async.resources.transactions import Transactions
 from mobilemoney_async.resources.users import Users
-from mobilemoney_async.values import refuse, require_seconds
+from mobilemoney_async.values import hide, refuse, require_seconds
 
 if TYPE_CHECKING:
     from mobilemoney_async.events import Handler
@@ -232,9 +233,11 @@ class AsyncClient:
         Raises:
             InvalidRequest: An argument is invalid.
         """
+        headers = Fields.of(extra_headers)
+        del extra_headers
         given = {"timeout": timeout, "deadline": deadline, "retry": retry}
         changes = {name: value for name, value in given.items() if not isinstance(value, _Unset)}
-        options = self._pipeline.options.changed(changes, extra_headers)
+        options = self._pipeline.options.changed(changes, headers)
         client = object.__new__(type(self))
         client._owns_wire = False
         client._store, client._is_attached = self._store, False
@@ -294,9 +297,11 @@ class AsyncClient:
             OutcomeUnknown: With the effect ``money``, as for a create.
             MobileMoneyError: The call failed; see `mobilemoney_async.errors`.
         """
+        path, query, fields = hide(path), Fields.of(params), Fields.of(json)
+        del params, json
         method, path = check_method(method), check_path(path)
-        if json is not None and not isinstance(json, Mapping):
-            raise refuse("json", "a mapping", json)
+        if fields.reveal() is not None and not isinstance(fields.reveal(), Mapping):
+            raise refuse("json", "a mapping", type(fields.reveal()))
         if effect is None:
             effect = Effect.READ if method in {"GET", "HEAD", "OPTIONS"} else Effect.MONEY
         try:
@@ -306,8 +311,8 @@ class AsyncClient:
         key = uuid.uuid4().hex if effect is Effect.MONEY else None
         return await self._pipeline.call(
             undocumented(method, path, effect),
-            query=check_params(params),
-            body=None if json is None else dict(json),
+            query=check_params(query),
+            body=None if fields.reveal() is None else Fields(dict(fields.reveal())),
             idempotency_key=key,
         )
 

@@ -15,8 +15,9 @@ import attrs
 from mobilemoney_async.calls.limiter import Limiter, RateLimiter
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.tokens import LoginAuth, TokenAuth, TokenSource
+from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.limits import check_seconds
-from mobilemoney_async.values import HiddenText, Secret, can_encode, refuse
+from mobilemoney_async.values import HiddenText, Secret, can_encode, conceal, hide_text, refuse
 
 P = ParamSpec("P")
 
@@ -54,9 +55,11 @@ class Options:
     retry: RetryPolicy = attrs.field(validator=_check_retry)
     headers: Mapping[str, str]
 
-    def changed(self, changes: Mapping[str, Any], extra_headers: Mapping[str, str] | None) -> Options:
-        """Return the options with changes, and with more headers."""
-        headers = self.headers if extra_headers is None else _merge(self.headers, _check_headers(extra_headers))
+    def changed(self, changes: Mapping[str, Any], extra_headers: Fields) -> Options:
+        """Return the options with changes, and with more headers, if any."""
+        headers = self.headers
+        if extra_headers.reveal() is not None:
+            headers = _merge(headers, _check_headers(extra_headers))
         return attrs.evolve(self, **changes, headers=headers)
 
 
@@ -72,10 +75,18 @@ def allow_no_auth(init: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(init)
     def checked(*args: P.args, **options: P.kwargs) -> None:
-        options.setdefault("auth", None)
+        # Here, in the first frame that has it: a traceback with locals shows no secret of a wrong argument.
+        options["auth"] = _concealed(options.get("auth"))
+        options["store"] = hide_text(options.get("store"))
         init(*args, **options)
 
     return checked
+
+
+def _concealed(auth: Any) -> Any:
+    if isinstance(auth, tuple) and len(auth) == 2:
+        return auth[0], conceal(auth[1])
+    return conceal(auth) if isinstance(auth, str) else auth
 
 
 def check_auth(auth: Auth) -> TokenSource:
@@ -112,16 +123,19 @@ def check_path(path: str) -> str:
     return path
 
 
-def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def _check_headers(headers: Fields) -> dict[str, str]:
     """Return headers that hide their values, or refuse those that cannot be sent or that the client sets itself."""
-    if not isinstance(headers, Mapping):
-        raise refuse("extra_headers", "a mapping of str to str", type(headers))
-    for name, value in headers.items():
-        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name) or name.lower() in _OUR_HEADERS:
-            raise refuse("extra_headers", f"valid header names other than {', '.join(sorted(_OUR_HEADERS))}")
-        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise refuse("extra_headers", "a mapping to values of visible ASCII characters")
-    return {name: HiddenText(value) for name, value in headers.items()}
+    if not isinstance(headers.reveal(), Mapping):
+        raise refuse("extra_headers", "a mapping of str to str", type(headers.reveal()))
+    if not all(map(_is_name, headers.reveal())):
+        raise refuse("extra_headers", f"valid header names other than {', '.join(sorted(_OUR_HEADERS))}")
+    if not all(isinstance(value, str) and _HEADER_VALUE.fullmatch(value) for value in headers.reveal().values()):
+        raise refuse("extra_headers", "a mapping to values of visible ASCII characters")
+    return {name: HiddenText(value) for name, value in headers.reveal().items()}
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and bool(_HEADER_NAME.fullmatch(name)) and name.lower() not in _OUR_HEADERS
 
 
 def _merge(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
@@ -130,12 +144,12 @@ def _merge(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
     return {**{name: value for name, value in old.items() if name.lower() not in replaced}, **new}
 
 
-def check_params(params: Mapping[str, str | int] | None) -> dict[str, str | int]:
-    """Return the parameters of a query string, or refuse them."""
-    if params is None:
+def check_params(params: Fields) -> dict[str, str | int]:
+    """Return the parameters of a query string, which hide themselves, or refuse them."""
+    if params.reveal() is None:
         return {}
-    if isinstance(params, Mapping) and all(_is_parameter(name, value) for name, value in params.items()):
-        return dict(params)
+    if isinstance(params.reveal(), Mapping) and all(_is_parameter(*each) for each in params.reveal().items()):
+        return {name: HiddenText(f"{value}") for name, value in params.reveal().items()}
     raise refuse("params", "a mapping of str to str or int, all of which can be encoded")
 
 

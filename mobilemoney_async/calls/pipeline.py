@@ -21,7 +21,7 @@ from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
 from mobilemoney_async.calls.tokens import Suspicions, TokenSource
 from mobilemoney_async.calls.transport import Wire
 from mobilemoney_async.calls.transport_errors import Flight
-from mobilemoney_async.contract.codec import Content, encode
+from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer, read_answer
 from mobilemoney_async.contract.models import LoginResult, PageAnswer, Transaction
@@ -171,7 +171,7 @@ class Pipeline:
         *,
         identifiers: Mapping[str, str] | None = None,
         query: Mapping[str, str | int] | None = None,
-        body: dict[str, Any] | None = None,
+        body: dict[str, Any] | Fields | None = None,
         lane: Priority | None = None,
         idempotency_key: str | None = None,
         recorder: AttemptRecorder | None = None,
@@ -193,19 +193,20 @@ class Pipeline:
             MobileMoneyError: By the retry table of `calls.retry`. If the call is cancelled, a request that was
                 on its way may have been processed.
         """
+        fields = None if body is None else Fields.of(body)
+        del body  # it may hold a phone number, which a traceback with locals would show
         self.wire.check_open()
         self.wire.prepare()
         call = _Call(
             endpoint=endpoint,
-            target=endpoint.target(identifiers or {}, query or {}),
-            content=None if body is None else encode("json", body),
+            target=HiddenText(endpoint.target(identifiers or {}, query or {})),
+            content=None if fields is None else encode("json", fields),
             lane=endpoint.lane if lane is None else lane,
-            asked={**(identifiers or {}), **(query or {}), **(body or {})},
+            asked={**(identifiers or {}), **(query or {}), **({} if fields is None else fields.reveal())},
             idempotency_key=idempotency_key,
             recorder=recorder,
             facts=facts,
         )
-        del body  # it may hold a phone number, which a traceback with locals would show
         try:
             async with self.wire.in_use():
                 answer: T = await self._within_deadline(call)

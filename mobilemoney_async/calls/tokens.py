@@ -18,7 +18,7 @@ import attrs
 from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.errors import MobileMoneyError
-from mobilemoney_async.values import Secret, refuse, require_bearer, require_text
+from mobilemoney_async.values import Secret, conceal, require_bearer, require_secret, require_text
 
 if TYPE_CHECKING:
     from mobilemoney_async.calls.logins import LoginState
@@ -97,11 +97,7 @@ class Suspicions:
         source.rejected(token, replacement=is_replacement)
 
 
-def _to_bearer(value: str | Secret) -> Secret:
-    return require_bearer("auth", value)
-
-
-@attrs.frozen
+@attrs.frozen(init=False)
 class TokenAuth:
     """Issued token, which cannot be renewed.
 
@@ -112,7 +108,11 @@ class TokenAuth:
         InvalidRequest: It is not a token.
     """
 
-    value: Secret = attrs.field(converter=_to_bearer)
+    value: Secret
+
+    def __init__(self, value: str | Secret) -> None:
+        value = conceal(value)  # here: the constructor that attrs writes has a frame too
+        self.__attrs_init__(require_bearer("auth", value))
 
     async def token(self, login: Login) -> Secret:
         """Return the token."""
@@ -143,10 +143,9 @@ class LoginAuth:
     """
 
     def __init__(self, email: str, password: str | Secret) -> None:
+        password = conceal(password)
         self._email = require_text("email", email)
-        self._password = password if isinstance(password, Secret) else Secret(require_text("password", password))
-        if not self._password:
-            raise refuse("password", "a str that is not empty")
+        self._password = require_secret("password", password)
         # Here: only programs that log in pay for importing it.
         from mobilemoney_async.calls.logins import LoginState
 

@@ -1,7 +1,8 @@
 """Wire: sends one request through httpx, and maps every failure to one of our errors.
 
-Invariant: nothing but a `MobileMoneyError` leaves `Wire.send`, cancellation aside. Whatever is answered, no more than
-1 MiB of it is read, and no more is made of it by decompression.
+Invariant: nothing but a `MobileMoneyError` leaves `Wire.send`, cancellation and the like aside, and nothing at all
+leaves it with the frames below: those of the libraries hold the token, or a part of an answer. Whatever is answered, no
+more than 1 MiB of it is read, and no more is made of it by decompression.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 
-from mobilemoney_async.calls.transport_errors import Flight, library, map_error, without_text
+from mobilemoney_async.calls.transport_errors import Flight, library, map_error
 from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp, route
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError
-from mobilemoney_async.values import refuse
+from mobilemoney_async.tracebacks import without_frames
+from mobilemoney_async.values import HiddenText, refuse
 
 T = TypeVar("T")
 
@@ -360,16 +362,19 @@ class Wire:
             TransportError: No whole answer came back.
             MobileMoneyError: By `read`.
         """
+        outer = sys.exception()  # of the caller's, who may pay in an `except` clause
         try:
-            url = self.base_url + target
+            url = HiddenText(self.base_url + target)
             return await self._sender.send(
                 method, url, headers=dict(headers), content=content, timeout=timeout, flight=flight, read=read
             )
-        except MobileMoneyError:
-            raise
-        except Exception as exc:  # noqa: BLE001 (a table maps them)
+        except BaseException as exc:
+            if isinstance(exc, MobileMoneyError) or not isinstance(exc, Exception):
+                without_frames(exc, outer)
+                raise
             peer = route(self.base_url) if self._has_own_pool else urlsplit(self.base_url).netloc
-            failed, cause = map_error(exc, flight, peer), without_text(exc, set())
+            failed = map_error(exc, flight, peer)
+            cause = without_frames(exc, outer)
         # Outside: what is left of the cause must not come back as the context.
         raise failed from cause
 

@@ -1,4 +1,4 @@
-"""Failures of a transport: what they prove about a request, and what a traceback may show of them.
+"""Failures of a transport: what they prove about a request.
 
 Whether a request was *provably not sent* is decided here, by one table of exceptions and one veto: once a transport
 other than httpx's own pool has begun to read the body, the service may have it. On transports of our own making the
@@ -12,7 +12,6 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 
 import attrs
 
@@ -166,33 +165,6 @@ def _library_errors(exc: BaseException) -> list[BaseException]:
     while (cause := chain[-1].__cause__) is not None and library(type(cause)) in _LIBRARIES and cause not in chain:
         chain.append(cause)
     return chain
-
-
-def without_text(exc: BaseException | None, seen: set[int]) -> BaseException | None:
-    """Return an exception for a traceback: it and its causes without their texts, which may quote an answer.
-
-    And without the libraries' frames, whose locals may hold the token. Those of the operating system stay as they are.
-    One that still shows a text is left out, with its causes.
-    """
-    if exc is None or id(exc) in seen:
-        return None
-    seen.add(id(exc))
-    cause, context, is_suppressed = exc.__cause__, exc.__context__, exc.__suppress_context__
-    inside = exc.exceptions if isinstance(exc, BaseExceptionGroup) else ()
-    if inside:
-        if None in [without_text(each, seen) for each in inside]:
-            return None
-    elif not (isinstance(exc, ssl.SSLError) or (isinstance(exc, OSError) and exc.errno is not None)):
-        exc.args = ()
-        with suppress(Exception):  # without its arguments, a class of its own may have no text
-            if str(exc):
-                return None
-    with suppress(AttributeError):
-        del exc.__notes__
-    exc.__traceback__ = None
-    exc.__cause__, exc.__context__ = without_text(cause, seen), without_text(context, seen)
-    exc.__suppress_context__ = is_suppressed
-    return exc
 
 
 def _is_not_sent(exc: BaseException) -> bool:

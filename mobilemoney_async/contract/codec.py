@@ -24,7 +24,7 @@ from mobilemoney_async.contract.numeric_ids import NumericPage
 from mobilemoney_async.contract.plain import DecodeError, OddNumber
 from mobilemoney_async.contract.side_fields import ANSWERS, note
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import Secret, refuse
+from mobilemoney_async.values import PhoneNumber, Secret, refuse
 
 T = TypeVar("T")
 
@@ -199,6 +199,31 @@ def _has_odd_text(body: bytes, *, is_own: bool) -> bool:
     return any(odd.search(body) for odd in _ODD_MONEY) or (b"\\" in body and _ESCAPED.search(body) is not None)
 
 
+class Fields:
+    """Fields of a request that show nothing of themselves, also to those who look into mappings.
+
+    Args:
+        fields: A mapping, or anything that a caller gave for one.
+    """
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Any) -> None:
+        self._fields = fields
+
+    @classmethod
+    def of(cls, fields: Any) -> Fields:
+        """Return fields as they are, or as `Fields`."""
+        return fields if isinstance(fields, Fields) else cls(fields)
+
+    def reveal(self) -> Any:
+        """Return the mapping. Keep it out of variables."""
+        return self._fields
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+
 class Content(bytes):
     """A request body that does not show itself: it may hold a password or a phone number."""
 
@@ -206,40 +231,46 @@ class Content(bytes):
         return f"<{len(self)} bytes>"
 
 
-def encode(argument: str, body: dict[str, Any]) -> Content:
+def encode(argument: str, body: dict[str, Any] | Fields) -> Content:
     """Return a request body of plain JSON values and secrets as JSON.
 
     Raises:
         InvalidRequest: It holds a float, which may be money, or a value that JSON does not have; names `argument`.
     """
-    _check_plain(argument, body)
-    try:
-        return Content(msgspec.json.encode(body, enc_hook=_reveal))
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError, UnicodeEncodeError) as exc:
-        raise refuse(argument, "plain JSON values with str keys") from exc
+    fields = Fields.of(body)
+    del body
+    refusal = _refusal(argument, fields.reveal())
+    if refusal is None:
+        with suppress(TypeError, ValueError, RecursionError, msgspec.MsgspecError, UnicodeEncodeError):
+            return Content(msgspec.json.encode(fields.reveal(), enc_hook=_reveal))
+        refusal = refuse(argument, "plain JSON values with str keys")
+    # Only here: no other frame of the error holds a part of the body.
+    raise refusal
 
 
 def _reveal(value: Any) -> str:
     if isinstance(value, Secret):
         return value.reveal()
+    if isinstance(value, PhoneNumber):
+        return str(value)
     raise TypeError("not JSON")
 
 
-def _check_plain(argument: str, value: Any, depth: int = 0) -> None:
-    """Refuse floats, and values that JSON does not have, also those that msgspec would convert."""
+def _refusal(argument: str, value: Any, depth: int = 0) -> InvalidRequest | None:
+    """Return the error for a float, or for a value that JSON does not have, also one that msgspec would convert."""
     if isinstance(value, float):
-        raise InvalidRequest(
+        return InvalidRequest(
             f"{argument} must not hold a float, since it may be money: send a str or an int", argument=argument
         )
     if depth > 64:
-        raise refuse(argument, "plain JSON values, nested 64 deep at most")
+        return refuse(argument, "plain JSON values, nested 64 deep at most")
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         inside: Iterable[Any] = value.values()
     elif isinstance(value, list | tuple):
         inside = value
     elif value is None or isinstance(value, str | int | Decimal | Secret):
-        return
+        return None
     else:
-        raise refuse(argument, "plain JSON values with str keys")
-    for item in inside:
-        _check_plain(argument, item, depth + 1)
+        return refuse(argument, "plain JSON values with str keys")
+    refusals = (_refusal(argument, item, depth + 1) for item in inside)
+    return next(filter(None, refusals), None)

@@ -17,7 +17,7 @@ import hmac
 import os
 from typing import Any
 
-from mobilemoney_async.values import Secret, missing_extra, refuse, require_bearer
+from mobilemoney_async.values import HiddenText, Secret, hide_text, missing_extra, refuse, require_bearer
 
 _SHORTEST_KEY = 16
 _CLEAR, _ENCRYPTED = "clear", "aesgcm"
@@ -36,6 +36,7 @@ class TokenCipher:
     """
 
     def __init__(self, account: str, key: str | bytes | Secret | None = None) -> None:
+        key = hide_text(key)
         self._account = account
         self._key = None if key is None else _key_bytes(key)
         self._aead: Any = None if key is None else _aead()
@@ -110,8 +111,7 @@ def _join(purpose: str, *texts: str) -> bytes:
 
 
 def _key_bytes(key: object) -> bytes:
-    if isinstance(key, Secret):
-        key = key.reveal()
+    key = HiddenText(key.reveal()) if isinstance(key, Secret) else hide_text(key)
     if not isinstance(key, str | bytes) or len(key) < _SHORTEST_KEY:
         raise refuse("key", f"a str or bytes of at least {_SHORTEST_KEY} characters")
     # The digits of bytes: every stored token was encrypted with these.

@@ -39,6 +39,7 @@ from mobilemoney_async.database.url import (
     readable_files,
 )
 from mobilemoney_async.errors import MobileMoneyError, StoreError
+from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import redact
 
 T = TypeVar("T")
@@ -223,7 +224,7 @@ class Database:
                     finally:
                         transaction.rollback()
             except (sa.exc.SQLAlchemyError, OSError) as exc:
-                raise self._failed(exc) from None
+                raise self._failed_alone(exc) from None
             finally:
                 engine.dispose()
 
@@ -253,6 +254,15 @@ class Database:
         if self.file is not None:
             said += f" ({': '.join(filter(None, [str(self.file), obstacle(self.file)]))})"
         return StoreError(said, outcome="not_sent")
+
+    def _failed_alone(self, exc: Exception) -> StoreError:
+        """Return our error for one of the database, which is its context then, but shows nothing any more.
+
+        A driver quotes the values of a row, phone numbers among them, and its frames hold the password of the database.
+        """
+        failed = self._failed(exc)
+        without_frames(exc)
+        return failed
 
     async def _in_ready_thread(self, work: Callable[[float], T]) -> T:
         """Run work in a thread, once the tables are prepared; it gets the time until which it may wait for locks."""
@@ -284,7 +294,7 @@ class Database:
         try:
             pooled = self._ready_engine(until).raw_connection()
         except (sa.exc.SQLAlchemyError, OSError) as exc:
-            raise self._failed(exc) from None
+            raise self._failed_alone(exc) from None
         driver: Any = pooled.driver_connection
         pooled.detach()  # the pool may open another one in its place
         try:
@@ -292,7 +302,7 @@ class Database:
             driver.execute(statement)
         except Exception as exc:  # noqa: BLE001 (the driver's own)
             driver.close()
-            raise self._failed(exc) from None
+            raise self._failed_alone(exc) from None
         return driver
 
     def _transact(self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float) -> T:
@@ -306,13 +316,14 @@ class Database:
                 if has_stood_still(exc) and not was_stopped:
                     was_stopped, until = True, time.monotonic() + _QUEUE
                 elif not is_conflict(exc) or time.monotonic() > until:
-                    # Not as the cause: a driver quotes the values of a row in its errors, phone numbers among them.
-                    raise self._failed(exc) from None
-            except MobileMoneyError:
+                    raise self._failed_alone(exc) from None
+            except MobileMoneyError as exc:
+                without_frames(exc)  # they hold rows
                 raise
             except (ValueError, TypeError, ArithmeticError, RecursionError) as exc:
                 # A row that was edited: SQLite keeps any text as a time. Not as the cause, as above.
                 said = f"the store holds a row that cannot be read ({type(exc).__name__})"
+                without_frames(exc)
                 raise StoreError(said, outcome="not_sent") from None
             time.sleep(random.uniform(0, _CONFLICT_PAUSE))  # noqa: S311 (no secret)
 
@@ -394,7 +405,7 @@ class Database:
                 return False
             self._is_prepared = True
         except (sa.exc.SQLAlchemyError, OSError) as exc:
-            raise self._failed(exc) from None
+            raise self._failed_alone(exc) from None
         finally:
             self._preparing.release()
         return True

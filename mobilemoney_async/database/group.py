@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.database.url import has_stood_still, is_conflict, is_locked
 from mobilemoney_async.errors import MobileMoneyError, StoreError
+from mobilemoney_async.tracebacks import without_frames
 
 MOST_TOGETHER = 32
 """Pieces of work in one transaction: with more, each would wait longer for its own result than for the disk."""
@@ -189,6 +190,7 @@ def _run(
             try:
                 piece.result = piece.work(connection)
             except MobileMoneyError as exc:
+                without_frames(exc)  # they hold rows
                 if writes:
                     raise  # what it has written is rolled back, with the work of the others
                 piece.error = exc

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.values import can_encode, missing_extra, refuse, url_shape
+from mobilemoney_async.values import can_encode, hide_text, missing_extra, refuse, url_shape
 
 PATIENCE = 10
 """Seconds for which a transaction waits for a lock, and PostgreSQL for one statement."""
@@ -61,21 +61,24 @@ def read_url(url: object) -> sa.URL:
     Raises:
         InvalidRequest: It is no URL of a store, or needs an extra.
     """
+    url = hide_text(url)
     if not isinstance(url, str) or not can_encode(url):
-        raise refuse("url", _ACCEPTS, type(url))
-    try:
+        raise refuse("url", _ACCEPTS, str if isinstance(url, str) else type(url))
+    driver, read = "", None
+    with suppress(Exception):  # any error of SQLAlchemy's; it may quote a password
         read = make_url(url)
         read.get_backend_name()
-    except Exception:  # noqa: BLE001 (any error of SQLAlchemy's; it may quote a password)
-        raise refuse("url", _ACCEPTS, url_shape(url)) from None
+        driver = read.drivername
     # Another driver is asked for with a reason, encryption say.
-    if read.drivername in {"sqlite", "sqlite+pysqlite"}:
+    if read is not None and driver in {"sqlite", "sqlite+pysqlite"}:
         return _read_file(read)
-    if read.drivername not in {"postgresql", "postgresql+psycopg"}:
+    if read is None or driver not in {"postgresql", "postgresql+psycopg"}:
+        del read  # a tuple, with the password in it
         raise refuse("url", _ACCEPTS, url_shape(url))
     try:
         import psycopg  # noqa: F401 (here, since only PostgreSQL needs it)
     except ImportError as exc:
+        del read
         raise missing_extra("url", "postgres") from exc
     return read.set(drivername="postgresql+psycopg")
 

@@ -28,7 +28,7 @@ import attrs
 import msgspec
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
-from mobilemoney_async.contract.codec import encode
+from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Endpoint, type_created
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType
@@ -105,7 +105,7 @@ class IdempotentCreates:
     async def create(
         self,
         endpoint: Endpoint[Acknowledgement],
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | Fields,
         *,
         idempotency_key: str,
         on_sending: Callable[[], object] | None = None,
@@ -124,6 +124,7 @@ class IdempotentCreates:
             MobileMoneyError: As of the pipeline. If the call is cancelled, the store has the result, or keeps the
                 payment as unknown.
         """
+        body = Fields.of(body)
         request = payment_request(type_created(endpoint), body, idempotency_key)
         progress = _Progress(on_sending=on_sending, asked_at=None if from_queue else self._pipeline.utcnow())
         with anyio.move_on_after(self._deadline):
@@ -149,7 +150,7 @@ class IdempotentCreates:
         ) from late
 
     async def _create(
-        self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], request: PaymentRequest, progress: _Progress
+        self, endpoint: Endpoint[Acknowledgement], body: Fields, request: PaymentRequest, progress: _Progress
     ) -> Acknowledgement:
         kind = (request.type, request.phone_number, request.amount)
         async with AsyncExitStack() as locks:
@@ -172,7 +173,7 @@ class IdempotentCreates:
                 )
                 try:
                     return await self._pipeline.call(
-                        endpoint, body=dict(body), idempotency_key=request.key, recorder=attempts
+                        endpoint, body=body, idempotency_key=request.key, recorder=attempts
                     )
                 except KeyTakenError:
                     progress.attempts, progress.is_waiting = None, True
@@ -306,12 +307,13 @@ class IdempotentCreates:
         return await self._store.read(look, joins=request.key)
 
 
-def payment_request(kind: TransactionType, body: Mapping[str, Any], key: str) -> PaymentRequest:
+def payment_request(kind: TransactionType, body: Mapping[str, Any] | Fields, key: str) -> PaymentRequest:
     """Return the payment that a request's body asks for."""
-    extra = {name: value for name, value in body.items() if name not in {"phone_number", "amount"}}
+    body = Fields.of(body)
+    extra = Fields({name: each for name, each in body.reveal().items() if name not in {"phone_number", "amount"}})
     digest = ""
-    if extra:
-        plain = msgspec.json.encode(msgspec.json.decode(encode("extra", extra)), order="deterministic")
+    if extra.reveal():
+        plain = Content(msgspec.json.encode(msgspec.json.decode(encode("extra", extra)), order="deterministic"))
         digest = hashlib.sha256(plain).hexdigest()
     return PaymentRequest(
         key=key,
@@ -319,7 +321,7 @@ def payment_request(kind: TransactionType, body: Mapping[str, Any], key: str) ->
         phone_number=body["phone_number"],
         amount=body["amount"],
         extra_digest=digest,
-        external_id=valid_name(extra.get("external_id")),
+        external_id=valid_name(extra.reveal().get("external_id")),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from mobilemoney_async.contract.codec import encode
+from mobilemoney_async.contract.codec import Fields, encode
 from mobilemoney_async.contract.states import TransactionType, require_type
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
@@ -38,7 +38,7 @@ from mobilemoney_async.payments.records import (
     move,
 )
 from mobilemoney_async.resources.creates import create_body
-from mobilemoney_async.values import refuse, require_integer, require_name
+from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_name
 
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 
@@ -79,7 +79,7 @@ def read_order(
     phone_number: str,
     amount: int | Decimal | str,
     idempotency_key: str,
-    extra: Mapping[str, Any] | None,
+    extra: Mapping[str, Any] | Fields | None,
     not_before: datetime | timedelta | None,
     not_after: datetime | timedelta | None,
     priority: int,
@@ -90,14 +90,17 @@ def read_order(
     Raises:
         InvalidRequest: An argument is invalid.
     """
+    number, amount = hide(phone_number), hide_text(amount)
+    fields = None if extra is None else Fields.of(extra)
+    del phone_number, extra
     key = require_name("idempotency_key", idempotency_key)
     kind = require_type(type)
     begin, end = _read_time("not_before", not_before, now), _read_time("not_after", not_after, now)
     place = require_integer("priority", priority, -_MOST_PRIORITY)
     if place > _MOST_PRIORITY:
         raise refuse("priority", f"at most {_MOST_PRIORITY:,}", priority)
-    body = create_body(phone_number, amount, extra)
-    text = None if not extra else encode("extra", dict(extra)).decode()
+    body = create_body(number, amount, fields)
+    text = None if fields is None or not fields.reveal() else HiddenText(encode("extra", fields).decode())
     return payment_request(kind, body, key), QueueOptions(extra=text, not_before=begin, not_after=end, priority=place)
 
 

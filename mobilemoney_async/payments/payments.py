@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
 from mobilemoney_async.contract.states import TransactionType, require_type
 from mobilemoney_async.errors import StoreError
@@ -41,6 +42,8 @@ from mobilemoney_async.payments.records import (
 from mobilemoney_async.payments.recovery import Recovery
 from mobilemoney_async.payments.unclaimed import explain_unclaimed, find_unclaimed
 from mobilemoney_async.values import (
+    hide,
+    hide_text,
     normalise_phone_number,
     refuse,
     require_identifier,
@@ -206,6 +209,9 @@ class PaymentBook:
 
         A cancelled call may have recorded it.
         """
+        phone_number, amount = hide(phone_number), hide_text(amount)
+        fields = None if extra is None else Fields.of(extra)
+        del extra
         await self._store.database.open()
         now = self._utcnow()
         order = read_order(
@@ -213,7 +219,7 @@ class PaymentBook:
             phone_number=phone_number,
             amount=amount,
             idempotency_key=idempotency_key,
-            extra=extra,
+            extra=fields,
             not_before=not_before,
             not_after=not_after,
             priority=priority,

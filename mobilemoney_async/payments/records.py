@@ -177,7 +177,7 @@ class PaymentRequest:
     phone_number: str = attrs.field(repr=mask_phone_number)
     amount: str
     extra_digest: str = ""
-    external_id: str | None = None
+    external_id: str | None = attrs.field(default=None, repr=False)
 
 
 @attrs.frozen(kw_only=True)

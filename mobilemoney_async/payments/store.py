@@ -11,9 +11,19 @@ from weakref import WeakValueDictionary
 
 import attrs
 
+from mobilemoney_async.contract.codec import Content, Fields
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.errors import InvalidRequest
-from mobilemoney_async.values import Secret, missing_extra, refuse, require_name, require_seconds
+from mobilemoney_async.values import (
+    Secret,
+    conceal,
+    hide,
+    hide_text,
+    missing_extra,
+    refuse,
+    require_name,
+    require_seconds,
+)
 
 if TYPE_CHECKING:
     from mobilemoney_async.payments.account_store import AccountStore
@@ -61,6 +71,8 @@ class SQLStore:
         sole_writer: bool | None = None,
         keep_changes: float = 90,
     ) -> None:
+        url = hide_text(url)
+        key = Content(key) if isinstance(key, bytes) else None if key is None else conceal(key)
         self.account: str = require_name("account", account)
         self.grace: float = require_seconds("grace", grace, allow_zero=True)
         if not isinstance(resend_absent_collections, bool):
@@ -160,6 +172,9 @@ class SQLStore:
         from mobilemoney_async.payments.journal import Journal
         from mobilemoney_async.payments.outbox import enqueue, read_order
 
+        phone_number, amount = hide(phone_number), hide_text(amount)
+        fields = None if extra is None else Fields.of(extra)
+        del extra
         database = self._parts.database
         now = database.wall_clock.utcnow()
         order = read_order(
@@ -167,7 +182,7 @@ class SQLStore:
             phone_number=phone_number,
             amount=amount,
             idempotency_key=idempotency_key,
-            extra=extra,
+            extra=fields,
             not_before=not_before,
             not_after=not_after,
             priority=priority,
@@ -187,6 +202,7 @@ class SQLStore:
 
 def as_store(store: SQLStore | str) -> SQLStore:
     """Return the store of an argument `store`, which may be its URL, or raise `InvalidRequest`."""
+    store = hide_text(store)
     if not isinstance(store, SQLStore | str):
         raise refuse("store", 'an SQLStore or a URL such as "sqlite:///payments.db"', type(store))
     try:

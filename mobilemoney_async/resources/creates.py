@@ -12,12 +12,20 @@ import anyio
 import attrs
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
-from mobilemoney_async.contract.codec import encode
+from mobilemoney_async.contract.codec import Fields, encode
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT, GET_TRANSACTION, Endpoint
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.contract.states import TransactionType, initial_status
 from mobilemoney_async.errors import InvalidRequest, MobileMoneyError, OutcomeUnknown
-from mobilemoney_async.values import normalise_amount, normalise_phone_number, refuse, require_name, shown_id
+from mobilemoney_async.values import (
+    hide,
+    hide_text,
+    normalise_amount,
+    normalise_phone_number,
+    refuse,
+    require_name,
+    shown_id,
+)
 
 # How far a transaction's time may be from that of its request, apart from a difference of the clocks.
 _SLACK = timedelta(seconds=60)
@@ -27,7 +35,7 @@ class IdempotentCreates(Protocol):
     """Creates that a store remembers by their keys."""
 
     async def create(
-        self, endpoint: Endpoint[Acknowledgement], body: Mapping[str, Any], *, idempotency_key: str
+        self, endpoint: Endpoint[Acknowledgement], body: Fields, *, idempotency_key: str
     ) -> Acknowledgement:
         """Make a payment once for its key."""
         ...
@@ -88,6 +96,9 @@ class _Creates:
                 answer cannot be recorded, `OutcomeUnknown` is raised, with this as its cause.) Either way the same key
                 is safe to use again.
         """
+        phone_number, amount = hide(phone_number), hide_text(amount)
+        fields = None if extra is None else Fields.of(extra)
+        del extra
         key = uuid.uuid4().hex if idempotency_key is None else require_name("idempotency_key", idempotency_key)
         if self._idempotent is None and idempotency_key is not None:
             raise InvalidRequest(
@@ -96,7 +107,7 @@ class _Creates:
                 argument="idempotency_key",
             )
         try:
-            body = create_body(phone_number, amount, extra)
+            body = create_body(phone_number, amount, fields)
             if self._idempotent is None:
                 answer = await self._create(body, key)
             else:
@@ -106,7 +117,7 @@ class _Creates:
             raise
         return attrs.evolve(answer, idempotency_key=key)
 
-    async def _create(self, body: Mapping[str, Any], key: str) -> Acknowledgement:
+    async def _create(self, body: Fields, key: str) -> Acknowledgement:
         """Make a payment without a store, and return an acknowledgement that names it.
 
         One that names something else may be another payment's: only the transaction of its id shows that.
@@ -116,7 +127,7 @@ class _Creates:
 
         asked: dict[str, str] = {"type": self._type, **{name: body[name] for name in ("phone_number", "amount")}}
         sent_at, began = self._pipeline.utcnow(), anyio.current_time()
-        answer = await self._pipeline.call(self._endpoint, body=dict(body), idempotency_key=key)
+        answer = await self._pipeline.call(self._endpoint, body=body, idempotency_key=key)
         problem = contradiction(answer, **asked)
         if problem is None:
             return answer
@@ -135,7 +146,7 @@ class _Creates:
                     return attrs.evolve(
                         answer,
                         amount=Decimal(asked["amount"]),
-                        phone_number=asked["phone_number"],
+                        phone_number=str(asked["phone_number"]),
                         currency=CURRENCY,
                         status_code=initial_status(self._type),
                         status="success",
@@ -163,23 +174,21 @@ class Disbursements(_Creates):
     _type = TransactionType.DISBURSEMENT
 
 
-def create_body(
-    phone_number: str, amount: int | Decimal | str, extra: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def create_body(phone_number: str, amount: int | Decimal | str, extra: Fields | None = None) -> Fields:
     """Return the body of a create as it is sent.
 
     Raises:
         InvalidRequest: An argument is invalid.
     """
     body: dict[str, Any] = {"phone_number": normalise_phone_number(phone_number), "amount": normalise_amount(amount)}
-    return body if extra is None else body | _check_extra(extra)
+    return Fields(body if extra is None else body | _check_extra(extra).reveal())
 
 
-def _check_extra(extra: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(extra, Mapping) or not all(isinstance(name, str) for name in extra):
-        raise refuse("extra", "a mapping with str keys", extra)
-    if not extra.keys().isdisjoint({"phone_number", "amount"}):
+def _check_extra(extra: Fields) -> Fields:
+    if not isinstance(extra.reveal(), Mapping) or not all(isinstance(name, str) for name in extra.reveal()):
+        raise refuse("extra", "a mapping with str keys", type(extra.reveal()))
+    if not extra.reveal().keys().isdisjoint({"phone_number", "amount"}):
         raise InvalidRequest("extra must not hold phone_number or amount", argument="extra")
-    fields = dict(extra)
+    fields = Fields(dict(extra.reveal()))
     encode("extra", fields)
     return fields

@@ -15,13 +15,13 @@ from mobilemoney_async.contract.endpoints import (
     VERIFY_OTP,
 )
 from mobilemoney_async.contract.models import LoginResult
-from mobilemoney_async.values import Secret, normalise_phone_number, require_text
+from mobilemoney_async.values import Secret, conceal, hide, normalise_phone_number, require_secret, require_text
 
 
 class Users:
     """User of the token.
 
-    Secret arguments are wrapped under their own names first, so that no traceback with locals shows them.
+    Private arguments are wrapped under their own names first, so that no traceback with locals shows them.
 
     The bodies of all answers but the login's are not documented: they are returned as the service gave them, an empty
     one as ``{}``. The calls of this class other than the profiles are not repeated once they may have been sent.
@@ -54,8 +54,9 @@ class Users:
         Raises:
             InvalidCredentials: Wrong e-mail or password.
         """
-        password = _secret("password", password)
-        return await self._pipeline.call(LOGIN, body={"email": require_text("email", email), "password": password})
+        password = conceal(password)
+        body = {"email": require_text("email", email), "password": require_secret("password", password)}
+        return await self._pipeline.call(LOGIN, body=body)
 
     async def request_otp(self, phone_number: str, purpose: str = "transaction_verification") -> dict[str, Any]:
         """Have a one-time password sent to a phone.
@@ -66,6 +67,7 @@ class Users:
             phone_number: ``+`` and 8 to 15 digits; spaces and hyphens are dropped.
             purpose: The one value that the contract shows is the default.
         """
+        phone_number = hide(phone_number)
         body = {"phone_number": normalise_phone_number(phone_number), "purpose": require_text("purpose", purpose)}
         return await self._pipeline.call(REQUEST_OTP, body=body)
 
@@ -76,8 +78,11 @@ class Users:
             phone_number: The phone that it was sent to.
             otp_code: The code as text: as a number it would lose its leading zeros.
         """
-        otp_code = _secret("otp_code", otp_code)
-        body = {"phone_number": normalise_phone_number(phone_number), "otp_code": otp_code}
+        phone_number, otp_code = hide(phone_number), conceal(otp_code)
+        body = {
+            "phone_number": normalise_phone_number(phone_number),
+            "otp_code": require_secret("otp_code", otp_code),
+        }
         return await self._pipeline.call(VERIFY_OTP, body=body)
 
     async def forgot_password(self, email: str) -> dict[str, Any]:
@@ -86,11 +91,10 @@ class Users:
 
     async def reset_password(self, email: str, reset_token: str | Secret, new_password: str | Secret) -> dict[str, Any]:
         """Set a new password with the reset token that the user got by e-mail."""
-        reset_token = _secret("reset_token", reset_token)
-        new_password = _secret("new_password", new_password)
-        body = {"email": require_text("email", email), "reset_token": reset_token, "new_password": new_password}
+        reset_token, new_password = conceal(reset_token), conceal(new_password)
+        body = {
+            "email": require_text("email", email),
+            "reset_token": require_secret("reset_token", reset_token),
+            "new_password": require_secret("new_password", new_password),
+        }
         return await self._pipeline.call(RESET_PASSWORD, body=body)
-
-
-def _secret(argument: str, value: str | Secret) -> Secret:
-    return Secret(require_text(argument, value.reveal() if isinstance(value, Secret) else value))

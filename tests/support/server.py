@@ -84,10 +84,11 @@ class Cut:
 
 @attrs.frozen
 class Trickle:
-    """Send an answer byte by byte with a pause, in seconds, before each."""
+    """Send an answer byte by byte, or in pieces of some bytes, with a pause, in seconds, before each."""
 
     response: Response
     pause: float
+    size: int = 1
 
 
 @attrs.frozen
@@ -253,10 +254,11 @@ async def _carry_out(reply: Reply, request: Request, connection: _Connection) ->
         case Response():
             await connection.send(reply.to_bytes())
             return reply.headers.get("connection") != "close"
-        case Trickle(response, pause):
-            for byte in response.to_bytes():
+        case Trickle(response, pause, size):
+            answer = response.to_bytes()
+            for start in range(0, len(answer), size):
                 await anyio.sleep(pause)
-                await connection.send(bytes([byte]))
+                await connection.send(answer[start : start + size])
             return True
         case Raw(data):
             await connection.send(data)
