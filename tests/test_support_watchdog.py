@@ -1,12 +1,14 @@
 """What a run of the tests leaves behind."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import stalls, watchdog
 from tests.support.patience import wait_until
 from tests.support.processes import ROOT
 
@@ -30,6 +32,17 @@ def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     processes = said.read_text().split()
     assert len(processes) == 3
     wait_until(lambda: not any(map(_is_running, processes)))
+
+
+@pytest.mark.once
+def test_a_command_that_is_stopped_at_random_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends as it would without, and its exit code is told."""
+    monkeypatch.setenv(watchdog.VARIABLE, os.environ[watchdog.VARIABLE])
+    monkeypatch.setattr(stalls, "_CHANCE", 1.0)
+    assert (
+        stalls.run([sys.executable, "-S", "-c", "import sys, time; time.sleep(0.3); sys.exit(3)"], random.Random(1))
+        == 3
+    )
 
 
 def _is_running(process: str) -> bool:

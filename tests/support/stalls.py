@@ -13,6 +13,8 @@ import time
 
 from tests.support import watchdog
 
+# Four times a second: each process stands still for a tenth of its time.
+_CHANCE = 0.02
 _PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -27,10 +29,9 @@ def run(command: list[str], dice: random.Random) -> int:
             watchdog.send(signal.SIGCONT, over)
             stopped = {each: until for each, until in stopped.items() if each not in over}
             others = sorted(watchdog.processes_of(name) - stopped.keys())
-            if others:
-                chosen = dice.choice(others)
-                stopped[chosen] = now + dice.choice(_PAUSES)
-                watchdog.send(signal.SIGSTOP, [chosen])
+            chosen = {each: now + dice.choice(_PAUSES) for each in others if dice.random() < _CHANCE}
+            watchdog.send(signal.SIGSTOP, chosen)
+            stopped |= chosen
             time.sleep(0.25)  # real time: of the stops
     finally:
         watchdog.send(signal.SIGCONT, stopped)
