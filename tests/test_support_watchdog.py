@@ -39,10 +39,8 @@ def test_a_command_that_is_stopped_at_random_goes_on(monkeypatch: pytest.MonkeyP
     """It ends as it would without, and its exit code is told."""
     monkeypatch.setenv(watchdog.VARIABLE, os.environ[watchdog.VARIABLE])
     monkeypatch.setattr(stalls, "_CHANCE", 1.0)
-    assert (
-        stalls.run([sys.executable, "-S", "-c", "import sys, time; time.sleep(0.3); sys.exit(3)"], random.Random(1))
-        == 3
-    )
+    code = "import sys, time; time.sleep(0.3); sys.exit(3)"
+    assert stalls.run([sys.executable, "-S", "-c", code], random.Random(1)) == 3
 
 
 def _is_running(process: str) -> bool:

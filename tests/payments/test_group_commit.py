@@ -432,7 +432,7 @@ async def create_behind_a_gate(client: AsyncClient, store: SQLStore, count: int)
             found[each] = exc
 
     await create(0)  # the account's secret, and its place under the limit
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             account = account_store(store)
             tasks.start_soon(partial(account.read, lambda journal: gate.work(journal.connection), joins="0"))

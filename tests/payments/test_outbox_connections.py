@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -35,7 +34,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.sandbox import faults
 from tests.payments.service import PHONE_NUMBER, make_world, on_asyncio
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 
 ORDER: dict[str, Any] = {"type": "collection", "phone_number": PHONE_NUMBER, "amount": 1000, "extra": {"note": "100 %"}}
 
@@ -216,11 +215,12 @@ async def test_a_key_that_two_transactions_queue_again_is_queued_once(postgres_u
         with psycopg.connect(dsn(postgres_url)) as first, engine.connect() as second:
 
             def commit_first() -> None:
-                waiting, until = "SELECT count(*) FROM pg_locks WHERE NOT granted", time.monotonic() + 240
-                with psycopg.connect(dsn(postgres_url), autocommit=True) as watcher:
-                    while watcher.execute(waiting).fetchone() == (0,) and time.monotonic() < until:
-                        time.sleep(0.01)
-                first.commit()
+                waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                try:
+                    with psycopg.connect(dsn(postgres_url), autocommit=True) as watcher:
+                        wait_until(lambda: watcher.execute(waiting).fetchone() != (0,))
+                finally:
+                    first.commit()
 
             committer = threading.Thread(target=commit_first)
 
