@@ -289,12 +289,11 @@ class Journal:
         is_other_attempt = entry.attempt not in {None, row.attempt}
         target = None if is_other_attempt else move(state, entry.event)
         owner = None if acknowledged is None else self._find_owner(acknowledged.transaction_id)
-        if owner is not None:
-            return self._contradict(entry, f"belongs to another payment ({owner})")
-        if is_other_attempt:
-            return self._contradict(entry, f"is of attempt {entry.attempt}, and attempt {row.attempt} is {state}")
-        if target is None:
-            return self._contradict(entry, f"is {state} already")
+        if target is None or owner is not None:
+            problem = f"is {state} already"
+            if is_other_attempt:
+                problem = f"is of attempt {entry.attempt}, and attempt {row.attempt} is {state}"
+            return self._contradict(entry, problem if owner is None else f"belongs to another payment ({owner})")
         if target is state and entry.event is not PaymentEvent.LOSE:
             return None
         values = _values(row.ended_at, entry, target)

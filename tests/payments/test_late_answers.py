@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import httpx
@@ -50,7 +51,7 @@ LATE: dict[str, tuple[Fault | None, str]] = {
     ("late", "send"), [*((late, create) for late in LATE), ("not sent", dispatch), ("refused", dispatch)]
 )
 async def test_a_late_answer_leaves_the_next_attempt_alone(
-    store_url: str, late: str, send: Callable[[AsyncClient], Awaitable[None]]
+    store_url: str, late: str, send: Callable[[AsyncClient], Coroutine[Any, Any, None]]
 ) -> None:
     """The second attempt stays on its way, no third is sent, and the history says how the first one ended."""
     world, (fault, said) = make_world(store_url), LATE[late]
