@@ -15,7 +15,6 @@ from typing import Any
 import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
-from celery.exceptions import Retry
 
 from mobilemoney_async import DuplicateSuspected, PermissionDenied, SQLStore
 from mobilemoney_async.sandbox import Sandbox, faults
@@ -25,7 +24,7 @@ from tests.support.processes import environment
 from tests.support.redis_server import redis_server
 from tests.support.shops import EXAMPLES, load
 
-EXAMPLE = load("celery_payouts")
+example = partial(load, "celery_payouts")
 PROGRAM = EXAMPLES / "celery_payouts.py"
 CELERY = (sys.executable, "-m", "celery", "--workdir", str(EXAMPLES), "-A", "celery_payouts", "worker")
 WORKER = (*CELERY, "--without-gossip", "--without-mingle", "--loglevel=INFO")
@@ -94,8 +93,8 @@ def worker(sandbox: Sandbox, folder: Path, monkeypatch: pytest.MonkeyPatch, **op
     """Open what a process of a worker has, in this process."""
     client = sandbox.client(store=SQLStore(f"sqlite:///{folder / 'payouts.db'}"), timeout=PATIENCE, **options)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(client) as opened:
-        monkeypatch.setattr(EXAMPLE.Worker, "portal", portal, raising=False)
-        monkeypatch.setattr(EXAMPLE.Worker, "client", opened, raising=False)
+        monkeypatch.setattr(example().Worker, "portal", portal, raising=False)
+        monkeypatch.setattr(example().Worker, "client", opened, raising=False)
         yield
 
 
@@ -104,30 +103,35 @@ def test_an_order_that_cannot_be_paid_now_is_tried_again(
     wrong: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job whose payment was provably not sent is retried, and then it is paid."""
+    from celery.exceptions import Retry
+
     sandbox = Sandbox()
     with worker(
         sandbox, tmp_path, monkeypatch, auth=sandbox.issue_token(["read"]) if wrong == "permission" else sandbox.token
     ):
         if wrong == "duplicate":
             sandbox.script(faults.drop(processed=False), on="b2c")
-            EXAMPLE.pay_out("order-0", "+255681234567", "5000")
+            example().pay_out("order-0", "+255681234567", "5000")
         with pytest.raises(Retry) as caught:
-            EXAMPLE.pay_out("order-1", "+255681234567", "5000")
+            example().pay_out("order-1", "+255681234567", "5000")
         assert isinstance(caught.value.__cause__, error)
         assert not sandbox.transactions
         sandbox.clear_script()
         if wrong == "duplicate":
-            EXAMPLE.Worker.portal.call(partial(EXAMPLE.Worker.client.payments.confirm_absent, "order-0", note="looked"))
+            opened = example().Worker
+            opened.portal.call(partial(opened.client.payments.confirm_absent, "order-0", note="looked"))
     with worker(sandbox, tmp_path, monkeypatch):
-        EXAMPLE.pay_out("order-1", "+255681234567", "5000")
+        example().pay_out("order-1", "+255681234567", "5000")
     assert len(sandbox.transactions) == 1
 
 
 def test_a_worker_whose_client_was_not_opened_keeps_its_jobs() -> None:
     """A failed job would be acknowledged: a worker without a token would empty the queue."""
-    assert EXAMPLE.Worker.client is None
+    from celery.exceptions import Retry
+
+    assert example().Worker.client is None
     with pytest.raises(Retry):
-        EXAMPLE.pay_out("order-1", "+255681234567", "5000")
+        example().pay_out("order-1", "+255681234567", "5000")
 
 
 @pytest.mark.parametrize("wrong", ["phone number", "amount", "refused"])
@@ -139,10 +143,10 @@ def test_an_order_that_cannot_be_paid_is_left_to_an_operator(
     number = "0681 765 432" if wrong == "phone number" else "+255681234567"
     with worker(sandbox, tmp_path, monkeypatch):
         if wrong == "amount":  # another one than before
-            EXAMPLE.pay_out("order-1", number, "4000")
+            example().pay_out("order-1", number, "4000")
         if wrong == "refused":
             sandbox.script(faults.server_error(422, processed=False), on="b2c")
-        EXAMPLE.pay_out("order-1", number, "5000")
+        example().pay_out("order-1", number, "5000")
     assert caplog.messages[-1].startswith("order-1: an operator must look: ")
     assert number[-6:] not in caplog.text
     assert not any(each.amount == "5000" for each in sandbox.transactions.values())
@@ -154,7 +158,7 @@ def test_an_unknown_result_ends_the_job(tmp_path: Path, monkeypatch: pytest.Monk
     with worker(sandbox, tmp_path, monkeypatch):
         sandbox.script(faults.drop(processed=True), on="b2c")
         for _ in range(2):
-            EXAMPLE.pay_out("order-1", "+255681234567", "5000")
+            example().pay_out("order-1", "+255681234567", "5000")
     assert len(sandbox.transactions) == 1
 
 

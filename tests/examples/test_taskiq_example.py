@@ -28,7 +28,7 @@ from tests.support.redis_server import redis_server
 from tests.support.scale import soak
 from tests.support.shops import EXAMPLES, load
 
-EXAMPLE = load("taskiq_payouts")
+example = partial(load, "taskiq_payouts")
 PROGRAM = EXAMPLES / "taskiq_payouts.py"
 WORKER = [sys.executable, "-m", "taskiq", "worker", "--workers=1", f"--app-dir={EXAMPLES}", "taskiq_payouts:broker"]
 TWINS = ("+255681999999", 500_000)
@@ -79,7 +79,7 @@ class Payouts(Fleet):
                 with suppress(MobileMoneyError):  # what fails now is found out the next time
                     await client.payments.reconcile()
                     for record in await client.payments.unresolved():
-                        if record.walks >= EXAMPLE.LOOKS and not record.is_ambiguous:
+                        if record.walks >= example().LOOKS and not record.is_ambiguous:
                             await client.payments.confirm_absent(record.key, note="looked")
                             await self.enqueue([record.key])
                 await anyio.sleep(1)  # real time: an operator who looks now and then
@@ -158,7 +158,7 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     async def kiq(order: str) -> None:
         names.append(order)
 
-    monkeypatch.setattr(EXAMPLE.follow, "kiq", kiq)
+    monkeypatch.setattr(example().follow, "kiq", kiq)
     return names
 
 
@@ -176,11 +176,11 @@ async def test_an_order_that_cannot_be_paid_is_left_to_a_person(
     async with worker_state(sandbox, tmp_path) as state:
         job = Job(state)
         if wrong == "amount":  # another one than before
-            await EXAMPLE.pay_out("order-1", "+255681234567", "4000", job=Job(state))
+            await example().pay_out("order-1", "+255681234567", "4000", job=Job(state))
         if wrong == "refused":
             sandbox.script(faults.server_error(422, processed=False), on="b2c")
         number = "0681 765 432" if wrong == "phone number" else "+255681234567"
-        await EXAMPLE.pay_out("order-1", number, "5000", job=job)
+        await example().pay_out("order-1", number, "5000", job=job)
     assert job.acknowledged == 1
     assert re.match("order-1: an operator must look: ", caplog.messages[-1])
     assert number[-6:] not in caplog.text
@@ -209,14 +209,14 @@ async def test_an_order_that_cannot_be_paid_now_is_delivered_again(
                 await state.client.disbursements.create(
                     phone_number="+255681234567", amount=5000, idempotency_key="order-0"
                 )
-        await EXAMPLE.pay_out("order-1", "+255681234567", "5000", job=job)
+        await example().pay_out("order-1", "+255681234567", "5000", job=job)
         assert (job.acknowledged, queued) == (0, [])
         assert re.match("order-1: not paid, retried in some minutes: ", caplog.messages[-1])
         if wrong == "twin":
             await state.client.payments.confirm_absent("order-0", note="looked")
     sandbox.clear_script()
     async with worker_state(sandbox, tmp_path) as state:
-        await EXAMPLE.pay_out("order-1", "+255681234567", "5000", job=(job := Job(state)))
+        await example().pay_out("order-1", "+255681234567", "5000", job=(job := Job(state)))
     assert (job.acknowledged, queued) == (1, ["order-1"])
     assert len(sandbox.transactions) == 1
 
@@ -233,12 +233,12 @@ async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
         for order, is_processed in {"found": True, "absent": False}.items():
             sandbox.script(faults.lost(processed=is_processed), on="b2c")
             for _ in range(2):  # delivered twice
-                await EXAMPLE.pay_out(order, f"+25568123456{is_processed:d}", "5000", job=Job(state))
+                await example().pay_out(order, f"+25568123456{is_processed:d}", "5000", job=Job(state))
         assert queued == ["found", "found", "absent", "absent"]
         for _ in range(2):
-            await EXAMPLE.reconcile(job=Job(state))
+            await example().reconcile(job=Job(state))
         for order in ("found", "absent", "never-made"):
-            await EXAMPLE.follow(order, job=(job := Job(state)))
+            await example().follow(order, job=(job := Job(state)))
             assert job.acknowledged == 1
     assert len(sandbox.transactions) == sandbox.requests.count("b2c") - 1 == 1
     assert caplog.messages[-3:] == [
@@ -253,9 +253,9 @@ async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
 async def test_a_payment_that_takes_long_makes_room(tmp_path: Path, queued: list[str]) -> None:
     """A job that follows an open payment ends after a minute, and another one goes on."""
     async with worker_state(Sandbox(), tmp_path) as state:
-        await EXAMPLE.pay_out("open", "+255780000129", "5000", job=Job(state))
+        await example().pay_out("open", "+255780000129", "5000", job=Job(state))
         started_at = anyio.current_time()
-        await EXAMPLE.follow("open", job=(job := Job(state)))
+        await example().follow("open", job=(job := Job(state)))
         assert anyio.current_time() - started_at == pytest.approx(60, abs=1)
     assert (job.acknowledged, queued) == (1, ["open", "open"])
 

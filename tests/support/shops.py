@@ -1,6 +1,6 @@
 """The example shops over real sockets: server and sandbox in a thread of their own, the test outside like a browser."""
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -29,17 +29,10 @@ Serve = Callable[[Callable[[], AsyncClient], dict[str, Any]], AbstractAsyncConte
 
 
 def load(name: str) -> Any:
-    """Import an example, at its first use: the examples are not installed, and some have heavy frameworks."""
+    """Import an example: the examples are not installed. Tests do it at their start, not while they are collected."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
-    if name not in sys.modules:
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.loader is not None
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+    return importlib.import_module(name)
 
 
 @attrs.define(eq=False)

@@ -184,8 +184,8 @@ def main() -> tuple[types.CodeType, dict[str, Any]]:
     if not sys.flags.safe_path:
         sys.path.insert(0, "")
     _open_streams()
-    module = sys.modules["__main__"] = types.ModuleType("__main__")
-    return compile(job["code"], "<string>", "exec"), vars(module)
+    main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+    return compile(job["code"], "<string>", "exec"), vars(main_module)
 
 
 def _open_streams() -> None:
@@ -209,7 +209,7 @@ def _serve(control: socket.socket) -> dict[str, Any]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, which end this process
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     while True:
-        if woken in select.select([control, woken], [], [])[0]:
+        if woken in select.select([control.fileno(), woken], [], [])[0]:
             os.read(woken, 4096)
             _tell(endings)
             continue
@@ -227,8 +227,8 @@ def _serve(control: socket.socket) -> dict[str, Any]:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for each in (control, *endings.values()):
-        each.close()
+    for other in (control, *endings.values()):
+        other.close()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     with open(job, "rb") as file:
