@@ -143,7 +143,7 @@ async def test_a_store_that_is_away_is_said_once_for_all_accounts(
     """Each kind of work says so in one line a minute, however many accounts there are."""
     store = SQLStore(sqlite_file_url)
     outage = Outage(account_store(store).database)
-    async with merchants(store, 10) as made, AsyncExitStack() as stack:
+    async with merchants(store, 4) as made, AsyncExitStack() as stack:
         for _, client in made:
             await client.collections.create(**ORDER)
             await stack.enter_async_context(client.poller(resume=True))
@@ -156,8 +156,8 @@ async def test_a_store_that_is_away_is_said_once_for_all_accounts(
         await anyio.sleep(55)
         outage.away = False
         said = Counter(record.message for record in caplog.records if "store" in record.message)
-        await anyio.sleep(60)
-        assert [len(sandbox.ledger) for sandbox, _ in made] == [2] * 10
+        await anyio.sleep(30)
+        assert [len(sandbox.ledger) for sandbox, _ in made] == [2] * 4
     assert "the dispatcher waits for the store: the store failed: away" in said
     assert "the poller waits for the store: the store failed: away" in said
     assert max(said.values()) == 1, said

@@ -756,11 +756,11 @@ async def test_a_store_that_is_away_is_logged_once_for_all_accounts(
     sqlite_file_url: str, platform: Platform, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by each poller, nor each second; then everything goes on."""
-    platform.open(*shops(20))
-    platform.service.finish_after = 40.0
+    platform.open(*shops(6))
+    platform.service.finish_after = 15.0
     async with platform.merchants(sqlite_file_url) as merchants, AsyncExitStack() as stack:
         pollers = []
-        for account in shops(20):
+        for account in shops(6):
             client = await merchants.client(account)
             pollers.append((await pay(client), await stack.enter_async_context(client.poller(resume=True))))
         with monkeypatch.context() as outage:
@@ -769,7 +769,7 @@ async def test_a_store_that_is_away_is_logged_once_for_all_accounts(
                 raise StoreError("the disk is full", outcome="not_sent")
 
             outage.setattr(Database, "_transact", fail)
-            await anyio.sleep(50)
+            await anyio.sleep(20)
         warnings = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
         assert sorted(set(warnings)) == sorted(warnings)
         assert all(each.endswith(": the disk is full") for each in warnings)
@@ -813,27 +813,27 @@ class Loud:
 async def test_an_account_that_misbehaves_costs_the_others_nothing(
     store_url: str, platform: Platform, trouble: str
 ) -> None:
-    """Two hundred quiet accounts get their answers at once, in no time of the virtual clock."""
+    """Sixty quiet accounts get their answers at once, in no time of the virtual clock."""
     loud, took = Loud(trouble), list[float]()
-    platform.open(*shops(200), "loud")
+    platform.open(*shops(60), "loud")
     if trouble == "wrong token":
         platform.secrets["loud"] = "wrong.token"
     platform.before_auth, platform.answer_first = loud.vault, loud.answer
-    async with platform.merchants(store_url, max_open=50) as merchants, anyio.create_task_group() as tasks:
+    async with platform.merchants(store_url, max_open=15) as merchants, anyio.create_task_group() as tasks:
 
         async def ask(account: str) -> None:
             began = anyio.current_time()
             await look_up(await merchants.client(account))
             took.append(anyio.current_time() - began)
 
-        for _ in range(50):
+        for _ in range(15):
             tasks.start_soon(loud.shout, merchants)
         await anyio.sleep(30)
         async with anyio.create_task_group() as asking:
-            for account in shops(200):
+            for account in shops(60):
                 asking.start_soon(ask, account)
         tasks.cancel_scope.cancel()
-    assert len(took) == 200
+    assert len(took) == 60
     assert max(took) < 1
 
 

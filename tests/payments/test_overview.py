@@ -63,7 +63,7 @@ async def test_an_empty_store_has_nothing_and_invents_nothing(store_url: str) ->
 
 async def test_a_day_of_payments_is_counted_by_what_became_of_them(store_url: str) -> None:
     """Sums are exact, what is open is named oldest first, and endings are counted in their minutes."""
-    world = make_world(store_url)
+    world = make_world(store_url, median_delay=5.0, longest_delay=20.0)
 
     def lose(request: httpx.Request) -> None:
         raise httpx.ReadTimeout("lost", request=request)
@@ -80,7 +80,7 @@ async def test_a_day_of_payments_is_counted_by_what_became_of_them(store_url: st
             await client.collections.create(**ORDER, idempotency_key="lost")
         world.line.after = None
         await client.payments.enqueue(type="disbursement", **ORDER, idempotency_key="later")
-        await world.advance(120)
+        await world.advance(60)
         found = await look(world)
     assert totals(found) == {
         ("collection", "FINAL", "SUCCESS"): (2, Decimal(2001)),
@@ -137,7 +137,7 @@ async def test_the_end_of_the_queue_is_estimated_while_somebody_sends_it(store_u
     """By the rate limit, and not before the last payment may go; without a dispatcher it never ends."""
     world = make_world(store_url)
     async with world.client(rate_limiter=RateLimiter()) as client:
-        for number in range(90):
+        for number in range(40):
             await client.payments.enqueue(
                 type="collection",
                 phone_number=SUCCEEDS,
@@ -155,7 +155,7 @@ async def test_the_end_of_the_queue_is_estimated_while_somebody_sends_it(store_u
             await world.advance(30)
             found = await look(world)
             seconds = 60 * found.queued / REQUESTS_PER_MINUTE
-            assert 0 < found.queued < 90
+            assert 0 < found.queued < 40
             assert found.queue_done_at == found.at + timedelta(seconds=seconds)
             assert found.requests is not None
             # On PostgreSQL the server's clock counts the limit, and virtual time is none of its.

@@ -281,22 +281,22 @@ async def test_a_look_that_ended_since_a_create_asked_serves_it(
 @BOTH
 @KIND
 async def test_one_look_serves_every_key(store_url: str, kind: str) -> None:
-    """Forty payments that were refused softly are sent again after one listing, not after forty.
+    """Sixteen payments that were refused softly are sent again after one listing, not after sixteen.
 
     Those that ask while it is read may need one more; each has a few pages.
     """
     world = make_world(store_url)
-    orders = [Order(f"k{each}", kind, number(each)) for each in range(40)]
+    orders = [Order(f"k{each}", kind, number(each)) for each in range(16)]
     async with world.client() as client:
         await ask_all_refused_softly(world, client, orders)
         lists = world.service.lists
         async with anyio.create_task_group() as group:
-            for each in orders[:20]:
+            for each in orders[:8]:
                 group.start_soon(world.attempt, client, each)
-        await world.pay(client, orders[20:])
+        await world.pay(client, orders[8:])
         assert world.service.lists - lists <= 6
         await world.hold(client, at_end=True)
-    assert len(world.service.payments) == 42
+    assert len(world.service.payments) == 18
 
 
 @BOTH

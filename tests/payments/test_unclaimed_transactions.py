@@ -229,6 +229,7 @@ async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str
         assert await unclaimed(client) == {world.made("k")[0]}
 
 
+@BOTH
 async def test_readers_of_the_feed_get_an_unclaimed_transaction_and_the_log_its_id(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
