@@ -785,7 +785,7 @@ async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause
         await client.payments.enqueue(**ORDER, idempotency_key="a")
         world.line.refuse = 10**6
         async with client.dispatcher() as dispatcher:
-            await anyio.sleep(100)  # it rests until the 155th second
+            await anyio.sleep(220)  # it rests until the 275th second
             world.line.refuse = 0
             await client.payments.enqueue(**{**ORDER, "amount": 2000}, idempotency_key="b")
             assert dispatcher.stats.paused is not None
