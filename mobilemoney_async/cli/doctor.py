@@ -304,6 +304,11 @@ def judge_store(health: StoreHealth, *, has_key: bool) -> list[Finding]:
     unresolved = _warning("payments", text, "run mobilemoney payments reconcile")
     findings.append(unresolved if health.unresolved else _ok("payments", "none is unresolved"))
     if health.clear_tokens:
-        advice = "log in again with the key" if has_key else "set MOBILEMONEY_STORE_KEY, the same for all processes"
+        advice = "set MOBILEMONEY_STORE_KEY, the same for all processes"
+        if has_key:
+            advice = f"{advice}: one of them has none; the next login with the key deletes this token"
         findings.append(_warning("store key", "it holds a login token in clear text", advice))
+    elif health.encrypted_tokens and not has_key:
+        text = "other processes encrypt the login token, and there is no key here: each process logs in by itself"
+        findings.append(_warning("store key", text, "set MOBILEMONEY_STORE_KEY, the same for all processes"))
     return findings

@@ -20,7 +20,9 @@ from typing import Any
 from mobilemoney_async.values import HiddenText, Secret, hide_text, missing_extra, refuse, require_bearer
 
 _SHORTEST_KEY = 16
-_CLEAR, _ENCRYPTED = "clear", "aesgcm"
+CLEAR, ENCRYPTED = "clear:", "aesgcm:"
+"""Beginnings of a token in the database, without a key and under one."""
+
 _NONCE = 12
 
 
@@ -43,6 +45,11 @@ class TokenCipher:
 
     def __repr__(self) -> str:
         return f"<TokenCipher {'with' if self._key else 'without'} a key>"
+
+    @property
+    def has_key(self) -> bool:
+        """Whether it encrypts."""
+        return self._key is not None
 
     def for_account(self, account: str) -> TokenCipher:
         """Return the cipher of another account, with the same key."""
@@ -69,16 +76,17 @@ class TokenCipher:
     def encrypt(self, token: Secret, name: str) -> str:
         """Return a token as text for the row of these credentials."""
         if self._keys is None:
-            return f"{_CLEAR}:{token.reveal()}"
+            return HiddenText(f"{CLEAR}{token.reveal()}")
         nonce = os.urandom(_NONCE)
         encrypted = self._keys[0].encrypt(nonce, token.reveal().encode(), self._row(name))
-        return f"{_ENCRYPTED}:{base64.b64encode(nonce + encrypted).decode()}"
+        return f"{ENCRYPTED}{base64.b64encode(nonce + encrypted).decode()}"
 
     def decrypt(self, text: str, name: str) -> Secret | None:
         """Return the token of a text; None if it was made with another key, for another row, or not by `encrypt`."""
-        kind, _, rest = text.partition(":")
-        if kind != (_CLEAR if self._keys is None else _ENCRYPTED):
+        kind = CLEAR if self._keys is None else ENCRYPTED
+        if not text.startswith(kind):
             return None
+        rest = text.removeprefix(kind)
         try:
             if self._keys is not None:
                 encrypted = base64.b64decode(rest, validate=True)

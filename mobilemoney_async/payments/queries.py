@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
+from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED
 from mobilemoney_async.database.schema import (
     accounts,
     find_version,
@@ -346,6 +347,7 @@ class StoreHealth(Data):
         unresolved: Payments of the account with an unknown result, except for requests still on their way, and those
             whose final state contradicts their record.
         clear_tokens: Login tokens of the account that are stored in clear text.
+        encrypted_tokens: Those that are encrypted.
     """
 
     version: int | None
@@ -353,6 +355,7 @@ class StoreHealth(Data):
     cannot_write: str | None = None
     unresolved: int = 0
     clear_tokens: int = 0
+    encrypted_tokens: int = 0
 
 
 def check_health(connection: sa.Connection, account: str, now: datetime) -> StoreHealth:
@@ -371,10 +374,16 @@ def check_health(connection: sa.Connection, account: str, now: datetime) -> Stor
 
     on_their_way = (_columns.state == PaymentState.SENDING) & (_columns.stale_at > now)
     unresolved = count(payments, IS_UNIDENTIFIED & ~on_their_way) + count(payments, IS_CONTRADICTED)
-    clear_tokens = count(logins, logins.c.token.like("clear:%"))
+    clear_tokens, encrypted_tokens = (count(logins, logins.c.token.startswith(kind)) for kind in (CLEAR, ENCRYPTED))
     cannot_write = None
     try:
         connection.execute(sa.text("UPDATE mobilemoney_schema SET version = version"))
     except sa.exc.SQLAlchemyError as exc:
         cannot_write = type(getattr(exc, "orig", None) or exc).__name__
-    return StoreHealth(version=version, cannot_write=cannot_write, unresolved=unresolved, clear_tokens=clear_tokens)
+    return StoreHealth(
+        version=version,
+        cannot_write=cannot_write,
+        unresolved=unresolved,
+        clear_tokens=clear_tokens,
+        encrypted_tokens=encrypted_tokens,
+    )

@@ -48,6 +48,10 @@ _LOOK_AGAIN, _DATABASE_AWAY = 0.5, 15.0
 _SHIELD = 5.0
 
 _UNREADABLE = "the login token in the store cannot be read with this key: logging in again"
+_KEYLESS = (
+    "other processes encrypt the login token in the store, and this one has no key: it logs in by itself, and keeps its "
+    "token in memory; set MOBILEMONEY_STORE_KEY, the same for all processes"
+)
 _OTHERS = "the store holds a login token of this account under other credentials or another key, which is not used"
 
 
@@ -68,7 +72,8 @@ class SharedLogin:
 
     Processes with other credentials, or another key, share nothing. While the database is away, a token in memory stays
     in use. The password is never stored; see `database.encryption`. Without a key, a reader of the database
-    or its backups can move money until the token ends.
+    or its backups can move money until the token ends. So a process without a key beside others with one keeps its
+    token in memory, and those delete what it has written before.
 
     The `LoginAuth` may serve other clients too: its own state is neither used nor changed. The others wait `lease`
     seconds for a process that died while it logged in.
@@ -284,7 +289,7 @@ class SharedLogin:
             if not is_readable:
                 self._warn(_UNREADABLE)
             elif logs_in and table.has_others(connection, now):
-                self._warn(_OTHERS)
+                self._warn(_KEYLESS if table.is_keyless(connection) else _OTHERS)
             return changed, logs_in
 
         (row, logs_in), ahead = await self._database.timed(work)

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from mobilemoney_async.calls.logins import NEVER, LoginState, Pause
 from mobilemoney_async.database.clock import Lease
-from mobilemoney_async.database.encryption import TokenCipher
+from mobilemoney_async.database.encryption import CLEAR, ENCRYPTED, TokenCipher
 from mobilemoney_async.database.schema import lock_row, logins
 from mobilemoney_async.database.serialization import dump, load
 from mobilemoney_async.errors import MobileMoneyError, StoreError
@@ -93,7 +93,12 @@ class LoginTable:
     cipher: TokenCipher
 
     def lock(self, connection: sa.Connection) -> sa.Row[Any]:
-        """Return the row of these credentials, made if need be; no other process changes it until the commit."""
+        """Return the row of these credentials, made if need be; no other process changes it until the commit.
+
+        With a key, tokens in clear text are deleted, which a process without it has written.
+        """
+        if self.cipher.has_key:
+            connection.execute(logins.delete().where(self._others, logins.c.token.startswith(CLEAR)))
         return lock_row(connection, logins, {"account": self.account, "credentials": self.name}, written=0.0)
 
     def read(self, found: sa.Row[Any], now: float, wall: datetime | None) -> tuple[LoginRow, bool]:
@@ -116,6 +121,8 @@ class LoginTable:
     def write(self, connection: sa.Connection, row: LoginRow, now: float, wall: datetime) -> None:
         """Write the row of these credentials, which is locked, at a time of the store and of the wall clock."""
         state, pause, token = row.state, row.state.pause, row.state.token
+        if token is not None and self.is_keyless(connection):
+            token = None  # the process keeps it in memory
         values = {
             "token": None if token is None else self.cipher.encrypt(token, self.name),
             "expires_at": None if token is None else wall + timedelta(seconds=max(0.0, state.expires_at - now)),
@@ -136,6 +143,13 @@ class LoginTable:
     def has_others(self, connection: sa.Connection, now: float) -> bool:
         """Return whether there is a token of this account under other credentials or another key."""
         found = sa.select(logins.c.account).where(self._others, _is_good(now), logins.c.token.is_not(None)).limit(1)
+        return connection.execute(found).first() is not None
+
+    def is_keyless(self, connection: sa.Connection) -> bool:
+        """Return whether this process has no key, and others of the account have one: nothing is written in clear."""
+        if self.cipher.has_key:
+            return False
+        found = sa.select(logins.c.account).where(self._others, logins.c.token.startswith(ENCRYPTED)).limit(1)
         return connection.execute(found).first() is not None
 
     @property

@@ -402,3 +402,6 @@ class TestJudgements:
         assert judge(version=4, refusal="update mobilemoney-async") == [Level.PROBLEM]
         assert judge(version=3, cannot_write="OperationalError") == [Level.PROBLEM, Level.OK]
         assert judge(version=3, clear_tokens=1) == [Level.OK, Level.OK, Level.WARNING]
+        assert judge(version=3, encrypted_tokens=1) == [Level.OK, Level.OK]
+        keyless = doctor.judge_store(StoreHealth(version=3, encrypted_tokens=1), has_key=False)
+        assert [(each.level, each.check) for each in keyless[2:]] == [(Level.WARNING, "store key")]

@@ -768,6 +768,29 @@ async def test_under_a_key_nothing_in_the_database_is_a_secret(virtual_workers: 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("keyless_first", [True, False])
+async def test_a_process_without_the_key_leaves_no_token_in_clear_text_beside_others_with_it(
+    virtual_workers: Workers, keyless_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It logs in by itself and keeps the token in memory, before and after the renewal; what it wrote is deleted."""
+    service = Service()
+    keyed, keyless = virtual_workers(service, key=KEY), virtual_workers(service)
+    for worker in (keyless, keyed) if keyless_first else (keyed, keyless):
+        await worker.token()
+    for _ in range(3):
+        held = [row["token"] or "" for row in rows(virtual_workers.url)]
+        assert not any("token-" in each for each in held)
+        assert [each.partition(":")[0] for each in held if each] == ["aesgcm"]
+        token = await keyless.token()
+        assert await keyless.token() == token != await keyed.token()
+        await anyio.sleep(3590)
+        await together(keyless, keyed)
+    late = virtual_workers(service)
+    await late.token()
+    assert "MOBILEMONEY_STORE_KEY" in caplog.text
+
+
+@pytest.mark.anyio
 async def test_without_a_key_the_password_is_kept_no_more_than_with_one(virtual_workers: Workers) -> None:
     """The token lies in the database in clear text, as the documentation says; the password does not."""
     await virtual_workers(Service()).token()
