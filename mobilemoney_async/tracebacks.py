@@ -50,7 +50,8 @@ def _clear(exc: Exception) -> bool:
             exc.args = (exc.errno, exc.strerror)  # aiohttp's hold the key of a connection, with a proxy's password
         return True
     exc.args = ()
+    with suppress(Exception):  # without its arguments, a class of its own may have no text
+        if str(exc):
+            return False
     exc.__dict__.clear()  # such as the request, with its headers
-    with suppress(Exception):  # a class of its own may need what is gone
-        return not str(exc) and repr(exc) == f"{type(exc).__name__}()"
-    return False
+    return True
