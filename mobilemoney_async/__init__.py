@@ -161,6 +161,8 @@ if not _typing.TYPE_CHECKING:  # type checkers would take any name for one of ou
         home = next((home for home, names in _HOMES.items() if name in names.split()), "errors")
         try:
             return globals().setdefault(name, getattr(_importlib.import_module(f"{__name__}.{home}"), name))
+        except AttributeError as exc:  # it would become an ImportError without its text
+            raise ImportError(f"{name} cannot be imported: {exc}", name=__name__) from exc
         except ModuleNotFoundError as exc:
             if exc.name != "sqlalchemy":
                 raise

@@ -162,9 +162,16 @@ def url_shape(url: object) -> object:
     return f"{scheme}://…" if separator else url
 
 
-def missing_extra(argument: str, extra: str) -> InvalidRequest:
-    """Return the error for an argument that needs an extra which is not installed."""
-    return InvalidRequest(f'{argument} needs an extra: pip install "mobilemoney-async[{extra}]"', argument=argument)
+def missing_extra(argument: str, extra: str, cause: ImportError) -> InvalidRequest:
+    """Return the error for an argument that needs an extra which is not installed, or cannot be imported."""
+    return InvalidRequest(import_advice(argument, extra, cause), argument=argument)
+
+
+def import_advice(name: str, extra: str, cause: ImportError) -> str:
+    """Return what to do about an import that failed: an extra that is there fails for another reason."""
+    if isinstance(cause, ModuleNotFoundError):
+        return f'{name} needs an extra: pip install "mobilemoney-async[{extra}]"'
+    return f"{name} needs the extra {extra}, which is installed and cannot be imported: {cause}"
 
 
 def normalise_amount(amount: int | Decimal | str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import mobilemoney_async
+from mobilemoney_async.values import missing_extra
 
 
 def test_the_public_names_are_these() -> None:
@@ -117,3 +118,23 @@ def test_a_name_that_does_not_exist_is_an_error() -> None:
         _ = mobilemoney_async.AsyncCleint  # type: ignore[attr-defined]
     assert set(mobilemoney_async.__all__) <= set(dir(mobilemoney_async))
     assert mobilemoney_async.errors.InvalidRequest is mobilemoney_async.InvalidRequest
+
+
+def test_an_import_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release of httpx without what we use is named by its own error, not by "cannot import name"."""
+
+    def fail(name: str) -> object:
+        raise AttributeError("module 'httpx' has no attribute 'AsyncClient'")
+
+    monkeypatch.delitem(vars(mobilemoney_async), "AsyncClient", raising=False)
+    monkeypatch.setattr(mobilemoney_async._importlib, "import_module", fail)
+    with pytest.raises(ImportError, match="'httpx' has no attribute 'AsyncClient'"):
+        from mobilemoney_async import AsyncClient  # noqa: F401
+
+
+def test_an_extra_that_is_there_and_fails_is_not_asked_for() -> None:
+    """`pip install` would not help: the error shows the cause."""
+    broken = ImportError("cannot import name 'AsyncClient' from 'httpx'")
+    assert str(missing_extra("transport", "aiohttp", broken)).endswith(f"cannot be imported: {broken}")
+    absent = str(missing_extra("transport", "aiohttp", ModuleNotFoundError("no", name="aiohttp")))
+    assert absent == 'transport needs an extra: pip install "mobilemoney-async[aiohttp]"'

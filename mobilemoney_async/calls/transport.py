@@ -29,6 +29,8 @@ from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMon
 from mobilemoney_async.tracebacks import without_frames
 from mobilemoney_async.values import HiddenText, refuse
 
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
+
 T = TypeVar("T")
 
 # Bytes of a body, compressed and decompressed: a page of 100 transactions has 50 kB.
@@ -37,6 +39,8 @@ _BODY_LIMIT = 1024 * 1024
 _CODINGS: dict[str, tuple[int, ...]] = {"": (), "identity": (), "gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
 _TOO_LARGE = "the answer is larger than any answer of the contract"
 _CLOSE_TIMEOUT = 5.0
+# Libraries whose parser says what came with an answer.
+_PARSED = frozenset({"httpcore", "httpcore2"})
 
 HTTPTransport: TypeAlias = httpx.AsyncBaseTransport | Literal["aiohttp"]
 """Type of `AsyncClient`'s argument ``transport``."""
@@ -71,32 +75,14 @@ class _Body(httpx.AsyncByteStream):
 
 
 @functools.cache
-def _watched(kind: Any) -> Any:
-    """Return a subclass of a library's request body whose objects note when they begin to be read, for `_watch`."""
-
-    class Watched(kind):  # type: ignore[misc]
-        flight: Flight
-
-        def __aiter__(self) -> Any:
-            self.flight.begun = True
-            return super().__aiter__()
-
-    return Watched
+def _body_class(httpx2: Any) -> Any:
+    """Return the class of a request body that httpx, and httpx2 where it is loaded, takes: they refuse any other."""
+    return _Body if httpx2 is None else type("_Body", (_Body, httpx2.AsyncByteStream), {})
 
 
-@functools.cache
-def _of_both(kind: Any) -> Any:
-    """Return a subclass of a request body that httpx and httpx2 take: a wrapper does not show what it wraps."""
-    httpx2: Any = sys.modules.get("httpx2")
-    return kind if httpx2 is None else type(kind.__name__, (kind, httpx.AsyncByteStream, httpx2.AsyncByteStream), {})
-
-
-def _watch(stream: Any, flight: Flight) -> Any:
-    """Return the request body of a caller's client, which notes from now on when it begins to be read."""
-    kind: Any = type(stream)
-    stream.__class__ = _watched(kind)  # httpx and httpx2 refuse a body of any other class
-    stream.flight = flight
-    return stream
+def _body(content: bytes | None, flight: Flight) -> Any:
+    """Return the body of a request over a caller's transport or client, which may be of either library."""
+    return _body_class(sys.modules.get("httpx2"))(content or b"", flight)
 
 
 class _Sender(Protocol):
@@ -204,10 +190,7 @@ class _TransportSender:
         made_by: Any = sys.modules["httpx2"] if "httpx2" in map(library, type(transport).__mro__) else httpx
         place = url if content is None else _parse(made_by, url)
         request: httpx.Request = made_by.Request(method, place, headers=headers, content=content, extensions=extensions)
-        if content is not None:
-            request.stream = _Body(content, flight) if made_by is httpx else _watch(request.stream, flight)
-        kind: Any = type(request.stream)
-        request.stream.__class__ = _of_both(kind)
+        request.stream = _body(content, flight)
         return request
 
     async def _end_flight(self, transport: httpx.AsyncBaseTransport) -> None:
@@ -262,7 +245,7 @@ class _ClientSender:
         )
         flight.proves_unsent = False
         flight.begun = content is None and method != "GET"  # it has no body to watch, and may move money
-        request.stream = _watch(request.stream, flight)
+        request.stream = _body(content, flight)
         token = _in_our_call.set(True)
         try:
             response = await self._client.send(request, auth=None, follow_redirects=False, stream=True)
@@ -435,7 +418,22 @@ def _holds_more(response: httpx.Response) -> bool:
     for _ in range(4):  # one around the other, the last of them httpcore's; there is no public way to its parser
         stream = getattr(stream, "_httpcore_stream", None) or getattr(stream, "_stream", stream)
     state = getattr(getattr(stream, "_connection", None), "_h11_state", None)
-    return state is not None and bool(state.trailing_data[0])
+    rest: Any = getattr(state, "trailing_data", None)
+    if rest is None:
+        if (name := library(type(network))) in _PARSED:
+            _warn_of_names(name)
+        return False
+    return bool(rest[0])
+
+
+@functools.cache
+def _warn_of_names(name: str) -> None:
+    """Warn once in a process that a release of a library hides its parser."""
+    logger.warning(
+        "this release of %s does not show what came with an answer: an answer too many is noticed later, or not; "
+        "install one that mobilemoney-async has been tested with",
+        name,
+    )
 
 
 def _end_connection(response: httpx.Response) -> None:

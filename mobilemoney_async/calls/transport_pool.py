@@ -118,4 +118,4 @@ def require_aiohttp() -> None:
     try:
         import httpx_aiohttp  # noqa: F401
     except ImportError as exc:
-        raise missing_extra("transport", "aiohttp") from exc
+        raise missing_extra("transport", "aiohttp", exc) from exc

@@ -130,5 +130,5 @@ def _aead() -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as exc:
-        raise missing_extra("key", "store") from exc
+        raise missing_extra("key", "store", exc) from exc
     return AESGCM

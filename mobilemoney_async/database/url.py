@@ -79,7 +79,7 @@ def read_url(url: object) -> sa.URL:
         import psycopg  # noqa: F401 (here, since only PostgreSQL needs it)
     except ImportError as exc:
         del read
-        raise missing_extra("url", "postgres") from exc
+        raise missing_extra("url", "postgres", exc) from exc
     return read.set(drivername="postgresql+psycopg")
 
 

@@ -86,7 +86,7 @@ class SQLStore:
         try:
             import sqlalchemy  # noqa: F401 (here, since only a store needs it)
         except ImportError as exc:
-            raise missing_extra("store", "store") from exc
+            raise missing_extra("store", "store", exc) from exc
         from mobilemoney_async.database.engine import Database
         from mobilemoney_async.payments.account_store import AccountStore
 

@@ -16,7 +16,7 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from mobilemoney_async import AsyncClient, LoginAuth, OutcomeUnknown, RetryPolicy, UnexpectedResponse
-from mobilemoney_async.calls import transport_pool
+from mobilemoney_async.calls import transport, transport_pool
 from tests.calls.ways import WAYS, connect
 from tests.contract import samples
 from tests.support.certificates import certificate
@@ -291,3 +291,33 @@ async def test_a_login_of_another_user_is_not_used(way: str) -> None:
     async with serve(answer) as server, connect(way, server.base_url, auth=LoginAuth(EMAIL, PASSWORD)) as client:
         await client.transactions.get("tx-MINE")
         assert tokens == ["theirs", "mine"]
+
+
+@pytest.mark.parametrize("way", ["httpx", "transport", "client", "httpx2", "httpx2 transport"])
+@pytest.mark.parametrize("name", ["_httpcore_stream", "_stream", "_connection", "_h11_state"])
+async def test_a_release_that_hides_its_parser_is_said_once(
+    way: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The guard rests on private names of httpcore: where one of them has changed, a WARNING says so, and calls go on."""
+    transport._warn_of_names.cache_clear()
+
+    def renamed(value: Any, wanted: str, *default: Any) -> Any:
+        return getattr(value, "hidden" if wanted == name else wanted, *default)
+
+    monkeypatch.setattr(transport, "getattr", renamed, raising=False)
+    caplog.set_level("WARNING", "mobilemoney_async")
+    async with serve(surplus(Response.json({}), times=0)) as server, connect(way, server.base_url) as client:
+        for _ in range(3):
+            await client.transactions.get("tx-1")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "httpcore" in caplog.text
+    transport._warn_of_names.cache_clear()
+
+
+@pytest.mark.parametrize("way", ["httpx", "transport", "client", "httpx2", "httpx2 transport"])
+async def test_the_parser_of_this_release_is_found(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With the releases that are installed, nothing is said."""
+    transport._warn_of_names.cache_clear()
+    async with serve(surplus(Response.json({}), times=0)) as server, connect(way, server.base_url) as client:
+        await client.transactions.get("tx-1")
+    assert not caplog.records
