@@ -120,7 +120,7 @@ def read_rows(body: bytes) -> PageAnswer:
     """Return a page of the list as evidence: one that cannot be read as a whole is read row by row, as `RowsAnswer`.
 
     Raises:
-        DecodeError: It is no page: its rows are no array, or its pagination does not fit.
+        DecodeError: It is no page: its rows are no array.
     """
     try:
         return LIST_TRANSACTIONS.read(body)

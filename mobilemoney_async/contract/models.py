@@ -210,11 +210,14 @@ class TransactionPage(Data):
         transactions: The rows.
         pagination: The position of the page in the list.
         skipped: For each row that breaks the contract, its id and the reason; only in full listings.
+        is_complete: False on the last page of a full listing that ended before it had shown as many transactions as the
+            service counts. That page may be empty. False on each page whose counts cannot be read.
     """
 
     transactions: tuple[Transaction, ...]
     pagination: Pagination
     skipped: tuple[str, ...] = ()
+    is_complete: bool = True
 
     def __iter__(self) -> Iterator[Transaction]:
         return iter(self.transactions)
@@ -238,6 +241,11 @@ class PageAnswer:
     transactions: tuple[Transaction, ...]
     pagination: Pagination
     status: str = "success"
+
+    @property
+    def is_counted(self) -> bool:
+        """True if the page says how long the list is. Counts that cannot be read are -1."""
+        return self.pagination.total_count >= 0 and self.pagination.total_pages >= 0
 
 
 ANSWERS |= {

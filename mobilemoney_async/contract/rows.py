@@ -8,15 +8,22 @@ from mobilemoney_async.contract.converter import answers
 from mobilemoney_async.contract.models import PageAnswer, RowsAnswer, Transaction, UnreadableRow
 from mobilemoney_async.contract.plain import DecodeError
 
+# In place of what a page does not say of its position, and of the length of the list.
+_UNKNOWN = {"current_page": 0, "per_page": 0, "total_pages": -1, "total_count": -1}
+
 
 def structure_page(plain: Any) -> RowsAnswer:
     """Return plain JSON values as a page whose rows are read one by one, each as strictly as ever.
 
     Raises:
-        DecodeError: The page itself does not fit: its array of rows, its pagination or its status.
+        DecodeError: It is no page: its rows are no array.
     """
-    rows = plain.get("transactions") if isinstance(plain, dict) else None
-    page = answers.read({**plain, "transactions": []} if isinstance(rows, list) else plain, PageAnswer)
+    rows, shown = (plain.get("transactions"), plain.get("pagination")) if isinstance(plain, dict) else (None, None)
+    counts = shown if isinstance(shown, dict) else {}
+    known = {name: value if _is_count(value := counts.get(name)) else unknown for name, unknown in _UNKNOWN.items()}
+    page = answers.read(
+        {**plain, "transactions": [], "pagination": known} if isinstance(rows, list) else plain, PageAnswer
+    )
     readable, unreadable = list[Transaction](), list[UnreadableRow]()
     for row in rows or []:
         try:
@@ -25,8 +32,18 @@ def structure_page(plain: Any) -> RowsAnswer:
             row_id, created_at = _shown(row, "id"), _shown(row, "created_at")
             unreadable.append(UnreadableRow(id=row_id, created_at=created_at, reason=f"{exc}"))
     return RowsAnswer(
-        transactions=tuple(readable), unreadable=tuple(unreadable), pagination=page.pagination, status=page.status
+        transactions=tuple(readable),
+        unreadable=tuple(unreadable),
+        pagination=page.pagination,
+        status=page.status,
     )
+
+
+def _is_count(value: object) -> bool:
+    try:
+        return answers.read(value, int) >= 0
+    except DecodeError:
+        return False
 
 
 def _shown(row: Any, name: str) -> Any:

@@ -139,7 +139,7 @@ class AuditReport(Data):
 def incomplete(walk: Walk) -> Iterable[Difference]:
     """Return the reasons why a listing cannot be compared as a whole."""
     if not walk.is_complete:
-        yield difference(DifferenceKind.INCOMPLETE, "the list could not be read as a whole")
+        yield difference(DifferenceKind.INCOMPLETE, walk.shortfall)
     if walk.unreadable:
         said = f"rows of the list that cannot be read: {len(walk.unreadable)}"
         yield difference(DifferenceKind.INCOMPLETE, said)

@@ -85,6 +85,7 @@ class Walk:
         last_day: The last one; None for all days up to the present.
         is_complete: Whether all pages of those days were read, without a gap, to an empty or the last page.
         covered: Of a bisection, the service times between which all rows are known; None if there are none.
+        counted: Of a full listing, the number of rows that the service counts; None if that is not known.
     """
 
     rows: tuple[Transaction, ...]
@@ -96,6 +97,15 @@ class Walk:
     last_day: date | None = None
     is_complete: bool = False
     covered: tuple[datetime, datetime] | None = None
+    counted: int | None = None
+
+    @property
+    def shortfall(self) -> str:
+        """The reason why it is not complete, with the numbers that contradict each other, if they do."""
+        shown = len(self.rows) + len(self.unreadable)
+        if self.counted is None or shown >= self.counted:
+            return _NOT_WHOLE
+        return f"{_NOT_WHOLE}: the service counts {self.counted:,} transactions, and has shown {shown:,}"
 
     def asked(self, start: datetime, end: datetime) -> bool:
         """Return whether the days asked for hold a span on the service's clock.

@@ -5,6 +5,7 @@ Rows that break the contract are kept apart, with as much as can be read of them
 
 from __future__ import annotations
 
+import logging
 from datetime import date, datetime, timedelta
 
 import attrs
@@ -17,6 +18,8 @@ from mobilemoney_async.errors import APIError, TransactionNotFound
 from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.matching import ClockSample, read_sample
 from mobilemoney_async.resources.page_choice import JoinedPages, TimeSearch
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 _ROWS = attrs.evolve(LIST_TRANSACTIONS, read=read_rows)
 # Requests of one full listing with all its attempts, and of one bisection.
@@ -72,7 +75,13 @@ class _Reader:
             self._unreadable.update(dict.fromkeys(answer.unreadable))
         return answer
 
-    def walk(self, *, is_complete: bool = False, covered: tuple[datetime, datetime] | None = None) -> Walk:
+    def walk(
+        self,
+        *,
+        is_complete: bool = False,
+        covered: tuple[datetime, datetime] | None = None,
+        counted: int | None = None,
+    ) -> Walk:
         """Return the listing."""
         return Walk(
             rows=tuple(self.rows.values()),
@@ -84,6 +93,7 @@ class _Reader:
             last_day=self._days[1],
             is_complete=is_complete,
             covered=covered,
+            counted=counted,
         )
 
 
@@ -123,7 +133,9 @@ class Lister:
             if pages.rows == seen:  # another attempt would show the same
                 break
             seen = pages.rows
-        return reader.walk()
+        walk = reader.walk(counted=pages.counted)
+        logger.warning("%s", walk.shortfall)
+        return walk
 
     async def _begins_as_before(self, reader: _Reader, pages: JoinedPages) -> bool:
         """Return whether the list still begins as it did. If not, rows left, or it seemed to end while it was away."""

@@ -132,22 +132,12 @@ class Requester:
 
 
 def _readable(body: bytes, broken: DecodeError) -> PageAnswer:
-    """Return the rows that can be read, and the counts that are there; 0, which no page can mean, for the others."""
+    """Return the rows that can be read, and the counts that are there."""
     # Imported here: answers that need it are rare, and cattrs takes a third of the import.
     from mobilemoney_async.contract.rows import structure_page
 
-    page = parse_page(body)
-    if not isinstance(page, dict):
-        raise broken
-    counts, status = page.get("pagination"), page.get("status")
-    known = counts if isinstance(counts, dict) else {}
-    page["pagination"] = {
-        name: value if type(value := known.get(name)) is int and value >= 0 else 0
-        for name in ("current_page", "total_pages", "total_count", "per_page")
-    }
-    page["status"] = status if isinstance(status, str) else ""
     try:
-        answer = structure_page(page)
+        answer = structure_page(parse_page(body))
     except DecodeError:
         raise broken from None
     if answer.unreadable and not answer.transactions:

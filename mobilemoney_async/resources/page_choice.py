@@ -32,10 +32,14 @@ class FullListing:
 
     Attributes:
         page: The page to ask for next, or None at the end.
+        shown: The number of rows that were shown.
+        counted: The number of rows that the service counts, at its lowest; None where a page does not say.
     """
 
     def __init__(self) -> None:
         self.page: int | None = 1
+        self.shown: int = 0
+        self.counted: int | None = None
         self._size = 1
         self._seen: set[str] = set()
         self._covered = 0
@@ -53,6 +57,7 @@ class FullListing:
             if row.id not in self._seen:
                 self._seen.add(row.id)
                 fresh.append(row)
+        self.shown += len(fresh) + len(answer.skipped)
         self._repeated += len(answer.transactions) - len(fresh)
         self._barren = 0 if fresh else self._barren + 1
         total = answer.pagination.total_count
@@ -64,12 +69,21 @@ class FullListing:
             left = max(0, self._total - total)
             self._beyond = (self._beyond[0], self._beyond[1] - left)
             self._covered = max(0, self._covered - left)
+        if not answer.is_complete:
+            self.counted = None
+        elif self.counted is not None or self._total is None:
+            self.counted = total if self.counted is None else min(self.counted, total)
         self._total = total
         assert self.page is not None
-        self.page = self._next(self.page, length, answer.pagination.total_pages)
+        self.page = self._next(self.page, length, answer.pagination.total_pages if answer.is_complete else math.inf)
         return fresh
 
-    def _next(self, page: int, length: int, pages: int) -> int | None:
+    @property
+    def is_complete(self) -> bool:
+        """True if as many rows were shown as the service counts."""
+        return self.counted is not None and self.shown >= self.counted
+
+    def _next(self, page: int, length: int, pages: float) -> int | None:
         start, end = (page - 1) * self._size, page * self._size
         if start > self._covered:
             self._beyond = (start, start + length)
@@ -159,7 +173,7 @@ class JoinedPages:
         self.is_at_end: bool = False
         self.is_over: bool = False
         self._patience = patience  # with pages that show nothing new, though the service counts more
-        self._total, self._fewest = 0, math.inf
+        self._total, self._fewest, self._is_counted = 0, math.inf, True
         self._places: dict[str, int] = {}  # the ids of the rows, with their order
         # The place up to which the pages have come: before the last one while rows arrive by the page.
         self._reached = 0
@@ -169,7 +183,12 @@ class JoinedPages:
     @property
     def is_whole(self) -> bool:
         """True if the list was read to its end, no row can have been missed, and no fewer came than it counts."""
-        return self.is_joined and self.is_at_end and len(self.rows) >= self._fewest
+        return self.is_joined and self.is_at_end and self._is_counted and len(self.rows) >= self._fewest
+
+    @property
+    def counted(self) -> int | None:
+        """The number of rows that the service counts, at its lowest; None where a page does not say."""
+        return int(self._fewest) if self._is_counted and self._fewest < math.inf else None
 
     @property
     def is_plain(self) -> bool:
@@ -182,6 +201,7 @@ class JoinedPages:
         self.is_joined &= total >= self._total
         self._total, self._fewest = total, min(self._fewest, total)
         self.pages = max(self.pages, answer.pagination.total_pages)
+        self._is_counted &= answer.is_counted
         ids, unreadable = _ids(answer), answer.unreadable if isinstance(answer, RowsAnswer) else ()
         advances = not self.rows.issuperset(unreadable)
         times = _times(answer)

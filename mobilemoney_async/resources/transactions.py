@@ -78,11 +78,23 @@ class _Pages:
         while self._listing.page is not None:
             answer = await self._get(self._listing.page)
             rows = self._take(answer)
-            if rows:
+            is_short = self._listing.page is None and self._left != 0 and not self._listing.is_complete
+            if is_short:
+                self._warn()
+            if rows or is_short:
                 if self._ahead:
                     self.prefetch()
-                return attrs.evolve(answer, transactions=tuple(rows))
+                is_complete = answer.is_complete and not is_short
+                return attrs.evolve(answer, transactions=tuple(rows), is_complete=is_complete)
         raise StopAsyncIteration
+
+    def _warn(self) -> None:
+        counted = "pages without a readable count" if self._listing.counted is None else f"{self._listing.counted:,}"
+        logger.warning(
+            "the list could not be read as a whole: the service counts %s, and has shown %s transactions",
+            counted,
+            f"{self._listing.shown:,}",
+        )
 
     async def _get(self, page: int) -> TransactionPage:
         if self._next is None:
@@ -123,8 +135,9 @@ class _Items:
 
     async def __anext__(self) -> Transaction:
         if self._next == len(self._rows):
-            self._rows = (await anext(self._pages)).transactions
-            self._next = 0
+            self._rows, self._next = (), 0
+            while not self._rows:  # the last page may be empty
+                self._rows = (await anext(self._pages)).transactions
         else:
             if self._next == 1:
                 self._pages.prefetch()
@@ -146,6 +159,9 @@ class TransactionPager:
 
     A row that breaks the contract is skipped, with its id and the reason in the log and in ``TransactionPage.skipped``.
 
+    A listing that ends before it has shown as many transactions as the service counts is not complete: the log has one
+    WARNING with both numbers, and the last page has ``is_complete`` False.
+
     Iterating raises the errors of `transactions.page`.
     """
 
@@ -156,7 +172,10 @@ class TransactionPager:
         return _Items(self._start())
 
     def pages(self) -> AsyncIterator[TransactionPage]:
-        """Return the same listing a page at a time: each has only its new transactions, and none is empty."""
+        """Return the same listing a page at a time: each has only its new transactions.
+
+        None is empty, except the last page of a listing that is not complete.
+        """
         return self._start(ahead=True)
 
     def __await__(self) -> Generator[Any, Any, list[Transaction]]:
@@ -372,7 +391,12 @@ class Transactions:
         skipped = tuple(f"{shown_id(row.id) if row.id else 'a row without an id'}: {row.reason}" for row in unreadable)
         for each in skipped:
             logger.warning("a transaction in the list is skipped: %s", each)
-        return TransactionPage(transactions=answer.transactions, pagination=answer.pagination, skipped=skipped)
+        return TransactionPage(
+            transactions=answer.transactions,
+            pagination=answer.pagination,
+            skipped=skipped,
+            is_complete=answer.is_counted,
+        )
 
 
 def _check_filters(

@@ -421,15 +421,22 @@ class TestRowsOneByOne:
         [
             ({"transactions": {}}, "$.transactions"),
             ({"transactions": None}, "$.transactions"),
-            ({"pagination": None}, "$.pagination"),
-            ({"pagination": samples.pagination(total_count="7")}, "$.pagination.total_count"),
+            ({"transactions": None, "pagination": None}, "$.transactions"),
         ],
     )
     def test_a_page_that_is_none_is_refused(self, change: dict[str, Any], path: str) -> None:
-        """Its array, its counts and its status must fit, beside a broken row too."""
+        """Its array must fit, beside a broken row too."""
         with pytest.raises(DecodeError) as caught:
             read_rows(to_bytes(samples.page({}) | change))
         assert caught.value.path == path
+
+    @pytest.mark.parametrize(
+        "pagination", [None, [], {}, samples.pagination(total_count="7"), samples.pagination(total_pages=-1)]
+    )
+    def test_a_page_whose_counts_cannot_be_read_shows_its_rows(self, pagination: Any) -> None:
+        """The counts are for completeness only: without them a listing is never complete."""
+        answer = read_rows(to_bytes(samples.page(samples.transaction()) | {"pagination": pagination}))
+        assert ([row.id for row in answer.transactions], answer.is_counted) == (["t-1"], False)
 
     def test_other_bodies_are_no_pages(self) -> None:
         for body in (b"", b"<html>", b"[]", b"null", b'{"status": "error", "error_code": "X"}'):

@@ -349,3 +349,67 @@ async def test_a_list_may_show_its_last_page_in_place_of_one_beyond_it(shown: It
         else:
             with pytest.raises(UnexpectedResponse, match="page"):
                 await client.transactions.page(90)
+
+
+def short(counted: Any, shown: int, *, pages: Any = None) -> Handler:
+    """Return a handler that serves some rows of a list, and counts others."""
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        page, limit = (int(request.url.params[name]) for name in ("page", "limit"))
+        rows = [samples.transaction(id=f"t-{number}") for number in range(shown)][(page - 1) * limit : page * limit]
+        most = -(-max(shown, counted if isinstance(counted, int) else 0) // limit)
+        body = samples.page(*rows, current_page=page, total_pages=pages or most, total_count=counted, per_page=limit)
+        return httpx.Response(200, json=body)
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("counted", "shown", "pages", "limit"),
+    [
+        (130, 100, 2, 100),
+        (130, 100, 1, 100),
+        (130, 0, 2, 100),
+        (130, 0, 0, 100),
+        (7, 6, 3, 2),
+        (7, 6, 4, 2),
+        (1, 0, 1, 9),
+    ],
+)
+async def test_a_list_that_counts_more_than_it_shows_is_not_complete(
+    counted: int, shown: int, pages: int, limit: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has one warning with both numbers, and the last page says so; every way still gives what is shown."""
+    async with connect(short(counted, shown, pages=pages)) as (client, _):
+        found = [page async for page in client.transactions.list(limit=limit).pages()]
+    assert [page.is_complete for page in found] == [True] * (len(found) - 1) + [False]
+    assert sum(len(page) for page in found) == shown
+    (said,) = caplog.messages
+    assert f"counts {counted}, and has shown {shown} transactions" in said
+    caplog.clear()
+    async with connect(short(counted, shown, pages=pages)) as (client, _):
+        assert len([row async for row in client.transactions.list(limit=limit)]) == shown
+        assert len(await client.transactions.list(limit=limit)) == shown
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize("counted", [None, "7", -1, 1.5, [], True])
+async def test_a_list_without_readable_counts_is_read_and_never_complete(
+    counted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is read to the page that shows nothing new."""
+    async with connect(short(counted, 7, pages=3)) as (client, service):
+        found = [page async for page in client.transactions.list(limit=3).pages()]
+        assert service.pages == [1, 2, 3, 4]
+        assert not any(page.is_complete for page in found)
+        assert sum(len(page) for page in found) == 7
+    assert sum("without a readable count" in each for each in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 6])
+async def test_a_list_that_is_as_long_as_it_says_is_complete(length: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where you asked for less of it."""
+    async with connect(listing(length)) as (client, _):
+        assert all([page.is_complete async for page in client.transactions.list(limit=2).pages()])
+        assert all([page.is_complete async for page in client.transactions.list(limit=2, max_items=3).pages()])
+    assert not caplog.messages
