@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 # Of the national numbering plan: nine digits, of which those of mobile phones begin with 6 or 7.
 _TANZANIAN = re.compile(r"(?:\+?255|0)?([67][0-9]{8})", re.ASCII)
-_AMOUNT = re.compile(r"[0-9]+(?:\.0+)?", re.ASCII)
+_AMOUNT = re.compile(r"[0-9]+(?:\.0{1,2})?", re.ASCII)
+# A text that one convention reads as thousands, and another as a fraction. Longer digits might be a phone number.
+_TWO_AMOUNTS = re.compile(r"([0-9]{1,12})[.,](0{1,3})|([0-9]{1,3})[.,]([0-9]{3})", re.ASCII)
 _AMOUNT_DIGITS = 20
 # Characters of a refused value in its error.
 _MOST_SHOWN = 40
@@ -178,8 +180,9 @@ def normalise_amount(amount: int | Decimal | str) -> str:
     """Return an amount the way the service takes it: whole currency units, as digits (contract, sections 2.1 and 4.1).
 
     Args:
-        amount: A positive ``int``, an integral ``Decimal``, or a ``str`` of digits, optionally with a zero fraction
-            (``"1000.00"``). Never ``float`` or ``bool``. At most 20 digits; the service's own range is not documented.
+        amount: A positive ``int``, an integral ``Decimal``, or a ``str`` of ASCII digits, optionally with a dot and one
+            or two zeros (``"1000.00"``). ``"500.000"`` and ``"15,000"`` are refused: somebody may read them otherwise.
+            Never ``float`` or ``bool``. At most 20 digits; the service's own range is not documented.
 
     Raises:
         InvalidRequest: It is something else.
@@ -187,8 +190,19 @@ def normalise_amount(amount: int | Decimal | str) -> str:
     amount = hide_text(amount)  # it may be anything that a caller mixed up
     whole = _whole(amount)
     if whole is None:
-        raise refuse("amount", "a positive whole number of TZS as int, Decimal or str, such as 15000", amount)
+        accepted = "a positive whole number of TZS as int, Decimal or str, such as 15000"
+        raise refuse("amount", accepted, amount, two_amounts(amount))
     return f"{whole:d}"
+
+
+def two_amounts(text: object) -> str:
+    """Return words for the two amounts that a text may mean, or nothing if it does not mean two."""
+    found = _TWO_AMOUNTS.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        return ""
+    whole, rest = (found[1], found[2]) if found[1] else (found[3], found[4])
+    decimal = whole if not rest.strip("0") else f"{whole}.{rest}".rstrip("0")
+    return f"it may be read as {int(whole + rest)} or as {decimal}: write digits alone"
 
 
 def _whole(amount: object) -> int | None:
@@ -320,6 +334,25 @@ def require_name(argument: str, value: object) -> str:
     if len(text) > 200 or "\0" in text:
         raise refuse(argument, f"a str of at most 200 characters, not blank, without NUL; this one has {len(text)}")
     return text
+
+
+def require_key(argument: str, value: object) -> str:
+    """Return an idempotency key, or raise `InvalidRequest`.
+
+    Two keys that look alike would make two payments. So white space around a key, line ends, control characters and
+    invisible marks are refused rather than dropped.
+    """
+    key = require_name(argument, value)
+    if key != key.strip() or (not key.isprintable() and _has_unseen(key)):
+        raise refuse(argument, "a str without white space around it, line ends, control characters and invisible marks")
+    return key
+
+
+def _has_unseen(text: str) -> bool:
+    """Return whether a text has control characters, invisible marks or line ends."""
+    from unicodedata import category
+
+    return any(category(each) in {"Cc", "Cf", "Zl", "Zp"} for each in text)
 
 
 def valid_name(text: object) -> str | None:

@@ -578,6 +578,7 @@ NO_COUNTRY_CODE = (
     "phone_number must be in international format, such as +255681234567, not '078…89'; "
     "values.tanzanian() reads local numbers"
 )
+AMOUNT_MUST_BE = "amount must be a positive whole number of TZS as int, Decimal or str, such as 15000"
 REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: require_seconds("timeout", "x"), "timeout must be seconds, more than 0, not 'x'"),
     (lambda: require_seconds("timeout", -1), "timeout must be seconds, more than 0, not -1"),
@@ -585,7 +586,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: normalise_phone_number("0788 500 789"), NO_COUNTRY_CODE),
     (
         lambda: normalise_amount("1,000"),
-        "amount must be a positive whole number of TZS as int, Decimal or str, such as 15000, not '1,000'",
+        f"{AMOUNT_MUST_BE}, not '1,000'; it may be read as 1000 or as 1: write digits alone",
     ),
     (
         lambda: normalise_amount(15000.0),  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ from mobilemoney_async.errors import MobileMoneyError
 from mobilemoney_async.events import AttemptEnded, Event
 from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.polling.poller import Poller
-from mobilemoney_async.values import normalise_amount, require_name
+from mobilemoney_async.values import normalise_amount, require_key, two_amounts
 
 # The default of --timeout, seconds.
 _TIMEOUT = 300.0
@@ -143,13 +143,15 @@ def _checked(request: PaymentRequest, *, has_store: bool) -> PaymentRequest:
     """Return a request with normal phone number and amount, and with a key if there is a store."""
     number = options.require_phone_number(request.phone_number)
     accepted = "AMOUNT must be whole TZS, more than 0, in digits such as 15000"
-    amount = options.check(normalise_amount, request.amount, accepted)
+    two = two_amounts(request.amount)
+    amount = options.check(normalise_amount, request.amount, f"{accepted}; {two}" if two else accepted)
     key = request.key
     if key is not None and not has_store:
         advice = "the same command again would be a second payment; give --store, or name a store in the profile"
         raise WrongUsage(f"--key needs a store: without one the key is not saved, and {advice}")
     if key is not None:
-        options.check(partial(require_name, "key"), key, "--key must be at most 200 characters, not blank")
+        said = "--key must be at most 200 characters, not blank, without white space around it, line ends and "
+        options.check(partial(require_key, "key"), key, f"{said}invisible characters")
     elif has_store:
         key = f"cli-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
     return attrs.evolve(request, phone_number=number, amount=amount, key=key)

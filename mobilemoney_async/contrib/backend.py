@@ -267,7 +267,7 @@ class Backend(anyio.AsyncContextManagerMixin):
     # Inside
 
     async def _pay(self, wanted: _Wanted, patience: float, names: _Names | None) -> OrderStatus:
-        order = values.require_name("order", wanted[1])
+        order = values.require_key("order", wanted[1])
         values.require_seconds("patience", patience, allow_zero=True)
         known = await self.status(order)
         if self._tasks is None:

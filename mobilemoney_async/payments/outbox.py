@@ -38,7 +38,7 @@ from mobilemoney_async.payments.records import (
     move,
 )
 from mobilemoney_async.resources.creates import create_body
-from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_name
+from mobilemoney_async.values import HiddenText, hide, hide_text, refuse, require_integer, require_key
 
 _MOST_PRIORITY, _MOST_AT_ONCE = 1_000_000, 1_000
 
@@ -93,7 +93,7 @@ def read_order(
     number, amount = hide(phone_number), hide_text(amount)
     fields = None if extra is None else Fields.of(extra)
     del phone_number, extra
-    key = require_name("idempotency_key", idempotency_key)
+    key = require_key("idempotency_key", idempotency_key)
     kind = require_type(type)
     begin, end = _read_time("not_before", not_before, now), _read_time("not_after", not_after, now)
     place = require_integer("priority", priority, -_MOST_PRIORITY)

@@ -48,6 +48,7 @@ from mobilemoney_async.values import (
     refuse,
     require_identifier,
     require_integer,
+    require_key,
     require_name,
     require_seconds,
     require_text,
@@ -443,7 +444,7 @@ class Payments(PaymentBook):
         """
         if not isinstance(keys, Mapping):
             raise refuse("keys", "a mapping of keys to transaction ids", keys)
-        pairs = {require_name("keys", key): require_identifier("keys", each) for key, each in keys.items()}
+        pairs = {require_key("keys", key): require_identifier("keys", each) for key, each in keys.items()}
         numbers = {name: normalise_phone_number(each) for name, each in (phone_numbers or {}).items()}
         text = require_text("note", note)
         await self._recovery.binding.require_bound()

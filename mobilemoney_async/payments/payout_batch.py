@@ -25,8 +25,10 @@ from mobilemoney_async.values import (
     normalise_amount,
     normalise_phone_number,
     refuse,
+    require_key,
     require_name,
     tanzanian,
+    two_amounts,
 )
 
 Rows: TypeAlias = str | bytes | TextIO | BinaryIO | Iterable[Mapping[str, Any]]
@@ -41,6 +43,8 @@ MOST_TEXT = 20_000_000
 # Columns of a file, and runs of lines that an error names for each problem.
 _MOST_COLUMNS, _MOST_NAMED = 200, 10
 _NEEDED = ("phone_number", "amount")
+# Name of no column: the mark of a row whose amount a comma may have divided.
+_DIVIDED = object()
 _OF_REPORT = ("line", "key", "phone_number", "amount", "state", "transaction_id", "fee", "reason")
 # Columns that may only say what is so anyway: a list of collections, or of another currency, is no batch of payouts.
 _FIXED = {"type": str(TransactionType.DISBURSEMENT), "currency": CURRENCY}
@@ -77,20 +81,25 @@ def read_rows(rows: Rows, *, local_numbers: bool = False) -> list[PayoutRow]:
     """
     found: list[PayoutRow] = []
     problems: dict[str, list[int]] = {}
-    lines_of_keys: dict[str, int] = {}
+    keys: dict[str, tuple[int, str]] = {}
     for number, (line, row) in enumerate(_numbered(rows), 1):
         if number > MOST_ROWS:
             raise _wrong(f"there are more than {MOST_ROWS:,} rows: divide them")
         try:
             read = _read_row(line, row, local_numbers=local_numbers)
-            earlier = line if read.key is None else lines_of_keys.setdefault(read.key, line)
-            if earlier != line:
-                problems.setdefault(f"key {read.key!r} is in line {earlier}, too", []).append(line)
+            if read.key is not None:
+                earlier, key = keys.setdefault(read.key.casefold(), (line, read.key))
+                if earlier != line:
+                    said = "is in" if key == read.key else "differs in case only from that of"
+                    too = ", too" if key == read.key else ""
+                    problems.setdefault(f"key {read.key!r} {said} line {earlier}{too}", []).append(line)
             found.append(read)
         except InvalidRequest as exc:
             problems.setdefault(str(exc), []).append(line)
     if problems:
-        raise _wrong("; ".join(f"{_name_lines(lines)}: {problem}" for problem, lines in problems.items()))
+        named = [f"{_name_lines(lines)}: {problem}" for problem, lines in problems.items()]
+        more = [f"and {len(named) - _MOST_NAMED:,} more problems"] if named[_MOST_NAMED:] else []
+        raise _wrong("; ".join([*named[:_MOST_NAMED], *more]))
     if not found:
         raise _wrong("there are no rows")
     return found
@@ -177,9 +186,8 @@ def _read_text(rows: Any) -> str | None:
 def _read_csv(text: str) -> Iterator[tuple[int, Mapping[Any, Any]]]:
     """Yield the rows of a CSV that are not blank. Spreadsheets may separate by semicolons or tabs."""
     text = text.removeprefix("\ufeff")
-    head = text.lstrip().partition("\n")[0]
-    delimiter = max(",;\t", key=head.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    delimiter = max(",;\t", key=lambda each: _fit_header(text, each))
+    reader = _csv_reader(text, delimiter)
     names: list[str] = []
     line = 1
     try:
@@ -188,13 +196,49 @@ def _read_csv(text: str) -> Iterator[tuple[int, Mapping[Any, Any]]]:
             if not names and any(cells):
                 names = _read_header(cells)
             elif any(cells):
-                is_whole = len(cells) >= len(names) and not any(cells[len(names) :])
-                yield line, dict(zip(names, cells, strict=False)) | ({} if is_whole else {None: None})
+                yield line, _named(names, cells, is_by_comma=delimiter == ",")
             line = reader.line_num + 1
     except csv.Error as exc:
         raise _wrong(f"line {line}: {exc}") from None
     if not names:
         _read_header(names)
+
+
+def _named(names: Sequence[str], cells: Sequence[str], *, is_by_comma: bool) -> dict[Any, Any]:
+    """Return a row by the names of its columns, with a mark if it does not fit the header."""
+    row: dict[Any, Any] = dict(zip(names, cells, strict=False))
+    extra = cells[len(names) :]
+    has_blank_end = bool(names) and not names[-1]
+    nameless = [cell for name, cell in zip(names, cells, strict=False) if not name]
+    if is_by_comma and _may_be_divided(names, cells):
+        row[_DIVIDED] = None
+    elif len(cells) < len(names) or (extra and not has_blank_end) or any([*extra, *nameless]):
+        row[None] = None
+    return row
+
+
+def _csv_reader(text: str, delimiter: str) -> Iterator[list[str]]:
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+
+
+def _fit_header(text: str, delimiter: str) -> tuple[int, int]:
+    """Return how well a delimiter divides the first line that is not blank: the needed columns, then all cells."""
+    try:
+        cells = next((row for row in _csv_reader(text, delimiter) if any(map(str.strip, row))), [])
+    except csv.Error:
+        return 0, 0
+    return len({cell.strip() for cell in cells}.intersection(_NEEDED)), len(cells)
+
+
+def _may_be_divided(names: Sequence[str], cells: Sequence[str]) -> bool:
+    """Return whether the comma of an amount such as 15,000 may have divided it into two cells."""
+    place = names.index("amount")
+    amount, after = [*cells[place : place + 2], "", ""][:2]
+    return _is_digits(amount, 1, 3) and _is_digits(after, 3, 3)
+
+
+def _is_digits(text: str, least: int, most: int) -> bool:
+    return text.isascii() and text.isdigit() and least <= len(text) <= most
 
 
 def _read_header(names: list[str]) -> list[str]:
@@ -212,6 +256,11 @@ def _read_header(names: list[str]) -> list[str]:
 def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> PayoutRow:
     if not isinstance(row, Mapping):
         raise refuse("row", "a mapping with phone_number and amount", row)
+    if _DIVIDED in row:
+        said = (
+            "an amount such as 15,000 may be divided here: separate the cells by semicolons, save the amounts without "
+        )
+        raise InvalidRequest(f"{said}commas, or put another column after the amount", argument="rows")
     if None in row or row.get(""):
         raise InvalidRequest("has another number of values than the header", argument="rows")
     missing = [name for name in _NEEDED if name not in row]
@@ -220,7 +269,7 @@ def _read_row(line: int, row: Mapping[Any, Any], *, local_numbers: bool) -> Payo
     key = row.get("key")
     return PayoutRow(
         line=line,
-        key=None if key is None or key == "" else require_name("key", key),
+        key=None if key is None or key == "" else require_key("key", key),
         phone_number=_read_number(row["phone_number"], local_numbers=local_numbers),
         amount=_read_amount(row["amount"]),
         info=_read_info(row),
@@ -251,7 +300,8 @@ def _read_amount(amount: Any) -> str:
     try:
         return normalise_amount(amount.strip())
     except InvalidRequest:
-        raise refuse("amount", "a whole number of TZS above 0, in digits such as 15000") from None
+        accepted = "a whole number of TZS above 0, in digits such as 15000"
+        raise refuse("amount", accepted, advice=two_amounts(amount.strip())) from None
 
 
 def _read_number(text: str, *, local_numbers: bool) -> str:

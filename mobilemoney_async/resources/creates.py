@@ -23,7 +23,7 @@ from mobilemoney_async.values import (
     normalise_amount,
     normalise_phone_number,
     refuse,
-    require_name,
+    require_key,
     shown_id,
 )
 
@@ -99,7 +99,7 @@ class _Creates:
         phone_number, amount = hide(phone_number), hide_text(amount)
         fields = None if extra is None else Fields.of(extra)
         del extra
-        key = uuid.uuid4().hex if idempotency_key is None else require_name("idempotency_key", idempotency_key)
+        key = uuid.uuid4().hex if idempotency_key is None else require_key("idempotency_key", idempotency_key)
         if self._idempotent is None and idempotency_key is not None:
             raise InvalidRequest(
                 "idempotency_key needs a client with a store, as in AsyncClient(..., store=SQLStore(url)): without one "
