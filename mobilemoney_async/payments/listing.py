@@ -122,18 +122,20 @@ class Lister:
         """
         reader = _Reader(self._pipeline, (first_day, last_day), lane, left=_MOST_REQUESTS)
         seen: set[object] = set()
+        counted: int | None = None
         for _ in range(_ATTEMPTS):
             pages = JoinedPages()
             # It also reads on behind a gap: the rows that it finds may be payments that are looked for.
             while not pages.is_over and reader.left > 0:
                 pages.take(await reader.read(pages.page))
+            counted = pages.counted
             is_whole = pages.is_whole and pages.rows.issuperset(reader.rows)
             if is_whole and (pages.is_plain or await self._begins_as_before(reader, pages)):
                 return reader.walk(is_complete=True)
             if pages.rows == seen:  # another attempt would show the same
                 break
             seen = pages.rows
-        walk = reader.walk(counted=pages.counted)
+        walk = reader.walk(counted=counted)
         logger.warning("%s", walk.shortfall)
         return walk
 

@@ -217,14 +217,14 @@ def _named(names: Sequence[str], cells: Sequence[str], *, is_by_comma: bool) -> 
     return row
 
 
-def _csv_reader(text: str, delimiter: str) -> Iterator[list[str]]:
+def _csv_reader(text: str, delimiter: str) -> Any:
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
 
 
 def _fit_header(text: str, delimiter: str) -> tuple[int, int]:
     """Return how well a delimiter divides the first line that is not blank: the needed columns, then all cells."""
     try:
-        cells = next((row for row in _csv_reader(text, delimiter) if any(map(str.strip, row))), [])
+        cells: list[str] = next((row for row in _csv_reader(text, delimiter) if any(map(str.strip, row))), [])
     except csv.Error:
         return 0, 0
     return len({cell.strip() for cell in cells}.intersection(_NEEDED)), len(cells)

@@ -79,9 +79,9 @@ class FullListing:
         return fresh
 
     @property
-    def is_complete(self) -> bool:
-        """True if as many rows were shown as the service counts."""
-        return self.counted is not None and self.shown >= self.counted
+    def is_short(self) -> bool:
+        """True if it has ended and fewer rows were shown than the service counts, or it does not say how many."""
+        return self.page is None and (self.counted is None or self.shown < self.counted)
 
     def _next(self, page: int, length: int, pages: float) -> int | None:
         start, end = (page - 1) * self._size, page * self._size

@@ -78,7 +78,7 @@ class _Pages:
         while self._listing.page is not None:
             answer = await self._get(self._listing.page)
             rows = self._take(answer)
-            is_short = self._listing.page is None and self._left != 0 and not self._listing.is_complete
+            is_short = self._left != 0 and self._listing.is_short
             if is_short:
                 self._warn()
             if rows or is_short:
