@@ -163,10 +163,6 @@ if not _typing.TYPE_CHECKING:  # type checkers would take any name for one of ou
             return globals().setdefault(name, getattr(_importlib.import_module(f"{__name__}.{home}"), name))
         except AttributeError as exc:  # it would become an ImportError without its text
             raise ImportError(f"{name} cannot be imported: {exc}", name=__name__) from exc
-        except ModuleNotFoundError as exc:
-            if exc.name != "sqlalchemy":
-                raise
-            raise ImportError(f'{name} needs an extra: pip install "mobilemoney-async[store]"') from exc
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

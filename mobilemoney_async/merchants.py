@@ -29,15 +29,15 @@ from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
 from mobilemoney_async.client import AsyncClient, close, lend, rest, wake
-from mobilemoney_async.payments.account_store import AccountStore, KeyedLock
 from mobilemoney_async.payments.store import SQLStore, account_store, as_store
-from mobilemoney_async.sharing.account_auth import AccountAuth, AccountSecret
-from mobilemoney_async.values import refuse, require_integer, require_name
-from mobilemoney_async.worker import Worker
-from mobilemoney_async.worker import end as end_worker
+from mobilemoney_async.values import missing_extra, refuse, require_integer, require_name
 
+# What needs the extra `store` is imported where it is used: without it, the class is refused when it is made.
 if TYPE_CHECKING:
     from mobilemoney_async.events import Event
+    from mobilemoney_async.payments.account_store import AccountStore
+    from mobilemoney_async.sharing.account_auth import AccountSecret
+    from mobilemoney_async.worker import Worker
 
 logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
@@ -132,6 +132,10 @@ class Merchants:
         self._on_event = on_event
         self._utcnow = utcnow
         self._merchants: WeakValueDictionary[str, _Merchant] = WeakValueDictionary()
+        try:
+            from mobilemoney_async.payments.account_store import KeyedLock
+        except ModuleNotFoundError as exc:
+            raise missing_extra("store", "store") from exc
         self._locks = KeyedLock()  # by account, while its client is made
         self._busy: set[_Merchant] = set()
         self._idle: OrderedDict[_Merchant, None] = OrderedDict()  # the least recently used one first
@@ -186,6 +190,8 @@ class Merchants:
         """
         if not isinstance(self._store, SQLStore):
             raise refuse("store", "an SQLStore or its URL for a worker: its accounts are in one database")
+        from mobilemoney_async.worker import Worker
+
         worker = Worker(account_store(self._store), self._utcnow, self._serve, self._check_open)
         self._workers.add(worker)
         return worker
@@ -203,6 +209,8 @@ class Merchants:
             self._served -= 1
 
     def _make(self, account: str, store: SQLStore) -> _Merchant:
+        from mobilemoney_async.sharing.account_auth import AccountAuth
+
         parts, transport = account_store(store), self._transport
         utcnow = parts.database.wall_clock.utcnow if self._utcnow is None else self._utcnow
         client = AsyncClient(
@@ -287,6 +295,8 @@ class Merchants:
             wake(merchant.client)  # a consumer of one that rests is left, too
             with suppress(Exception):  # of its connections, which are gone
                 await close(merchant.client)
+
+        from mobilemoney_async.worker import end as end_worker
 
         # Shielded: results that are not recorded yet are written, also when this is cancelled.
         with anyio.CancelScope(shield=True):

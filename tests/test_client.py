@@ -381,6 +381,17 @@ class TestExtras:
         assert status == "PENDING"
         assert f'pip install "{said}"' in error if said else not error
 
+    @pytest.mark.parametrize("blocked", ["sqlalchemy", "psycopg", "cryptography", "aiohttp"])
+    def test_every_name_can_be_looked_at_without_an_extra(self, blocked: str) -> None:
+        """`import *`, `help()` and `getmembers` work: a class that needs an extra is refused when it is made."""
+        code = f"BLOCKED = {[blocked]!r}\n{WITHOUT}\nfrom mobilemoney_async import *\nimport inspect, pydoc\n"
+        code += "import mobilemoney_async as package\n"
+        code += "names = {name for name, _ in inspect.getmembers(package)}\n"
+        code += "text = pydoc.render_doc(package)\n"
+        code += "print(set(package.__all__) <= names & {*dir()} | {'__version__'}, bool(text))"
+        ran = run_without(code)
+        assert ran.stdout == "True True\n", ran.stderr
+
     def test_the_import_takes_no_database_along(self) -> None:
         """A program without a store pays nothing for it."""
         code = "import sys, mobilemoney_async; print({*sys.modules} & {'sqlalchemy', 'psycopg', 'cryptography'})"

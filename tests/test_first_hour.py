@@ -137,7 +137,8 @@ def test_an_import_without_its_extra_names_the_extra() -> None:
     lines = {
         "import mobilemoney_async.contrib.fastapi": "fastapi",
         "import mobilemoney_async.contrib.otel": "otel",
-        "from mobilemoney_async import Merchants": "store",
+        "import mobilemoney_async as m; m.Merchants('http://localhost', store='sqlite:///x.db', auth=id)": "store",
+        "import mobilemoney_async as m; m.Merchants('http://localhost', store=id, auth=id)": "store",
         "import mobilemoney_async as m; m.AsyncClient('http://localhost', auth='x', store='sqlite:///x.db')": "store",
         "import mobilemoney_async.sandbox as s; s.Sandbox().app": "sandbox",
     }
