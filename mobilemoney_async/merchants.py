@@ -134,8 +134,8 @@ class Merchants:
         self._merchants: WeakValueDictionary[str, _Merchant] = WeakValueDictionary()
         try:
             from mobilemoney_async.payments.account_store import KeyedLock
-        except ModuleNotFoundError as exc:
-            raise missing_extra("store", "store") from exc
+        except ImportError as exc:
+            raise missing_extra("store", "store", exc) from exc
         self._locks = KeyedLock()  # by account, while its client is made
         self._busy: set[_Merchant] = set()
         self._idle: OrderedDict[_Merchant, None] = OrderedDict()  # the least recently used one first

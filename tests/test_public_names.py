@@ -1,6 +1,7 @@
 """The names that users import."""
 
 import ast
+import importlib
 import types
 from importlib import import_module
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_an_import_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AttributeError("module 'httpx' has no attribute 'AsyncClient'")
 
     monkeypatch.delitem(vars(mobilemoney_async), "AsyncClient", raising=False)
-    monkeypatch.setattr(mobilemoney_async._importlib, "import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(ImportError, match="'httpx' has no attribute 'AsyncClient'"):
         from mobilemoney_async import AsyncClient  # noqa: F401
 

@@ -49,8 +49,8 @@ _SHIELD = 5.0
 
 _UNREADABLE = "the login token in the store cannot be read with this key: logging in again"
 _KEYLESS = (
-    "other processes encrypt the login token in the store, and this one has no key: it logs in by itself, and keeps its "
-    "token in memory; set MOBILEMONEY_STORE_KEY, the same for all processes"
+    "other processes encrypt the login token in the store, and this one has no key: it logs in by itself, and keeps "
+    "its token in memory; set MOBILEMONEY_STORE_KEY, the same for all processes"
 )
 _OTHERS = "the store holds a login token of this account under other credentials or another key, which is not used"
 

@@ -298,7 +298,7 @@ async def test_a_login_of_another_user_is_not_used(way: str) -> None:
 async def test_a_release_that_hides_its_parser_is_said_once(
     way: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The guard rests on private names of httpcore: where one of them has changed, a WARNING says so, and calls go on."""
+    """The guard rests on private names of httpcore: where one has changed, a WARNING says so, and calls go on."""
     transport._warn_of_names.cache_clear()
 
     def renamed(value: Any, wanted: str, *default: Any) -> Any:
