@@ -25,6 +25,7 @@ _AMOUNT = re.compile(r"[0-9]+(?:\.0{1,2})?", re.ASCII)
 # A text that one convention reads as thousands, and another as a fraction. Longer digits might be a phone number.
 _TWO_AMOUNTS = re.compile(r"([0-9]{1,12})[.,](0{1,3})|([0-9]{1,3})[.,]([0-9]{3})", re.ASCII)
 _AMOUNT_DIGITS = 20
+_ZERO_INSIDE = "+2550"
 # Characters of a refused value in its error.
 _MOST_SHOWN = 40
 _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
@@ -33,6 +34,8 @@ _PHONE_NUMBER = re.compile(r"\+[0-9]{8,15}", re.ASCII)
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _FORMULA_INSIDE = re.compile(f';([\\s"]*[{re.escape("".join(_FORMULA))}])')
 _SIGNED = re.compile(r"[+-][0-9.…]+", re.ASCII)
+_QUOTES = frozenset("\"'`")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}", re.ASCII)
 _HEADER_TOKEN = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 # Uncompiled: `re` compiles them at the first error, and keeps them.
@@ -158,10 +161,12 @@ def _shown(value: object) -> str:
 
 def url_shape(url: object) -> object:
     """Return the part of a refused URL that an error may show: the rest may hold a password."""
-    if not isinstance(url, str) or "@" in url:
-        return str if isinstance(url, str) else type(url)
+    if not isinstance(url, str):
+        return type(url)
     scheme, separator, _ = url.partition("://")
-    return f"{scheme}://…" if separator else url
+    if separator and _SCHEME.fullmatch(scheme):
+        return f"{scheme}://…"
+    return str if separator or "@" in url else url
 
 
 def missing_extra(argument: str, extra: str, cause: ImportError) -> InvalidRequest:
@@ -231,17 +236,28 @@ def normalise_phone_number(phone_number: str, *, argument: str = "phone_number")
     """
     phone_number = hide(phone_number)
     shown: object = phone_number
+    advice = ""
     if isinstance(phone_number, str):
         compact = PhoneNumber(phone_number.replace(" ", "").replace("-", ""))
-        if _PHONE_NUMBER.fullmatch(compact):
+        advice = number_advice(compact)
+        if _PHONE_NUMBER.fullmatch(compact) and not advice:
             return compact
         shown = mask_phone_number(compact)
     raise refuse(
         argument,
         "in international format, such as +255681234567",
         shown,
-        "values.tanzanian() reads local numbers",
+        advice or "values.tanzanian() reads local numbers",
     )
+
+
+def number_advice(number: str) -> str:
+    """Return what is wrong with a number that looks right, or nothing."""
+    if number.replace(" ", "").replace("-", "").startswith(_ZERO_INSIDE):
+        return "leave out the 0 after +255: it belongs to the national form"
+    if not number.isascii() and _has_unseen(number):
+        return "it holds an invisible character, as pasted numbers may: type it anew"
+    return ""
 
 
 def tanzanian(phone_number: str) -> str:
@@ -422,6 +438,8 @@ def require_bearer(argument: str, value: object) -> Secret:
     value = conceal(value)
     if not isinstance(value, Secret) or not _HEADER_TOKEN.fullmatch(value.reveal()):
         raise refuse(argument, "a token of visible ASCII characters, as a str", _kind(value))
+    if value.reveal()[0] in _QUOTES or value.reveal()[-1] in _QUOTES:
+        raise refuse(argument, "a token without quotation marks around it")
     return value
 
 

@@ -166,20 +166,33 @@ def holds_password(url: str) -> bool:
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the user's kept logins, which need not exist."""
-    return _xdg(environ, "XDG_STATE_HOME", ".local", "state")
+    """Return the folder of the user's kept logins, which need not exist.
+
+    Raises:
+        InvalidRequest: The user has no home directory, as in some containers.
+    """
+    folder = _xdg(environ, "XDG_STATE_HOME", ".local", "state")
+    if folder is None:
+        raise invalid("HOME", "must be set, or XDG_STATE_HOME: the user of this process has no home directory")
+    return folder
 
 
-def _xdg(environ: Mapping[str, str], variable: str, *default: str) -> Path:
+def _xdg(environ: Mapping[str, str], variable: str, *default: str) -> Path | None:
+    """Return the package's folder below one of the XDG specification's, or None without a home directory."""
     named = Path(environ.get(variable, ""))
-    # The XDG specification says to ignore a relative path.
-    return (named if named.is_absolute() else Path.home().joinpath(*default)) / "mobilemoney"
+    if not named.is_absolute():  # the specification says to ignore a relative path
+        try:
+            named = Path.home().joinpath(*default)
+        except RuntimeError:
+            return None
+    return named / "mobilemoney"
 
 
 def _find(environ: Mapping[str, str]) -> Path | None:
     here = Path.cwd()
     candidates = [folder / FILE_NAME for folder in (here, *here.parents)]
-    candidates.append(_xdg(environ, "XDG_CONFIG_HOME", ".config") / FILE_NAME)
+    if (folder := _xdg(environ, "XDG_CONFIG_HOME", ".config")) is not None:
+        candidates.append(folder / FILE_NAME)
     return next((path for path in candidates if path.is_file()), None)
 
 

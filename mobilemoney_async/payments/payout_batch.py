@@ -24,6 +24,7 @@ from mobilemoney_async.values import (
     mask_phone_number,
     normalise_amount,
     normalise_phone_number,
+    number_advice,
     refuse,
     require_key,
     require_name,
@@ -313,7 +314,8 @@ def _read_number(text: str, *, local_numbers: bool) -> str:
         try:
             tanzanian(text)
         except InvalidRequest:
-            raise refuse("phone_number", "in international format, such as +255681234567") from None
+            advice = number_advice(text) if isinstance(text, str) else ""
+            raise refuse("phone_number", "in international format, such as +255681234567", advice=advice) from None
         said = "local_numbers (--local-numbers) reads it as Tanzanian"
         problem = f"phone_number does not begin with + and a country code: {said}"
         raise InvalidRequest(problem, argument="phone_number") from None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mobilemoney_async import InvalidRequest
+from mobilemoney_async import InvalidRequest, SQLStore
+from mobilemoney_async.configuration.profiles import read_profiles, state_folder
 from mobilemoney_async.payments.payout_batch import read_rows
-from mobilemoney_async.values import normalise_amount
+from mobilemoney_async.values import normalise_amount, normalise_phone_number, require_bearer
 from tests.payments.second_world import BOTH, Order, make_world, number
 
 pytestmark = pytest.mark.anyio
@@ -157,3 +159,65 @@ def test_two_keys_that_differ_in_case_only_are_refused(one: str, other: str) -> 
     """One of them was probably typed for the other."""
     rows = [{"phone_number": NUMBER, "amount": 1500, "key": key} for key in (one, "another", other)]
     assert f"line 3: key {other!r} differs in case only from that of line 1" in refused(rows)
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        ("+2550681777888", "leave out the 0 after +255"),
+        ("+255 0681-777-888", "leave out the 0 after +255"),
+        ("\u202a+255681777888\u202c", "invisible character"),
+        ("+255681\u200b777888", "invisible character"),
+        ("\ufeff+255681777888", "invisible character"),
+        ("0681777888", "values.tanzanian()"),
+        (None, "values.tanzanian()"),
+    ],
+)
+def test_a_number_that_only_looks_right_is_refused_with_its_cause(number: Any, cause: str) -> None:
+    """It would ask a stranger, or nobody, for money."""
+    with pytest.raises(InvalidRequest) as caught:
+        normalise_phone_number(number)
+    assert cause in str(caught.value)
+    assert "681777888" not in str(caught.value)
+    if number is not None and "tanzanian" not in cause:
+        assert cause in refused([{"phone_number": number, "amount": 1}])
+
+
+@pytest.mark.parametrize("token", ['"abc.def"', "'abc.def'", "`abc.def", 'abc.def"'])
+def test_a_token_in_quotation_marks_is_refused(token: str) -> None:
+    """The service would call it malformed; the error does not show it."""
+    with pytest.raises(InvalidRequest, match="without quotation marks") as caught:
+        require_bearer("auth", token)
+    assert "abc" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgres://me:secret@host/db", "postgres://…"),
+        ("postgresql+asyncpg://me:secret@host/db", "postgresql+asyncpg://…"),
+        ("mysql://host/db", "mysql://…"),
+        ("me:secret@host://x", "str"),
+        ("me:secret@host", "str"),
+    ],
+)
+def test_a_stores_url_of_another_driver_is_named_by_its_scheme(url: str, shown: str) -> None:
+    """The rest may hold a password."""
+    with pytest.raises(InvalidRequest) as caught:
+        SQLStore(url)
+    assert str(caught.value).rpartition(", not ")[2].strip("'") == shown
+    assert "secret" not in str(caught.value)
+
+
+def test_a_user_without_a_home_directory_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A profile is still looked for from the working directory; a kept login needs a place."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.chdir(tmp_path)
+    assert read_profiles(None, {}).default is None
+    with pytest.raises(InvalidRequest, match="HOME must be set, or XDG_STATE_HOME"):
+        state_folder({})
+    assert state_folder({"XDG_STATE_HOME": "/kept"}) == Path("/kept/mobilemoney")
