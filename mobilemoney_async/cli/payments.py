@@ -92,7 +92,7 @@ def list_payments(
     exit_code: UnresolvedCode = False,
     service: Service,
 ) -> None:
-    """List payments, oldest first. Needs no service."""
+    """List the newest payments, in the order in which they were recorded. Needs no service."""
     if state and unresolved:
         raise typer.BadParameter("give either --state or --unresolved", param_hint="--unresolved")
     if limit is None:

@@ -181,7 +181,8 @@ def status(*, id: OptionalId = None, send: Send = False, as_json: AsJSON = False
     if id is None:
         found = _run(lambda payouts: payouts.list(), service)
         if as_json:
-            output.print_json(output.plain(found, unmasked=False))
+            for each in found:
+                output.print_json_line(output.plain(each, unmasked=False))
         elif found:
             output.show(output.new_table(_columns(), found))
         else:

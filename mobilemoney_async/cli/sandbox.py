@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mobilemoney_async.cli.app import add_command, command_group
+from mobilemoney_async.cli.output import ignoring_closed_pipe
 
 if TYPE_CHECKING:
     from mobilemoney_async.sandbox import Sandbox
@@ -79,19 +80,22 @@ def run_server(command: str, serve: Callable[[], Awaitable[None]], port: int) ->
         raise SystemExit(f"mobilemoney {command}: cannot listen on port {port}: {reason}; {advice}") from exc
     except KeyboardInterrupt:
         # On platforms without signal receivers, Ctrl-C arrives as this error, after a clean stop.
-        print("stopped", flush=True)
+        with ignoring_closed_pipe():
+            print("stopped", flush=True)
 
 
 async def _serve(sandbox: Sandbox, host: str, port: int) -> None:
     _log_to_standard_error()
     async with sandbox.serve(host, port) as served:
         base_url = served.replace("//0.0.0.0:", "//127.0.0.1:")  # which it stands for, and the client sends tokens to
-        print(f"export MOBILEMONEY_BASE_URL={base_url}\nexport MOBILEMONEY_TOKEN={sandbox.token}")
-        print(f"email: {sandbox.email}\npassword: {sandbox.password}")
-        print(f"phone page: {base_url.removesuffix('v1')}\n", flush=True)
-        numbers()
+        with ignoring_closed_pipe():  # it serves on
+            print(f"export MOBILEMONEY_BASE_URL={base_url}\nexport MOBILEMONEY_TOKEN={sandbox.token}")
+            print(f"email: {sandbox.email}\npassword: {sandbox.password}")
+            print(f"phone page: {base_url.removesuffix('v1')}\n", flush=True)
+            numbers()
         await until_stopped()
-    print("stopped", flush=True)
+    with ignoring_closed_pipe():
+        print("stopped", flush=True)
 
 
 async def until_stopped() -> None:

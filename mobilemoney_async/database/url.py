@@ -72,9 +72,12 @@ def read_url(url: object) -> sa.URL:
     # Another driver is asked for with a reason, encryption say.
     if read is not None and driver in {"sqlite", "sqlite+pysqlite"}:
         return _read_file(read)
-    if read is None or driver not in {"postgresql", "postgresql+psycopg"}:
+    # Some platforms write `postgres`, which SQLAlchemy no longer reads.
+    if read is None or driver not in {"postgres", "postgresql", "postgresql+psycopg"}:
         del read  # a tuple, with the password in it
-        raise refuse("url", _ACCEPTS, url_shape(url))
+        kind, _, name = driver.partition("+")
+        advice = f"the driver of the store is psycopg, not {name}" if kind == "postgresql" else ""
+        raise refuse("url", _ACCEPTS, f"{driver}://…" if driver else url_shape(url), advice)
     try:
         import psycopg  # noqa: F401 (here, since only PostgreSQL needs it)
     except ImportError as exc:

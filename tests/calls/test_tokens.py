@@ -607,6 +607,14 @@ async def test_an_issued_token_that_is_none_is_refused(token: Any) -> None:
     assert not token or str(token) not in str(caught.value)
 
 
+@pytest.mark.parametrize("token", ['"issued"', "'issued'", '"issued', "'"])
+async def test_a_token_in_quotation_marks_is_refused_by_its_cause(token: str) -> None:
+    """A file of variables is often read with its quotation marks."""
+    with pytest.raises(InvalidRequest, match="without the quotation marks") as caught:
+        TokenAuth(token)
+    assert "issued" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("email", "password"), [("", "x"), (" ", "x"), ("a@b", ""), ("a@b", " "), (None, "x"), ("a@b", 7)]
 )

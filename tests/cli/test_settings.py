@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from mobilemoney_async import InvalidRequest
-from mobilemoney_async.cli.clients import KeptFirst, choose_auth, open_client, sandbox_token
+from mobilemoney_async.cli.clients import (
+    KeptFirst,
+    choose_auth,
+    find_login,
+    forget_login,
+    open_client,
+    sandbox_token,
+)
 from mobilemoney_async.configuration.profiles import read_profiles
 from mobilemoney_async.configuration.settings import (
     SANDBOX_URL,
@@ -437,3 +444,19 @@ def test_names_are_completed_from_the_file(folder: Path) -> None:
     assert profile_names(environ) == ["other", "sandbox", "shop"]
     write(folder / "mobilemoney.toml", "nonsense")
     assert profile_names(environ) == ["sandbox"]
+
+
+def test_a_user_without_a_home_has_no_kept_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in many containers: nothing is found, and keeping a login is refused by what is missing."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    settings = load_settings(environ={"MOBILEMONEY_BASE_URL": SHOP})
+    assert find_login(settings) is None
+    with pytest.raises(InvalidRequest, match="XDG_STATE_HOME must be a folder"):
+        forget_login(settings)

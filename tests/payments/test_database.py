@@ -133,6 +133,19 @@ def test_a_database_that_is_refused(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["asyncpg", "psycopg2", "pg8000"])
+def test_another_driver_of_postgresql_is_named(name: str) -> None:
+    """A URL that the rest of a program uses is refused by its cause, without its password."""
+    with pytest.raises(InvalidRequest, match=f"the driver of the store is psycopg, not {name}") as caught:
+        SQLStore(f"postgresql+{name}://user:hunter2@host/payments")
+    assert f"not 'postgresql+{name}://…'" in str(caught.value)
+
+
+def test_a_url_as_platforms_write_it_is_read() -> None:
+    """`postgres://` is PostgreSQL's, too."""
+    assert "postgresql+psycopg://user:***@host/payments" in repr(SQLStore("postgres://user:hunter2@host/payments"))
+
+
 @pytest.mark.parametrize(
     "url", ["sqlite:///payments.db?mode=ro", "sqlite:///file:payments.db?uri=true", "sqlite:///\ud800"]
 )

@@ -107,6 +107,19 @@ def test_signals_end_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert capsys.readouterr().out.endswith("stopped\n")
 
 
+def test_a_pipe_that_closed_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends quietly though nobody reads what it says: the port was free."""
+
+    async def leave() -> None:
+        os.close(reader)
+
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(command, "until_stopped", leave)
+        run_sandbox(port=0)
+
+
 def test_an_interrupt_that_is_no_signal_ends_it_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
