@@ -46,7 +46,11 @@ def test_histories_run_for_the_minutes_that_are_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not for ever, though there is always another seed."""
-    monkeypatch.setattr(sys, "argv", ["simulation", "--minutes", "0"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["simulation", "--minutes", "0", "--seed", "106", "--seeds", "1", "--orders", "1", "--openings", "1"],
+    )
     assert main() == 0
     assert capsys.readouterr().out.startswith("0 histories")
 
