@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import attrs
 import sqlalchemy as sa
+from anyio.lowlevel import checkpoint
 
 from mobilemoney_async.database.url import has_stood_still, is_conflict, is_locked
 from mobilemoney_async.errors import MobileMoneyError, StoreError
@@ -122,10 +123,12 @@ class Group:
 
     async def _lead(self, run: Callable[[Sequence[Piece]], Awaitable[object]]) -> None:
         """Have the pieces run that wait."""
-        waiting = sorted(self._waiting, key=lambda piece: not piece.is_end)
-        pieces, self._waiting = waiting[:MOST_TOGETHER], waiting[MOST_TOGETHER:]
+        pieces: list[Piece] = []
         self._is_led = True
         try:
+            await checkpoint()  # work that comes in the same moment is included
+            waiting = sorted(self._waiting, key=lambda piece: not piece.is_end)
+            pieces, self._waiting = waiting[:MOST_TOGETHER], waiting[MOST_TOGETHER:]
             await run(sorted(pieces, key=lambda piece: piece.name))
         finally:
             # If this task was cancelled before the thread began, none has run: the others go on without it.

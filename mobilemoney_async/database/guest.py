@@ -7,7 +7,6 @@ as they are.
 
 from __future__ import annotations
 
-import functools
 import sqlite3
 import sys
 import weakref
@@ -20,9 +19,9 @@ from typing import Any
 
 import anyio
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 from sqlalchemy.dialects.sqlite import pysqlite
 
+from mobilemoney_async.database.prepared import POSTGRESQL, SQLITE, Convert, prepare
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.values import refuse
 
@@ -39,9 +38,7 @@ _OWN = (
     "writes to the store, which would wait for it"
 )
 _SQLITE_BUSY_SNAPSHOT = 517
-_POSTGRESQL: sa.Dialect = psycopg_dialect.dialect()  # type: ignore[no-untyped-call]
-_DJANGO: Mapping[str, sa.Dialect] = {"sqlite": pysqlite.dialect(paramstyle="pyformat"), "postgresql": _POSTGRESQL}
-_SQLITE: sa.Dialect = pysqlite.dialect(paramstyle="named")
+_DJANGO: Mapping[str, sa.Dialect] = {"sqlite": pysqlite.dialect(paramstyle="pyformat"), "postgresql": POSTGRESQL}
 
 # The last transaction in which a task has enqueued on SQLite: the task, and whether the transaction is still open.
 _guest: ContextVar[tuple[int, Callable[[], bool]] | None] = ContextVar("mobilemoney_async_guest", default=None)
@@ -79,13 +76,13 @@ def _admit(connection: Any, dialect: str) -> tuple[Any, Callable[[], bool]]:
         if connection.text_factory in (bytes, bytearray):
             raise refuse("connection", "one that reads text as str: its text_factory is another")
         _require_transaction(_begins_by_itself(connection))
-        return GuestConnection(lambda: _open_plain(connection), _SQLITE), lambda: _is_open(connection)
+        return GuestConnection(lambda: _open_plain(connection), SQLITE), lambda: _is_open(connection)
     if psycopg is not None and isinstance(connection, psycopg.Connection):
         _require_kind("postgresql", dialect)
         _require_transaction(not connection.autocommit or connection.info.transaction_status.name != "IDLE")
         # A cursor of the plain class, whatever the connection's own cursors and rows are.
         rows = psycopg.rows.tuple_row
-        return GuestConnection(lambda: psycopg.Cursor(connection, row_factory=rows), _POSTGRESQL), bool
+        return GuestConnection(lambda: psycopg.Cursor(connection, row_factory=rows), POSTGRESQL), bool
     raise refuse("connection", _ACCEPTS, type(connection))
 
 
@@ -175,13 +172,11 @@ class GuestConnection:
     def execute(self, statement: Any, parameters: Mapping[str, Any] | None = None) -> GuestResult:
         """Execute a statement with its parameters."""
         given = parameters or {}
-        text, defaults, writers, readers = _compiled(statement, self.dialect, frozenset(given))
-        values = {name: given.get(name, default) for name, default in defaults.items()}
-        converted = {name: _convert(writers.get(name), value) for name, value in values.items()}
+        prepared = prepare(statement, self.dialect, frozenset(given))
         with closing(self._open_cursor()) as cursor:
-            cursor.execute(text, converted)
-            rows = cursor.fetchall() if readers else ()
-        return GuestResult([_read_row(readers, row) for row in rows])
+            cursor.execute(prepared.text, prepared.values(given))
+            rows = cursor.fetchall() if prepared.readers else ()
+        return GuestResult([_read_row(prepared.readers, row) for row in rows])
 
 
 class GuestResult:
@@ -200,41 +195,11 @@ class GuestResult:
         return row
 
 
-_Convert = Callable[[Any], Any]
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(
-    statement: Any, dialect: sa.Dialect, names: frozenset[str]
-) -> tuple[str, Mapping[str, Any], Mapping[str, _Convert], Mapping[str, _Convert]]:
-    """Return the text of a statement, the defaults of its parameters, and how to convert these and its columns."""
-    compiled: Any = statement.compile(dialect=dialect, column_keys=sorted(names))
-    writers = {
-        name: process
-        for name, bind in compiled.binds.items()
-        if (process := bind.type.dialect_impl(dialect).bind_processor(dialect)) is not None
-    }
-    readers = {
-        name: column.type.dialect_impl(dialect).result_processor(dialect, None) or _same
-        for name, column in statement.exported_columns.items()
-    }
-    return compiled.string, compiled.params, writers, readers
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _convert(process: _Convert | None, value: Any) -> Any:
-    converted = value if process is None else process(value)
-    return str(converted) if isinstance(converted, str) else converted  # enumerations too
-
-
-def _read_row(readers: Mapping[str, _Convert], row: Sequence[Any]) -> Any:
+def _read_row(readers: Mapping[str, Convert], row: Sequence[Any]) -> Any:
     pairs = zip(readers.items(), row, strict=True)
     return SimpleNamespace(**{name: _read(process, value) for (name, process), value in pairs})
 
 
-def _read(process: _Convert, value: Any) -> Any:
+def _read(process: Convert, value: Any) -> Any:
     # The converters that Django registers for all of sqlite3 may be faster than ours.
     return process(value.isoformat(" ")) if isinstance(value, datetime) and value.tzinfo is None else process(value)

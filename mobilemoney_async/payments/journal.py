@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from mobilemoney_async.contract.comparison import is_same_payment
 from mobilemoney_async.contract.models import Acknowledgement, Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import (
     FOUND_VERSION,
     accounts,
@@ -101,8 +102,22 @@ CONFLICTS: Sequence[sa.Label[Any]] = (
 )
 """Records of the same key and of an unidentified payment of the same kind, not None if there is one, as columns of
 another statement; see `Journal.kind`."""
-_OWNER = sa.select(_columns.key).where(
-    _columns.account == sa.bindparam("of_account"), _columns.transaction_id == sa.bindparam("of_transaction")
+_owner = payments.alias()
+_OWNER = (
+    sa.select(_owner.c.key)
+    .where(_owner.c.account == sa.bindparam("of_account"), _owner.c.transaction_id == sa.bindparam("of_transaction"))
+    .scalar_subquery()
+    .label("owner")
+)
+# What decides about an event of a payment.
+_SAVED = (
+    sa.select(
+        *(_columns[name] for name in ("key", "type", "phone_number", "amount", "state", "attempt", "status")),
+        *(_columns[name] for name in ("ended_at", "transaction_id", "batch")),
+        _OWNER,
+    )
+    .where(_columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key"))
+    .with_for_update()
 )
 _CHANGE = payments.update().where(
     _columns.account == sa.bindparam("of_account"), _columns.key == sa.bindparam("of_key")
@@ -279,21 +294,19 @@ class Journal:
 
         A payment that was sent, and is not in the store any more, is such an error as well.
         """
-        row = self.row(entry.key, lock=True)
+        acknowledged = entry.acknowledgement
+        names = {"of_key": entry.key, "of_transaction": acknowledged and acknowledged.transaction_id}
+        row = run(self.connection, _SAVED, {"of_account": self.account, **names}).one_or_none()
         if row is None:
             said = f"the store has forgotten payment {entry.key!r} ({_detail(entry)}), as after a restored backup"
             return StoreError(said, outcome="unknown")
-        acknowledged, state = entry.acknowledgement, PaymentState(row.state)
         if acknowledged is not None and row.transaction_id == acknowledged.transaction_id:
             return None
-        is_other_attempt = entry.attempt not in {None, row.attempt}
-        target = None if is_other_attempt else move(state, entry.event)
-        owner = None if acknowledged is None else self._find_owner(acknowledged.transaction_id)
-        if target is None or owner is not None:
-            problem = f"is {state} already"
-            if is_other_attempt:
-                problem = f"is of attempt {entry.attempt}, and attempt {row.attempt} is {state}"
-            return self._contradict(entry, problem if owner is None else f"belongs to another payment ({owner})")
+        state = PaymentState(row.state)
+        target = move(state, entry.event)
+        problem = _problem(entry, row)
+        if target is None or problem is not None:
+            return self._contradict(entry, problem or f"is {state} already")
         if target is state and entry.event is not PaymentEvent.LOSE:
             return None
         values = _values(row.ended_at, entry, target)
@@ -341,11 +354,6 @@ class Journal:
             PaymentRequest(key=row.key, type=kind, phone_number=row.phone_number, amount=row.amount)
         )
 
-    def _find_owner(self, transaction_id: str) -> str | None:
-        """Return the key of the payment that owns a transaction, or None."""
-        of_transaction = {"of_account": self.account, "of_transaction": transaction_id}
-        return self.connection.execute(_OWNER, of_transaction).scalar_one_or_none()
-
     def record_seen(self, transaction: Transaction, *, source: Source, at: datetime) -> StoreError | None:
         """Record the state of a transaction as the service showed it, if a payment owns it; see `apply`."""
         of_transaction = {"of_account": self.account, "of_transaction": transaction.id}
@@ -391,7 +399,7 @@ class Journal:
         return self.connection.execute(_UPDATE, {"of_account": self.account, "of_key": key, **values}).one()
 
     def _change(self, key: str, values: Mapping[str, Any]) -> None:
-        self.connection.execute(_CHANGE, {"of_account": self.account, "of_key": key, **values})
+        run(self.connection, _CHANGE, {"of_account": self.account, "of_key": key, **values})
 
     def note(
         self, key: str, *, at: datetime, what: str, source: Source, detail: str | None, is_first: bool = False
@@ -400,14 +408,14 @@ class Journal:
         entry = {"account": self.account, "key": key, "at": at, "what": what, "source": str(source)}
         entry["detail"] = detail and shorten(detail)
         if is_first:
-            self.connection.execute(_FIRST_NOTE, entry)
+            run(self.connection, _FIRST_NOTE, entry)
         else:
-            self.connection.execute(_NOTE, {**entry, "of_account": self.account, "of_key": key})
+            run(self.connection, _NOTE, {**entry, "of_account": self.account, "of_key": key})
 
     def publish(self, key: str, state: PaymentState, status: str | None, *, at: datetime) -> None:
         """Add a change to the feed, after its entry in the history; see `payments.changes`."""
         of_payment = {"account": self.account, "name": key, "of_account": self.account, "of_key": key}
-        self.connection.execute(_PUBLISH, {**of_payment, "state": str(state), "status": status, "of_at": at})
+        run(self.connection, _PUBLISH, {**of_payment, "state": str(state), "status": status, "of_at": at})
         self.has_changes = True
 
     def record_all(
@@ -447,9 +455,9 @@ class Journal:
 
     def _insert(self, request: PaymentRequest, sending: Mapping[str, Any], checks: Mapping[str, Any]) -> bool:
         """Make a row and return True, or return False if a unique index forbids it."""
-        new = {"attempt": 1, "walks": 0, "created_at": sending["sent_at"]}
+        new = {"attempt": 1, "walks": 0, "priority": 0, "is_adopted": False, "created_at": sending["sent_at"]}
         values = {**request_columns(self.account, request), **new, **sending, **checks}
-        found = self.connection.execute(_insertion(self.connection.dialect.name), values).one_or_none()
+        found = run(self.connection, _insertion(self.connection.dialect.name), values).one_or_none()
         if found is not None:
             require_known(found.version)
             require_unsuspected(self.connection, self.account, found.suspect)
@@ -606,6 +614,15 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
     if entry.candidates:
         values["candidates"] = json.dumps(entry.candidates)
     return values
+
+
+def _problem(entry: JournalEntry, row: sa.Row[Any]) -> str | None:
+    """Return why an event cannot be one of a payment's row, other than by its state, or None."""
+    if row.owner is not None:
+        return f"belongs to another payment ({row.owner})"
+    if entry.attempt not in {None, row.attempt}:
+        return f"is of attempt {entry.attempt}, and attempt {row.attempt} is {row.state}"
+    return None
 
 
 def _mismatch(row: sa.Row[Any], transaction: Transaction) -> str | None:

@@ -27,6 +27,7 @@ from mobilemoney_async.calls.bucket import Bucket, Usage
 from mobilemoney_async.calls.limiter import LaneQueue, Limiter, RateLimiter
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.engine import Clock, Database
+from mobilemoney_async.database.prepared import run
 from mobilemoney_async.database.schema import budgets, lock_row
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
@@ -227,7 +228,7 @@ class SharedLimiter:
             # From here to the commit no other process of the account reserves.
             now = clock()
             state, reservation = reserve(row.state or None, request, now)
-            connection.execute(_UPDATE, {"of": self._account, "state": state})
+            run(connection, _UPDATE, {"of": self._account, "state": state})
             return reservation, now
 
         (reservation, seen_at), offset = await self._database.timed(work, joins=(self._account,))

@@ -259,8 +259,8 @@ DEFECTS = (
     Defect(
         "the late answer of an earlier attempt counts for the next one",
         "payments/journal.py",
-        "is_other_attempt = entry.attempt not in {None, row.attempt}",
-        "is_other_attempt = False",
+        "if entry.attempt not in {None, row.attempt}:",
+        "if entry.attempt not in {None, entry.attempt}:",
     ),
 )
 
