@@ -260,7 +260,7 @@ def branches(session: nox.Session) -> None:
     session.run("coverage", "report", env={**traced(), **env})
 
 
-@nox.session(python=LOWEST_PYTHON, default=False)
+@nox.session(python=NEWEST_PYTHON, default=False)
 def mutants(session: nox.Session) -> None:
     """Count the mutants of the money modules that the tests notice, all or `-- --sample 250`; fail below 0.95."""
     session.install("-e", ".[all]", *group("test"), *group("mutants"))

@@ -1,17 +1,20 @@
 """Mutants of the modules that keep money safe: `nox -s mutants -- --sample 250 --seed 5`.
 
 mutmut changes one thing in one function (`<` for `<=`, `n + 1` for `n`, `and` for `or`, an argument left out; here also
-a call left out, `min` for `max`), and a test must notice. pyproject.toml (`tool.mutmut`) names the modules and their
-tests, `mutants.toml` the mutants that change nothing. mutmut leaves out functions with decorators; we leave out mutants
-that change only a text, and those with None for a value, which the next line stumbles over.
+a call left out, `min` for `max`), and a test must notice. pyproject.toml (`tool.mutmut`) names the packages, and the
+kinds of tests that can run here; `mutants.toml` names the mutants that change nothing. mutmut leaves out functions with
+decorators; we leave out mutants that change only a text, and those with None for a value, which the next line stumbles
+over.
 
-One run of pytest does it all, in a copy of the project that holds every mutant: it runs each test once, to see which
-lines it reaches, and then forks for each mutant, and runs the tests that reach the changed statement: first those that
-noticed another mutant of its function, then the quickest. A test that notices a mutant must pass without one.
+A first run of pytest notes which lines each test runs; `--map FOLDER` keeps what it has noted, or takes it from an
+earlier run. A second one, in a copy of the project that holds every mutant, forks for each mutant, and runs the tests
+of the changed statement: first those that noticed another mutant of its function, then the quickest. A test that
+notices a mutant must pass without one. Other arguments are pytest's, for both runs: `-- --sample 15 tests/payments`.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import difflib
 import faulthandler
@@ -28,25 +31,29 @@ import tempfile
 import textwrap
 import time
 import tomllib
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import attrs
-import coverage
 import libcst
 import pytest
 from mutmut.configuration import config
 from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.mutation.mutators import mutation_operators
 
+from tests.support.cost import import_frameworks
+from tests.support.functions import functions_of
+from tests.support.linemap import read_map
+
 PACKAGE = "mobilemoney_async"
-# Seconds of a processor: a test that takes longer, while its lines are noted, is left out; and what one with a mutant
-# may need beyond three times that.
-LONGEST, GRACE = 10.0, 3
+# Seconds of a processor: a test that takes longer is left out; one with a mutant may take three times what it took, and
+# these more.
+LONGEST, GRACE = 10.0, 5
 # Seconds after which a test hangs, besides ten times what it took; and bytes that it may take.
 HANGS, MEMORY = 60, 3 << 30
 
@@ -59,7 +66,7 @@ class Mutant:
         before: The changed lines as they are.
         after: The same with the change.
         diff: Both with the lines around them.
-        lines: The numbers of the lines of the changed statement in the copy of the module, `path`.
+        lines: The numbers of the lines of the changed statement in the module, `path`.
         body: Those of the whole function.
     """
 
@@ -74,9 +81,9 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it is called in `mutants.toml`."""
-        plain = self.function.removeprefix(f"{PACKAGE}.").replace("xǁ", "").replace("ǁ", ".").replace(".x_", ".")
-        return plain, self.before, self.after
+        """What it is called in `mutants.toml`: there, code may move within its package."""
+        _, package, *_, name = self.function.split(".")
+        return f"{package}.{plain(name)}", self.before, self.after
 
     @property
     def is_subtle(self) -> bool:
@@ -84,6 +91,11 @@ class Mutant:
         if self.before.casefold() == self.after.replace("XX", "").casefold():
             return False
         return self.after == "None" or self.after.count("None") <= self.before.count("None")
+
+
+def plain(name: str) -> str:
+    """Return the name of a function as Python shows it: mutmut's are `x_function` and `xǁClassǁmethod`."""
+    return name.removeprefix("xǁ").replace("ǁ", ".") if "ǁ" in name else name.removeprefix("x_")
 
 
 def drop_call(node: libcst.Expr) -> Iterator[libcst.CSTNode]:
@@ -102,24 +114,26 @@ def swap_extremes(node: libcst.Call) -> Iterator[libcst.CSTNode]:
 
 def make_mutants(path: Path, copy: Path) -> Iterator[Mutant]:
     """Put all mutants of a module into the copy of the project, and yield them."""
-    made = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    made, functions = mutate_file_contents(str(path), source), dict(functions_of(ast.parse(source)))
     (copy / path).write_text(made.code, encoding="utf-8")
     lines, spans = made.code.splitlines(), made.line_span_by_function_name
     module = ".".join(path.with_suffix("").parts)
     for name in made.mutant_names:
         function = name.partition("__mutmut")[0]
-        original, plain = f"{function}__mutmut_orig", function.rpartition("ǁ")[2].removeprefix("x_")
+        original, own_name = f"{function}__mutmut_orig", function.rpartition("ǁ")[2].removeprefix("x_")
         before, after = (
-            [line.replace(each, plain) for line in lines[spans[each].start - 1 : spans[each].end]]
+            [line.replace(each, own_name) for line in lines[spans[each].start - 1 : spans[each].end]]
             for each in (original, name)
         )
+        head = next(number for number, line in enumerate(before) if line.lstrip().startswith(("def ", "async def ")))
+        first = functions[plain(function)].lineno - head
         changes = [each for each in difflib.ndiff(before, after) if each[0] in "-+"]
         old, new = (" ".join(each[1:].strip() for each in changes if each[0] == sign) for sign in "-+")
         blocks = difflib.SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes()
         changed = {
             line for kind, first, last, _, _ in blocks if kind != "equal" for line in range(first, max(last, first + 1))
         }
-        body = range(spans[original].start, spans[original].end + 1)
         yield Mutant(
             name=f"{module}.{name}",
             function=f"{module}.{function}",
@@ -127,8 +141,8 @@ def make_mutants(path: Path, copy: Path) -> Iterator[Mutant]:
             after=new,
             diff="\n".join(list(difflib.unified_diff(before, after, lineterm="", n=2))[2:]),
             path=str(path),
-            lines=[body[line] for line in reached_with(before, changed)],
-            body=list(body),
+            lines=[first + line for line in reached_with(before, changed)],
+            body=list(range(first, first + len(before))),
         )
 
 
@@ -153,11 +167,34 @@ def reached_with(function: Sequence[str], changed: Iterable[int]) -> Iterator[in
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sample", type=int, help="how many mutants, by chance; all without it")
-    parser.addoption("--seed", type=int, default=0, help="of that chance")
-    parser.addoption("--only", default="*", help="functions, such as payments.matching.*")
-    parser.addoption("--least", type=float, default=0.95, help="the score to reach")
-    parser.addoption("--processes", type=int, default=os.cpu_count() or 1, help="mutants at a time")
+    add_options(parser.addoption)
+
+
+def add_options(add: Any) -> None:
+    """Add our options to a parser, pytest's or that of the command."""
+    add("--sample", type=int, help="how many mutants of each seed, by chance; all without it")
+    add("--seed", type=int, action="append", help="of that chance; may be given several times")
+    add("--only", default="*", help="functions, such as payments.clearance or payments.Journal.*")
+    add("--least", type=float, default=0.95, help="the score to reach")
+    add("--processes", type=int, default=os.cpu_count() or 1, help="mutants at a time")
+    add("--map", type=Path, help="the folder of the tests' lines: made if it is missing")
+
+
+def read_equivalent(mutants: Iterable[Mutant]) -> set[tuple[str, str, str]]:
+    """Return the keys of the mutants that change nothing.
+
+    Raises:
+        SystemExit: One of them is not among the mutants, stands there twice or has no reason.
+    """
+    entries = tomllib.loads(Path("tests/mutants.toml").read_text(encoding="utf-8"))["equivalent"]
+    keys = Counter((each["function"], each["before"], each["after"]) for each in entries)
+    known = {each.key for each in mutants}
+    wrong = [f"there is no such mutant: {key}" for key in keys if key not in known]
+    wrong += [f"it stands there twice: {key}" for key, count in keys.items() if count > 1]
+    wrong += [f"it has no reason: {each['function']}" for each in entries if not each.get("reason", "").strip()]
+    if wrong:
+        sys.exit("\n".join(f"tests/mutants.toml: {each}" for each in wrong))
+    return {*keys}
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool:
@@ -166,69 +203,50 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
         return True
     began = time.monotonic()
     mutants = [Mutant(**each) for each in json.loads(Path("mutants.json").read_text(encoding="utf-8"))]
-    known = tomllib.loads(Path("tests/mutants.toml").read_text(encoding="utf-8"))["equivalent"]
-    equivalent = {(each["function"], each["before"], each["after"]) for each in known}
-    for gone in equivalent - {each.key for each in mutants}:
-        print(f"mutants.toml: there is no such mutant: {gone}")
+    equivalent = read_equivalent(mutants)
     mutants = [each for each in mutants if fnmatch(each.key[0], option("--only")) and each.is_subtle]
-    mutants = random.Random(option("--seed")).sample(mutants, min(option("--sample") or len(mutants), len(mutants)))
-    trials = Trials(reach(session, {each.path for each in mutants}))
-    print(f"\n{len(session.items)} tests ran once, {time.monotonic() - began:.0f} s", flush=True)
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    survivors = []
-    ends = trials.run([each for each in mutants if each.key not in equivalent], option("--processes"))
-    for number, (mutant, end, test) in enumerate(ends, 1):
-        counts[mutant.function.rpartition(".")[0]][end] += 1
+    size = min(option("--sample") or len(mutants), len(mutants))
+    samples = {seed: random.Random(seed).sample(mutants, size) for seed in option("--seed") or [0]}
+    chosen = {each.name: each for sample in samples.values() for each in sample if each.key not in equivalent}
+    ends: dict[str, str] = {}
+    trials = Trials(reach(session.items, option("--map")))
+    import_frameworks()
+    for number, (mutant, end, test) in enumerate(trials.run(chosen.values(), option("--processes")), 1):
+        ends[mutant.name] = end
         print(f"{number}, {time.monotonic() - began:.0f} s, {end}: {mutant.name} {test}", flush=True)
         if end == "survived":
-            survivors.append(mutant)
-            print(mutant.diff, flush=True)
-    for mutant in mutants:
-        counts[mutant.function.rpartition(".")[0]]["equivalent"] += mutant.key in equivalent
-    for mutant in survivors:
-        function, before, after = mutant.key
-        print(f"\n{mutant.diff}\n[[equivalent]]\nfunction = {function!r}\nbefore = {before!r}\nafter = {after!r}")
-    counts["all"] = sum(counts.values(), Counter())
-    for module, each in counts.items():
-        print(f"{module:50}{' '.join(f'{each[end]:5} {end}' for end in ('killed', 'equivalent', 'survived'))}")
-    score = counts["all"]["killed"] / max(1, counts["all"]["killed"] + counts["all"]["survived"])
-    print(f"score {score:.3f}, {time.monotonic() - began:.0f} s", flush=True)
-    session.testsfailed += score < option("--least")
+            function, before, after = mutant.key
+            print(f"{mutant.diff}\n[[equivalent]]\nfunction = {function!r}\nbefore = {before!r}\nafter = {after!r}")
+    scores = []
+    for seed, sample in samples.items():
+        counts = Counter(ends.get(each.name, "equivalent") for each in sample)
+        scores.append(counts["killed"] / max(1, counts["killed"] + counts["survived"]))
+        shown = ", ".join(f"{counts[end]} {end}" for end in ("killed", "survived", "equivalent"))
+        print(f"seed {seed}: {shown}, score {scores[-1]:.3f}", flush=True)
+    session.testsfailed += min(scores) < option("--least")
     return True
 
 
 @attrs.frozen
 class Test:
-    """Test with the seconds of a processor that it took."""
+    """Test with the seconds of a processor that it takes."""
 
     item: pytest.Item = attrs.field(eq=False)
     name: str
     took: float = attrs.field(eq=False)
 
 
-def reach(session: pytest.Session, paths: Iterable[str]) -> dict[tuple[str, int], set[Test]]:
-    """Run each test once, and return those that reach a line, by file and line."""
-    tracer = coverage.Coverage(data_file=None, include=[*paths], config_file=False)
-    # A test that is too slow to be traced asks for the current measurement, and would stop it.
-    coverage.Coverage.current = no_tracer  # type: ignore[method-assign]
-    tests: dict[str, Test] = {}
-    with tracer.collect():
-        for item in session.items:
-            tracer.switch_context(item.nodeid)
-            began = time.process_time()
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-            tests[item.nodeid] = Test(item, item.nodeid, time.process_time() - began)
-            if session.testsfailed:
-                pytest.exit("a test fails without a mutant", returncode=2)
+def reach(items: Iterable[pytest.Item], folder: Path) -> Mapping[tuple[str, int], set[Test]]:
+    """Return the tests that run a line, by file and line."""
+    tests = {item.nodeid: item for item in items}
     reached: defaultdict[tuple[str, int], set[Test]] = defaultdict(set)
-    for path in paths:
-        for line, names in tracer.get_data().contexts_by_lineno(str(Path(path).absolute())).items():
-            reached[path, line] = {tests[name] for name in names if name and tests[name].took <= LONGEST}
+    for each in read_map(folder):
+        if each.id in tests and each.seconds <= LONGEST:
+            test = Test(tests[each.id], each.id, each.seconds)
+            for path, lines in each.lines.items():
+                for line in lines:
+                    reached[path, line].add(test)
     return reached
-
-
-def no_tracer() -> None:
-    """Return no measurement of coverage."""
 
 
 @attrs.define
@@ -241,7 +259,7 @@ class Trials:
         sound: Those that have passed in a fork without a mutant.
     """
 
-    reached: dict[tuple[str, int], set[Test]]
+    reached: Mapping[tuple[str, int], set[Test]]
     killers: defaultdict[str, set[Test]] = attrs.Factory(lambda: defaultdict(set))
     sound: set[Test] = attrs.Factory(set)
 
@@ -277,7 +295,8 @@ class Trials:
 
 def fork(mutant: str, tests: Sequence[Test], place: mmap.mmap) -> int:
     """Run tests with a mutant in a fork, whose status is not 0 if one fails or does not end, and note its place."""
-    pid = os.fork()
+    with warnings.catch_warnings(action="ignore"):  # of threads: the tests' own have ended
+        pid = os.fork()
     if not pid:
         run_forked(mutant, tests, place)
     return pid
@@ -311,8 +330,13 @@ def run_forked(mutant: str, tests: Sequence[Test], place: mmap.mmap) -> None:
 
 
 def main() -> None:
-    """Make a copy with all mutants, and start pytest there; another run has a copy of its own."""
+    """Note the lines of the tests, make a copy with all mutants, and start pytest there; each run has its own copy."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the copy goes too
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    add_options(parser.add_argument)
+    options, others = parser.parse_known_args()
+    kinds = config().pytest_add_cli_args_test_selection
+    tests = [*kinds, *others] if any(not each.startswith("-") for each in others) else ["tests", *kinds, *others]
     operators: Any = mutation_operators
     operators += [(libcst.Expr, drop_call), (libcst.Call, swap_extremes)]
     # In memory, where there is such a folder: the tests' databases write to the disk at each commit.
@@ -323,14 +347,37 @@ def main() -> None:
             shutil.copytree(name, copy / name)
         for name in ("_mobilemoney_pytest.py", "pyproject.toml"):
             shutil.copy(name, copy / name)
-        mutants = [attrs.asdict(each) for path in config().only_mutate for each in make_mutants(Path(path), copy)]
-        (copy / "mutants.json").write_text(json.dumps(mutants), encoding="utf-8")
+        mutants = [each for path in modules() for each in make_mutants(path, copy)]
+        read_equivalent(mutants)
+        (copy / "mutants.json").write_text(json.dumps([attrs.asdict(each) for each in mutants]), encoding="utf-8")
+        lines = (options.map or copy / "lines").absolute()
+        if not lines.is_dir():
+            plugin = ("-p", "tests.support.linemap", f"--line-map={lines}", f"-n{options.processes}")
+            run_pytest(Path.cwd(), copy, *plugin, *tests)
         plugins = ("-p", "tests.mutants", "-p", "no:xdist", "-p", "no:cacheprovider", "-s", "-q")
         # pytest has one watchdog, as Python has: it would take the place of ours.
-        options = ("-o", "faulthandler_timeout=0", "-o", "tmp_path_retention_policy=none", "--basetemp=tmp")
-        tests = config().pytest_add_cli_args_test_selection
-        command = (sys.executable, "-m", "pytest", *plugins, *options, *tests, *sys.argv[1:])
-        sys.exit(subprocess.run(command, cwd=copy, check=False).returncode)
+        watchdog = ("-o", "faulthandler_timeout=0", "-o", "tmp_path_retention_policy=none")
+        ours = [f"--map={lines}", *(f"--seed={each}" for each in options.seed or [])]
+        for name in ("sample", "only", "least", "processes"):
+            ours += [f"--{name}={value}"] if (value := getattr(options, name)) is not None else []
+        run_pytest(copy, copy, *plugins, *watchdog, *ours, *tests)
+
+
+def modules() -> Iterator[Path]:
+    """Yield the modules that a pattern of pyproject.toml names."""
+    for path in sorted(Path(PACKAGE).rglob("*.py")):
+        if any(fnmatch(str(path), pattern) for pattern in config().only_mutate):
+            yield path
+
+
+def run_pytest(folder: Path, scratch: Path, *arguments: str) -> None:
+    """Run pytest in a folder, with the temporary files of its tests in another one, and exit if it fails."""
+    # Not `--basetemp`, which each fork would empty.
+    environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": str(scratch)}
+    command = (sys.executable, "-m", "pytest", *arguments)
+    status = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+    if status:
+        sys.exit(status)
 
 
 if __name__ == "__main__":
