@@ -458,5 +458,5 @@ def test_a_user_without_a_home_has_no_kept_login(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     settings = load_settings(environ={"MOBILEMONEY_BASE_URL": SHOP})
     assert find_login(settings) is None
-    with pytest.raises(InvalidRequest, match="XDG_STATE_HOME must be a folder"):
+    with pytest.raises(InvalidRequest, match="HOME must be set, or XDG_STATE_HOME"):
         forget_login(settings)
