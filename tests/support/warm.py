@@ -30,6 +30,7 @@ from typing import IO, Any, TextIO
 
 import attrs
 
+from tests.support import cost
 from tests.support.patience import PATIENCE
 from tests.support.processes import ROOT, environment
 
@@ -66,7 +67,9 @@ class Program:
         self._ending.settimeout(seconds)
         with self._ending:
             try:
-                return int(self._ending.recv(16, socket.MSG_WAITALL))
+                told = self._ending.recv(32, socket.MSG_WAITALL)
+                cost.add(float(told[16:]))
+                return int(told[:16])
             except TimeoutError:
                 self.signal(signal.SIGKILL)
                 raise
@@ -241,7 +244,7 @@ def _serve(control: socket.socket) -> dict[str, Any]:
 
 def _tell(endings: dict[int, socket.socket]) -> None:
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = ended
+        while (ended := os.wait4(-1, os.WNOHANG))[0]:
+            pid, status, usage = ended
             with endings.pop(pid) as ending, contextlib.suppress(OSError):
-                ending.send(b"%16d" % os.waitstatus_to_exitcode(status))
+                ending.send(b"%16d%16.3f" % (os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime))
