@@ -480,7 +480,7 @@ class TestWithOptions:
             same = client.with_options()
             assert same._pipeline.options == options
             other = client.with_options(timeout=100).with_options(deadline=None)._pipeline.options
-            assert (other.timeout, other.deadline, other.retry) == (1, None, policy)
+            assert (other.timeout, other.deadline, other.retry) == (100, None, policy)
             assert client._pipeline.options == options
 
     async def test_the_deadline_may_be_taken_away_or_set(self) -> None:

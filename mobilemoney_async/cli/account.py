@@ -154,7 +154,8 @@ def _print_login(settings: Settings, result: LoginResult, kept: KeptLogin, file:
             }
         )
     else:
-        name = "" if user is None else " ".join(filter(None, (user.first_name, user.last_name, "")))
+        names = () if user is None else (user.first_name, user.last_name)
+        name = "".join(f"{each} " for each in names if each)
         until = f"{kept.expires_at:%Y-%m-%d %H:%M:%S} UTC"
         print(visible(f"logged in at {settings.base_url} as {name}<{mask_email(kept.email)}>, until {until}"))
         print(visible(f"kept in {file}" if file is not None else "the token was not kept"))

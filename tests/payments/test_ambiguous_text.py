@@ -186,7 +186,7 @@ def test_a_number_that_only_looks_right_is_refused_with_its_cause(number: Any, c
 @pytest.mark.parametrize("token", ['"abc.def"', "'abc.def'", "`abc.def", 'abc.def"'])
 def test_a_token_in_quotation_marks_is_refused(token: str) -> None:
     """The service would call it malformed; the error does not show it."""
-    with pytest.raises(InvalidRequest, match="without quotation marks") as caught:
+    with pytest.raises(InvalidRequest, match="without the quotation marks") as caught:
         require_bearer("auth", token)
     assert "abc" not in str(caught.value)
 
@@ -194,8 +194,7 @@ def test_a_token_in_quotation_marks_is_refused(token: str) -> None:
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("postgres://me:secret@host/db", "postgres://…"),
-        ("postgresql+asyncpg://me:secret@host/db", "postgresql+asyncpg://…"),
+        ("postgresql+asyncpg://me:secret@host/db", "asyncpg"),
         ("mysql://host/db", "mysql://…"),
         ("me:secret@host://x", "str"),
         ("me:secret@host", "str"),

@@ -374,7 +374,6 @@ _LEARNED = Spellings(
         ({"type": TransactionType("b2c")}, Match.POSSIBLE, Match.POSSIBLE),
         ({"type": TransactionType("Disbursement")}, Match.NONE, Match.NONE),
         ({"id": " "}, Match.POSSIBLE, Match.POSSIBLE),
-        ({"reference": "\0"}, Match.POSSIBLE, Match.POSSIBLE),
     ],
     ids=str,
 )

@@ -695,11 +695,11 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
         assert "payments recover" in str(stopped)
         keys = {each.key: world.made(each.key)[0] for each in forgotten}
         shown = json.loads(serialization.dump(await client.transactions.get(keys["forgotten 0"])))
-        others = ({"amount": "900000"}, {"amount": "1.5"}, {"phone_number": "+255781234567"}, {"reference": "a\0b"})
+        others = ({"amount": "900000"}, {"amount": "1.5"}, {"phone_number": "+255781234567"})
         for change in others:
             body = {"status": "success", "transaction": shown | change}
             world.service.answer_lookup = lambda _, body=body: httpx.Response(200, json=body)  # type: ignore[misc]
-            with pytest.raises(StoreError, match=r"another amount or phone number|reference") as refused:
+            with pytest.raises(StoreError, match=r"another amount or phone number") as refused:
                 await payments.recover({"forgotten 0": shown["id"]}, note="Asha: what the list showed was another")
             assert refused.value.outcome == "not_sent"
         world.service.answer_lookup = lambda request: None

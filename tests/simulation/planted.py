@@ -132,8 +132,8 @@ DEFECTS = (
     Defect(  # before "payments: a witness whose time is off by minutes does not stop a look"
         "a clock that is set stops each look",
         "payments/evidence.py",
-        "        is_near = shift(start, -STEADY) <= row.created_at <= shift(end, STEADY)\n",
-        "        is_near = start <= row.created_at <= end\n",
+        "        is_near = is_within(row, shift(start, -STEADY), shift(end, STEADY))\n",
+        "        is_near = is_within(row, start, end)\n",
     ),
     # Of the kinds that a change could bring back.
     Defect(
@@ -215,8 +215,8 @@ DEFECTS = (
     Defect(
         "a part of the list counts as the whole",
         "payments/listing.py",
-        "        return reader.walk()\n\n    async def _begins_as_before",
-        "        return reader.walk(is_complete=True)\n\n    async def _begins_as_before",
+        "        walk = reader.walk(counted=counted)\n",
+        "        walk = reader.walk(is_complete=True, counted=counted)\n",
     ),
     Defect(
         "a rival is not looked for",
@@ -240,9 +240,9 @@ DEFECTS = (
         "another merchant's row counts as ours",
         "payments/matching.py",
         "    if row.merchant_id and spellings.merchant_id and row.merchant_id != spellings.merchant_id:\n"
-        '        return Match.NONE\n    has_name = is_id(row.id) and "\\0" not in row.reference\n'
+        "        return Match.NONE\n"
         "    is_ours = not spellings.is_marked or row.merchant_id == spellings.merchant_id is not None\n",
-        '    has_name, is_ours = is_id(row.id) and "\\0" not in row.reference, True\n',
+        "    is_ours = True\n",
     ),
     Defect(
         "a match is adopted although other systems pay too",
