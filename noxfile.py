@@ -113,7 +113,8 @@ def fast(session: nox.Session) -> None:
     session.install(wheel(session), *group("dev"), *group("browser"))
     style(session)
     types(session)
-    session.run("python", *PYTEST, "-m", "not slow", *session.posargs, env=INSTALLED)
+    env = {**INSTALLED, "MOBILEMONEY_TESTS_LIMIT": "1"}
+    session.run("python", *PYTEST, "-m", "not slow", *session.posargs, env=env)
 
 
 def style(session: nox.Session) -> None:

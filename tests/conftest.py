@@ -11,6 +11,7 @@ Marks of any test, which say where it runs (the table is in CONTRIBUTING.md):
 
 - `slow`: takes more than 0.1 s of processor time (`tests/support/cost.py`): not in the fast lane, but in `nox -t full`.
 - `costly("reason")`: takes more too, but the fast lane would miss a fault without it: the reason says which.
+  On one loop and database, that is; on the others it is slow.
 - `soak`: a long one, whose scale `tests.support.scale.soak` gives. It is `slow` too.
 - `once`: about files, documents or figures, which are the same on every Python.
 """
@@ -29,7 +30,7 @@ from hypothesis import settings
 import mobilemoney_async
 from mobilemoney_async.testing import virtual_backend
 from tests.support import cost, watchdog
-from tests.support.scale import examples, left_to_other_runs
+from tests.support.scale import examples, left_to_other_runs, repetitions_of_costly_ones
 from tests.support.wires import over_httpx2
 
 if os.environ.get("MOBILEMONEY_TESTS_INSTALLED") and "site-packages" not in Path(mobilemoney_async.__file__).parts:
@@ -91,6 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker("slow")
+    for item in repetitions_of_costly_ones(items):
+        item.add_marker("slow")
     left = left_to_other_runs(items)
     config.hook.pytest_deselected(items=left)
     gone = set(left)

@@ -249,6 +249,7 @@ async def test_a_closed_poller_is_no_error() -> None:
     assert (await receiver.receive(b"T-1234")).accepted
 
 
+@pytest.mark.slow
 def test_many_values_below_a_long_field_name_cost_little() -> None:
     """Strangers may send callbacks: the work grows with the body, whatever it is."""
 
@@ -354,6 +355,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=2000) | json_values.map(lambda value: json.dumps(value).encode()))
 @example(b"[" * MAX_BODY)
 @example(b"[" + b"1," * 30_000 + b"1]")
@@ -388,6 +390,7 @@ def test_any_callback_is_answered(bodies: list[bytes], headers: list[tuple[bytes
     run_virtual(main)
 
 
+@pytest.mark.slow
 @given(st.text(min_size=1, max_size=200).filter(lambda text: bool(text.strip()) and "\x00" not in text), json_values)
 @settings(max_examples=examples(60))
 def test_any_name_is_found_in_json(name: str, rest: object) -> None:

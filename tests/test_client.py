@@ -359,6 +359,7 @@ except InvalidRequest as exc:
 
 
 class TestExtras:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("blocked", "url", "options", "said"),
         [
@@ -381,6 +382,7 @@ class TestExtras:
         assert status == "PENDING"
         assert f'pip install "{said}"' in error if said else not error
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("blocked", ["sqlalchemy", "psycopg", "cryptography", "aiohttp"])
     def test_every_name_can_be_looked_at_without_an_extra(self, blocked: str) -> None:
         """`import *`, `help()` and `getmembers` work: a class that needs an extra is refused when it is made."""

@@ -28,6 +28,7 @@ async def program(sandbox: Sandbox, folder: Path, settled: list[str | None]) -> 
     store.close()
 
 
+@pytest.mark.costly("runs lines of contrib/backend.py, polling/coordinator.py that no quick test runs")
 @pytest.mark.anyio
 @pytest.mark.parametrize(("seconds", "state"), [(0.0, PaymentState.SENDING), (3.0, PaymentState.ACKNOWLEDGED)])
 async def test_the_restart_finds_what_the_dead_one_had_recorded(

@@ -89,6 +89,7 @@ def is_module(dotted: str) -> bool:
         return False
 
 
+@pytest.mark.costly("runs lines of contrib/fastapi.py that no quick test runs")
 def test_every_public_name_is_in_the_reference() -> None:
     """Every public name is in the API reference, once."""
     targets = [target for page in DOCS.glob("reference/*.md") for target in DIRECTIVE.findall(page.read_text("utf-8"))]
@@ -256,6 +257,7 @@ def unknown_part(words: list[str]) -> str | None:
     return None
 
 
+@pytest.mark.costly("runs lines of cli/watch.py, cli/demo.py that no quick test runs")
 def test_every_command_in_the_docs_exists() -> None:
     """Every command in the docs exists: our commands with their options, scripts, sessions of nox."""
     sessions = set(re.findall(r"^def (\w+)\(session: ", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE))

@@ -93,6 +93,7 @@ async def test_every_order_moves_money_once_at_most(seed: int) -> None:
         await place_orders(client, sandbox, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.parametrize(
     ("anyio_backend", "way"),
@@ -137,6 +138,7 @@ async def test_following_survives_the_same_faults(seed: int) -> None:
         assert str(final.status) == sandbox.transactions[final.id].status
 
 
+@pytest.mark.slow
 async def test_at_full_use_of_the_limit_nothing_is_rejected() -> None:
     """Ten minutes of saturation use 99 % of the strictest reading of the limit, without a rejection."""
     sandbox = Sandbox(choices=Choices(latency=0.05))

@@ -25,6 +25,7 @@ def lines_of(package: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_each_listed_mutant_is_of_lines_that_exist() -> None:
     """An entry whose function or lines have changed is brought up to date with them."""

@@ -68,12 +68,14 @@ def run_pytest(folder: Path, *arguments: str, **files: str) -> dict[str, int]:
     return {outcome: int(count) for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", ran.stdout)}
 
 
+@pytest.mark.slow
 def test_the_recipes_pass_under_anyio_on_both_loops(tmp_path: Path) -> None:
     """The recipes of the docs are tests that pass, in virtual time, on asyncio and trio."""
     ended = run_pytest(tmp_path, "-p", "anyio.pytest_plugin", conftest=ANYIO_CONFTEST, test_recipes=RECIPES)
     assert ended == {"passed": 2 * TESTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["strict", "auto"])
 def test_the_recipes_pass_under_pytest_asyncio(tmp_path: Path, mode: str) -> None:
     """The same tests with the other plugin's marker, in both its modes."""
@@ -90,11 +92,13 @@ def test_the_recipes_pass_under_pytest_asyncio(tmp_path: Path, mode: str) -> Non
     assert ended == {"passed": TESTS}
 
 
+@pytest.mark.slow
 def test_the_fixtures_need_no_plugin_for_async_tests(tmp_path: Path) -> None:
     """Tests that run a loop themselves take the fixtures too; the marker gives the sandbox its arguments."""
     assert run_pytest(tmp_path, test_own=IN_ITS_OWN_LOOP) == {"passed": 5}
 
 
+@pytest.mark.slow
 def test_a_project_that_does_not_use_it_pays_nothing(tmp_path: Path) -> None:
     """The plugin is loaded in every run of pytest; the library is imported by the first test that asks for it."""
     unused = (

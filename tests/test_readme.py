@@ -45,6 +45,7 @@ MOST_IMPORTED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "output"), PROGRAMS)
 def test_every_python_block_runs_as_a_program(code: str, output: str) -> None:
     """Each Python block is a whole program that ends well, without a warning, and prints the text below it.
@@ -72,6 +73,7 @@ def test_code_is_read_without_scrolling(page: Path) -> None:
     assert [line for line in lines if len(line) > 79] == []
 
 
+@pytest.mark.slow
 def test_the_first_payment_succeeds() -> None:
     """The first program that a newcomer copies shows a successful payment."""
     ran = subprocess.run(

@@ -148,6 +148,7 @@ def test_in_virtual_time_nothing_is_late(statement: str) -> None:
     assert find_faults(f"async def test_one() -> None:\n    {statement}") == []
 
 
+@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.costly("a test that fails on a busy machine, once in a thousand runs")
 def test_no_test_fails_on_a_late_machine() -> None:

@@ -55,6 +55,7 @@ odd = st.from_regex(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(NAMES), st.sampled_from([" ", " is ", " was ", " ni "]), odd)
 def test_a_value_that_reads_like_none_is_hidden_behind_the_word_alone(name: str, between: str, value: str) -> None:
     """`token abcd-efgh` needs no sign; a plain word after it is the text of an error."""
@@ -62,6 +63,7 @@ def test_a_value_that_reads_like_none_is_hidden_behind_the_word_alone(name: str,
     assert value not in redact(f"the {name}{between}{value} was refused")
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["Bearer", "bearer", "Basic"]), st.from_regex(r"[a-z]{5,9}(\.[a-z]{2,5})?", fullmatch=True))
 def test_what_follows_the_name_of_a_scheme_is_hidden(scheme: str, value: str) -> None:
     assume(value in redact(f"the scheme {value} is known"))

@@ -185,6 +185,7 @@ async def test_survives_clients_that_leave_in_the_middle_of_an_answer() -> None:
         assert (await post(server)).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 async def test_moves_bodies_larger_than_the_socket_buffers() -> None:
     large = bytes(20_000_000)

@@ -13,6 +13,7 @@ from tests.support.patience import wait_until
 from tests.support.processes import ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.slow  # it starts pytest, a worker of it and a server
 def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
@@ -34,6 +35,7 @@ def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     wait_until(lambda: not any(map(_is_running, processes)))
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_a_command_that_is_stopped_at_random_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends as it would without, and its exit code is told."""

@@ -144,6 +144,7 @@ class TestAmounts:
 
 
 class TestPhoneNumbers:
+    @pytest.mark.slow
     @given(phone_numbers, st.data())
     @settings(deadline=None)
     def test_spaces_and_hyphens_are_dropped_and_nothing_else_changes(self, number: str, data: st.DataObject) -> None:
@@ -250,6 +251,7 @@ class TestPhoneNumbers:
     def test_a_cell_of_a_csv_is_no_formula(self, text: str, cell: str) -> None:
         assert csv_cell(text) == cell
 
+    @pytest.mark.slow
     @given(phone_numbers)
     @settings(deadline=None)
     def test_the_mask_hides_at_least_three_digits(self, number: str) -> None:
@@ -266,6 +268,7 @@ class TestRedaction:
         for masked in ("+25568…567", "255681…567"):
             assert redact(masked) == masked
 
+    @pytest.mark.slow
     @given(st.text(max_size=40), phone_numbers, st.text(max_size=40), st.sampled_from(["", " ", "-"]))
     @settings(deadline=None)
     def test_a_whole_phone_number_never_survives(self, before: str, number: str, after: str, between: str) -> None:
@@ -324,6 +327,7 @@ class TestRedaction:
         """An error text stays useful without its secrets."""
         assert redact(said) == shown
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "hostile",
         [

@@ -98,6 +98,7 @@ async def tick() -> None:
         await anyio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("size", [1, 100_000])
 async def test_no_time_out_fires_while_a_loopback_answer_is_on_its_way(size: int) -> None:

@@ -84,6 +84,7 @@ gaps = st.one_of(st.just(0.0), st.floats(0, 0.1), st.floats(0, 90))
 delays = st.one_of(st.just(0.0), st.just(JITTER), st.floats(0, JITTER))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(gaps, delays), max_size=150))
 @example([(0.0, 0.0)] * 150)
@@ -100,6 +101,7 @@ def test_no_reading_of_the_limit_rejects_a_request(steps: list[tuple[float, floa
     assert StrictService().rejections(arrivals) == []
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(gaps, st.floats(0, 0.025)), max_size=150))
 def test_a_faster_service_is_met_by_a_shorter_window(steps: list[tuple[float, float]]) -> None:
@@ -117,6 +119,7 @@ kinds = st.sampled_from(["take", "take", "take", "undo", "hold", "hold and undo"
 operations = st.lists(st.tuples(kinds, gaps, delays), max_size=100)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(operations)
 @example([("take", 0.0, 0.0)] * 10 + [("hold and undo", 0.0, 0.0)] + [("take", 0.0, 0.0)] * 20)
@@ -145,6 +148,7 @@ def test_taking_back_and_holding_keep_the_law(steps: list[Operation]) -> None:
         assert service.rejections(arrivals[before:], [(until - 1e-6, 1)]) == []
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(gaps, delays, st.none() | st.integers(0, 12), st.sampled_from([0.0, 0.0, 0.0, 3.0]))))
 @example([(0.0, 0.0, None, 0.0)] * 12 + [(0.0, 0.0, 4, 0.0)] * 20 + [(0.0, 0.0, None, 0.0)] * 40)
@@ -189,6 +193,7 @@ def test_places_given_back_in_any_order_keep_the_law(steps: list[tuple[float, fl
         assert service.rejections(after, [(until - 1e-6, 1)]) == []
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(

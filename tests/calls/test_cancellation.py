@@ -237,6 +237,7 @@ async def test_a_task_that_is_cancelled_by_asyncio_itself_ends_cancelled() -> No
     await pay(client)
 
 
+@pytest.mark.slow
 async def test_cancelled_waiters_of_the_limiter_leave_the_whole_limit_to_the_rest() -> None:
     """A thousand payments that were given up while they waited cost no other a place."""
     transport = FakeTransport()

@@ -244,6 +244,7 @@ async def test_a_connection_that_never_comes_is_tried_again() -> None:
     assert caught.value.outcome == "not_sent"
 
 
+@pytest.mark.slow
 async def test_no_free_connection_means_not_sent() -> None:
     """If all hundred connections of the pool are all waiting for answers, the next create was not sent."""
     outcomes: list[str] = []

@@ -90,6 +90,7 @@ waiters = st.tuples(seconds, st.sampled_from(Priority), st.one_of(st.none(), sec
 lateness = st.one_of(st.just(0.0), st.floats(0, 0.5), st.floats(0, 90))  # of the event loop, seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(
     arrivals=st.lists(waiters, max_size=100),
@@ -219,6 +220,7 @@ async def test_lanes_are_served_in_the_order_of_their_priority() -> None:
     assert queue.names == [PAYMENT, LOOKUP, POLL, BULK]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_payment_does_not_wait_behind_queued_lookups() -> None:
     """With a thousand lookups, polls and pages in line, each of them goes before a payment once at most."""

@@ -452,6 +452,7 @@ def is_documented_rejection(step: Step) -> bool:
     return isinstance(step, Response) and not is_proxys and any(code in step.body for code in codes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @given(
     steps=st.lists(faults, max_size=12),
@@ -512,6 +513,7 @@ def test_no_settings_and_no_faults_send_money_twice(  # noqa: PLR0917
     run_virtual(main, backend=backend, late=lambda: next(lost, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @given(
     arrivals=st.lists(st.tuples(st.floats(0, 30), st.sampled_from([collect, look_up])), min_size=20, max_size=90),

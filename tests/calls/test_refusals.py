@@ -274,6 +274,7 @@ def proves(step: Response, codes: set[str]) -> bool:
     return not named and (body.get("error_code") in list(codes) or body.get("error") in list(codes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @given(steps=st.lists(answers, min_size=1, max_size=6))
 @settings(max_examples=examples(300), deadline=None)

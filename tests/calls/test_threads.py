@@ -142,6 +142,7 @@ def test_a_wait_for_a_login_that_is_given_up_leaves_nothing_behind() -> None:
         asyncio.run(hold())
 
 
+@pytest.mark.slow
 def test_a_client_in_each_thread_and_one_store_for_all_work(tmp_path: Path) -> None:
     """What the error recommends."""
     store, service = SQLStore(f"sqlite:///{tmp_path / 'payments.db'}"), Service()

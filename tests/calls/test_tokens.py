@@ -333,6 +333,7 @@ async def test_a_late_refusal_of_an_old_token_does_not_throw_the_new_one_away() 
     assert [sent.token for sent in transport.calls][-1] == "login-2"
 
 
+@pytest.mark.slow
 async def test_a_token_that_is_never_accepted_costs_two_logins_a_call_at_most() -> None:
     """A call with all its tokens refused ends in InvalidToken; soon there are no more logins for a while."""
     transport = LoginService()
@@ -384,6 +385,7 @@ async def test_a_create_whose_renewal_fails_was_refused_and_moved_no_money() -> 
 # -- refused logins ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_refused_credentials_are_not_hammered() -> None:
     """A wrong password, and a call each second for an hour: a dozen logins, and every call fails at once."""
     transport = LoginService(*[refusal("invalid_credentials", 401)] * 1000)

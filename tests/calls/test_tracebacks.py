@@ -87,6 +87,7 @@ async def read_list(client: AsyncClient) -> None:
     await client.transactions.list().collect()
 
 
+@pytest.mark.costly("runs lines of calls/transport.py that no quick test runs")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("way", WAYS)
 # aiohttp 3.12.0 gives the connection of a body that was cut back only when it is deleted, and warns of that.

@@ -237,6 +237,7 @@ any_exception = st.sampled_from([type(param.values[0]) for param in ALL]).map(la
 moments = st.sampled_from(["before the body is read", "after", "in mid-answer"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @given(exc=any_exception, cause=any_exception, moment=moments, call=st.sampled_from([pay, look_up]))
 @settings(max_examples=examples(100), deadline=None)

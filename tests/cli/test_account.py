@@ -148,6 +148,7 @@ class TestLogin:
         assert result.exit_code == 0, result.output
         assert "has a token of its own (environment), which wins" in result.stderr
 
+    @pytest.mark.slow
     def test_on_a_terminal_it_asks_and_does_not_echo(self, sandbox: Sandbox, url: str, state: Path) -> None:
         """A person is asked for both; the password never shows. Ctrl-C at the question sends nothing."""
         with terminal("login", "--base-url", url) as screen:
@@ -252,6 +253,7 @@ async def test_a_kept_token_that_is_refused_is_replaced_by_a_login() -> None:
 
 
 class TestProfile:
+    @pytest.mark.slow
     def test_it_shows_the_user(self, url: str) -> None:
         """A table for people, JSON for programs."""
         result = run("profile", "--base-url", url)

@@ -27,6 +27,7 @@ def run_command_without(module: str, *arguments: str) -> subprocess.CompletedPro
     return run_without(f"import sys; sys.modules[{module!r}] = None; {MOBILEMONEY}", *arguments, env=PLAIN)
 
 
+@pytest.mark.slow
 def test_demo_shows_every_kind_of_ending() -> None:
     """The demonstration exits 0 with the counts by final state, the money moved and no rate-limit rejection."""
     ran = run("demo", "--speed", "40")
@@ -46,6 +47,7 @@ def test_demo_shows_every_kind_of_ending() -> None:
     assert not re.search(r"\+\d{8}", ran.stdout), "a whole phone number was shown"
 
 
+@pytest.mark.slow
 def test_numbers_prints_the_whole_table() -> None:
     """`mobilemoney sandbox numbers` prints every magic number with its meaning."""
     ran = run("sandbox", "numbers")
@@ -54,6 +56,7 @@ def test_numbers_prints_the_whole_table() -> None:
         assert re.search(rf"^{re.escape(number)} .*{re.escape(row.meaning)}$", ran.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_version() -> None:
     """`mobilemoney --version` prints the version, and so does `python -m mobilemoney_async`."""
     assert run("--version").stdout == f"mobilemoney-async {__version__}\n"
@@ -61,6 +64,7 @@ def test_version() -> None:
     assert subprocess.run(module, capture_output=True, text=True, check=True).stdout.endswith(f"{__version__}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_the_command_says_which_to_install(missing: str) -> None:
     """Without the extra `cli` the command names it in one line and exits 2."""
@@ -69,6 +73,7 @@ def test_without_the_extra_the_command_says_which_to_install(missing: str) -> No
     assert ran.stderr == 'mobilemoney: the command line needs an extra: pip install "mobilemoney-async[cli]"\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["demo"], ["sandbox", "--port", "0"]])
 def test_without_the_sandbox_extra_the_command_says_so(command: list[str]) -> None:
     """Without the extra `sandbox` the commands that serve it name it in one line."""
@@ -78,6 +83,7 @@ def test_without_the_sandbox_extra_the_command_says_so(command: list[str]) -> No
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_without_the_store_extra_the_doctor_checks_the_rest(tmp_path: Path) -> None:
     """Without the extra `store`, the doctor checks all the same; a store is a problem that names the extra."""
     doctor = ("doctor", "--base-url", "http://127.0.0.1:9/v1")
@@ -88,6 +94,7 @@ def test_without_the_store_extra_the_doctor_checks_the_rest(tmp_path: Path) -> N
     assert 'problem  store          store needs an extra: pip install "mobilemoney-async[store]"' in ran.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speed", ["0", "-1", "abc"])
 def test_a_speed_out_of_range_is_refused(speed: str) -> None:
     """A speed that is no positive number is refused before anything starts."""
@@ -107,6 +114,7 @@ def sandbox() -> Iterator[tuple[Command, dict[str, str]]]:
         yield command, printed
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.real_time
 async def test_the_served_sandbox_takes_payments_and_stops_on_ctrl_c(sandbox: tuple[Command, dict[str, str]]) -> None:

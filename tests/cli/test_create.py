@@ -64,6 +64,7 @@ def write_profile(folder: Path, url: str, **settings: object) -> None:
 
 
 class TestEndings:
+    @pytest.mark.slow
     def test_a_customer_pays(self, sandbox: Sandbox, url: str) -> None:
         """`collect` exits 0 once the money has come, names the transaction at once, and shows no whole number."""
         result = run("collect", "+255 681-234-501", "15000", "--base-url", url)
@@ -75,6 +76,7 @@ class TestEndings:
         ]
         assert sandbox.ledger.collected == Decimal(15_000)
 
+    @pytest.mark.costly("runs lines of cli/create.py that no quick test runs")
     def test_a_payout_fails(self, url: str) -> None:
         """A payment that ends without success exits 5 and says why; programs read an event a line."""
         result = run("disburse", "+255780000089", "2500", "--json", "--unmasked", "--base-url", url)
@@ -92,6 +94,7 @@ class TestEndings:
         assert (result.exit_code, result.stderr) == (0, "")
         assert result.stdout == f"{next(iter(sandbox.transactions))}  collection of 100 TZS, +25578…129: PENDING\n"
 
+    @pytest.mark.slow
     def test_patience_ends(self, sandbox: Sandbox, url: str) -> None:
         """A payment that is not final in time exits 4 and names the command that goes on following it."""
         result = run("collect", STAYS_OPEN, "100", "--timeout", "0.5", "--base-url", url)
@@ -99,6 +102,7 @@ class TestEndings:
         again = f"mobilemoney watch {next(iter(sandbox.transactions))} --base-url {url}"
         assert result.stderr.splitlines()[-1] == f"mobilemoney collect: to go on following: {again}"
 
+    @pytest.mark.slow
     def test_a_reader_that_leaves_changes_nothing(self, sandbox: Sandbox, url: str) -> None:
         """Where nobody reads the output any more, the payment goes on and the exit code still tells how it ended."""
         with started("collect", DECLINED, "100", "--base-url", url) as process:
@@ -107,6 +111,7 @@ class TestEndings:
         assert (code, errors) == (5, "")
         assert len(sandbox.transactions) == 1
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
     def test_any_encoding_will_do(self, sandbox: Sandbox, url: str, encoding: str) -> None:
         """A payment that was made is told where the output knows no dots either: escaped, and never a traceback."""
@@ -123,6 +128,7 @@ class TestEndings:
             f"{next(iter(sandbox.transactions))}  collection of 100 TZS, +25568\\u2026501: SUCCESS"
         )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("closed", [0, 1, 2])
     def test_streams_may_be_closed(self, sandbox: Sandbox, url: str, closed: int) -> None:
         """A payment is made and followed where nobody gave the program a standard stream, as some schedulers do."""
@@ -158,6 +164,7 @@ class TestEndings:
         assert result.stderr.startswith("mobilemoney collect: refused, as far as is known: NOT_TODAY")
         assert "no money moved" not in result.stderr
 
+    @pytest.mark.slow
     def test_nobody_answers(self) -> None:
         """Where no service is, nothing was sent, and the line says how to get one."""
         result = run("collect", NUMBER, "100", "--base-url", "http://127.0.0.1:9/v1")
@@ -227,6 +234,7 @@ class TestFollowing:
 
 
 class TestStore:
+    @pytest.mark.costly("runs lines of cli/create.py that no quick test runs")
     def test_the_same_key_is_the_same_payment(self, sandbox: Sandbox, url: str, store: str) -> None:
         """The same command with the same key shows the payment again, sends nothing, and the store knows its end."""
         command = ["collect", SUCCEEDS, "1700", "--key", "order-8", "--base-url", url, "--store", store]
@@ -245,6 +253,7 @@ class TestStore:
         assert "the idempotency key was used for another payment: nothing was sent" in other.stderr
         assert f"mobilemoney payments show order-8 --store {store}; another payment needs another key" in other.stderr
 
+    @pytest.mark.costly("runs lines of cli/create.py that no quick test runs")
     def test_a_lost_answer_is_found_under_its_key(self, sandbox: Sandbox, url: str, store: str, folder: Path) -> None:
         """Where no answer comes the command exits 3 and says what to do; done, that finds the one payment."""
         write_profile(folder, url, store=store)
@@ -281,6 +290,7 @@ def test_without_a_store_a_lost_answer_is_looked_for_by_the_person(sandbox: Sand
 
 
 class TestInterrupts:
+    @pytest.mark.costly("runs lines of sharing/followed.py, cli/create.py that no quick test runs")
     @pytest.mark.parametrize("how", ["Ctrl-C", "killed"])
     def test_while_it_is_sent(self, how: str, sandbox: Sandbox, url: str, store: str) -> None:
         """The key is printed before the request is sent: after Ctrl-C, or a crash, it finds the one payment."""
@@ -303,6 +313,7 @@ class TestInterrupts:
                 assert [(record.key, record.state) for record in remembered(store)] == [(key, PaymentState.SENDING)]
         assert len(sandbox.transactions) == 1
 
+    @pytest.mark.slow
     def test_while_it_is_sent_without_a_store(self, sandbox: Sandbox, url: str) -> None:
         """Without a store Ctrl-C says that nobody knows, and which list shows it: never that it failed."""
         with started("disburse", ANSWER_LOST, "1600", "--base-url", url) as process:
@@ -313,6 +324,7 @@ class TestInterrupts:
         assert UNKNOWN in errors
         assert "mobilemoney list --type disbursement --from " in errors
 
+    @pytest.mark.slow
     def test_before_it_is_sent(self, sandbox: Sandbox, url: str) -> None:
         """Ctrl-C before the request says that nothing was sent, and nothing was."""
         sandbox.script(faults.lost(processed=False), on="login")
@@ -325,6 +337,7 @@ class TestInterrupts:
         assert errors.splitlines()[-1] == "mobilemoney collect: nothing was sent"
         assert not sandbox.transactions
 
+    @pytest.mark.slow
     def test_while_it_is_followed(self, sandbox: Sandbox, url: str) -> None:
         """Ctrl-C while the payment is followed says which it is and how to go on; the payment goes on by itself."""
         with started("collect", STAYS_OPEN, "1600", "--base-url", url) as process:
@@ -346,6 +359,7 @@ class TestRealMoney:
         with (folder / "mobilemoney.toml").open("a", encoding="utf-8") as file:
             file.write('\ntoken_file = "token"\n')
 
+    @pytest.mark.slow
     def test_a_person_is_asked(self, sandbox: Sandbox) -> None:
         """Before real money moves the person sees what would be done, without a whole number, and may say no."""
         with terminal("disburse", NUMBER, "5000") as shown:
@@ -358,6 +372,7 @@ class TestRealMoney:
             assert NUMBER not in shown.text
         assert not sandbox.requests.total
 
+    @pytest.mark.slow
     def test_a_person_agrees(self, sandbox: Sandbox) -> None:
         """After a yes it is sent, a moving line shows what is waited for, and the end stays on the screen."""
         with terminal("collect", SUCCEEDS, "5000") as shown:

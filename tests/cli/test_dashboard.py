@@ -230,6 +230,7 @@ async def test_another_website_can_read_nothing(reader: Reader, store: SQLStore)
     assert (await reader.http.get("/static/page.py")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_away_is_said_and_comes_back(reader: Reader, store: SQLStore, file: Path) -> None:
     """The last figures stay, with their time; a store without tables, or a missing file, is not made."""
     path = anyio.Path(file)
@@ -300,6 +301,7 @@ class TestCommand:
     def home(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         leave_home(monkeypatch, tmp_path)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
     async def test_it_serves_until_ctrl_c(self, store: SQLStore, file: Path) -> None:
         """It prints the address, serves the page there with its stream, and ends in order, with 0."""

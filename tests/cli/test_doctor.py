@@ -269,6 +269,7 @@ class TestStore:
         found = findings("--base-url", url, "--store", f"sqlite:///{tmp_path}/nowhere/x.db")
         assert found["store"]["level"] == "problem"
 
+    @pytest.mark.slow
     def test_payments_that_nobody_knows_about(self, sandbox: Sandbox, url: str, tmp_path: Path) -> None:
         """Unknown payments are counted, a token in clear text is found, and what to do about them is said."""
         store_url = sqlite_url(tmp_path)
@@ -299,6 +300,7 @@ class TestStore:
         assert findings("--base-url", url, "--store", f"sqlite:///{tmp_path}/x.db")["store"]["level"] == "problem"
         assert findings("--base-url", url, "--store", "mysql://x")["store"]["level"] == "problem"
 
+    @pytest.mark.slow
     def test_a_database_that_others_can_read(self, url: str, tmp_path: Path) -> None:
         """A file that an earlier release made readable is found, and the command that is proposed helps."""
         store_url = sqlite_url(tmp_path)

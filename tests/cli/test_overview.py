@@ -155,6 +155,7 @@ def test_ages_are_short() -> None:
     ]
 
 
+@pytest.mark.costly("runs lines of cli/overview.py that no quick test runs")
 @pytest.mark.anyio
 @on_asyncio
 async def test_a_store_that_is_away_for_a_while_is_waited_for(
@@ -248,6 +249,7 @@ class TestCommand:
         assert sa.inspect(engine).get_table_names() == []
         engine.dispose()
 
+    @pytest.mark.slow
     def test_on_a_terminal_it_is_a_view_until_ctrl_c(self, tmp_path: Path) -> None:
         """It draws itself anew in a resized window, ends with 130, and leaves its last state, with every id whole."""
         with terminal("watch", "--store", self.store(tmp_path), width=60) as shown:

@@ -281,6 +281,7 @@ class TestUnclaimed:
 
 
 class TestReconcile:
+    @pytest.mark.slow
     def test_a_payment_that_exists_is_found(self, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
         """A payment whose answer was lost is found in the service's list, and named with its transaction."""
         pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
@@ -292,6 +293,7 @@ class TestReconcile:
         result = run("reconcile", MOBILEMONEY_STORE=url, **served)
         assert "No payment has an unknown result." in result.stdout
 
+    @pytest.mark.slow
     def test_a_payment_that_is_not_there_becomes_absent(
         self, sandbox: Sandbox, url: str, served: dict[str, str]
     ) -> None:
@@ -308,6 +310,7 @@ class TestReconcile:
         assert "confirm-absent" in second.stdout
         assert "0 resolved, 1 still unresolved" in second.stdout
 
+    @pytest.mark.costly("runs lines of cli/payments.py that no quick test runs")
     def test_several_candidates_are_named(self, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
         """Where several transactions may be the payment, they are named, and a person decides."""
         pay(sandbox, url, "order-1", fault=faults.drop(processed=True))
@@ -328,6 +331,7 @@ class TestReconcile:
         assert result.stdout.startswith("order-1: ACKNOWLEDGED.") or result.stdout.startswith("order-1: FINAL.")
         assert "it is ours" in run("show", "order-1", "--store", url).stdout
 
+    @pytest.mark.costly("runs lines of cli/payments.py that no quick test runs")
     def test_what_a_dead_process_left_is_taken_up(self, url: str, sandbox: Sandbox, served: dict[str, str]) -> None:
         """A payment that nobody sends any more counts as unknown with --stale-after 0."""
         pay(sandbox, url, "order-1")
@@ -359,6 +363,7 @@ class TestReconcile:
         assert re.fullmatch(r"mobilemoney payments: invalid_token .*\n", result.stderr)
         assert not result.stdout
 
+    @pytest.mark.slow
     def test_a_profile_has_it_all(
         self, sandbox: Sandbox, url: str, served: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -399,6 +404,7 @@ class TestReconcile:
 
 
 class TestConfirmAbsent:
+    @pytest.mark.costly("runs lines of cli/options.py that no quick test runs")
     def test_it_asks_back_and_says_what_it_means(self, sandbox: Sandbox, url: str) -> None:
         """Money may move again only after a yes; the note and the person's word stand in the history."""
         pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
@@ -446,6 +452,7 @@ class TestConfirmAbsent:
         assert run("confirm-absent", "order-1", "--note", " ", "--yes", "--store", url).exit_code == 2
         assert run("confirm-absent", "order-1", "--yes", "--store", url).exit_code == 2
 
+    @pytest.mark.costly("runs lines of cli/payments.py that no quick test runs")
     def test_a_payment_that_changed_while_the_person_thought_is_left_alone(
         self, sandbox: Sandbox, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -44,6 +44,7 @@ def propose(*arguments: str) -> str:
     return str(json.loads(ran.stdout)["id"])
 
 
+@pytest.mark.costly("runs lines of cli/payouts.py, cli/unclaimed.py that no quick test runs")
 def test_one_proposes_another_approves_and_all_are_paid_or_explained(shop: Path, sandbox: Sandbox) -> None:
     """From the file to the report; the exit code says that one has failed."""
     checked = run("payouts", "check", "salaries.csv", "--local-numbers")
@@ -74,6 +75,7 @@ def test_one_proposes_another_approves_and_all_are_paid_or_explained(shop: Path,
     assert clean.exit_code == 0 and "nothing differs" in clean.stdout
 
 
+@pytest.mark.costly("runs lines of cli/payouts.py, contract/converter.py that no quick test runs")
 def test_a_batch_is_cancelled_before_or_after_its_approval(shop: Path, sandbox: Sandbox) -> None:
     """--yes takes the digest that was seen; a script gets JSON."""
     batch = propose()
@@ -87,6 +89,7 @@ def test_a_batch_is_cancelled_before_or_after_its_approval(shop: Path, sandbox: 
     assert not sandbox.transactions
 
 
+@pytest.mark.slow
 def test_a_wrong_file_or_batch_is_one_line_and_makes_no_store(shop: Path) -> None:
     """With the lines of the file, and without its numbers."""
     wrong = run("payouts", "propose", "salaries.csv", "--by", "Asha")
@@ -106,6 +109,7 @@ def test_a_wrong_file_or_batch_is_one_line_and_makes_no_store(shop: Path) -> Non
     )
 
 
+@pytest.mark.costly("runs lines of cli/payouts.py that no quick test runs")
 def test_an_unknown_payout_ends_with_3_and_the_next_step(
     shop: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +121,7 @@ def test_an_unknown_payout_ends_with_3_and_the_next_step(
     assert "1 unknown" in ran.stdout and "do not pay them in another way" in ran.stderr
 
 
+@pytest.mark.costly("runs lines of cli/payouts.py that no quick test runs")
 def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sandbox) -> None:
     """Ctrl-C says how; nothing is sent twice."""
     batch = propose()
@@ -137,6 +142,7 @@ def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sand
     assert len(sandbox.transactions) == 3
 
 
+@pytest.mark.costly("runs lines of cli/unclaimed.py that no quick test runs")
 def test_an_audit_is_a_mail_for_an_accountant(shop: Path, sandbox: Sandbox) -> None:
     """Exit code 1 and a reason where something differs; CSV and JSON have the totals, too."""
     run("payouts", "approve", propose(), "--by", "Juma", "--send", answer="y\n")

@@ -113,6 +113,7 @@ class TestCompletion:
         assert not ran.stderr
         return ran.stdout.split()
 
+    @pytest.mark.slow
     def test_commands_and_profiles_are_completed(self, tmp_path: Path) -> None:
         """The shell knows the commands, their options, and the profiles of the file."""
         file = tmp_path / "mobilemoney" / "mobilemoney.toml"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -30,6 +31,7 @@ def render(rows: Sequence[tuple[str, ...]], width: int, *, is_terminal: bool = T
     return [line.rstrip() for line in shown.getvalue().splitlines()]
 
 
+@pytest.mark.costly("runs lines of cli/tables.py that no quick test runs")
 @given(ROWS, st.integers(50, 120))
 def test_an_id_is_never_broken_and_every_line_fits(rows: list[tuple[str, ...]], width: int) -> None:
     """Copying an id is what the table is for, in a terminal of 60 columns too."""

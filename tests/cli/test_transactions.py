@@ -111,6 +111,7 @@ class TestList:
         assert listed("--status", "PENDING", "--from", today, "--to", "today") == [second]
         assert listed("--type", "disbursement") == listed("--from", "2020-01-01", "--to", "2020-01-31") == []
 
+    @pytest.mark.slow
     def test_a_table(self, sandbox: Sandbox, url: str) -> None:
         """The table has a line for each, with masked numbers, and standard error says whether there is more."""
         paid(sandbox, 3)
@@ -149,6 +150,7 @@ class TestList:
             assert "[red]\\x1b[2J" in "".join(shown.split())
             assert "\x1b" not in shown
 
+    @pytest.mark.slow
     def test_long_lists(self, sandbox: Sandbox, url: str) -> None:
         """A list of several pages comes whole, each transaction once; on a terminal it says how far it is."""
         ids = paid(sandbox, 250)
@@ -168,6 +170,7 @@ class TestList:
         assert (result.exit_code, len(result.stdout.splitlines())) == (1, 100)
         assert len(result.stderr.splitlines()) == 1
 
+    @pytest.mark.slow
     def test_a_reader_that_has_enough_ends_it(self, sandbox: Sandbox, url: str) -> None:
         """`list --json | head -1` is no error: where nobody reads on, the list ends with 0 and without a message."""
         paid(sandbox, 3)

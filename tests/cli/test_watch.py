@@ -216,6 +216,7 @@ class TestCommand:
         assert {(line["event"], line["transaction"]["status"]) for line in lines} == {("final", "SUCCESS")}
         assert run("watch", "-", "--base-url", url, answer=followed.stdout).exit_code == 0
 
+    @pytest.mark.costly("runs lines of cli/following.py that no quick test runs")
     def test_patience_ends(self, sandbox: Sandbox, url: str) -> None:
         """What is not final in time exits 4, and is named with the command that goes on."""
         (stuck,) = paid(sandbox, STAYS_OPEN)
@@ -223,6 +224,7 @@ class TestCommand:
         assert result.exit_code == 4
         assert f"to go on following: mobilemoney watch {stuck} --base-url {url}" in result.stderr
 
+    @pytest.mark.slow
     def test_a_store_learns_of_the_end(self, sandbox: Sandbox, url: str, folder: Path) -> None:
         """With a store the final state is written down, for a payment that somebody else created."""
         store = sqlite_url(folder)
@@ -261,6 +263,7 @@ class TestCommand:
         result = run("watch", "-", answer="\n")
         assert (result.exit_code, result.stdout) == (0, "")
 
+    @pytest.mark.slow
     def test_ctrl_c_says_what_is_open(self, sandbox: Sandbox, url: str) -> None:
         """Ctrl-C ends the watching with 130 and names what is open, once it has shown what it knows."""
         done, stuck = paid(sandbox, SUCCEEDS, STAYS_OPEN)
@@ -271,6 +274,7 @@ class TestCommand:
         assert (code, shown) == (130, {done, stuck})
         assert f"1 payment is still open, and may end without us: {stuck}\n" in errors
 
+    @pytest.mark.slow
     def test_a_terminal_shows_a_table_that_moves(self, sandbox: Sandbox, url: str) -> None:
         """On a terminal the payments stand in a table that moves: what is open first, and all of them at the end."""
         *done, stuck = paid(sandbox, *[SUCCEEDS] * 40, STAYS_OPEN)

@@ -102,6 +102,7 @@ def outcome(read: Callable[[], Any]) -> Any:
         return DecodeError
 
 
+@pytest.mark.slow
 @given(changed_bodies())
 @settings(deadline=None, max_examples=examples(400))
 def test_both_ways_of_reading_agree(sample: tuple[type[Any], bytes]) -> None:
@@ -250,6 +251,7 @@ plain = st.recursive(
 
 
 class TestEncoding:
+    @pytest.mark.slow
     @given(st.dictionaries(st.text(st.characters(codec="utf-8")), plain))
     @settings(deadline=None)
     def test_plain_values_arrive_as_they_are(self, body: dict[str, Any]) -> None:
@@ -316,6 +318,7 @@ class TestEncoding:
         with pytest.raises(InvalidRequest, match=r"nested 64 deep at most"):
             encode("extra", nested(64))
 
+    @pytest.mark.slow
     @given(st.dictionaries(st.text(), st.floats()))
     @settings(deadline=None)
     def test_no_float_gets_through(self, body: dict[str, Any]) -> None:

@@ -131,6 +131,7 @@ def again(value: Any) -> Any:
     return converter.structure(data, type(value))
 
 
+@pytest.mark.costly("runs lines of contract/models.py that no quick test runs")
 @pytest.mark.parametrize("cl", VALUES)
 def test_every_value_comes_back_equal_from_json(cl: Any) -> None:
     """Each field comes back, to the last digit and microsecond, and so do values that the contract does not list."""

@@ -73,6 +73,7 @@ def test_an_id_is_one_segment_of_the_path(identifier: str) -> None:
     assert unquote(segment) == identifier
 
 
+@pytest.mark.slow
 @given(st.dictionaries(identifiers, st.one_of(identifiers, st.integers()), min_size=1))
 @settings(deadline=None)
 def test_a_query_arrives_as_it_was_given(query: dict[str, str | int]) -> None:

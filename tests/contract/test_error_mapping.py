@@ -475,6 +475,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.binary(), statuses, headers, headers)
 @settings(deadline=None)
 def test_any_bytes_give_a_value_or_one_of_our_errors(
@@ -485,6 +486,7 @@ def test_any_bytes_give_a_value_or_one_of_our_errors(
         check_total(endpoint, Answer(status_code=status, content_type=content_type, retry_after=retry_after, body=body))
 
 
+@pytest.mark.slow
 @given(json_values, statuses, headers)
 @settings(deadline=None, max_examples=examples(200))
 def test_any_json_gives_a_value_or_one_of_our_errors(body: Any, status: int, retry_after: str | None) -> None:
@@ -493,6 +495,7 @@ def test_any_json_gives_a_value_or_one_of_our_errors(body: Any, status: int, ret
         check_total(endpoint, answer(body, status, retry_after=retry_after))
 
 
+@pytest.mark.slow
 @given(st.data(), statuses)
 @settings(deadline=None, max_examples=examples(200))
 def test_any_damage_to_a_good_answer_gives_a_value_or_one_of_our_errors(data: st.DataObject, status: int) -> None:
@@ -518,6 +521,7 @@ def test_texts_of_foreign_origin_are_short_and_printable(hostile: str, status: i
             check_total(endpoint, Answer(status_code=status, content_type=hostile, retry_after=hostile, body=content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["[]", "{}", "dict", "codes"])
 def test_a_body_may_be_nested_as_deep_as_it_likes(kind: str) -> None:
     """Depth ends in one of our errors, not in a RecursionError."""

@@ -41,6 +41,7 @@ def test_pauses_never_shrink_and_never_exceed_the_cap(first: float, factor: floa
     assert 0 < schedule.delay(look) <= schedule.delay(look + 1) <= cap
 
 
+@pytest.mark.slow
 def test_the_power_that_overflows_is_the_cap() -> None:
     assert Schedule(factor=10).delay(10**6) == 30
 

@@ -191,6 +191,7 @@ junk = st.recursive(
 
 
 class TestWhatTheServiceMayAdd:
+    @pytest.mark.slow
     @given(st.dictionaries(st.text(st.characters(codec="utf-8")).map("x_{}".format), junk, max_size=4))
     @settings(deadline=None)
     def test_unknown_fields_are_ignored(self, extra: dict[str, Any]) -> None:

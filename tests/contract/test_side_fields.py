@@ -49,6 +49,7 @@ def _said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     side_fields.take_unsaid()
 
 
+@pytest.mark.slow
 @given(st.sampled_from(SIDE), anything)
 @settings(deadline=None, max_examples=examples(300))
 def test_no_side_field_of_a_transaction_hides_its_core(field: str, text: str) -> None:

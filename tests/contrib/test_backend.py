@@ -68,6 +68,7 @@ async def end(backend: Backend, order: str) -> OrderStatus:
     return statuses[-1]
 
 
+@pytest.mark.costly("runs lines of contrib/backend.py, contrib/orders.py that no quick test runs")
 async def test_an_order_is_paid_watched_and_told(sandbox: Sandbox, tmp_path: Path) -> None:
     """A watcher sees each state once, `on_settled` gets the final one, and the order is known from then on."""
     settled: list[tuple[str | None, str]] = []
@@ -93,6 +94,7 @@ async def test_an_order_is_paid_watched_and_told(sandbox: Sandbox, tmp_path: Pat
     assert settled == [("order-1", "SUCCESS"), ("order-2", "FAILED"), ("order-1", "SUCCESS")]
 
 
+@pytest.mark.slow
 async def test_a_slow_service_does_not_keep_the_customer(sandbox: Sandbox, tmp_path: Path) -> None:
     """The answer comes when patience ends, and a customer who leaves does not take the create along."""
     sandbox.script(faults.latency(0.3 * SPEED), on="POST c2b")
@@ -109,6 +111,7 @@ async def test_a_slow_service_does_not_keep_the_customer(sandbox: Sandbox, tmp_p
     assert len(sandbox.transactions) == 1
 
 
+@pytest.mark.slow
 async def test_leaving_waits_for_what_is_on_its_way(sandbox: Sandbox, tmp_path: Path) -> None:
     """A create in progress is finished before the backend closes, and its payment resumed by the next one."""
     sandbox.script(faults.latency(0.3 * SPEED), on="POST c2b")
@@ -122,6 +125,7 @@ async def test_leaving_waits_for_what_is_on_its_way(sandbox: Sandbox, tmp_path: 
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
 
 
+@pytest.mark.slow
 async def test_an_unknown_payment_is_found_out(sandbox: Sandbox, tmp_path: Path) -> None:
     """The caller hears that nobody knows, and a watcher what became of it, without a second payment."""
     async with opened(sandbox, tmp_path) as backend:
@@ -131,6 +135,7 @@ async def test_an_unknown_payment_is_found_out(sandbox: Sandbox, tmp_path: Path)
     assert len(sandbox.transactions) == 1
 
 
+@pytest.mark.slow
 async def test_an_order_does_not_go_back(sandbox: Sandbox, tmp_path: Path) -> None:
     """Whoever asks while an unknown payment is being found sees the states in their order, in every process."""
     sandbox.script(faults.drop(processed=True), on="POST c2b")
@@ -186,6 +191,7 @@ async def test_a_second_click_does_not_hide_what_is_known(
         monkeypatch.setattr(backend, "_drain", 0)
 
 
+@pytest.mark.slow
 async def test_an_order_that_was_adopted_is_settled_after_a_crash(sandbox: Sandbox, tmp_path: Path) -> None:
     """`on_settled` gets a payment that ended while no process was there, and that only the list shows."""
     sandbox.script(faults.drop(processed=True), on="POST c2b")
@@ -208,6 +214,7 @@ async def test_an_order_that_was_adopted_is_settled_after_a_crash(sandbox: Sandb
     assert settled == ["order-1"]
 
 
+@pytest.mark.slow
 async def test_a_crash_in_the_middle_of_an_order_does_not_hold_up_its_end(sandbox: Sandbox, tmp_path: Path) -> None:
     """A process that died between two changes of a payment leaves its end to the next one, at once."""
     settled: list[str | None] = []
@@ -234,6 +241,7 @@ async def test_a_crash_in_the_middle_of_an_order_does_not_hold_up_its_end(sandbo
     assert settled == ["order-1"]
 
 
+@pytest.mark.slow
 async def test_a_backend_that_dies_at_its_first_start_misses_no_final_payment(sandbox: Sandbox, tmp_path: Path) -> None:
     """From entering on, each payment that becomes final is one for `on_settled`, whoever finds it out, and whenever."""
     settled: list[str | None] = []
@@ -253,6 +261,7 @@ async def test_a_backend_that_dies_at_its_first_start_misses_no_final_payment(sa
     assert settled == ["order-1"]
 
 
+@pytest.mark.costly("runs lines of contrib/orders.py that no quick test runs")
 async def test_a_queued_order_is_known_and_sent(sandbox: Sandbox, tmp_path: Path) -> None:
     """An order that was enqueued is shown as about to be sent, and then as any other; a cancelled one has failed."""
     async with opened(sandbox, tmp_path, per_minute=60.0) as backend:
@@ -270,6 +279,7 @@ async def test_a_queued_order_is_known_and_sent(sandbox: Sandbox, tmp_path: Path
         assert await backend.collect("order-2", phone_number=PAYS, amount=1500) == cancelled
 
 
+@pytest.mark.slow
 async def test_a_refused_order_may_be_paid_again(sandbox: Sandbox, tmp_path: Path) -> None:
     """An order that was provably not sent says so, and is paid under the same name when the service is back."""
     sandbox.script(faults.refused(), on="POST c2b", times=4)
@@ -281,6 +291,7 @@ async def test_a_refused_order_may_be_paid_again(sandbox: Sandbox, tmp_path: Pat
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
 
 
+@pytest.mark.slow
 async def test_another_process_s_order_is_followed(sandbox: Sandbox, tmp_path: Path) -> None:
     """Status, watch and callbacks of one process tell about the orders of another."""
     async with opened(sandbox, tmp_path) as one, opened(sandbox, tmp_path) as other:
@@ -294,6 +305,7 @@ async def test_another_process_s_order_is_followed(sandbox: Sandbox, tmp_path: P
         assert (await end(one, "order-1")).state is OrderState.SUCCEEDED
 
 
+@pytest.mark.slow
 async def test_all_processes_agree_on_an_order_that_waits(sandbox: Sandbox, tmp_path: Path) -> None:
     """An order that waits for the rate limit is being sent, in every process, from the first answer on."""
     slow = RateLimiter(per_minute=1, burst=1, window=60)
@@ -309,6 +321,7 @@ async def test_all_processes_agree_on_an_order_that_waits(sandbox: Sandbox, tmp_
     assert len(sandbox.transactions) == 1
 
 
+@pytest.mark.slow
 async def test_an_order_whose_process_has_died_is_sent_by_another(sandbox: Sandbox, tmp_path: Path) -> None:
     """Once, within a minute, before bulk payouts; a click at another process sends it at once."""
     slow = RateLimiter(per_minute=1, burst=1, window=60)
@@ -326,6 +339,7 @@ async def test_an_order_whose_process_has_died_is_sent_by_another(sandbox: Sandb
     assert len(sandbox.transactions) == 3
 
 
+@pytest.mark.costly("runs lines of contrib/orders.py that no quick test runs")
 async def test_an_order_that_waited_for_too_long_is_not_made(
     sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -361,6 +375,7 @@ async def test_an_order_that_waited_for_too_long_is_not_made(
     assert settled[-1] == ("order-2", "SUCCESS")
 
 
+@pytest.mark.slow
 async def test_an_order_that_was_not_made_is_not_sent_later(sandbox: Sandbox, tmp_path: Path) -> None:
     """Who heard that nothing was paid is not rung when the service is back; their own click pays the same order."""
     sandbox.script(faults.refused(), on="POST c2b", times=4)
@@ -377,6 +392,7 @@ async def test_an_order_that_was_not_made_is_not_sent_later(sandbox: Sandbox, tm
         assert (await end(one, "order-1")).state is OrderState.SUCCEEDED
 
 
+@pytest.mark.slow
 async def test_a_payment_that_you_queued_stays_in_the_queue(sandbox: Sandbox, tmp_path: Path) -> None:
     """Where a click sends it before its time, and fails, the order is still being sent, as its transaction promised."""
     sandbox.script(faults.refused(), on="POST c2b", times=4)
@@ -391,6 +407,7 @@ async def test_a_payment_that_you_queued_stays_in_the_queue(sandbox: Sandbox, tm
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
 
 
+@pytest.mark.slow
 async def test_a_released_order_is_answered_once_it_is_sent(sandbox: Sandbox, tmp_path: Path) -> None:
     """After an operator has confirmed that it is absent, it may be paid again, and no answer in between denies it."""
     sandbox.script(faults.drop(processed=False), on="POST c2b")
@@ -406,6 +423,7 @@ async def test_a_released_order_is_answered_once_it_is_sent(sandbox: Sandbox, tm
         assert (await end(backend, "order-1")).state is OrderState.SUCCEEDED
 
 
+@pytest.mark.slow
 async def test_too_many_orders_are_turned_away(sandbox: Sandbox, tmp_path: Path) -> None:
     """What could only wait for hours is refused at once, and may come again."""
     sandbox.script(faults.latency(0.2 * SPEED), on="POST c2b")
@@ -419,6 +437,7 @@ async def test_too_many_orders_are_turned_away(sandbox: Sandbox, tmp_path: Path)
         assert (await backend.collect("order-2", phone_number=PAYS, amount=1500)).state is OrderState.PENDING
 
 
+@pytest.mark.costly("runs lines of contrib/backend.py that no quick test runs")
 async def test_a_full_queue_does_not_hide_what_is_known(sandbox: Sandbox, tmp_path: Path) -> None:
     """While the queue is full, a paid order says so; a new one is refused at once, and takes no place of its caller."""
     async with opened(sandbox, tmp_path, most_waiting=1, per_caller=(1, 600.0)) as backend:
@@ -464,6 +483,7 @@ async def test_what_keeps_a_customer_from_paying_is_in_the_log(
     assert PAYS[4:] not in caplog.text
 
 
+@pytest.mark.slow
 async def test_one_number_is_not_rung_all_day(sandbox: Sandbox, tmp_path: Path) -> None:
     """A sixth new payment of a number is refused with the time to wait, however it is written; known orders never."""
     async with opened(sandbox, tmp_path) as backend:
@@ -484,6 +504,7 @@ async def test_one_number_is_not_rung_all_day(sandbox: Sandbox, tmp_path: Path) 
     assert len(sandbox.transactions) == 7
 
 
+@pytest.mark.slow
 async def test_one_caller_does_not_ring_all_phones(sandbox: Sandbox, tmp_path: Path) -> None:
     """A stranger with many numbers is stopped, others are not; a second click and a known order take no place."""
     async with opened(sandbox, tmp_path, per_caller=(2, 600.0), per_number=None) as backend:
@@ -498,6 +519,7 @@ async def test_one_caller_does_not_ring_all_phones(sandbox: Sandbox, tmp_path: P
     assert len(sandbox.transactions) == 4
 
 
+@pytest.mark.slow
 async def test_many_at_once_take_no_place_twice(sandbox: Sandbox, tmp_path: Path) -> None:
     """A hundred requests in the same moment ring a phone as often as the limit says."""
     refused: list[str] = []
@@ -515,6 +537,7 @@ async def test_many_at_once_take_no_place_twice(sandbox: Sandbox, tmp_path: Path
     assert (len(sandbox.transactions), len(refused)) == (3, 97)
 
 
+@pytest.mark.slow
 async def test_what_was_not_sent_takes_no_place(sandbox: Sandbox, tmp_path: Path) -> None:
     """A customer whose payments never left, since the network was away, may try again."""
     sandbox.script(faults.refused(), on="POST c2b", times=4)
@@ -524,6 +547,7 @@ async def test_what_was_not_sent_takes_no_place(sandbox: Sandbox, tmp_path: Path
         assert (await backend.collect("order-1", phone_number=PAYS, amount=1500)).state is OrderState.PENDING
 
 
+@pytest.mark.slow
 @given(
     most=st.integers(1, 4),
     pauses=st.lists(st.floats(0, 12), max_size=40),
@@ -601,6 +625,7 @@ async def test_arguments_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
     assert not sandbox.transactions
 
 
+@pytest.mark.slow
 async def test_a_caller_s_own_failure_is_the_caller_s(sandbox: Sandbox, tmp_path: Path) -> None:
     """An exception of a token source reaches whoever pays, and does not end the backend."""
 
@@ -630,6 +655,7 @@ async def test_an_exception_of_the_block_leaves_it_as_it_is(sandbox: Sandbox, tm
             pytest.fail("there is no database")
 
 
+@pytest.mark.costly("runs lines of contrib/backend.py that no quick test runs")
 async def test_a_store_that_fails_is_waited_out(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

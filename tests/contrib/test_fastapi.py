@@ -53,6 +53,7 @@ async def served(folder: Path, **options: Any) -> AsyncIterator[httpx.AsyncClien
     assert not hasattr(app.state, "mobilemoney")
 
 
+@pytest.mark.costly("runs lines of contrib/fastapi.py that no quick test runs")
 async def test_errors_of_the_client_are_answered(tmp_path: Path) -> None:
     """A route may use the client and let its errors through."""
     async with served(tmp_path) as web:
@@ -86,6 +87,7 @@ async def test_a_callback_without_a_secret_needs_no_token(tmp_path: Path) -> Non
         assert (await web.post(CALLBACKS, content=b"bad")).status_code == 403
 
 
+@pytest.mark.slow
 async def test_it_lives_inside_a_lifespan_of_your_own(tmp_path: Path) -> None:
     """Start-up code and a background job pay without a route, and `on_settled` is theirs, too."""
     from fastapi import FastAPI

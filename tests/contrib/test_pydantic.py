@@ -25,6 +25,7 @@ class Order(BaseModel):
     earlier: list[Transaction] = []
 
 
+@pytest.mark.costly("runs lines of contract/json_schema.py, contract/converter.py that no quick test runs")
 @pytest.mark.parametrize("cl", PUBLIC)
 def test_the_schema_fits_the_data_of_every_value(cl: Any) -> None:
     """The JSON schema is valid, and so is all data, whole or masked, under it."""

@@ -98,6 +98,7 @@ def worker(sandbox: Sandbox, folder: Path, monkeypatch: pytest.MonkeyPatch, **op
         yield
 
 
+@pytest.mark.slow  # the first one imports Celery
 @pytest.mark.parametrize(("wrong", "error"), [("permission", PermissionDenied), ("duplicate", DuplicateSuspected)])
 def test_an_order_that_cannot_be_paid_now_is_tried_again(
     wrong: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,7 @@ def test_an_unknown_result_ends_the_job(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(sandbox.transactions) == 1
 
 
+@pytest.mark.slow
 def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
     """Of a file with a line that is cut, nothing is queued."""
     file = tmp_path / "payouts.csv"

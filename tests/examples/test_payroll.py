@@ -112,6 +112,7 @@ async def test_each_salary_is_paid_once_however_often_its_senders_are_killed(tmp
     assert len(sandbox.transactions) == len(ROWS) + len(TWINS)
 
 
+@pytest.mark.slow
 def test_the_sample_shows_every_ending() -> None:
     """Without an account the program plays all parts in a sandbox, and says what is left to do."""
     variables = environment(MOBILEMONEY_EMAIL="nobody@example.com")

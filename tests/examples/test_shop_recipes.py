@@ -29,6 +29,7 @@ def write_files(folder: Path, *sections: str) -> None:
             (folder / name).write_text(text, encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "left_out", "passed"), [("FastAPI", "nothing", 12), ("aiohttp", SAME, 7), ("Django", SAME, 7)]
 )
@@ -41,6 +42,7 @@ def test_a_shop_passes_its_tests(tmp_path: Path, framework: str, left_out: str, 
     assert f"\n{passed} passed" in ran.stdout
 
 
+@pytest.mark.slow
 def test_a_crowd_is_paid_and_the_books_agree(tmp_path: Path) -> None:
     """The load test drives the shop over real sockets, and counts orders, lost answers and money."""
     write_files(tmp_path, "FastAPI", "A load test")

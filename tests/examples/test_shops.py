@@ -50,6 +50,7 @@ def transactions(shop: Shop) -> set[str]:
     return shop.call(lambda: set(shop.sandbox.transactions))
 
 
+@pytest.mark.costly("runs lines of contrib/fastapi.py that no quick test runs")
 @pytest.mark.parametrize(
     ("how", "state", "collected"),
     [("approve", "succeeded", [15_000]), ("decline", "failed", []), ("expire", "expired", [])],
@@ -80,6 +81,7 @@ def test_a_checkout_answers_at_once_and_its_end_is_told(
     assert moved == collected
 
 
+@pytest.mark.slow
 def test_one_order_is_one_payment(shop: Shop, order: str) -> None:
     """Ten clicks at once, a click afterwards and one after the end ask the customer once."""
     answers: list[httpx.Response] = []
@@ -95,6 +97,7 @@ def test_one_order_is_one_payment(shop: Shop, order: str) -> None:
     assert len(transactions(shop) - before) == 1
 
 
+@pytest.mark.slow
 def test_an_unknown_outcome_is_no_error_and_is_found_out(shop: Shop, order: str) -> None:
     """Where the service gives no proper answer the customer hears "we are finding out", and then the truth."""
     before = transactions(shop)
@@ -106,6 +109,7 @@ def test_an_unknown_outcome_is_no_error_and_is_found_out(shop: Shop, order: str)
     assert len(transactions(shop) - before) == 1
 
 
+@pytest.mark.costly("runs lines of contrib/fastapi.py, polling/coordinator.py that no quick test runs")
 def test_a_callback_brings_the_news(shop: Shop, order: str) -> None:
     """A callback under the secret address is answered with 204; others get no further than a status."""
     before = transactions(shop)
@@ -124,6 +128,7 @@ def test_a_callback_brings_the_news(shop: Shop, order: str) -> None:
     shop.wait_for(order, "succeeded")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "status", "argument"),
     [
@@ -165,6 +170,7 @@ def test_unknown_orders_are_not_found(shop: Shop, order: str) -> None:
         assert browser.get("/", params={"order": "<script>"}).status_code == 404
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SHOPS)
 def test_a_restart_resumes(kind: str, tmp_path: Path, order: str) -> None:
     """An order that was open when the shop stopped is known after its next start, and its end is seen."""
@@ -186,6 +192,7 @@ def test_the_page_loads_nothing_from_elsewhere(shop: Shop) -> None:
             assert "http://" not in answer.text and "https://" not in answer.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serve", SHOPS.values(), ids=SHOPS)
 def test_a_stranger_is_stopped(serve: Serve, tmp_path: Path) -> None:
     """Over a limit the checkout answers 429 with the time to wait, and shows an order that exists as always."""

@@ -12,6 +12,7 @@ from mobilemoney_async.sandbox import Choices, Sandbox
 from tests.support.shops import load
 
 
+@pytest.mark.slow
 def test_a_thousand_transactions_cost_ten_requests(capsys: pytest.CaptureFixture[str]) -> None:
     """A report of 1,000 transactions of a day has a row for each and takes one request for a hundred."""
     assert load("status_report").main(["--sandbox"]) == 0

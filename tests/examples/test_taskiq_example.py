@@ -162,6 +162,7 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @on_asyncio
 @pytest.mark.parametrize("wrong", ["phone number", "amount", "refused"])
@@ -221,6 +222,7 @@ async def test_an_order_that_cannot_be_paid_now_is_delivered_again(
     assert len(sandbox.transactions) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @on_asyncio
 async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
@@ -248,6 +250,7 @@ async def test_an_unknown_outcome_is_followed_until_a_person_has_to_look(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @on_asyncio
 async def test_a_payment_that_takes_long_makes_room(tmp_path: Path, queued: list[str]) -> None:
@@ -260,6 +263,7 @@ async def test_a_payment_that_takes_long_makes_room(tmp_path: Path, queued: list
     assert (job.acknowledged, queued) == (1, ["open", "open"])
 
 
+@pytest.mark.slow
 def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
     """Of a file with a line that is cut, nothing is queued."""
     file = tmp_path / "payouts.csv"

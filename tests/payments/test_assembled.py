@@ -32,6 +32,7 @@ def make_client(world: World, sandbox: Sandbox) -> AsyncClient:
     )
 
 
+@pytest.mark.slow
 async def test_two_processes_share_login_limit_and_poller(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ class Slow(httpx.AsyncBaseTransport):
         return acknowledgement_answer(f"tx-{next(self._numbers)}", phone_number=phone_number)
 
 
+@pytest.mark.slow
 def test_one_store_serves_event_loops_in_several_threads(store_url: str) -> None:
     """One store may be given to clients on asyncio and on trio: all of them together send each key once."""
     store, service = SQLStore(store_url), Slow()

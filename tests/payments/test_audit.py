@@ -68,6 +68,7 @@ async def test_books_that_agree_are_clean_and_come_with_their_totals(store_url: 
     assert (disbursed.gross, disbursed.fees, disbursed.net) == (Decimal(1000), None, None)  # not shown, so not 0
 
 
+@pytest.mark.costly("runs lines of payments/audit_report.py, payments/audit.py that no quick test runs")
 async def test_each_kind_of_difference_has_a_reason_and_a_next_step(store_url: str) -> None:
     """A stranger, a second payment, another state, another amount, an unknown result, a transaction that is gone."""
     world = make_world(store_url)
@@ -152,6 +153,7 @@ class Service(httpx.AsyncBaseTransport):
         return httpx.Response(response.status_code, json=body)
 
 
+@pytest.mark.costly("runs lines of payments/audit.py that no quick test runs")
 async def test_the_days_of_the_service_may_begin_at_another_hour(store_url: str) -> None:
     """Payments of the hours between are compared in the list of the next day, and none is called missing."""
     world = make_world(store_url)
@@ -202,6 +204,7 @@ async def test_a_list_that_masks_numbers_and_names_types_in_its_own_way_is_no_di
         assert said in first.reason
 
 
+@pytest.mark.slow
 async def test_explained_transactions_and_those_of_other_systems_are_no_differences(store_url: str) -> None:
     """With `sole_writer=False`, only what fits a payment of yours within a day is one."""
     world = make_world(store_url)
@@ -220,6 +223,7 @@ async def test_explained_transactions_and_those_of_other_systems_are_no_differen
         assert (await audit(world, client)).is_clean
 
 
+@pytest.mark.slow
 async def test_paid_twice_is_only_what_may_have_moved_money_twice_within_a_day(store_url: str) -> None:
     """A customer who pays again after a failure, or again next week, has not paid twice."""
     world = make_world(store_url)
@@ -238,6 +242,7 @@ async def test_paid_twice_is_only_what_may_have_moved_money_twice_within_a_day(s
     assert kinds == {"unclaimed": 2, "paid_twice": 1}
 
 
+@pytest.mark.slow
 async def test_what_is_on_its_way_or_ends_while_the_list_is_read_is_as_it_should_be(store_url: str) -> None:
     """And a payment that the list may show before its answer has come is no stranger."""
     world = make_world(store_url, latency=5.0, median_delay=4.0, longest_delay=25.0)
@@ -279,6 +284,7 @@ async def test_totals_are_exact_and_of_this_merchant_alone(store_url: str) -> No
     assert report.transactions == 2
 
 
+@pytest.mark.slow
 async def test_a_day_costs_its_pages(store_url: str) -> None:
     """A request for a hundred transactions, and a few more, in the lane that gives way to all others."""
     world = make_world(store_url)

@@ -57,6 +57,7 @@ async def queue(world: World) -> None:
         await client._store.database.write(work)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @on_asyncio
 async def test_hundreds_of_payments_are_found_and_changed_in_batches(store_url: str) -> None:

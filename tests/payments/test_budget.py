@@ -146,6 +146,7 @@ steps = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(steps, max_size=60))
 @settings(max_examples=examples(200))
 @example([(0.0, 0, 12, PAYMENT, 0.0, 0, 0.0), (0.2, 1, 12, BULK, 0.0, 2, JITTER)] * 30)
@@ -177,6 +178,7 @@ def test_no_interleaving_of_processes_breaks_the_limit(
     assert rejections(arrivals) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 4, 16])
 def test_a_saturated_fleet_uses_the_limit_and_shares_it(number: int) -> None:
     """However many processes wait: at least 97 % of the limit is used, each has its turns, on few transactions."""
@@ -213,6 +215,7 @@ def test_payments_of_one_process_go_before_bulk_work_of_another() -> None:
     assert 15 <= shares["bulk"] <= 25
 
 
+@pytest.mark.slow
 def test_every_lane_moves_when_each_is_full_in_another_process() -> None:
     """Nothing starves: lookups and polls get a turn every ten seconds or so, bulk work every thirty."""
     fleet = Fleet(CONTRACT, *(Member(lane.name, lane) for lane in Priority))
@@ -224,6 +227,7 @@ def test_every_lane_moves_when_each_is_full_in_another_process() -> None:
     assert shares["BULK"] >= 15
 
 
+@pytest.mark.slow
 def test_a_payment_waits_for_what_is_reserved_and_no_longer() -> None:
     """A payment that comes while others saturate the limit with bulk work waits a third of a second at most."""
     for seed in range(20):
@@ -238,6 +242,7 @@ def test_a_payment_waits_for_what_is_reserved_and_no_longer() -> None:
 # -- processes that die ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", [PAYMENT, POLL])
 def test_a_process_that_dies_takes_at_most_what_it_reserved(lane: Priority) -> None:
     """Two of four processes are killed: the others go on within two turns, and use the slots of the two."""
@@ -293,6 +298,7 @@ def test_slots_lie_behind_the_time_that_the_transaction_takes() -> None:
     assert Row().ask(START, 3, delay=2.5).slots == [START + 2.5] * 3
 
 
+@pytest.mark.slow
 @given(ahead=st.floats(0, 1e6), steps=st.lists(st.integers(0, 10_000_000), max_size=5))
 @settings(max_examples=examples(200), deadline=None)
 @example(ahead=64_803.28491749, steps=[20_000_000])
@@ -393,6 +399,7 @@ def test_the_time_of_the_row_never_goes_back() -> None:
         assert json.loads(row.text or "")["at"] == START * 1_000_000
 
 
+@pytest.mark.slow
 def test_the_row_stays_small() -> None:
     """A budget of 1,200 a minute is some kilobytes, whatever processes have come and gone."""
     fleet = Fleet(FAST, *(Member(str(each), BULK, 9, dies_at=START + 2 * each) for each in range(40)))

@@ -196,6 +196,7 @@ async def test_a_reader_that_slept_begins_again_where_another_process_left(sqlit
     assert handled == {each.cursor for each in found}
 
 
+@pytest.mark.slow
 async def test_a_change_that_fails_comes_again_and_holds_up_no_other_payment(sqlite_file_url: str) -> None:
     """Later changes of its payment wait for it; after ten times it is parked, and its payment goes on."""
     world, events = make_world(sqlite_file_url), list[Event]()
@@ -375,6 +376,7 @@ def account_store_of(client: AsyncClient) -> Any:
     return client._store
 
 
+@pytest.mark.slow
 async def test_old_changes_go_once_every_consumer_is_done_and_the_payment_has_ended(sqlite_file_url: str) -> None:
     """Never what is not final, never what a consumer has not handled."""
     world = make_world(sqlite_file_url)
@@ -423,6 +425,7 @@ async def test_arguments_are_refused_by_name(sqlite_file_url: str) -> None:
             await first.done()
 
 
+@pytest.mark.slow
 async def test_changes_of_random_work_are_complete_and_in_order(store_url: str) -> None:
     """Writers and readers at once, in any order: each change once, those of a payment in their order."""
     world, choose = make_world(store_url), random.Random(7)
@@ -502,6 +505,7 @@ async def test_a_change_that_was_handled_in_the_end_is_done_after_a_restart(
         assert (books.behind, books.lagging) == (0, ())
 
 
+@pytest.mark.slow
 async def test_changes_that_are_held_back_do_not_end_a_page(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -632,6 +636,7 @@ async def prune(world: World, client: AsyncClient) -> list[tuple[str, str]]:
     return [(each.key or "", str(each.state)) for each in await page(client)]
 
 
+@pytest.mark.slow
 async def test_changes_that_nobody_has_read_are_pruned_in_the_open(store_url: str) -> None:
     """A cursor from before them is refused, and a consumer that has not read them keeps them."""
     world = make_world(store_url)
@@ -676,6 +681,7 @@ async def see(client: AsyncClient, world: World, transaction_id: str) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_a_change_that_comes_again_is_not_pruned(sqlite_file_url: str) -> None:
     """Nor are the later changes of its payment, however long the consumer is away."""
     world = make_world(sqlite_file_url)

@@ -38,6 +38,7 @@ def set_default(url: str, setting: str) -> None:
         connection.execute(sa.text(f"ALTER DATABASE {name} SET {setting}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 @pytest.mark.new_database
 @on_asyncio
@@ -147,6 +148,7 @@ async def test_a_conflict_without_end_is_an_error(postgres_url: str, monkeypatch
     database.close()
 
 
+@pytest.mark.costly("runs lines of database/engine.py that no quick test runs")
 @on_asyncio
 async def test_a_process_that_was_stopped_in_a_transaction_runs_it_again(postgres_url: str) -> None:
     """A laptop that sleeps, a SIGSTOP: the server has ended the transaction. It runs again once, not for ever."""

@@ -154,6 +154,7 @@ async def test_many_callers_of_one_key(store_url: str) -> None:
     assert {answer.transaction_id for answer in answers} == {*world.made}
 
 
+@pytest.mark.slow
 async def test_many_callers_of_a_key_that_fails(store_url: str) -> None:
     """Where the one request of many callers has no answer, all of them learn so, and none sends again."""
     world = make_world(store_url)
@@ -289,6 +290,7 @@ async def test_what_was_not_sent_may_be_sent(store_url: str) -> None:
     assert len(world.made) == 1
 
 
+@pytest.mark.costly("runs lines of payments/queries.py, payments/reconciler.py that no quick test runs")
 async def test_the_error_of_an_unknown_payment_says_what_is_known_and_who_has_to_do_what(sqlite_file_url: str) -> None:
     """Only of one that the list does not show it says that a confirmation lets it be sent again."""
     world, said = make_world(sqlite_file_url), list[str]()
@@ -392,6 +394,7 @@ async def test_the_same_key_finds_its_payment(sqlite_file_url: str, fault: Fault
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", BEFORE.values(), ids=BEFORE)
 @on_asyncio
 async def test_the_same_key_is_never_sent_again_by_itself(sqlite_file_url: str, fault: Fault) -> None:
@@ -557,6 +560,7 @@ async def test_a_duplicate_that_comes_between_two_attempts(sqlite_file_url: str)
     assert len(world.made) == 1
 
 
+@pytest.mark.slow
 async def test_a_record_of_a_process_that_died_blocks_until_it_is_found_out(store_url: str) -> None:
     """A payment that a dead process left on its way counts as unknown once no request can live: then it is found."""
     world = make_world(store_url)

@@ -455,6 +455,7 @@ async def test_many_tasks_write_at_once(store_url: str, monkeypatch: pytest.Monk
         database.close()
 
 
+@pytest.mark.slow
 @pytest.mark.new_database
 def test_a_fork_leaves_the_connections_to_the_parent(store_url: str) -> None:
     """Parent and child of a fork both go on with the store, also after the parent has closed it: no commit is lost."""
@@ -463,6 +464,7 @@ def test_a_fork_leaves_the_connections_to_the_parent(store_url: str) -> None:
     assert counts == {"before": 5, "child": 10, "parent": 5, "after": 5}
 
 
+@pytest.mark.slow
 def test_a_fork_during_a_transaction_of_sqlite(tmp_path: Path) -> None:
     """The child refuses the file, in which SQLite would lose its commits; the parent goes on."""
     url = f"sqlite:///{tmp_path}/payments.db"

@@ -66,6 +66,7 @@ def pauses(events: list[Event]) -> list[str]:
 # Pauses
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_the_pauses_while_nothing_can_be_sent_grow_to_five_minutes(sqlite_file_url: str) -> None:
     """Each is twice the last one; first each payment is tried once: the reason might be its own after all."""
@@ -85,6 +86,7 @@ async def test_the_pauses_while_nothing_can_be_sent_grow_to_five_minutes(sqlite_
     assert waits == pytest.approx([5 + 30, 5 + 10 + 30, 15 + 20 + 30], abs=1.5)
 
 
+@pytest.mark.costly("runs lines of payments/outbox.py, payments/dispatcher.py that no quick test runs")
 async def test_an_outage_that_strikes_many_on_their_way_is_one_pause(sqlite_file_url: str) -> None:
     """Ten payments of which the network takes the connection at once wait for as long as one would, not for minutes."""
     world, events = make_world(sqlite_file_url), list[Event]()
@@ -104,6 +106,7 @@ async def test_an_outage_that_strikes_many_on_their_way_is_one_pause(sqlite_file
             assert len(world.made) == 10
 
 
+@pytest.mark.slow
 async def test_each_outage_is_reported_and_begins_with_a_short_pause(sqlite_file_url: str) -> None:
     """A payment that was sent ends the last one, and so does one that was refused: the service was reached."""
     world, events = make_world(sqlite_file_url), list[Event]()
@@ -140,6 +143,7 @@ async def test_an_obstacle_of_one_type_does_not_stop_the_other(sqlite_file_url: 
             assert "ConnectError" in (dispatcher.stats.paused or "")
 
 
+@pytest.mark.slow
 async def test_a_dispatcher_that_is_resumed_while_it_counts_the_queue_goes_on(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +188,7 @@ async def test_a_reason_of_its_own_delays_one_payment_by_half_a_minute(sqlite_fi
             assert (dispatcher.stats.sent, dispatcher.stats.paused, pauses(events)) == (3, None, [])
 
 
+@pytest.mark.slow
 async def test_the_record_has_the_latest_reason_or_that_of_a_look(sqlite_file_url: str) -> None:
     """A pause of the queue replaces the reason of an earlier one; not what a look in the list has shown."""
     world = make_world(sqlite_file_url)
@@ -208,6 +213,7 @@ async def test_the_record_has_the_latest_reason_or_that_of_a_look(sqlite_file_ur
     assert looked.reason == IN_GRACE
 
 
+@pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")
 async def test_a_payment_that_the_store_cannot_put_off_is_not_tried_at_full_speed(sqlite_file_url: str) -> None:
     """Its record does not say when to try again: the dispatcher rests instead, as after any obstacle."""
     world, store = make_world(sqlite_file_url), SQLStore(sqlite_file_url)
@@ -223,6 +229,7 @@ async def test_a_payment_that_the_store_cannot_put_off_is_not_tried_at_full_spee
         assert 2 <= outage.writes <= 5
 
 
+@pytest.mark.slow
 async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str) -> None:
     """A payment that is taken in between shows that the reason is gone, and so does one of another reason."""
     world = make_world(sqlite_file_url)
@@ -243,6 +250,7 @@ async def test_refusals_pause_the_dispatcher_only_in_a_row(sqlite_file_url: str)
             assert dispatcher.stats.sent == 80
 
 
+@pytest.mark.slow
 async def test_unknown_results_in_a_row_let_the_rest_of_the_queue_wait(
     sqlite_file_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -263,6 +271,7 @@ async def test_unknown_results_in_a_row_let_the_rest_of_the_queue_wait(
     assert "no collection of account 'shop-1' can be sent" in caplog.text
 
 
+@pytest.mark.slow
 async def test_after_a_resume_as_many_refusals_pause_it_again(sqlite_file_url: str) -> None:
     """It counts from the beginning, and reports each pause once, also where answers take long."""
     world, events = make_world(sqlite_file_url), list[Event]()
@@ -339,6 +348,7 @@ async def test_a_payment_of_the_same_kind_waits_for_the_first_one_and_the_others
             assert world.sent == 5
 
 
+@pytest.mark.slow
 async def test_many_payments_that_wait_for_others_of_their_kind_hold_up_no_other(sqlite_file_url: str) -> None:
     """Nineteen are on their way, and twice as many are like them: the one behind goes."""
     world = make_world(sqlite_file_url)
@@ -398,6 +408,7 @@ async def test_a_payment_that_waits_for_the_list_holds_up_the_others_for_ten_sec
 # Figures
 
 
+@pytest.mark.slow
 async def test_the_figures_say_when_the_last_queued_payment_will_have_been_sent(sqlite_file_url: str) -> None:
     """At the pace, or at its own time if that is later; of a process that does not dispatch they say nothing."""
     world = make_world(sqlite_file_url)

@@ -71,6 +71,7 @@ def test_a_phone_number_is_compared_by_its_digits(written: str) -> None:
     assert judged(search(), [row(phone_number=written)], Skew(low=timedelta(0), high=SECOND)).adopt is not None
 
 
+@pytest.mark.slow
 @given(skews(), st.lists(st.tuples(offsets, st.booleans()), max_size=6), durations)
 def test_only_a_lone_near_match_of_the_kind_is_adopted(
     skew: Skew | None, rows: Sequence[tuple[timedelta, bool]], took: timedelta
@@ -94,6 +95,7 @@ def test_only_a_lone_near_match_of_the_kind_is_adopted(
     assert (verdict == _CLEAR) is (not near)
 
 
+@pytest.mark.slow
 @given(skews(), st.integers(2, 5), st.data())
 def test_two_matches_are_never_adopted(skew: Skew | None, count: int, data: st.DataObject) -> None:
     """Where two transactions may be the payment, none is adopted, and both are candidates, in whichever order."""
@@ -106,6 +108,7 @@ def test_two_matches_are_never_adopted(skew: Skew | None, count: int, data: st.D
     assert verdict.candidates == tuple(sorted(each.id for each in rows))
 
 
+@pytest.mark.slow
 @given(st.data(), offsets, durations, st.timedeltas(min_value=timedelta(0), max_value=timedelta(seconds=100)))
 def test_the_true_transaction_is_always_within_the_window(
     data: st.DataObject, ahead: timedelta, took: timedelta, late: timedelta
@@ -758,12 +761,14 @@ def misbehaving(draw: st.DrawFn, world: World) -> Walk:
     )
 
 
+@pytest.mark.slow
 @given(st.data(), worlds())
 def test_no_payment_that_exists_is_called_absent(data: st.DataObject, world: World) -> None:
     """However the list misbehaves, the listing does not count for the absence of a payment that exists."""
     assert not world.verdict(data.draw(misbehaving(world))).absent_ok
 
 
+@pytest.mark.slow
 @given(st.data(), st.booleans().flatmap(worlds))
 def test_no_payment_takes_the_transaction_of_another(data: st.DataObject, world: World) -> None:
     """However the list misbehaves, a payment adopts its own transaction or none."""
@@ -774,6 +779,7 @@ def test_no_payment_takes_the_transaction_of_another(data: st.DataObject, world:
     assert verdict.adopt is not None or verdict.absent_ok or verdict.reason
 
 
+@pytest.mark.slow
 @given(worlds())
 def test_a_good_list_shows_a_payment_that_exists(world: World) -> None:
     """A payment that a list shows in the contract's spelling is found, if own payments show the service's clock."""
@@ -781,6 +787,7 @@ def test_a_good_list_shows_a_payment_that_exists(world: World) -> None:
     assert world.verdict(listing(world.rows, began_at=NOON + 6 * HOUR)).adopt == world.true
 
 
+@pytest.mark.slow
 @given(worlds(is_made=False))
 def test_a_good_list_shows_an_absence_between_own_payments(world: World) -> None:
     """A payment that was never made is absent, if there are payments of its type before and after it."""

@@ -120,6 +120,7 @@ def asked() -> list[Asked]:
     ]
 
 
+@pytest.mark.slow
 @RESEND
 async def test_no_answer_to_a_create_makes_a_payment_twice(store_url: str, resend: bool) -> None:
     """Whatever the answer to a create was, a payment that was made is found, and one that was not can be made.
@@ -164,6 +165,7 @@ async def _try_again(world: World, client: AsyncClient, each: Asked, wrong: list
         wrong.append(f"{key}: is {(await world.get(client, key)).state}, not absent")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_refusal_of_section_7_is_certain(sqlite_file_url: str, kind: str) -> None:
     """After a code that the contract shows for a refusal, the key is used again at once, without a look."""
@@ -371,6 +373,7 @@ EACH_LIST = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @EACH_LIST
 async def test_no_list_makes_a_payment_absent_that_exists(store_url: str, resend: bool, name: str) -> None:
     """However the list behaves, what exists is found or stays openly unknown, and is never sent again."""
@@ -406,6 +409,7 @@ async def test_no_list_makes_a_payment_absent_that_exists(store_url: str, resend
         await world.hold(client, at_end=True)
 
 
+@pytest.mark.slow
 @RESEND
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_list_that_hides_one_payment_may_hide_another(store_url: str, resend: bool, kind: str) -> None:

@@ -49,6 +49,7 @@ async def behind(client: AsyncClient) -> tuple[int, str]:
 # Begin and end
 
 
+@pytest.mark.costly("runs lines of payments/feed.py that no quick test runs")
 @on_asyncio
 @pytest.mark.parametrize("choice", CHOICES)
 async def test_start_now_is_behind_all_changes_however_many_were_never_read(
@@ -264,6 +265,7 @@ async def test_a_change_may_be_done_after_all(sqlite_file_url: str) -> None:
 # Places
 
 
+@pytest.mark.slow
 async def test_a_reader_that_waits_for_changes_keeps_its_place(sqlite_file_url: str) -> None:
     """However long nothing happens, no other process takes it."""
     world = make_world(sqlite_file_url)

@@ -240,6 +240,7 @@ async def test_while_the_database_is_away_nothing_is_sent(store_url: str) -> Non
     all_is_paid(sandbox, orders)
 
 
+@pytest.mark.costly("runs lines of database/engine.py that no quick test runs")
 @pytest.mark.usefixtures("impatient")
 @BOTH
 @pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])

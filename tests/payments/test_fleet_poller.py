@@ -125,6 +125,7 @@ async def watched(till: Till, url: str, name: str, **options: Any) -> AsyncItera
         fleet.database.close()
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 async def test_one_makes_the_requests_and_all_get_the_results(store_url: str) -> None:
     """Of three processes one makes the requests; each gets the outcomes of its own payments, each once."""
@@ -149,6 +150,7 @@ async def test_one_makes_the_requests_and_all_get_the_results(store_url: str) ->
     assert len(till.askers) == 1
 
 
+@pytest.mark.slow
 @on_both
 async def test_the_next_goes_on_at_once_when_the_holder_leaves(store_url: str) -> None:
     """A holder that closes hands over: the payments of others stay tracked, its own do not."""
@@ -169,6 +171,7 @@ async def test_the_next_goes_on_at_once_when_the_holder_leaves(store_url: str) -
     assert "a-1" not in {what for who, what in till.asked if who == "b"}
 
 
+@pytest.mark.slow
 @on_both
 async def test_another_takes_over_when_the_one_that_asks_dies(store_url: str) -> None:
     """When the holder dies another makes all requests, and never both at the same time."""
@@ -247,6 +250,7 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
     assert (len(order), order[0]) == (2, "a")
 
 
+@pytest.mark.slow
 @on_both
 async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
     """A process gives up on time with the latest state; a payment that all have given up costs no more requests."""
@@ -276,6 +280,7 @@ async def test_a_timeout_is_the_process_s_own(store_url: str) -> None:
     assert set(till.askers) == {"a"}
 
 
+@pytest.mark.slow
 @on_both
 async def test_a_state_that_the_store_knows_costs_no_request(store_url: str) -> None:
     """A final state in the store is reported without a request, in any process and after a restart."""
@@ -294,6 +299,7 @@ async def test_a_state_that_the_store_knows_costs_no_request(store_url: str) -> 
     assert len(till.asked) == asked
 
 
+@pytest.mark.slow
 @on_both
 async def test_refusals_reach_who_follows_and_do_not_stick(store_url: str) -> None:
     """A malformed id ends as such in the process that tracked it; tracked again it is requested again."""
@@ -344,6 +350,7 @@ async def test_hints_travel_and_forged_ones_cost_nothing(sqlite_file_url: str) -
         assert len(till.asked) - before <= 3
 
 
+@pytest.mark.costly("runs lines of polling/coordinator.py that no quick test runs")
 async def test_a_store_that_fails_delays(sqlite_file_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """While the store is away requests end with the lease; then everything goes on, logged once for all."""
     caplog.set_level(logging.INFO, "mobilemoney_async")
@@ -418,6 +425,7 @@ async def test_closing_at_any_moment_leaves_the_others_at_work(store_url: str, m
         assert len(await all_of(b)) == 10
 
 
+@pytest.mark.costly("runs lines of polling/coordinator.py, polling/sharing.py that no quick test runs")
 async def test_a_process_that_gets_no_answers_leaves_asking_to_another(
     sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,6 +500,7 @@ async def test_others_are_heard_at_once_on_postgresql(postgres_url: str) -> None
     assert set(till.askers) == {"a"}
 
 
+@pytest.mark.costly("runs lines of polling/coordinator.py that no quick test runs")
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
 async def test_a_database_that_drops_its_connections_delays(postgres_url: str) -> None:
@@ -540,6 +549,7 @@ async def record(url: str, key: str, number: str) -> None:
     database.close()
 
 
+@pytest.mark.slow
 @on_both
 async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_url: str) -> None:
     """With resume=True every payment of the store that is not final is tracked, and its final state recorded."""
@@ -565,6 +575,7 @@ async def test_the_store_s_payments_are_resumed_and_their_ends_recorded(store_ur
     assert len(till.asked) == asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_away", [False, True])
 async def test_payments_that_are_made_later_are_followed_too(
     store_url: str, is_away: bool, monkeypatch: pytest.MonkeyPatch
@@ -592,6 +603,7 @@ async def test_payments_that_are_made_later_are_followed_too(
         assert record.is_final
 
 
+@pytest.mark.costly("runs lines of sharing/poller.py that no quick test runs")
 async def test_payments_are_followed_after_the_feed_has_begun_anew(store_url: str) -> None:
     """As where the store is found to be behind its service: those made before that is noticed, and later ones."""
     sandbox = Sandbox()
@@ -698,6 +710,7 @@ class FailingAt:
             sa.event.remove(sa.Engine, name, listener)
 
 
+@pytest.mark.slow
 @on_both
 async def test_an_ending_reaches_the_record_the_feed_and_all_pollers_or_none(store_url: str) -> None:
     """At whichever statement the transaction fails, since it writes all that others are to get."""
@@ -758,6 +771,7 @@ async def test_accounts_do_not_meet(sqlite_file_url: str) -> None:
     one.database.close()
 
 
+@pytest.mark.costly("runs lines of polling/coordinator.py that no quick test runs")
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_subscriptions_of_a_dead_process_expire(sqlite_file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,7 @@ async def test_an_error_of_a_create_with_a_store_keeps_no_secret_in_a_frame(
     assert leaks(caught.value, SECRETS) == []
 
 
+@pytest.mark.slow
 async def test_an_error_of_the_database_keeps_no_secret_in_a_frame(tmp_path: Path) -> None:
     """The statement that failed had the number and the note among its parameters."""
     file = tmp_path / "payments.db"

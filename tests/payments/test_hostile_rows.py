@@ -27,6 +27,7 @@ EVIL = "\x1b[31m\0\u202e\u2066 +255680000009 "
 UNPRINTABLE = re.compile("[\0-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("shown", EDGES[:2])
 async def test_a_row_at_the_end_of_the_calendar_stalls_nothing(store_url: str, shown: str) -> None:

@@ -47,6 +47,7 @@ LATE: dict[str, tuple[Fault | None, str]] = {
 """End of the first attempt, and the reason that the history gives for it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("late", "send"), [*((late, create) for late in LATE), ("not sent", dispatch), ("refused", dispatch)]
 )

@@ -76,6 +76,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps)
 def test_never_two_at_once(script: list[tuple[str, str, float, float]]) -> None:
     """Whatever happens when, no two processes both hold it; each counts from before it asked."""

@@ -350,6 +350,7 @@ class TestAListThatChanges:
             assert not (await listing.complete(YESTERDAY)).is_complete
         assert service.lists <= 3 * 6 + 60
 
+    @pytest.mark.slow
     async def test_a_list_without_end_is_left(self, service: RecordingService, monkeypatch: pytest.MonkeyPatch) -> None:
         """A service that invents rows for ever costs a bounded number of requests."""
         monkeypatch.setattr(module, "_MOST_REQUESTS", 300)
@@ -381,6 +382,7 @@ AGES = [timedelta(0), 7 * MINUTE, timedelta(hours=1), timedelta(hours=7.3), time
 
 
 class TestOneTime:
+    @pytest.mark.slow
     @ORDERS
     @pytest.mark.parametrize("per_minute", [0, 60])
     async def test_its_pages_are_found_by_bisection(
@@ -568,6 +570,7 @@ def names(rows: list[Transaction] | tuple[Transaction, ...]) -> set[str]:
     return {each.id for each in rows}
 
 
+@pytest.mark.slow
 @given(rows_of_a_list, orders, sizes, lies, ends)
 @settings(deadline=None, max_examples=examples(100))
 def test_a_still_list_is_whole_only_with_all_its_rows(
@@ -585,6 +588,7 @@ def test_a_still_list_is_whole_only_with_all_its_rows(
     assert model.requests <= 3 * (pages + 25)
 
 
+@pytest.mark.slow
 @given(rows_of_a_list, orders, sizes, lies, st.data())
 @settings(deadline=None, max_examples=examples(100))
 def test_rows_that_arrive_anywhere_hide_none(
@@ -606,6 +610,7 @@ def test_rows_that_arrive_anywhere_hide_none(
     assert model.requests <= 1000
 
 
+@pytest.mark.costly("runs lines of resources/page_choice.py that no quick test runs")
 @given(
     st.lists(st.lists(st.integers(min_value=0, max_value=30), max_size=6), min_size=1, max_size=12),
     st.lists(st.integers(min_value=-5, max_value=1000) | st.just(10**12), min_size=1, max_size=12),
@@ -628,6 +633,7 @@ def test_any_list_comes_to_an_end(pages: list[list[int]], totals: list[int], sta
     assert model.requests <= 60
 
 
+@pytest.mark.slow
 @given(
     rows_of_a_list,
     st.tuples(st.sampled_from(["newest first", "oldest first"]), sizes),

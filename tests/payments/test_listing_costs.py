@@ -52,6 +52,7 @@ def make_busy(world: World, per_day: int, *, days: float) -> None:
         world.service.make("disbursement" if each % 3 else "collection", OTHER, str(1000 + each % 500), created_at=at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("anyio_backend", "store_url", "every", "has_poller"),
     [
@@ -86,6 +87,7 @@ async def test_a_merchant_who_pays_all_day(store_url: str, every: float, has_pol
         assert not await client.payments.unclaimed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "newest_first", "is_moving"),
     [
@@ -183,6 +185,7 @@ async def test_salaries_that_were_refused_softly_are_tried_again(store_url: str)
     assert {posts[each.key] for each in salaries} == {2}
 
 
+@pytest.mark.slow
 @BOTH
 async def test_of_four_processes_one_reads_the_list(store_url: str) -> None:
     """Four processes that reconcile at once read the list once; each of them gets the result."""
@@ -221,6 +224,7 @@ def refuse_softly(request: httpx.Request, payment: Payment | None) -> httpx.Resp
     return error(403, None, "not now")
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_of_two_processes_of_a_machine_one_reads_the_list(postgres_url: str) -> None:
@@ -261,6 +265,7 @@ async def _open(world: World, group: anyio.abc.TaskGroup, store: dict[str, Any])
     return await group.start(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("anyio_backend", "hours", "newest_first"),
     [("asyncio", -3, True), ("trio", -3, False), ("asyncio", 3, False), ("trio", 7, True)],

@@ -100,6 +100,7 @@ async def test_the_store_of_an_account_is_made_once(store_url: str) -> None:
             store.for_account(name)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_clients_of_an_account_share_its_locks_though_nobody_holds_its_store(store_url: str) -> None:
     """`store=platform.for_account(…)`, written for each client: creates under one key wait in line all the same."""
     platform = SQLStore(store_url, account="platform")
@@ -114,6 +115,7 @@ async def test_clients_of_an_account_share_its_locks_though_nobody_holds_its_sto
     assert len(parts) == 1
 
 
+@pytest.mark.slow
 def test_every_account_encrypts_under_the_key_of_the_store() -> None:
     """Another process, which was given this account only, reads the token; another account does not."""
     ours = TokenCipher("platform", "0123456789abcdef").for_account("shop-1")
@@ -137,6 +139,7 @@ async def test_a_client_that_is_closed_leaves_the_others_of_the_database(store_u
         assert [each.key async for each in other.payments.changes(forever=False)] != []
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_away_is_said_once_for_all_accounts(
     sqlite_file_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

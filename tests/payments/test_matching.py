@@ -35,6 +35,7 @@ from tests.payments.listed import SECOND, misspelt, offsets, own, row, search, s
 from tests.support.fakes import NOON, PHONE_NUMBER
 
 
+@pytest.mark.slow
 @given(st.data(), offsets)
 def test_the_estimate_contains_the_truth(data: st.DataObject, ahead: timedelta) -> None:
     """However many honest looks at the service's clock there are, the bounds contain how far it really is ahead."""
@@ -44,6 +45,7 @@ def test_the_estimate_contains_the_truth(data: st.DataObject, ahead: timedelta) 
     assert skew.low <= ahead <= skew.high
 
 
+@pytest.mark.slow
 @given(st.data(), offsets, offsets)
 def test_a_clock_that_was_set_meanwhile_widens_the_estimate(
     data: st.DataObject, before: timedelta, after: timedelta
@@ -98,6 +100,7 @@ def test_nothing_is_said_of_a_clock_that_was_never_seen() -> None:
     assert estimate_skew([]) is None
 
 
+@pytest.mark.slow
 @given(st.data(), offsets)
 def test_more_looks_never_say_less(data: st.DataObject, ahead: timedelta) -> None:
     """Another honest look at a steady clock never widens the bounds."""
@@ -109,6 +112,7 @@ def test_more_looks_never_say_less(data: st.DataObject, ahead: timedelta) -> Non
     assert all_of_them.high <= few.high
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(
@@ -296,6 +300,7 @@ def test_a_proven_number_may_be_ours(shown: str) -> None:
     assert same_number(shown, _OWN) is None or may_be_number(shown, _OWN)
 
 
+@pytest.mark.slow
 @given(st.data(), st.from_regex(r"\+[1-9][0-9]{6,14}", fullmatch=True) | st.just(_OWN))
 def test_an_index_finds_every_row_and_query_that_fits(data: st.DataObject, number: str) -> None:
     """Whatever the spelling of a row, and however long the number."""

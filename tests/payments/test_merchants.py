@@ -194,6 +194,7 @@ async def look_up(client: AsyncClient) -> None:
 # What is shared, and what is not
 
 
+@pytest.mark.slow
 async def test_each_request_carries_its_own_accounts_token(store_url: str, platform: Platform) -> None:
     """Whoever pays at the same time, and however often clients are closed: each payment is its own merchant's."""
     platform.open(*shops(12))
@@ -552,6 +553,7 @@ async def test_a_cancelled_task_of_the_vault_fails_the_call(sqlite_file_url: str
         assert scope.cancelled_caught
 
 
+@pytest.mark.slow
 async def test_an_error_of_the_vault_fails_the_call_and_the_next_one_asks_again(
     store_url: str, platform: Platform, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -607,6 +609,7 @@ async def test_the_vault_is_asked_once_by_all_calls_of_an_account(sqlite_file_ur
         assert len(platform.asked) == 3
 
 
+@pytest.mark.costly("runs lines of sharing/account_auth.py that no quick test runs")
 @pytest.mark.parametrize("secret", [7, None, "two words", b"token"])
 async def test_a_secret_that_is_none_fails_the_call_and_no_poller(
     sqlite_file_url: str, platform: Platform, secret: Any
@@ -688,6 +691,7 @@ async def test_a_token_that_stays_refused_is_not_asked_for_all_the_time(
         assert 3 <= len(platform.asked) <= 4
 
 
+@pytest.mark.costly("runs lines of sharing/account_auth.py that no quick test runs")
 async def test_a_password_that_was_replaced_is_picked_up(store_url: str, platform: Platform) -> None:
     """Within the pause after the refused login too, which is the old password's."""
     platform.secrets["shop-0"] = LoginAuth("shop-0@example.com", PASSWORD)
@@ -752,6 +756,7 @@ async def test_a_store_function_that_returns_none_is_refused(sqlite_file_url: st
             await merchants.client("shop-0")
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_away_is_logged_once_for_all_accounts(
     sqlite_file_url: str, platform: Platform, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -808,6 +813,7 @@ class Loud:
                 await client.transactions.get(CALL)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("trouble", ["wrong token", "slow vault", "dead host", "silent service"])
 async def test_an_account_that_misbehaves_costs_the_others_nothing(

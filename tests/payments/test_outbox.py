@@ -232,6 +232,7 @@ async def test_a_key_is_cancelled_in_its_account_alone(store_url: str) -> None:
     assert world.sent == 1
 
 
+@pytest.mark.slow
 async def test_payments_are_sent_by_priority_then_age_and_not_before_their_time(sqlite_file_url: str) -> None:
     """At the pace that was asked for, behind nothing else."""
     world = make_world(sqlite_file_url)
@@ -281,6 +282,7 @@ async def test_a_payment_that_may_be_a_duplicate_does_not_stop_the_others(store_
     assert record is not None and "lost" in (record.reason or "")
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_sent_goes_back_to_the_queue(store_url: str) -> None:
     """A dead network loses nothing: it is sent when the network is back."""
     world = make_world(store_url)
@@ -295,6 +297,7 @@ async def test_what_cannot_be_sent_goes_back_to_the_queue(store_url: str) -> Non
     assert world.sent == 1 and record is not None and "put_back" in [entry.what for entry in record.history]
 
 
+@pytest.mark.slow
 async def test_while_nothing_can_be_sent_the_dispatcher_says_so_and_tries_again(sqlite_file_url: str) -> None:
     """By an event and its state; the payments stay queued, each with the reason, and may be cancelled."""
     world, events = make_world(sqlite_file_url), list[Event]()
@@ -316,6 +319,7 @@ async def test_while_nothing_can_be_sent_the_dispatcher_says_so_and_tries_again(
     assert world.sent == 4
 
 
+@pytest.mark.slow
 async def test_a_rejected_token_costs_no_payment(store_url: str) -> None:
     """The refusal says nothing about the payment, which goes back into the queue."""
     world = make_world(store_url)
@@ -356,6 +360,7 @@ async def test_a_create_that_is_not_sent_leaves_its_payment_in_the_queue(store_u
     assert len(world.made) == 1
 
 
+@pytest.mark.slow
 async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url: str) -> None:
     """One that was refused without a code of the contract is compared with the list before it is sent again."""
     world = make_world(sqlite_file_url)
@@ -382,6 +387,7 @@ async def test_payments_that_need_a_look_do_not_stop_the_others(sqlite_file_url:
         assert each is not None and each.sent_at is not None and each.sent_at >= began + timedelta(seconds=80)
 
 
+@pytest.mark.costly("runs lines of payments/creates.py that no quick test runs")
 async def test_a_look_delays_no_queued_payment_and_a_pause_of_the_queue_no_look(sqlite_file_url: str) -> None:
     """Each has a time of its own: of the next look in the list, and before which the dispatcher does not try again."""
     world = make_world(sqlite_file_url)
@@ -404,6 +410,7 @@ async def test_a_look_delays_no_queued_payment_and_a_pause_of_the_queue_no_look(
     assert world.sent == 2
 
 
+@pytest.mark.slow
 async def test_an_end_of_the_program_leaves_nothing_half_done(store_url: str) -> None:
     """What is on its way gets its answer, as long as that takes no more than ten seconds; the rest stays queued."""
     world = make_world(store_url)
@@ -420,6 +427,7 @@ async def test_an_end_of_the_program_leaves_nothing_half_done(store_url: str) ->
     assert world.sent == 8 == len(world.made)
 
 
+@pytest.mark.slow
 async def test_an_interactive_create_is_at_most_one_payment_behind(sqlite_file_url: str) -> None:
     """Under a rate limit that the queue has used up."""
     world = make_world(sqlite_file_url)
@@ -433,6 +441,7 @@ async def test_an_interactive_create_is_at_most_one_payment_behind(sqlite_file_u
             assert world.sent <= before + 2
 
 
+@pytest.mark.slow
 async def test_one_of_a_kind_waits_for_the_other(sqlite_file_url: str) -> None:
     """While a payment of the same type, number and amount is unknown, its record has the reason."""
     world = make_world(sqlite_file_url)
@@ -450,6 +459,7 @@ async def test_one_of_a_kind_waits_for_the_other(sqlite_file_url: str) -> None:
     assert world.sent == 2
 
 
+@pytest.mark.slow
 async def test_several_dispatchers_send_each_payment_once(store_url: str) -> None:
     """One of them sends; another goes on when it leaves."""
     world = make_world(store_url)
@@ -514,6 +524,7 @@ async def test_a_queued_payment_may_be_cancelled_until_it_is_sent(store_url: str
     assert world.sent == 0
 
 
+@pytest.mark.slow
 async def test_a_payment_that_was_tried_in_vain_can_be_cancelled(store_url: str) -> None:
     """One that was provably not sent, like one that never was tried; one that may exist is refused again."""
     world = make_world(store_url)
@@ -670,6 +681,7 @@ async def test_a_payment_that_was_taken_back_is_not_sent_by_another_process_that
         assert (world.sent, await state(client, "a")) == (0, PaymentState.NOT_SENT)
 
 
+@pytest.mark.slow
 async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(store_url: str) -> None:
     """`enqueue` returns it as it is, and no dispatcher sends it; released, a create does, after a look in the list."""
     world = make_world(store_url)
@@ -697,6 +709,7 @@ async def test_a_payment_that_may_exist_or_was_released_is_not_queued_again(stor
     assert world.sent == 4
 
 
+@pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")
 async def test_equal_refusals_in_a_row_pause_the_dispatcher_loudly(sqlite_file_url: str) -> None:
     """As an empty float gives them; it goes on after `resume`."""
     world, events = make_world(sqlite_file_url), list[Event]()
@@ -718,6 +731,7 @@ async def test_equal_refusals_in_a_row_pause_the_dispatcher_loudly(sqlite_file_u
             assert world.sent == 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "message", "sent"),
     [
@@ -778,6 +792,7 @@ async def test_a_dispatcher_can_be_paused_by_the_program(sqlite_file_url: str) -
         assert dispatcher.stats.sent == 1
 
 
+@pytest.mark.slow
 async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause(sqlite_file_url: str) -> None:
     """After what could not be sent it tries again at once, as soon as the program says that the reason is gone."""
     world = make_world(sqlite_file_url)
@@ -795,6 +810,7 @@ async def test_a_program_that_resumes_the_dispatcher_need_not_wait_for_its_pause
             assert (stats.paused, world.sent) == (None, 1)
 
 
+@pytest.mark.slow
 async def test_slow_answers_do_not_slow_the_pace(sqlite_file_url: str) -> None:
     """Up to twenty payments are on their way at once."""
     world = make_world(sqlite_file_url)

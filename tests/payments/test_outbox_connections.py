@@ -239,6 +239,7 @@ async def test_a_key_that_two_transactions_queue_again_is_queued_once(postgres_u
     assert (record.state, record.priority, seen.priority) == (PaymentState.QUEUED, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_an_open_transaction_holds_up_no_other_payment_on_postgresql(postgres_url: str) -> None:
@@ -398,6 +399,7 @@ def in_django(url: str, alias: str = "default", **options: Any) -> Iterator[Any]
         del django.db.connections[alias]
 
 
+@pytest.mark.slow  # the first one imports Django
 @pytest.mark.parametrize("options", [{}, {"transaction_mode": "IMMEDIATE"}, {"server_side_binding": True}])
 def test_django(store: SQLStore, store_url: str, options: dict[str, Any]) -> None:
     """Inside `atomic`, nested too; outside, it is refused. The errors are Django's."""

@@ -61,6 +61,7 @@ async def test_an_empty_store_has_nothing_and_invents_nothing(store_url: str) ->
     assert not any(each.made or each.succeeded or each.failed for each in found.minutes)
 
 
+@pytest.mark.slow
 async def test_a_day_of_payments_is_counted_by_what_became_of_them(store_url: str) -> None:
     """Sums are exact, what is open is named oldest first, and endings are counted in their minutes."""
     world = make_world(store_url, median_delay=5.0, longest_delay=20.0)
@@ -132,6 +133,7 @@ async def test_sums_are_exact(store_url: str) -> None:
     assert totals(await look(make_world(store_url))) == {("collection", "UNKNOWN", ""): (5, Decimal(sum(amounts)))}
 
 
+@pytest.mark.costly("runs lines of sharing/overview.py that no quick test runs")
 @on_asyncio
 async def test_the_end_of_the_queue_is_estimated_while_somebody_sends_it(store_url: str) -> None:
     """By the rate limit, and not before the last payment may go; without a dispatcher it never ends."""
@@ -328,6 +330,7 @@ async def test_a_store_that_fails_says_so(sqlite_file_url: str) -> None:
         await look(world)
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_every_statement_uses_an_index(store_url: str) -> None:
     """However many payments there are, none but the open ones and those of today are read."""

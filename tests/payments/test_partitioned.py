@@ -78,6 +78,7 @@ def test_every_table_of_merchants_data_is_partitioned(postgres_url: str) -> None
     assert keys == {name: [*schema.METADATA.tables[name].primary_key.columns.keys()] for name in found}
 
 
+@pytest.mark.slow
 async def test_payments_that_are_there_already_are_kept(postgres_server: Postgres) -> None:
     """The statement moves the rows, and their keys stay used."""
     url, sandbox = postgres_server.new_database(), Sandbox()

@@ -181,6 +181,7 @@ async def test_a_final_state_stays_whatever_the_service_shows_later(store_url: s
     assert [each.what for each in record.history] == ["sent", "acknowledged", "final", "contradiction"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{"amount": Decimal(1)}, {"phone_number": "+255689999999"}], ids=str)
 async def test_the_end_of_another_payment_is_not_recorded(store_url: str, other: dict[str, Any]) -> None:
     """What the service shows under a payment's id ends that payment only if it may be the same one."""
@@ -295,6 +296,7 @@ async def test_the_database_away(sqlite_file_url: str) -> None:
         outage.away = False
 
 
+@pytest.mark.slow
 async def test_no_record_shows_a_phone_number(sqlite_file_url: str) -> None:
     """Records and their parts show no whole phone number in their repr, in any state."""
     world = make_world(sqlite_file_url)

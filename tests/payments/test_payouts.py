@@ -36,6 +36,7 @@ pytestmark = pytest.mark.anyio
 FILE = "phone_number,amount,employee\n+255681234501,50000,E1\n+255 681 234 502,60000,E2\n"
 
 
+@pytest.mark.costly("runs lines of payments/payout_batch.py that no quick test runs")
 async def test_a_batch_is_sent_only_after_another_person_has_approved_what_was_shown(store_url: str) -> None:
     """Then each line once, however often it is approved; the report has each line's result."""
     world = make_world(store_url)
@@ -177,6 +178,7 @@ async def test_a_batch_that_was_cancelled_by_mistake_says_that_the_same_file_pay
         assert dict((await client.payouts.approve(other.id, by="Juma", digest=other.digest)).states) == {"QUEUED": 2}
 
 
+@pytest.mark.slow
 async def test_a_line_that_could_not_be_sent_is_stopped_too(store_url: str) -> None:
     """Whether it waits for the next attempt, or is on its way in vain at that very moment."""
     world = make_world(store_url)
@@ -205,6 +207,7 @@ async def test_a_line_that_could_not_be_sent_is_stopped_too(store_url: str) -> N
     assert not world.made
 
 
+@pytest.mark.slow
 async def test_a_line_of_a_cancelled_batch_that_comes_back_unsent_is_cancelled(store_url: str) -> None:
     """A create fails to send it just after the cancellation: nobody need cancel again, and no dispatcher sends it."""
     world = make_world(store_url)
@@ -289,6 +292,7 @@ async def test_two_people_who_approve_at_once_queue_it_once(store_url: str) -> N
         assert len(await client.payments.list()) == 4
 
 
+@pytest.mark.slow
 async def test_duplicates_are_those_that_may_have_been_paid(store_url: str) -> None:
     """A payment that has failed for certain is none, nor one that never was sent; an unknown one is."""
     world = make_world(store_url)
@@ -346,6 +350,7 @@ async def test_a_line_that_someone_has_edited_is_an_error_of_ours(store_url: str
             await client.payouts.report(batch.id, "csv")
 
 
+@pytest.mark.slow
 async def test_a_thousand_lines_are_proposed_and_listed(store_url: str) -> None:
     """And approved, and cancelled: each is one transaction, and the total is exact."""
     world = make_world(store_url)
@@ -359,6 +364,7 @@ async def test_a_thousand_lines_are_proposed_and_listed(store_url: str) -> None:
     assert dict(cancelled.states) == {"CANCELLED": 1_000}
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 async def test_cancelling_reads_the_changes_of_the_account_once(postgres_url: str) -> None:
     """And not for each line, where PostgreSQL takes them to be none: it looked after an approval was rolled back."""
@@ -452,6 +458,7 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.costly("runs lines of payments/payout_batch.py that no quick test runs")
 @pytest.mark.parametrize(("rows", "said"), WRONG)
 def test_wrong_rows_are_refused_with_their_lines(rows: Any, said: str) -> None:
     """All at once, and without their numbers."""

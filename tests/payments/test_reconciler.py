@@ -126,6 +126,7 @@ async def test_a_payment_that_is_still_pending_is_adopted_as_such(sqlite_file_ur
     assert (found.state, found.status, found.transaction) == ("ACKNOWLEDGED", "PENDING", None)
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_many_unknown_payments_are_found_in_one_listing(store_url: str) -> None:
     """One listing serves any number of unknown payments; each gets its own transaction, or none."""
@@ -147,6 +148,7 @@ async def test_many_unknown_payments_are_found_in_one_listing(store_url: str) ->
             assert record.state == "UNKNOWN"
 
 
+@pytest.mark.slow
 @BOTH
 async def test_a_cancelled_reconciliation_leaves_nothing_half_done(store_url: str) -> None:
     """Cancelled at any request, it has recorded a listing for all its payments or for none, and holds up nobody."""
@@ -183,6 +185,7 @@ async def test_a_cancelled_reconciliation_leaves_nothing_half_done(store_url: st
         assert {key for key in lost if (await get(other, key)).transaction_id is not None} == made
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_what_others_have_claimed_is_left_out(store_url: str) -> None:
     """A gift that was not made does not take the transaction of an identical gift that was."""
@@ -200,6 +203,7 @@ async def test_what_others_have_claimed_is_left_out(store_url: str) -> None:
     assert len(world.made) == 3
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_the_error_says_why_a_payment_is_still_unknown(sqlite_file_url: str) -> None:
     """The reason of the last listing, which someone has to judge."""
@@ -215,6 +219,7 @@ async def test_the_error_says_why_a_payment_is_still_unknown(sqlite_file_url: st
     assert world.sent == 1
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_several_matches_are_for_someone_to_decide(store_url: str) -> None:
     """If two transactions may be the payment it stays unknown, and names them; duplicates stay blocked."""
@@ -252,6 +257,7 @@ async def test_a_stranger_of_another_kind_does_not_matter(sqlite_file_url: str) 
 # Absence
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_absence_takes_two_listings_after_the_grace_period(store_url: str) -> None:
     """A payment is absent after two listings after its grace period, half of that apart: not earlier, not after one."""
@@ -280,6 +286,7 @@ async def test_absence_takes_two_listings_after_the_grace_period(store_url: str)
     assert world.sent == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["before", "after"])
 @on_asyncio
 async def test_nothing_is_absent_without_payments_to_compare_with(store_url: str, missing: str) -> None:
@@ -303,6 +310,7 @@ async def test_nothing_is_absent_without_payments_to_compare_with(store_url: str
             await create(client)
 
 
+@pytest.mark.slow
 async def test_a_later_payment_is_what_an_absence_waits_for(sqlite_file_url: str) -> None:
     """A quiet merchant's payment is looked for again once there is a later one to compare with, and not before."""
     world = make_world(sqlite_file_url)
@@ -324,6 +332,7 @@ async def test_a_later_payment_is_what_an_absence_waits_for(sqlite_file_url: str
     assert record.state == "ABSENT"
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_payments_that_stay_unknown_are_looked_for_ever_more_rarely(sqlite_file_url: str) -> None:
     """Of a payment that nothing shows, the time to the next look grows with its age."""
@@ -342,6 +351,7 @@ async def test_payments_that_stay_unknown_are_looked_for_ever_more_rarely(sqlite
     assert all(2.9 * first <= second <= 3.2 * first for first, second in pairwise(late))
 
 
+@pytest.mark.slow
 async def test_listings_that_fail_do_not_count(sqlite_file_url: str) -> None:
     """A list that cannot be read to its end says nothing of absence, and nothing is recorded."""
     world = make_world(sqlite_file_url)
@@ -356,6 +366,7 @@ async def test_listings_that_fail_do_not_count(sqlite_file_url: str) -> None:
     assert (record.state, record.walks) == ("UNKNOWN", 0)
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_a_payment_that_shows_up_late_is_found_though_it_was_called_absent(store_url: str) -> None:
     """The list may leave out one payment longer than the grace period: called absent, it is adopted all the same."""
@@ -373,6 +384,7 @@ async def test_a_payment_that_shows_up_late_is_found_though_it_was_called_absent
     assert world.sent == 3
 
 
+@pytest.mark.slow
 async def test_a_lagging_list_within_the_grace_period_is_no_absence(sqlite_file_url: str) -> None:
     """Within its grace period a payment that the list does not show yet is found when it does."""
     world = make_world(sqlite_file_url, list_lag=100)
@@ -390,6 +402,7 @@ async def test_a_lagging_list_within_the_grace_period_is_no_absence(sqlite_file_
 # Confirmations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["UNKNOWN", "ABSENT"])
 @on_asyncio
 async def test_someone_may_release_a_key(store_url: str, state: str) -> None:
@@ -413,6 +426,7 @@ async def test_someone_may_release_a_key(store_url: str, state: str) -> None:
     assert (word.source, word.detail) == ("person", "asked the customer, Asha")
 
 
+@pytest.mark.slow
 async def test_someone_may_release_an_ambiguous_payment(sqlite_file_url: str) -> None:
     world = make_world(sqlite_file_url)
     async with world.client() as client:
@@ -426,6 +440,7 @@ async def test_someone_may_release_an_ambiguous_payment(sqlite_file_url: str) ->
     assert answer.transaction_id == world.made[-1]
 
 
+@pytest.mark.costly("runs lines of payments/reconciliation.py that no quick test runs")
 @pytest.mark.parametrize("is_sent_again", [False, True])
 async def test_a_wrong_confirmation_does_not_mislead_a_duplicate(
     store_url: str, is_sent_again: bool, caplog: pytest.LogCaptureFixture
@@ -453,6 +468,7 @@ async def test_a_wrong_confirmation_does_not_mislead_a_duplicate(
         assert (await client.payments.identify("order-2", late, note="Asha paid once")).transaction_id == late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_dates", [True, False])
 async def test_a_lagging_list_does_not_mislead_a_duplicate(sqlite_file_url: str, has_dates: bool) -> None:
     """If a late transaction is listed late, it is not given to the duplicate of its order."""
@@ -473,6 +489,7 @@ async def test_a_lagging_list_does_not_mislead_a_duplicate(sqlite_file_url: str,
     assert (second.state, second.candidates) == ("UNKNOWN", (late,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["absent", "long ago", "refused", "not sent", "of another kind"])
 @on_asyncio
 async def test_a_payment_that_was_sent_again_rightly_does_not_matter(sqlite_file_url: str, first: str) -> None:
@@ -535,6 +552,7 @@ async def test_a_payment_of_a_dead_process_may_be_confirmed_absent(sqlite_file_u
         assert (await client.payments.confirm_absent("order-1", note="n")).state == "RELEASED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["collections", "disbursements"])
 async def test_absent_collections_may_be_sent_again_where_the_merchant_says_so(
     sqlite_file_url: str, direction: str
@@ -560,6 +578,7 @@ async def test_absent_collections_may_be_sent_again_where_the_merchant_says_so(
             assert len(world.made) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("obstacle", ["incomplete", "hidden"])
 async def test_an_absence_of_an_hour_ago_is_not_enough_to_send_again(sqlite_file_url: str, obstacle: str) -> None:
     """An absent collection is not sent on the evidence of a look that is too old, if a look now shows nothing."""
@@ -585,6 +604,7 @@ async def test_an_absence_of_an_hour_ago_is_not_enough_to_send_again(sqlite_file
     assert world.sent == 4
 
 
+@pytest.mark.slow
 async def test_an_absent_collection_that_was_seen_after_all_is_not_sent_again(sqlite_file_url: str) -> None:
     """If a list shows a candidate, and then hides it again, two more listings are needed to send again."""
     world = make_world(sqlite_file_url)
@@ -623,6 +643,7 @@ def slow_list(world: World, seconds: float) -> None:
     world.line.before = wait
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_processes_believe_the_look_of_another(store_url: str) -> None:
     """Of four processes that ask for a lost payment at once, one reads the list, and the others believe its result."""
@@ -695,6 +716,7 @@ async def test_a_released_key_is_looked_for_once(store_url: str) -> None:
     assert world.sent == 2
 
 
+@pytest.mark.slow
 async def test_a_list_that_is_too_long_for_a_create(sqlite_file_url: str) -> None:
     """Where the deadline of a create is too short for the look that it needs, `reconcile` makes it, also later."""
     world = make_world(sqlite_file_url)
@@ -714,6 +736,7 @@ async def test_a_list_that_is_too_long_for_a_create(sqlite_file_url: str) -> Non
     assert world.sent == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("days", [0, 3])
 @on_asyncio
 async def test_one_listing_serves_all_refused_keys(store_url: str, days: int) -> None:
@@ -732,6 +755,7 @@ async def test_one_listing_serves_all_refused_keys(store_url: str, days: int) ->
     assert len(world.made) == 10
 
 
+@pytest.mark.slow
 async def test_a_disbursement_that_was_just_refused_waits_for_the_list(sqlite_file_url: str) -> None:
     """Within the grace period a look proves little: the key is not sent yet, and needs no decision of an operator."""
     world = make_world(sqlite_file_url)
@@ -800,6 +824,7 @@ class Pages(httpx.AsyncBaseTransport):
         return httpx.Response(200, json=body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["newest-first", "oldest-first"])
 @pytest.mark.parametrize("crowd", [5, 40, 80])
 @on_asyncio
@@ -824,6 +849,7 @@ async def test_pages_that_shift_hide_nothing(sqlite_file_url: str, order: Any, c
     assert missed.state == "UNKNOWN"
 
 
+@pytest.mark.slow
 async def test_a_list_that_counts_more_than_it_shows_is_incomplete(sqlite_file_url: str) -> None:
     """A list that counts more transactions than it shows proves no absence, and the payment says so."""
     world = make_world(sqlite_file_url)
@@ -841,6 +867,7 @@ async def test_a_list_that_counts_more_than_it_shows_is_incomplete(sqlite_file_u
     assert record.looked_at is None
 
 
+@pytest.mark.costly("runs lines of payments/recovery.py that no quick test runs")
 @on_asyncio
 async def test_a_payment_of_last_year_is_found_among_its_own_days(sqlite_file_url: str) -> None:
     """An old unknown payment is looked for in its days; the listing leaves out all days since."""
@@ -864,6 +891,7 @@ async def test_a_payment_of_last_year_is_found_among_its_own_days(sqlite_file_ur
 SKEWS = [-3 * HOUR, -600.0, 0.0, 0.7, 600.0, 3 * HOUR]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", SKEWS)
 @pytest.mark.parametrize("evidence", ["dates", "own payments", "none"])
 @on_asyncio
@@ -914,6 +942,7 @@ async def test_an_earlier_gift_of_another_system_is_not_taken_for_ours(
     assert record.transaction_id is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [-2 * HOUR, 2 * HOUR])
 @pytest.mark.parametrize("has_dates", [True, False])
 @on_asyncio
@@ -937,6 +966,7 @@ async def test_a_clock_that_was_set_meanwhile(sqlite_file_url: str, by: float, h
 # Payments of a dead process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 0.0])
 async def test_the_clock_of_a_sandbox_moves_that_of_its_clients(sqlite_file_url: str, rate: float) -> None:
     """After `sandbox.advance(...)` a client of the sandbox still finds its payment where it was sent."""
@@ -1031,6 +1061,7 @@ async def _sent_again(other: AsyncClient) -> None:
     await create(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", [_found_out, _called_absent, _released])
 async def test_a_late_answer_is_welcome(store_url: str, meanwhile: Meanwhile) -> None:
     """The answer of a process that counted as dead is recorded, in any state of the payment."""
@@ -1067,6 +1098,7 @@ async def test_a_late_answer_to_what_was_adopted_agrees(sqlite_file_url: str) ->
     assert world.made == [answer.transaction_id]
 
 
+@pytest.mark.costly("runs lines of payments/journal.py that no quick test runs")
 async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(store_url: str) -> None:
     """Two payments under one key, by a wrong confirmation, are reported: raised, and kept in the history."""
     world = make_world(store_url)
@@ -1097,6 +1129,7 @@ async def test_a_late_answer_after_the_key_was_sent_again_is_a_contradiction(sto
         assert (await create(client)).transaction_id == first
 
 
+@pytest.mark.slow
 async def test_a_late_loss_makes_the_evidence_of_absence_start_anew(sqlite_file_url: str) -> None:
     """Listings before the request had really ended prove nothing about its absence."""
     world = make_world(sqlite_file_url)
@@ -1120,6 +1153,7 @@ async def test_a_late_loss_makes_the_evidence_of_absence_start_anew(sqlite_file_
         assert ((await get(other)).state, (await get(other)).walks) == ("UNKNOWN", 1)
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_history_is_complete_and_only_grows(store_url: str) -> None:
     """Through a whole life each entry stays as it was, in order, and each change of state is there."""

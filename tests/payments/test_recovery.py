@@ -304,6 +304,7 @@ async def test_a_deadline_during_a_comparison_names_the_list(sqlite_file_url: st
         assert world.service.lists == lists
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 @pytest.mark.anyio
@@ -340,6 +341,7 @@ async def test_a_lost_payment_that_the_list_does_not_show_yet(store_url: str) ->
         await world.pay(client, [order("disbursements", "new", 2)])
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 @pytest.mark.anyio
@@ -358,6 +360,7 @@ async def test_a_list_that_is_late_completes_the_gap(store_url: str, kind: str) 
         await world.pay(client, [order(kind, "new", 200)])
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.anyio
 async def test_a_list_that_cannot_be_read(store_url: str, fail_list: Any) -> None:
@@ -376,6 +379,7 @@ async def test_a_list_that_cannot_be_read(store_url: str, fail_list: Any) -> Non
         await stopped(world, client, lost)
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 @pytest.mark.anyio
@@ -612,6 +616,7 @@ def restore(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], s
     return copy
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.anyio
 @KIND
@@ -665,6 +670,7 @@ async def test_a_backup_that_is_restored_beneath_a_process(store_url: str, what:
         await stopped(world, client, [asked])
 
 
+@pytest.mark.costly("runs lines of payments/imports.py that no quick test runs")
 @BOTH
 @pytest.mark.anyio
 @KIND
@@ -720,6 +726,7 @@ async def test_what_was_forgotten_is_imported_under_its_keys(
             await world.pay(client, [order(kind, f"later {note}", 50 + len(note))])
 
 
+@pytest.mark.costly("runs lines of payments/outbox.py, payments/imports.py that no quick test runs")
 @BOTH
 @pytest.mark.anyio
 async def test_a_restored_store_with_queued_payments_is_still_quiet(

@@ -49,6 +49,7 @@ def let_run(world: World, ahead: timedelta) -> None:
 # Stores that are behind their service
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize(
     ("ahead", "newest_first", "kind"),
@@ -71,6 +72,7 @@ async def test_a_service_with_another_clock(store_url: str, kind: str, ahead: ti
         await world.pay(client, [order(kind, "new", 200)])
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 @pytest.mark.parametrize("ahead", [timedelta(minutes=20), timedelta(minutes=-20)], ids=str)
@@ -90,6 +92,7 @@ async def test_an_imported_transaction_is_not_compared_by_its_time(store_url: st
         assert (await world.get(client, "lost")).state == PaymentState.ABSENT
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 async def test_an_empty_list_shows_nothing(store_url: str, kind: str) -> None:
@@ -121,6 +124,7 @@ async def test_a_list_that_is_cut_stops_nothing(store_url: str, kind: str) -> No
         assert world.service.lists == 2
 
 
+@pytest.mark.costly("runs lines of payments/unclaimed.py that no quick test runs")
 @BOTH
 @KIND
 async def test_a_list_that_is_read_before_the_first_payment(store_url: str, kind: str) -> None:
@@ -136,6 +140,7 @@ async def test_a_list_that_is_read_before_the_first_payment(store_url: str, kind
         assert {each.is_gap for each in await client.payments.unclaimed()} == {True}
 
 
+@pytest.mark.costly("runs lines of payments/unclaimed.py that no quick test runs")
 @BOTH
 @KIND
 async def test_rows_that_were_reported_before_a_living_process_looks(store_url: str, kind: str) -> None:
@@ -155,6 +160,7 @@ async def test_rows_that_were_reported_before_a_living_process_looks(store_url: 
         assert {each.is_gap for each in await other.payments.unclaimed()} == {True}
 
 
+@pytest.mark.slow
 @BOTH
 async def test_payouts_wait_until_the_list_shows_what_a_process_has_lost(store_url: str) -> None:
     """It shows some of the lost payments, but not yet the newest one that the process remembers."""
@@ -202,6 +208,7 @@ async def test_a_rollback_during_a_payment(store_url: str, kind: str) -> None:
         await stopped(world, client, [lost])
 
 
+@pytest.mark.slow
 @BOTH
 async def test_payments_of_a_type_that_the_store_has_forgotten_altogether(store_url: str) -> None:
     """All disbursements were forgotten: one that is tried again shows that the account makes them."""
@@ -279,6 +286,7 @@ async def test_what_the_store_knows_is_not_forgotten(store_url: str, kind: str) 
     assert not [event for event in events if isinstance(event, StoreBehind)]
 
 
+@pytest.mark.slow
 @BOTH
 async def test_a_gap_leaves_room_for_payments_made_twice(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of forgotten transactions do not keep a payment that was made twice from being reported."""
@@ -365,6 +373,7 @@ async def test_a_transaction_of_another_amount_ends_no_payment(
     assert len([each for each in events if isinstance(each, PaymentFinal)]) == 1
 
 
+@pytest.mark.slow
 async def test_all_processes_hear_that_a_final_state_contradicts_the_record(store_url: str) -> None:
     """The one that asks the service for all, and the others."""
     world = make_world(store_url)
@@ -418,6 +427,7 @@ async def test_a_time_that_someone_has_edited_is_an_error_of_ours(tmp_path: Path
         assert await client.payments.get("k2") is not None
 
 
+@pytest.mark.costly("runs lines of payments/gap.py that no quick test runs")
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [
@@ -504,6 +514,7 @@ async def test_a_record_that_cannot_be_read_hides_no_other(store_url: str, caplo
     )
 
 
+@pytest.mark.slow
 async def test_a_merchant_is_known_from_its_first_final_state_on(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -534,6 +545,7 @@ async def test_a_merchant_is_known_from_its_first_final_state_on(
     assert caplog.text.count("is another merchant's") == 1
 
 
+@pytest.mark.slow
 async def test_a_merchant_is_known_from_the_first_page_on(store_url: str) -> None:
     """One that shows a payment of ours, final or not, as it was made."""
     world, other = make_world(store_url), "merchant-2"
@@ -680,6 +692,7 @@ async def test_tokens_that_change_every_hour_cost_one_lookup(store_url: str) -> 
         assert world.service.lookups == 1
 
 
+@pytest.mark.slow
 @BOTH
 async def test_more_processes_than_an_account_remembers(store_url: str) -> None:
     """Thirty processes with a token each look an own transaction up once, and not before each payment."""

@@ -212,6 +212,7 @@ def made_elsewhere(url: str) -> Iterator[None]:
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 @on_asyncio
 @pytest.mark.real_time
 async def test_a_process_waits_for_tables_that_another_makes(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +255,7 @@ async def test_a_new_file_that_another_program_holds(sqlite_file_url: str, monke
     database.close()
 
 
+@pytest.mark.costly("runs lines of database/schema.py that no quick test runs")
 def test_threads_make_the_tables_at_once(store_url: str) -> None:
     """Several event loops that use a new database for the first time all find it ready."""
     database, errors = Database(store_url), list[BaseException]()
@@ -278,6 +280,7 @@ def test_threads_make_the_tables_at_once(store_url: str) -> None:
     assert rows(store_url, "SELECT version FROM mobilemoney_schema") == [(schema.VERSION,)]
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 @on_asyncio
 async def test_processes_make_the_tables_at_once(store_url: str) -> None:

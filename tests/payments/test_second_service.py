@@ -47,6 +47,7 @@ LISTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", LISTS)
 async def test_a_lost_answer_is_found_in_the_list(world: World, kind: str, name: str) -> None:

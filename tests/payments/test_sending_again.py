@@ -87,6 +87,7 @@ def unreadable(request: httpx.Request) -> httpx.Response:
     raise dropped(request)
 
 
+@pytest.mark.slow
 @RESEND
 @KIND
 @HOW
@@ -107,6 +108,7 @@ async def test_a_list_that_was_behind_is_looked_at_again(store_url: str, kind: s
         await world.hold(client, at_end=True)
 
 
+@pytest.mark.slow
 @RESEND
 @KIND
 async def test_a_wrong_word_is_checked_by_a_last_look(store_url: str, kind: str, resend: bool) -> None:
@@ -127,6 +129,7 @@ async def test_a_wrong_word_is_checked_by_a_last_look(store_url: str, kind: str,
         await world.hold(client, at_end=True)
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 async def test_a_dismissed_candidate_stops_nothing_again(store_url: str, kind: str) -> None:
@@ -149,6 +152,7 @@ async def test_a_dismissed_candidate_stops_nothing_again(store_url: str, kind: s
         await world.hold(client)
 
 
+@pytest.mark.costly("runs lines of payments/reconciliation.py, payments/creates.py that no quick test runs")
 @BOTH
 @KIND
 async def test_a_word_about_one_payment_says_nothing_of_another(store_url: str, kind: str) -> None:
@@ -213,6 +217,7 @@ async def test_nothing_is_sent_while_the_list_cannot_be_read(store_url: str, kin
         await world.hold(client, at_end=True)
 
 
+@pytest.mark.slow
 @BOTH
 async def test_an_absent_collection_is_not_sent_while_the_list_cannot_be_read(store_url: str) -> None:
     """The merchant's general word for absent collections needs a look of its own, too."""
@@ -252,6 +257,7 @@ async def test_a_soft_refusal_of_a_new_merchant(store_url: str, kind: str) -> No
         await world.hold(client, at_end=True)
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 async def test_a_look_that_ended_since_a_create_asked_serves_it(
@@ -278,6 +284,7 @@ async def test_a_look_that_ended_since_a_create_asked_serves_it(
         assert world.service.lists == lists
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 async def test_one_look_serves_every_key(store_url: str, kind: str) -> None:
@@ -299,6 +306,7 @@ async def test_one_look_serves_every_key(store_url: str, kind: str) -> None:
     assert len(world.service.payments) == 18
 
 
+@pytest.mark.costly("runs lines of payments/reconciler.py that no quick test runs")
 @BOTH
 @KIND
 async def test_a_look_that_ended_meanwhile_serves_a_create(
@@ -325,6 +333,7 @@ async def test_a_look_that_ended_meanwhile_serves_a_create(
         await world.hold(client, at_end=True)
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 @HOW
@@ -352,6 +361,7 @@ async def test_a_soft_refusal_and_its_duplicate(store_url: str, kind: str, how: 
         await world.hold(client, at_end=True)
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 async def test_a_masked_number_that_two_payments_share_decides_nothing(store_url: str, kind: str) -> None:
@@ -445,6 +455,7 @@ async def test_an_echo_that_contradicts_while_the_store_is_away_leaves_the_resul
         outage.away = False
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 async def test_what_an_acknowledgement_has_named_stays_a_candidate(store_url: str, kind: str) -> None:
@@ -473,6 +484,7 @@ async def test_what_an_acknowledgement_has_named_stays_a_candidate(store_url: st
     assert world.posts("k") == 1
 
 
+@pytest.mark.slow
 @RESEND
 @KIND
 @pytest.mark.parametrize("named", ["a stranger's", "another of ours", "nothing"])

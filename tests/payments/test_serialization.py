@@ -49,6 +49,7 @@ transactions = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(transactions)
 def test_a_transaction_comes_back_as_it_was(transaction: Transaction) -> None:
     """Every field comes back, to the last digit and microsecond, also values that the contract does not list."""

@@ -102,6 +102,7 @@ seconds = st.one_of(st.integers(0, 12).map(float), st.floats(0, 12))
 arrivals = st.tuples(seconds, st.integers(0, 2), st.sampled_from(Priority), st.one_of(st.none(), seconds))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(
     arrivals=st.lists(arrivals, max_size=80),
@@ -197,6 +198,7 @@ def test_no_arrivals_and_no_cancellations_break_the_limit_or_lose_a_waiter(
     run_virtual(main, backend=backend, late=lambda: next(lost, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("latency", [0.0, 0.02, 0.6])
 async def test_a_saturated_fleet_uses_the_limit_and_each_has_its_turns(latency: float) -> None:
@@ -231,6 +233,7 @@ async def test_at_a_high_rate_many_requests_share_a_transaction() -> None:
 # -- lanes, holds ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_lanes_hold_across_processes() -> None:
     """Payments of one process take nine tenths, bulk work of another moves once in half a minute."""
@@ -449,6 +452,7 @@ def strict(used: list[float]) -> list[str]:
     return StrictService(1200, 10, 3).rejections([at - min(used) for at in used])
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.real_time
 async def test_two_processes_keep_one_limit_on_a_real_database(store_url: str) -> None:
@@ -476,6 +480,7 @@ async def test_accounts_have_budgets_of_their_own(store_url: str) -> None:
             assert not limiter.has_capacity()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
@@ -494,6 +499,7 @@ async def test_a_server_that_crashes_forgets_no_request(crashing_server: Postgre
     assert limiter.usage().granted == 6
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.real_time
 async def test_a_database_that_comes_back_is_used_again(tmp_path: Path) -> None:
@@ -509,6 +515,7 @@ async def test_a_database_that_comes_back_is_used_again(tmp_path: Path) -> None:
         assert limiter.usage().granted == 1
 
 
+@pytest.mark.costly("runs lines of sharing/limiter.py that no quick test runs")
 @pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
@@ -587,6 +594,7 @@ async def gather(processes: list[Talk], victim: int) -> tuple[Told, bool]:
     return told, kept_pace
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)

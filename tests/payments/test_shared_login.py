@@ -182,6 +182,7 @@ def change_rows(url: str, changes: str, **values: object) -> None:
 # -- one login for all -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_processes_that_start_at_once_share_one_login(workers: Workers) -> None:
@@ -291,6 +292,7 @@ async def test_an_unexpected_error_of_a_login_comes_out_as_itself(virtual_worker
     assert await virtual_workers(service).token() == "token-1"
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_accounts_and_credentials_keep_to_themselves(virtual_workers: Workers) -> None:
     """A token belongs to one account and one e-mail and password; a new password does not use the old one's token."""
@@ -365,6 +367,7 @@ async def test_a_renewal_that_fails_falls_back_on_the_token_that_still_holds(
     assert await together(one, other) == ["token-4"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_day_of_four_processes_costs_two_dozen_logins(virtual_workers: Workers) -> None:
     """Four processes with a call a minute each log in as often as one would."""
@@ -379,6 +382,7 @@ async def test_a_day_of_four_processes_costs_two_dozen_logins(virtual_workers: W
 # -- refused tokens ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_a_refused_token_costs_one_login_for_all(workers: Workers) -> None:
@@ -467,6 +471,7 @@ async def test_a_token_refused_while_the_row_is_read_does_not_come_back(
 # -- refused logins ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_a_refused_login_fails_all_processes_at_once(workers: Workers) -> None:
@@ -713,6 +718,7 @@ def test_who_lost_the_lease_does_not_throw_away_what_the_next_holder_got() -> No
 # -- real processes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
@@ -814,6 +820,7 @@ async def test_a_wrong_key_finds_no_token_and_says_so(workers: Workers, caplog: 
     assert "token-" not in caplog.text
 
 
+@pytest.mark.costly("runs lines of database/encryption.py, sharing/login.py that no quick test runs")
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "text", ["", "clear:token-9", "aesgcm:", "aesgcm:!", "aesgcm:AAAAAAAAAAAAAAAAAAAAAAAAAAAA", "ü"]
@@ -830,6 +837,7 @@ async def test_a_row_that_was_tampered_with_is_no_token(
     assert await virtual_workers(service, key=KEY).token() == "token-2"
 
 
+@pytest.mark.slow
 def test_a_sealed_token_belongs_to_its_row() -> None:
     """A token that was copied into the row of another account or other credentials is not opened there."""
     one, other = TokenCipher("one", KEY), TokenCipher("other", KEY)
@@ -842,6 +850,7 @@ def test_a_sealed_token_belongs_to_its_row() -> None:
     assert TokenCipher("one").decrypt(sealed, name) is None
 
 
+@pytest.mark.slow
 def test_names_of_credentials_differ_with_each_part() -> None:
     """Moving a letter from the e-mail to the password, or to another account, makes other credentials."""
     parts = [("a", "bc", "d", None), ("a", "b", "cd", None), ("ab", "c", "d", None), ("a", "bc", "d", KEY)]

@@ -51,6 +51,7 @@ def twisted(store_url: str) -> tuple[World, Twisted]:
     return world, Twisted(world.service)
 
 
+@pytest.mark.slow
 @BOTH
 async def test_a_payment_ends_as_it_would_have(store_url: str) -> None:
     """Whatever one side field of the answers holds: acknowledgement, get, wait, list and audit show the payment."""
@@ -75,6 +76,7 @@ async def test_a_payment_ends_as_it_would_have(store_url: str) -> None:
         assert report.transactions == place + 1
 
 
+@pytest.mark.slow
 @BOTH
 async def test_the_poller_follows_it_to_its_end(store_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Also by the pages of the list, and also without any time of the service."""
@@ -96,6 +98,7 @@ async def test_the_poller_follows_it_to_its_end(store_url: str, caplog: pytest.L
     assert len(said) <= 1  # once a process
 
 
+@pytest.mark.slow
 @BOTH
 async def test_a_lost_payment_is_found_by_its_core(store_url: str) -> None:
     """Its type, number, amount and time are enough: no reference, network, fees or settlement is needed."""
@@ -112,6 +115,7 @@ async def test_a_lost_payment_is_found_by_its_core(store_url: str) -> None:
             assert (record.transaction_id, record.state) == (lost.id, PaymentState.ACKNOWLEDGED), (field, text)
 
 
+@pytest.mark.costly("runs lines of payments/unclaimed.py that no quick test runs")
 @BOTH
 async def test_a_row_without_a_time_may_be_of_any_time(store_url: str) -> None:
     """It is a candidate of its kind: neither adopted nor absent. Payments of other kinds are decided as ever."""
@@ -130,6 +134,7 @@ async def test_a_row_without_a_time_may_be_of_any_time(store_url: str) -> None:
         await world.hold(client)
 
 
+@pytest.mark.costly("runs lines of payments/evidence.py that no quick test runs")
 @BOTH
 async def test_a_row_without_a_time_is_no_control(store_url: str) -> None:
     """Known payments that the list shows without a time prove nothing about the times around them."""

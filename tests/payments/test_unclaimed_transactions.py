@@ -120,6 +120,7 @@ TWICE: dict[str, Pays] = {
 }
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 @pytest.mark.parametrize("name", TWICE)
@@ -210,6 +211,7 @@ async def test_what_is_older_than_the_account_is_history(store_url: str, hours: 
         assert await unclaimed(client) == {second}
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str, kind: str) -> None:
@@ -229,6 +231,7 @@ async def test_a_row_that_an_open_payment_may_be_is_its_candidate(store_url: str
         assert await unclaimed(client) == {world.made("k")[0]}
 
 
+@pytest.mark.costly("runs lines of payments/feed.py, payments/consumers.py that no quick test runs")
 @BOTH
 async def test_readers_of_the_feed_get_an_unclaimed_transaction_and_the_log_its_id(
     store_url: str, caplog: pytest.LogCaptureFixture
@@ -276,6 +279,7 @@ async def a_reconciliation(client: AsyncClient, ids: list[str]) -> None:
     await client.payments.reconcile()
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("look", [a_poller, a_bulk_lookup, a_reconciliation])
 async def test_every_page_counts(store_url: str, look: Callable[[AsyncClient, list[str]], Any]) -> None:
@@ -347,6 +351,7 @@ async def test_a_row_is_judged_once_it_was_seen_for_long_enough(store_url: str, 
         assert found.first_seen_at < world.utcnow() - timedelta(seconds=GRACE + 30)
 
 
+@pytest.mark.slow
 @BOTH
 @KIND
 async def test_processes_that_read_the_list_once_judge_what_others_have_seen(store_url: str, kind: str) -> None:
@@ -422,6 +427,7 @@ async def test_a_repeated_payment_is_noticed_in_any_spelling(store_url: str, nam
 # What is done about them
 
 
+@pytest.mark.slow
 @BOTH
 async def test_a_key_that_was_not_sent_waits_too(store_url: str) -> None:
     """An operator may have paid by hand while the network was away: the order is not paid again by its own key."""
@@ -578,6 +584,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @BOTH
 async def test_each_is_an_event_and_many_are_one_warning(store_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """A flood of strangers is one line in five minutes, with their number and the first few."""

@@ -136,6 +136,7 @@ def execute(url: str, statement: Any, *values: Any) -> list[Any]:
 # What a worker does
 
 
+@pytest.mark.costly("runs lines of worker.py, payments/dispatcher.py that no quick test runs")
 async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None:
     """In every account with something to do, which nobody has to name; and it sends nothing once all is done."""
 
@@ -171,6 +172,7 @@ async def test_a_worker_sends_follows_and_reconciles(platform: Platform) -> None
     assert len(platform.service.payments) == 4
 
 
+@pytest.mark.costly("runs lines of worker.py that no quick test runs")
 async def test_the_answer_to_the_last_payment_of_a_queue_may_take_long(platform: Platform) -> None:
     """Nothing else is to be done in the account, but its host waits: given up, it would have an unknown result."""
 
@@ -188,6 +190,7 @@ async def test_the_answer_to_the_last_payment_of_a_queue_may_take_long(platform:
     assert "unknown" not in {each.what for each in record.history}
 
 
+@pytest.mark.slow
 async def test_claimed_accounts_go_to_the_next_host_at_once_when_one_leaves(platform: Platform) -> None:
     """A host that shuts down gives its accounts back, and never two hosts ask for one at the same time."""
     accounts = shops(6)
@@ -205,6 +208,7 @@ async def test_claimed_accounts_go_to_the_next_host_at_once_when_one_leaves(plat
     assert left <= {account for when, _, account in platform.asked if when < at + 5}
 
 
+@pytest.mark.costly("runs lines of worker.py that no quick test runs")
 async def test_a_cancelled_worker_gives_its_accounts_back(platform: Platform) -> None:
     """Cancellation of the program ends the parts first, and then the claims."""
     async with platform.merchants("shop") as merchants:
@@ -245,6 +249,7 @@ async def test_an_error_of_the_block_leaves_it_as_it_is(platform: Platform) -> N
             raise KeyError("mine")
 
 
+@pytest.mark.costly("runs lines of polling/requests.py, worker.py that no quick test runs")
 async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -277,6 +282,7 @@ async def test_a_host_whose_store_is_away_serves_nothing_until_it_is_back(
     assert "other hosts serve 4 accounts" in caplog.text
 
 
+@pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")
 async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform) -> None:
     """Its service is down, and dozens of its payments are queued and pending."""
 
@@ -298,6 +304,7 @@ async def test_one_loud_account_does_not_keep_others_waiting(platform: Platform)
     assert all(at < began + 8 for at, _, account in platform.asked if account in shops(5))
 
 
+@pytest.mark.slow
 async def test_accounts_whose_vault_hangs_do_not_keep_others_from_being_started(platform: Platform) -> None:
     """A few are started at once: one that waits for its secret is not among them."""
 
@@ -368,6 +375,7 @@ async def test_a_queued_payment_is_not_put_off_because_its_claim_ended(
         assert len(platform.service.payments) == 2
 
 
+@pytest.mark.costly("runs lines of worker.py, payments/dispatcher.py that no quick test runs")
 async def test_a_part_that_fails_is_tried_again(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -390,6 +398,7 @@ async def test_a_part_that_fails_is_tried_again(
     assert "account 'shop-00': DISPATCH fails, and is tried again after 10 s: a bug" in caplog.text
 
 
+@pytest.mark.costly("runs lines of worker.py, sharing/claims.py that no quick test runs")
 async def test_a_pause_outlasts_an_empty_queue(platform: Platform) -> None:
     """What is queued next waits for `resume`, too, as long as the account stays on its host."""
     async with platform.merchants("shop") as merchants, platform.host("one") as worker:
@@ -413,6 +422,7 @@ async def test_a_pause_outlasts_an_empty_queue(platform: Platform) -> None:
         assert len(platform.service.payments) == 1
 
 
+@pytest.mark.costly("runs lines of worker.py that no quick test runs")
 async def test_an_account_that_cannot_be_opened_is_kept_for_later(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -435,6 +445,7 @@ async def test_an_account_that_cannot_be_opened_is_kept_for_later(
     assert "account 'shop-00' cannot be served" in caplog.text
 
 
+@pytest.mark.slow
 async def test_clients_of_a_worker_do_not_count_as_open(platform: Platform, caplog: pytest.LogCaptureFixture) -> None:
     """`max_open` is for those of the program's own calls."""
     async with platform.merchants("one", max_open=1) as merchants:
@@ -447,6 +458,7 @@ async def test_clients_of_a_worker_do_not_count_as_open(platform: Platform, capl
     assert "max_open" not in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_worker_follows_for_other_processes(platform: Platform) -> None:
     """A program that waits for a payment gets its result from the worker's requests."""
     async with platform.merchants("shop") as merchants, platform.host("one"):
@@ -462,6 +474,7 @@ async def test_a_worker_follows_for_other_processes(platform: Platform) -> None:
     assert {host for _, host, _ in platform.asked} == {"one"}
 
 
+@pytest.mark.slow
 async def test_an_account_with_one_pending_payment_costs_no_transaction_of_its_own(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,6 +533,7 @@ async def with_work(url: str, count: int) -> None:
         await enqueue(merchants, shops(count))
 
 
+@pytest.mark.slow
 async def test_accounts_spread_evenly_as_hosts_come_and_go(store_url: str) -> None:
     """Each account has one host at any moment, and no host has many more than its share."""
     await with_work(store_url, 12)
@@ -545,6 +559,7 @@ async def test_accounts_spread_evenly_as_hosts_come_and_go(store_url: str) -> No
     assert sorted([*one.held, *three.held]) == shops(12)
 
 
+@pytest.mark.slow
 async def test_a_host_gives_accounts_back_only_as_fast_as_others_take_them(store_url: str) -> None:
     """A few at a time, and none while many wait: an account that was given back has no host until another starts it."""
     await with_work(store_url, 130)

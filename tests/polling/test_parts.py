@@ -37,6 +37,7 @@ def test_the_moment_at_which_prompts_expire_is_learned() -> None:
     assert estimator.chance(105, 130) > 0.8
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e5)), max_size=20), st.floats(0, 1e7), st.floats(0, 1e6))
 def test_a_chance_is_a_chance(endings: list[tuple[float, float]], start: float, length: float) -> None:
     """Whatever is learned, at any age, chances lie between 0 and 1 and grow with the time."""
@@ -51,6 +52,7 @@ def test_a_chance_is_a_chance(endings: list[tuple[float, float]], start: float, 
 # Where payments are in the list
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(40))
 @given(
     st.integers(0, 200),

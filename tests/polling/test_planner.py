@@ -168,6 +168,7 @@ def test_a_payment_whose_age_nothing_tells_has_the_pauses_of_a_new_one() -> None
     assert [at for at, _ in done.asked] == pytest.approx([0, 1.5, 3.75, 7.1, 12.2, 19.8], abs=0.1)
 
 
+@pytest.mark.slow
 def test_ids_of_new_payments_are_tracked_as_closely_as_acknowledgements() -> None:
     """Ids that are tracked at once end as early: they are expected at the end of the list."""
     late = {}
@@ -395,6 +396,7 @@ def test_one_page_answers_all_hints() -> None:
     assert len(done.endings) == 5
 
 
+@pytest.mark.slow
 def test_where_callbacks_arrive_looks_are_saved() -> None:
     """Once hints announce the endings, payments cost fewer requests; without hints again, they are still found."""
     planner, service = Planner(ADVISED), PaperService()
@@ -486,6 +488,7 @@ def services(draw: st.DrawFn) -> PaperService:
     return service
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(services(), st.booleans(), st.sampled_from([0.1, 1.0, 10.0]))
 def test_nothing_is_lost_and_nothing_asked_too_often(service: PaperService, is_new: bool, interval: float) -> None:

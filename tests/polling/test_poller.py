@@ -547,6 +547,7 @@ async def test_payments_are_checked() -> None:
         assert repr(poller) == "<Poller: 0 pending>"
 
 
+@pytest.mark.costly("runs lines of polling/poller.py that no quick test runs")
 async def test_payments_go_first() -> None:
     """Under creates without end the poller takes one request in ten seconds or so, and the creates the rest."""
     sandbox = Sandbox()

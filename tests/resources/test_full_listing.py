@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 import attrs
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ def test_a_list_at_rest_takes_as_many_requests_as_it_has_pages(newest_first: boo
     assert asked == [*range(1, max(1, -(-length // size)) + 1)]
 
 
+@pytest.mark.slow
 @given(st.booleans(), sizes, lengths, st.data())
 @settings(deadline=None, max_examples=examples(200))
 def test_rows_that_arrive_hide_none_that_were_there(
@@ -104,6 +106,7 @@ def test_rows_that_arrive_hide_none_that_were_there(
     assert {f"t-{number}" for number in range(length)} <= set(shown)
 
 
+@pytest.mark.slow
 @given(st.booleans(), sizes, lengths, st.data())
 @settings(deadline=None, max_examples=examples(200))
 def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, length: int, data: st.DataObject) -> None:
@@ -121,6 +124,7 @@ def test_rows_that_leave_take_none_with_them(newest_first: bool, size: int, leng
     assert {f"t-{number}" for number in model.rows} <= set(shown)
 
 
+@pytest.mark.slow
 @given(st.booleans(), sizes, lengths, st.data())
 @settings(deadline=None, max_examples=examples(200))
 def test_any_change_leaves_each_row_at_most_once_and_an_end(
@@ -148,6 +152,7 @@ odd_pagination = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(min_value=0, max_value=30), max_size=6), min_size=1, max_size=12),
     st.lists(odd_pagination, min_size=1, max_size=12),

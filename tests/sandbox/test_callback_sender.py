@@ -174,6 +174,7 @@ async def test_before_the_answer_holds_no_other_request() -> None:
             assert anyio.current_time() - started < 1
 
 
+@pytest.mark.slow
 async def test_many_at_once_are_each_reported_before_their_own_answer() -> None:
     async def handler(request: Request) -> Reply:
         await request.read()
@@ -325,6 +326,7 @@ async def test_two_servers_of_one_sandbox_send_each_callback_once() -> None:
         await here.until_sent(2)
 
 
+@pytest.mark.slow
 async def test_leaving_cuts_unfinished_deliveries() -> None:
     """It is not sent by the next server either, and leaves room for as many as before."""
     async with scene(reply=NeverAnswer()) as here:
@@ -341,6 +343,7 @@ async def test_leaving_cuts_unfinished_deliveries() -> None:
     assert sent.error == "cannot connect"
 
 
+@pytest.mark.costly("runs lines of sandbox/callbacks.py that no quick test runs")
 async def test_a_flood_is_bounded() -> None:
     """Callbacks over the limit are not sent, and listed as such; the list keeps the newest."""
     async with scene(None) as here:

@@ -40,6 +40,7 @@ def test_the_table_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{SUCCEEDS}  both          succeeds" in lines
 
 
+@pytest.mark.slow
 def test_the_sandbox_prints_how_to_reach_it_and_stops_on_ctrl_c() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"

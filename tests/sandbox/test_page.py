@@ -240,6 +240,7 @@ async def test_a_clock_that_cannot_be_is_refused(
 # Faults
 
 
+@pytest.mark.slow
 async def test_every_fault_has_its_switch(user: PageUser, sandbox: Sandbox) -> None:
     """Each of the sandbox's faults can be switched on for one request, on for good, and off again."""
     states = sandbox.switches.states

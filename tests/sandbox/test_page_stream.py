@@ -113,6 +113,7 @@ async def test_a_quiet_stream_gives_signs_of_life(user: PageUser, sandbox: Sandb
         assert reader.chunks == [":\n\n"] * 2
 
 
+@pytest.mark.slow
 async def test_idle_pages_share_one_picture(user: PageUser, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hundred open pages cost as many looks as two, and each gets every change."""
     looks, rendered = Mock(wraps=snapshot.take), Mock(wraps=write_parts)

@@ -112,6 +112,7 @@ def test_the_outcome_does_not_depend_on_requests() -> None:
     assert list(curious.engine.book.ledger) == list(patient.engine.book.ledger)
 
 
+@pytest.mark.slow
 def test_ordinary_payments_take_a_realistic_and_repeatable_time() -> None:
     def delays(seed: int, speed: float = 1.0) -> list[float]:
         service = Service(seed=seed, speed=speed)

@@ -27,6 +27,7 @@ def simulate(*arguments: str, hash_seed: str = "0") -> str:
     return re.sub(r"\([\d.]+ s\)", "", done.stdout)
 
 
+@pytest.mark.slow
 def test_a_seed_is_one_history_byte_for_byte() -> None:
     """In two processes, whose objects have other addresses, and after another history, of which nothing is left.
 
@@ -55,17 +56,20 @@ def test_histories_run_for_the_minutes_that_are_given(
     assert capsys.readouterr().out.startswith("0 histories")
 
 
+@pytest.mark.slow
 def test_the_laws_hold_in_the_fixed_histories() -> None:
     """With lies of the service, broken connections, deaths of processes and failing transactions."""
     assert simulate("--cases").endswith("break a law: 0\n")
 
 
+@pytest.mark.costly("runs lines of database/url.py that no quick test runs")
 def test_the_laws_hold_on_trio_too() -> None:
     """In an order of tasks that the seed does not choose."""
     plan = Plan.drawn("4000").resized(orders=2, processes=2, openings=1).weighing({"crash": 0.01})
     assert play(plan, is_trio=True).broken == ()
 
 
+@pytest.mark.slow
 def test_the_laws_hold_on_postgresql_too() -> None:
     """On a real server, with transactions that fail because of others, and lost notices."""
     plan = Plan.drawn("4001").resized(orders=1, processes=1, openings=1)
@@ -74,6 +78,7 @@ def test_the_laws_hold_on_postgresql_too() -> None:
         assert play(plan, server=server).broken == ()
 
 
+@pytest.mark.slow
 def test_a_history_that_breaks_a_law_is_shrunk_to_the_fault_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Faults that have nothing to do with it are left out, half of them at once."""
     run = History.run
@@ -101,6 +106,7 @@ def test_a_history_is_written_down_as_one_line_of_the_cases() -> None:
     assert case.plan() == plan
 
 
+@pytest.mark.slow
 def test_a_planted_defect_is_found() -> None:
     """A quick one, from a quick seed on; `python -m tests.simulation --planted` looks for all of them."""
     assert simulate("--planted", "--seed", "24", "a lost answer").endswith("1 of 1 planted defects found\n")

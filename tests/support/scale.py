@@ -20,6 +20,7 @@ Most tests run on each loop, and many of them on each database. MOBILEMONEY_TEST
 import os
 import zlib
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -49,15 +50,25 @@ def left_to_other_runs(items: list[pytest.Item]) -> list[pytest.Item]:
     pairs = os.environ.get("MOBILEMONEY_TESTS_PAIRS")
     if pairs is None:
         return []
-    alike: dict[object, list[Any]] = defaultdict(list)
+    groups = _alike(item for item in items if not item.get_closest_marker("once"))  # they have no second run
+    return [item for group in groups for item in group if not _is_kept(item, group, pairs)]
+
+
+def repetitions_of_costly_ones(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests marked `costly` that differ from another one in nothing but loop and database."""
+    groups = _alike(item for item in items if item.get_closest_marker("costly"))
+    return [item for group in groups for item in group if item is not min(group, key=lambda each: each.nodeid)]
+
+
+def _alike(items: Iterable[Any]) -> Iterable[list[Any]]:
+    """Return tests in groups that differ in nothing but loop and database."""
+    groups: dict[object, list[Any]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("once"):
-            continue  # It has no second run.
         # By identity: the values of a parameter are the same objects in each combination.
         params = item.callspec.params if hasattr(item, "callspec") else {}
         others = sorted((name, id(value)) for name, value in params.items() if name not in _PAIR)
-        alike[item.nodeid.partition("[")[0], *others].append(item)
-    return [item for group in alike.values() for item in group if not _is_kept(item, group, pairs)]
+        groups[item.nodeid.partition("[")[0], *others].append(item)
+    return groups.values()
 
 
 def _is_kept(item: Any, group: list[Any], pairs: str) -> bool:
