@@ -24,6 +24,8 @@ from tests.support.processes import environment
 from tests.support.redis_server import redis_server
 from tests.support.shops import EXAMPLES, load
 
+pytestmark = pytest.mark.once  # on the Python for which nox installs the engines
+
 example = partial(load, "celery_payouts")
 PROGRAM = EXAMPLES / "celery_payouts.py"
 CELERY = (sys.executable, "-m", "celery", "--workdir", str(EXAMPLES), "-A", "celery_payouts", "worker")
