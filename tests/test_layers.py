@@ -8,15 +8,15 @@ import pytest
 import mobilemoney_async
 from tests.support.layers import PURE, read_tree, violations
 
+pytestmark = pytest.mark.costly("is the check of the layers: whichever test is first reads the whole package")
 
-@pytest.mark.costly("is the check of the layers, which reads the whole package")
+
 def test_the_package_keeps_to_its_layers() -> None:
     """Code depends on code below it only, so that any package can be read without those above."""
     assert mobilemoney_async.__file__ is not None
     assert violations(Path(mobilemoney_async.__file__).parent) == []
 
 
-@pytest.mark.costly("is the check of what is pure, which reads the whole package")
 def test_pure_modules_have_their_known_names() -> None:
     """A pure module that moves takes its rule along."""
     modules = read_tree(Path(mobilemoney_async.__file__).parent)

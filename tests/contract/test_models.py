@@ -182,9 +182,10 @@ class TestWhatMayBeMissing:
 
 
 junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8"), max_size=8),
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=3)
     ),
     max_leaves=5,
 )
@@ -192,7 +193,7 @@ junk = st.recursive(
 
 class TestWhatTheServiceMayAdd:
     @pytest.mark.slow
-    @given(st.dictionaries(st.text(st.characters(codec="utf-8")).map("x_{}".format), junk, max_size=4))
+    @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])).map("x_{}".format), junk, max_size=4))
     @settings(deadline=None)
     def test_unknown_fields_are_ignored(self, extra: dict[str, Any]) -> None:
         """A field that the service adds tomorrow breaks nothing, whatever it holds."""

@@ -24,7 +24,7 @@ from tests.support.processes import environment
 from tests.support.redis_server import redis_server
 from tests.support.shops import EXAMPLES, load
 
-pytestmark = pytest.mark.once  # on the Python for which nox installs the engines
+pytestmark = [pytest.mark.once, pytest.mark.slow]  # on the Python for which nox installs the engines
 
 example = partial(load, "celery_payouts")
 PROGRAM = EXAMPLES / "celery_payouts.py"
@@ -100,7 +100,6 @@ def worker(sandbox: Sandbox, folder: Path, monkeypatch: pytest.MonkeyPatch, **op
         yield
 
 
-@pytest.mark.slow  # the first one imports Celery
 @pytest.mark.parametrize(("wrong", "error"), [("permission", PermissionDenied), ("duplicate", DuplicateSuspected)])
 def test_an_order_that_cannot_be_paid_now_is_tried_again(
     wrong: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,7 +164,6 @@ def test_an_unknown_result_ends_the_job(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(sandbox.transactions) == 1
 
 
-@pytest.mark.slow
 def test_a_wrong_file_is_not_queued(tmp_path: Path) -> None:
     """Of a file with a line that is cut, nothing is queued."""
     file = tmp_path / "payouts.csv"

@@ -19,7 +19,7 @@ from tests.support.fleet import Fleet, fleet_environment, kill, make_sandbox
 from tests.support.patience import PATIENCE, until
 from tests.support.shops import EXAMPLES
 
-pytestmark = pytest.mark.once  # on the Python for which nox installs the engines
+pytestmark = [pytest.mark.once, pytest.mark.slow]  # on the Python for which nox installs the engines
 
 PROGRAM = EXAMPLES / "dbos_orders.py"
 IMPORTED = ("dbos", "mobilemoney_async.merchants", "sqlalchemy.dialects.postgresql.psycopg")

@@ -399,7 +399,6 @@ def in_django(url: str, alias: str = "default", **options: Any) -> Iterator[Any]
         del django.db.connections[alias]
 
 
-@pytest.mark.slow  # the first one imports Django
 @pytest.mark.parametrize("options", [{}, {"transaction_mode": "IMMEDIATE"}, {"server_side_binding": True}])
 def test_django(store: SQLStore, store_url: str, options: dict[str, Any]) -> None:
     """Inside `atomic`, nested too; outside, it is refused. The errors are Django's."""

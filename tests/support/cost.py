@@ -5,35 +5,26 @@ times as much, by loops that are timed right then in the same process: a slow or
 needs more is marked `slow`, or `costly` with the reason that keeps it in the lane.
 """
 
-import importlib
+import gc
 import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 LIMIT = 0.1
 _LOOPS = 2.0
 _TOLERANCE = 3.0
-_added = 0.0
-# What many tests import first: the import is not the cost of the test that happens to come first.
-_FRAMEWORKS = (
-    "aiohttp",
-    "fastapi",
-    "opentelemetry.sdk.metrics",
-    "psycopg",
-    "pydantic",
-    "rich.console",
-    "sqlalchemy.ext.asyncio",
-    "starlette.testclient",
-    "typer.testing",
-    "uvicorn",
-)
+_added = _collected = 0.0
 
 
-def import_frameworks() -> None:
-    """Import the libraries whose import would exceed the limit."""
-    for name in _FRAMEWORKS:
-        importlib.import_module(name)
+@given(st.integers() | st.text())
+def prepare_properties(_: object) -> None:
+    """Let Hypothesis read all modules for constants, which is not the cost of the property that is tried first."""
 
 
 def add(seconds: float) -> None:
@@ -43,14 +34,33 @@ def add(seconds: float) -> None:
 
 
 def spent() -> float:
-    """Return the processor seconds that this process, its children that have ended and those added have taken."""
+    """Return the processor seconds that this process, its children that have ended and those added have taken.
+
+    Without collections of garbage: they are of all that earlier tests have left.
+    """
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system + _added
+    return times.user + times.system + times.children_user + times.children_system + _added - _collected
 
 
-def check(item: pytest.Item, seconds: float) -> None:
-    """Fail a test of the fast lane that took more than the limit."""
-    if any(map(item.get_closest_marker, ("slow", "costly"))):
+def _note_collection(phase: str, info: dict[str, int]) -> None:
+    """Count the time of a collection, from its start to its end."""
+    global _collected  # noqa: PLW0603 (of this process)
+    _collected += time.process_time() if phase == "stop" else -time.process_time()
+
+
+gc.callbacks.append(_note_collection)
+
+
+@contextmanager
+def limited(item: pytest.Item) -> Iterator[None]:
+    """Fail a test of the fast lane that takes more than the limit.
+
+    A test during which something is imported is not judged: the import is not its own cost, but of whichever is first.
+    """
+    before, modules = spent(), len(sys.modules)
+    yield
+    seconds = spent() - before
+    if len(sys.modules) > modules or any(map(item.get_closest_marker, ("slow", "costly"))):
         return
     if seconds > LIMIT and seconds > _TOLERANCE * (limit := _LOOPS * max(_loop() for _ in range(3))):
         pytest.fail(
