@@ -201,9 +201,9 @@ def laws(session: nox.Session) -> None:
 
 @nox.session(python=LOWEST_PYTHON, tags=["full"])
 def fuzz(session: nox.Session) -> None:
-    """Fuzz the readers of foreign bytes with the same 300,000 inputs, from those in tests/fuzz/corpus."""
+    """Fuzz the readers of foreign bytes with the same 150,000 inputs, from those in tests/fuzz/corpus."""
     session.install(wheel(session), *group("test"), *group("fuzz"))
-    run_fuzzer(session, *(session.posargs or ("-runs=300000", "-seed=1")))
+    run_fuzzer(session, *(session.posargs or ("-runs=150000", "-seed=1")))
 
 
 def run_fuzzer(session: nox.Session, *options: str) -> None:
