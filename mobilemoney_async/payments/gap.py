@@ -22,7 +22,6 @@ from mobilemoney_async.payments.matching import (
     Skew,
     Spellings,
     is_within,
-    learn,
     match,
     query_for,
     shift,
@@ -173,12 +172,9 @@ class Comparison:
         """Return the rows, since a time of the service, that may be payments of the store, and that it lacks.
 
         There is no last time: the service's clock may be ahead of ours by hours.
-
-        Types are spelt as in the contract, as far as rows of known payments show what the list means.
         """
-        types = learn(self.rows, self.owned, self.merchant_id).types
         return [
-            attrs.evolve(row, type=next(iter(types[row.type]))) if len(types.get(row.type, ())) == 1 else row
+            row
             for row in self.rows
             if row.created_at is not None
             and (since is None or row.created_at >= since)

@@ -4,9 +4,9 @@ The list shows no key of ours. It shows type, phone number and amount, and when 
 service's clock. So a payment is looked for in the window of its send, on that clock; and since clocks cannot be
 trusted, only a single match nearby is believed. One that is farther off is no match, but no absence either.
 
-Amounts are compared by value. Types and numbers may be spelt in other ways than the contract's: `match` says how well a
-row fits. A row counts as another payment's only if it contradicts ours; a spelling that proves nothing is a possible
-match.
+Amounts are compared by value. Numbers may have other forms than the contract's: `match` says how well a row fits. A row
+counts as another payment's only if it contradicts ours; a form that proves nothing is a possible match, and so is a
+word for the type that the contract does not have.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Match(enum.Enum):
     CERTAIN = "certain"
     """Type, number and amount agree, in the contract's spelling."""
     LEARNED = "learned"
-    """They agree in a spelling that rows of own payments prove."""
+    """They agree, the number in a form that rows of own payments prove."""
     POSSIBLE = "possible"
     """Nothing contradicts: it may be the payment, but is never adopted by machine."""
     NONE = "none"
@@ -178,14 +178,12 @@ class Spellings:
     """Spellings of the list, as rows of own payments prove them.
 
     Attributes:
-        types: For each text of `type`, the types that it has stood for. One that stands for both proves nothing.
         forms: The forms of numbers.
         merchant_id: The account's merchant at the service, if known. A row of another one is not ours.
         is_marked: Whether a row that does not show that merchant proves nothing: our own ones show it, or some rows are
             of other merchants.
     """
 
-    types: Mapping[str, frozenset[TransactionType]] = attrs.field(factory=dict)
     forms: frozenset[NumberForm] = frozenset()
     merchant_id: str | None = None
     is_marked: bool = False
@@ -196,7 +194,6 @@ def learn(rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], merch
 
     An adopted payment proves none: it was found by its spelling.
     """
-    types: dict[str, frozenset[TransactionType]] = {}
     forms: set[NumberForm] = set()
     merchants, own_merchants = set[str | None](), set[str | None]()
     for row in rows:
@@ -207,10 +204,9 @@ def learn(rows: Iterable[Transaction], owned: Mapping[str, PaymentRecord], merch
         form = same_number(row.phone_number, record.phone_number)
         if form is not None:
             forms.add(form)
-            types[str(row.type)] = types.get(str(row.type), frozenset()) | {record.type}
             own_merchants.add(row.merchant_id)
     is_marked = (bool(own_merchants) and all(own_merchants)) or len(merchants - {None}) > 1
-    return Spellings(types=types, forms=frozenset(forms), merchant_id=merchant_id, is_marked=is_marked)
+    return Spellings(forms=frozenset(forms), merchant_id=merchant_id, is_marked=is_marked)
 
 
 def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
@@ -223,23 +219,18 @@ def match(query: PaymentQuery, row: Transaction, spellings: Spellings) -> Match:
     is_usual = is_id(row.id) and is_ours and row.currency.strip().upper() == CURRENCY
     fits = (
         Match.CERTAIN if is_usual else Match.POSSIBLE,
-        _fit_type(query.type, str(row.type), spellings.types),
+        _fit_type(query.type, str(row.type)),
         _fit_number(query.phone_number, row.phone_number, spellings.forms),
     )
     return next(each for each in (Match.NONE, Match.POSSIBLE, Match.LEARNED, Match.CERTAIN) if each in fits)
 
 
-def _fit_type(type: TransactionType, text: str, types: Mapping[str, frozenset[TransactionType]]) -> Match:
+def _fit_type(type: TransactionType, text: str) -> Match:
     """Return how well a text fits a type: only the contract's word for the other type contradicts."""
-    learned = types.get(text, frozenset())
-    is_other = any(each == text.strip().casefold() for each in TransactionType if each is not type)
-    if is_other and type not in learned:
-        return Match.NONE
-    if is_other or not learned <= {type}:
-        return Match.POSSIBLE
     if text == type:
         return Match.CERTAIN
-    return Match.LEARNED if learned else Match.POSSIBLE
+    is_other = any(each == text.strip().casefold() for each in TransactionType)
+    return Match.NONE if is_other and text.strip().casefold() != type else Match.POSSIBLE
 
 
 def _fit_number(own: str, shown: str, forms: Container[NumberForm]) -> Match:

@@ -207,9 +207,6 @@ SPELLINGS: dict[str, Spelling] = {
     "phones bare": phones(lambda text: text[4:]),
     "phones masked": phones(lambda text: f"{text[1:6]}***{text[-4:]}"),
     "phones masked with x": phones(lambda text: f"{text[:6]}xxx{text[-4:]}"),
-    "types c2b and b2c": types("c2b", "b2c"),
-    "types in capitals": types("COLLECTION", "DISBURSEMENT"),
-    "phones national, types c2b": lambda row: types("c2b", "b2c")(phones(lambda text: "0" + text[4:])(row)),
 }
 # What is the same value is no other spelling.
 EQUAL: dict[str, Spelling] = {
@@ -323,11 +320,8 @@ LISTS: dict[str, Case] = {
         for kind in KINDS
     },
     **{f"{name}, taught": case(FOUND, "absent open", spell=spell) for name, spell in SPELLINGS.items()},
-    **{
-        f"{name}, not taught": case("found open", OPEN, known=(), spell=spell)
-        for name, spell in SPELLINGS.items()
-        if name in {"phones masked", "phones national, types c2b", "types c2b and b2c"}
-    },
+    "phones masked, not taught": case("found open", OPEN, known=(), spell=SPELLINGS["phones masked"]),
+    "types c2b and b2c": case(OPEN, OPEN, spell=types("c2b", "b2c")),
     **{name: case(FOUND, "absent open", spell=spell) for name, spell in EQUAL.items()},
     "phones hidden": case(OPEN, OPEN, spell=phones(lambda text: "***")),
     "every other phone national": case(

@@ -347,13 +347,7 @@ def test_another_digit_is_another_number(place: int, by: int) -> None:
     assert may_be_number(other, _OWN) is (place < 3)
 
 
-_COLLECTION, _DISBURSEMENT = TransactionType.COLLECTION, TransactionType.DISBURSEMENT
 _LEARNED = Spellings(
-    types={
-        "c2b": frozenset({_COLLECTION}),
-        "b2c": frozenset({_DISBURSEMENT}),
-        "payment": frozenset({_COLLECTION, _DISBURSEMENT}),
-    },
     forms=frozenset({NumberForm.NATIONAL, NumberForm.MASKED}),
     merchant_id="merchant-1",
 )
@@ -371,55 +365,44 @@ _LEARNED = Spellings(
         ({"phone_number": "780000789"}, Match.POSSIBLE, Match.POSSIBLE),
         ({"phone_number": "25578***0789"}, Match.POSSIBLE, Match.LEARNED),
         ({"phone_number": ""}, Match.POSSIBLE, Match.POSSIBLE),
-        ({"type": TransactionType("c2b")}, Match.POSSIBLE, Match.LEARNED),
-        ({"type": TransactionType("c2b"), "phone_number": "0780000789"}, Match.POSSIBLE, Match.LEARNED),
+        # Another word than the contract's for a type proves nothing, and contradicts nothing.
+        ({"type": TransactionType("c2b"), "phone_number": "0780000789"}, Match.POSSIBLE, Match.POSSIBLE),
         ({"type": TransactionType("COLLECTION")}, Match.POSSIBLE, Match.POSSIBLE),
-        ({"type": TransactionType("payment")}, Match.POSSIBLE, Match.POSSIBLE),
-        # The other type's word, unless it is the contract's, is unproven: the service may use it for both.
         ({"type": TransactionType("b2c")}, Match.POSSIBLE, Match.POSSIBLE),
         ({"type": TransactionType("Disbursement")}, Match.NONE, Match.NONE),
         ({"id": " "}, Match.POSSIBLE, Match.POSSIBLE),
     ],
     ids=str,
 )
-def test_a_spelling_is_believed_if_own_payments_prove_it(
+def test_a_number_is_believed_in_a_form_that_own_payments_prove(
     changes: dict[str, Any], unlearned: Match, learned: Match
 ) -> None:
-    """A row in another spelling than the contract's may be ours, and is ours where own payments are spelt so."""
+    """A row with another form of the number may be ours, and is ours where own payments are shown so."""
     shown = row(**changes)
     assert match(search(), shown, Spellings()) is unlearned
     assert match(search(), shown, _LEARNED) is learned
 
 
-def test_spellings_are_learned_from_own_payments() -> None:
-    """The texts and forms are those of rows whose id is of an own, acknowledged payment, and no others."""
+def test_forms_of_numbers_are_learned_from_own_payments() -> None:
+    """They are those of rows whose id is of an own, acknowledged payment, and no others."""
     rows = [
-        row(id="tx-1", type=TransactionType("c2b"), phone_number="0780000789"),
-        row(id="tx-2", type=TransactionType("b2c"), phone_number="25578***0789"),
-        row(id="adopted", type=TransactionType("adopted"), phone_number="780000789"),
-        row(id="stranger", type=TransactionType("stranger")),
-        row(id="dearer", type=TransactionType("dearer"), amount=own().amount + 1),
-        row(id="blank", type=TransactionType("blank"), phone_number=""),
+        row(id="tx-1", phone_number="0780000789"),
+        row(id="tx-2", phone_number="25578***0789"),
+        row(id="adopted", phone_number="780000789"),
+        row(id="stranger"),
+        row(id="dearer", amount=own().amount + 1),
+        row(id="blank", phone_number=""),
     ]
     records = [
         own(id="tx-1"),
-        own(id="tx-2", type=_DISBURSEMENT),
+        own(id="tx-2", type=TransactionType.DISBURSEMENT),
         own(id="adopted", is_adopted=True),
         own(id="dearer"),
         own(id="blank"),
     ]
     assert learn(rows, {str(each.transaction_id): each for each in records}, None) == Spellings(
-        types={"c2b": frozenset({_COLLECTION}), "b2c": frozenset({_DISBURSEMENT})},
         forms=frozenset({NumberForm.NATIONAL, NumberForm.MASKED}),
     )
-
-
-def test_a_contract_word_that_stands_for_the_other_type_too_proves_nothing() -> None:
-    """A service that calls everything a collection is not believed about either type."""
-    shown = row(id="tx-1")
-    both = learn([shown], {"tx-1": own(id="tx-1", type=_DISBURSEMENT)}, None)
-    assert match(search(), row(), both) is Match.POSSIBLE
-    assert match(attrs.evolve(search(), type=_DISBURSEMENT), row(), both) is Match.POSSIBLE
 
 
 @pytest.mark.parametrize("sign", [-1, 1])

@@ -776,7 +776,7 @@ async def test_a_disbursement_that_was_just_refused_waits_for_the_list(sqlite_fi
 
 
 async def test_a_payment_in_a_spelling_of_the_list_becomes_final(sqlite_file_url: str) -> None:
-    """A list may have its own word for the type: an adopted payment is final all the same, in any final state."""
+    """A list may have its own form of numbers: an adopted payment is final all the same, in any final state."""
     world = make_world(sqlite_file_url)
 
     class Spelt(httpx.AsyncBaseTransport):
@@ -784,7 +784,7 @@ async def test_a_payment_in_a_spelling_of_the_list_becomes_final(sqlite_file_url
             response = await world.line.handle_async_request(request)
             if not request.url.path.endswith("/transactions"):
                 return response
-            body = (await response.aread()).replace(b'"collection"', b'"c2b"')
+            body = (await response.aread()).replace(b'"+255', b'"0')
             return httpx.Response(200, content=body, headers={"content-type": "application/json"})
 
     expired = f"{PREFIX}408"

@@ -182,13 +182,6 @@ class TestComparison:
         record = attrs.evolve(own(late), sent_at=at(1), ended_at=at(3), is_adopted=is_adopted)
         assert compare([late, other], 0, owned={"1": record}).shows_gap is is_behind
 
-    def test_a_type_in_another_spelling(self) -> None:
-        """Known payments show what the list means by it."""
-        first = row("1", 0, "c2b")
-        owned = {"1": own(row("1", 0))}
-        (found,) = compare([first, row("2", 9, "c2b")], 0, owned=owned).forgotten(at(1))
-        assert found.type == TransactionType.COLLECTION
-
 
 def order(kind: str, key: str = "k", last: int = 1) -> Order:
     return Order(key, kind, number(last))
