@@ -224,7 +224,7 @@ sightings: sa.Table = sa.Table(
 
 # The merchant of an account, and the last comparison of the store with the service. `stopped` says why new payments
 # wait; `timeline` is PostgreSQL's; `number_key` is the secret of the digests in `unclaimed`. The columns `feed…` are of
-# its changes: their epoch, the last number given, and the highest one that was pruned.
+# its changes: their epoch, the last number given, the highest one that was pruned, and how often some were.
 accounts: sa.Table = sa.Table(
     "mobilemoney_accounts",
     METADATA,
@@ -234,7 +234,9 @@ accounts: sa.Table = sa.Table(
     sa.Column("stopped", sa.Text),
     sa.Column("timeline", sa.Integer),
     *_columns(sa.Text, "note", "number_key", "feed_epoch"),
-    *_columns(sa.BigInteger, "feed_last", "feed_pruned", nullable=False, default=0, server_default="0"),
+    *_columns(
+        sa.BigInteger, "feed_last", "feed_pruned", "feed_prunings", nullable=False, default=0, server_default="0"
+    ),
 )
 
 # The lease of the shared poller. Two numbers count its messages, under this row's lock: so a reader knows how far it

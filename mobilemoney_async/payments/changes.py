@@ -45,7 +45,9 @@ from mobilemoney_async.payments.unclaimed import find_unclaimed
 
 # Changes that are numbered in one transaction.
 _AT_ONCE = 5_000
-_CURSOR = re.compile(r"(?P<epoch>[0-9a-f]{8})-(?P<number>[0-9]{1,18})-(?P<pruned>[0-9]{1,18})-[0-9a-f]{8}")
+_CURSOR = re.compile(
+    r"(?P<epoch>[0-9a-f]{8})-(?P<number>[0-9]{1,18})-(?P<prunings>[0-9]{1,18})(?P<check>-[0-9a-f]{8})?"
+)
 
 # States of payments whose changes are never pruned.
 _OPEN = [
@@ -77,7 +79,7 @@ _NUMBER = (
     .values(number=_placed.c.place)
 )
 _OWN_ROW = accounts.update().where(accounts.c.account == sa.bindparam("of_account"))
-_FEED = sa.select(accounts.c.feed_epoch, accounts.c.feed_last, accounts.c.feed_pruned).where(
+_FEED = sa.select(accounts.c.feed_epoch, accounts.c.feed_last, accounts.c.feed_pruned, accounts.c.feed_prunings).where(
     accounts.c.account == sa.bindparam("of_account")
 )
 _of_change = (_columns.state.label("changed_to"), _columns.status.label("status_then"), _columns.at.label("changed_on"))
@@ -101,12 +103,14 @@ class Feed:
         epoch: Names the feed: cursors of another one are refused.
         last: The last number given.
         pruned: The highest number that was pruned.
+        prunings: How often changes were pruned.
         has_more: Whether there may be more changes without a number.
     """
 
     epoch: str
     last: int
     pruned: int
+    prunings: int
     has_more: bool = False
 
 
@@ -126,7 +130,7 @@ def number_changes(journal: Journal) -> Feed:
     count = run(_NUMBER, {**here, "of_last": row.feed_last}).rowcount
     epoch, last = row.feed_epoch or new_epoch(), row.feed_last + count
     run(_OWN_ROW, {**here, "feed_epoch": epoch, "feed_last": last})
-    return Feed(epoch, last, row.feed_pruned, has_more=count == _AT_ONCE)
+    return Feed(epoch, last, row.feed_pruned, row.feed_prunings, has_more=count == _AT_ONCE)
 
 
 def find_feed(journal: Journal) -> Feed | None:
@@ -176,7 +180,7 @@ def _entries(journal: Journal, feed: Feed, rows: Iterable[Any], reader: ChangeRe
         elif record is None:
             record = records[name] = to_record(row)
         change = PaymentChange(
-            cursor=f"{feed.epoch}-{number}-{feed.pruned}-{_check(name, entry, at)}",
+            cursor=_cursor(feed, number, _check(name, entry, at)),
             key=name if entry else None,
             state=PaymentState(state) if entry else None,
             status=None if status is None else TransactionStatus(status),
@@ -223,9 +227,9 @@ def prune_changes(journal: Journal, until: datetime, after: int = 0) -> int | No
     is_old = sa.or_(sa.and_(_columns.entry > 0, ended), sa.and_(_columns.entry == 0, _columns.at < until))
     in_page = _columns.number.between(rows[0].number, rows[-1].number)
     gone = run(changes.delete().where(here, in_page, is_old, ~lags).returning(_columns.number)).scalars().all()
-    highest = max(gone, default=0)
-    if highest > feed.pruned:
-        run(accounts.update().where(accounts.c.account == journal.account).values(feed_pruned=highest))
+    if gone:
+        counted = {"feed_pruned": max(feed.pruned, *gone), "feed_prunings": feed.prunings + 1}
+        run(accounts.update().where(accounts.c.account == journal.account).values(counted))
     is_end = rows[-1].at >= until or (len(rows) < _AT_ONCE and not feed.has_more)
     return None if is_end else rows[-1].number
 
@@ -238,6 +242,16 @@ def _check(name: str, entry: int, at: datetime) -> str:
     return hashlib.sha256(f"{entry} {at.isoformat()} {name}".encode(errors="replace")).hexdigest()[:8]
 
 
+def _cursor(feed: Feed, number: int, *check: str) -> str:
+    return "-".join((feed.epoch, str(number), str(feed.prunings), *check))
+
+
+def cursor_at(journal: Journal, feed: Feed, number: int) -> str:
+    """Return the cursor for a number: without a check where no change is kept there."""
+    row = _find(journal, number)
+    return _cursor(feed, number, *(() if row is None else (_check(row.name, row.entry, row.at),)))
+
+
 def find_place(journal: Journal, feed: Feed, cursor: str) -> int:
     """Return the number that a cursor stands for.
 
@@ -247,15 +261,17 @@ def find_place(journal: Journal, feed: Feed, cursor: str) -> int:
     parts = _CURSOR.fullmatch(cursor)
     if parts is None:
         raise _invalid("is none of this library's")
-    number, pruned = int(parts["number"]), int(parts["pruned"])
+    number = int(parts["number"])
     if parts["epoch"] != feed.epoch:
         raise _invalid("is of another store, or of this one before it was restored")
     if number > feed.last:
         raise _invalid("is ahead of the feed: the store has lost changes that were read")
-    # Behind it are changes of payments that were open for long, and nothing was pruned since it was read.
-    if number < feed.pruned != pruned:
+    # Below the highest number that was pruned are the changes of payments that were open for long. A later pruning may
+    # have deleted some of those, and leaves that number as it is: so the prunings are counted.
+    if number < feed.pruned and int(parts["prunings"]) != feed.prunings:
         raise _invalid("is behind the changes that are kept")
-    if not is_there(journal, cursor) and (number > feed.pruned or _find(journal, number) is not None):
+    is_other = parts["check"] is not None and not is_there(journal, cursor)
+    if is_other and (number > feed.pruned or _find(journal, number) is not None):
         raise _invalid("is of this store before it was restored: another change has its number now")
     return number
 

@@ -30,6 +30,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.changes import (
     Feed,
     FeedEntry,
+    cursor_at,
     find_feed,
     find_place,
     is_there,
@@ -103,22 +104,20 @@ class ChangePages:
         """Read the next page. Its cursor is looked at each time: the store may have been restored since the last."""
         limit = _PAGE if self._limit is None else min(_PAGE, self._limit)
 
-        def read(journal: Journal) -> tuple[int, list[FeedEntry]]:
+        def read(journal: Journal) -> tuple[int, str, list[FeedEntry]]:
             while True:
                 feed = number_changes(journal)
-                while self._is_from_now and feed.has_more:
+                while self._after is None and self._is_from_now and feed.has_more:
                     feed = number_changes(journal)
-                after = feed.last if self._is_from_now else self._number
-                after = after if self._after is None else find_place(journal, feed, self._after)
+                # The first page has no cursor: the next one does, also if the first is empty.
+                place = self._after or cursor_at(journal, feed, feed.last if self._is_from_now else 0)
+                after = find_place(journal, feed, place)
                 page = read_changes(journal, feed, after=after, limit=limit)
                 now = find_feed(journal)
-                if now is not None and now.pruned == feed.pruned:  # else some may have gone before they were read
-                    return after, page
+                if now is not None and now.prunings == feed.prunings:  # else some may have gone before they were read
+                    return after, page[-1].change.cursor if page else place, page
 
-        after, page = await self._store.write(read)
-        self._number, self._is_from_now = after, False
-        if page:
-            self._after = page[-1].change.cursor
+        self._number, self._after, page = await self._store.write(read)
         self._page.extend(page)
 
 

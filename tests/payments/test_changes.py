@@ -613,6 +613,8 @@ async def test_a_reader_notices_a_store_that_was_restored_under_it(store_url: st
             await anext(pages), await anext(feed)
         await anext(pages)
         last = await anext(feed)
+        idle = client.payments.changes(start="now", forever=False)
+        assert [change async for change in idle] == []
 
         def restore(journal: Journal) -> None:
             run, number = journal.connection.execute, changes.c.number
@@ -621,8 +623,9 @@ async def test_a_reader_notices_a_store_that_was_restored_under_it(store_url: st
 
         await account_store_of(client).write(restore)
         await pay(client, "c", "d", "e")
-        with pytest.raises(InvalidCursor):
-            await anext(pages)
+        for reader in (pages, idle):
+            with pytest.raises(InvalidCursor):
+                await anext(reader)
         with pytest.raises(StoreError, match="restored"):
             await last.done()
         assert [(await anext(feed)).key for _ in range(8)] == ["a", "a", "c", "c", "d", "d", "e", "e"]
@@ -671,6 +674,28 @@ async def test_a_reader_may_stop_among_the_changes_of_payments_that_stay_open(st
         (again, _) = await page(client)
         assert shown(await page(client, after=again.cursor)) == [("open", "ACKNOWLEDGED")]
         assert len(await page(client, consumer="books", start="oldest")) == 2
+
+
+async def test_a_reader_gets_no_feed_with_a_hole(store_url: str) -> None:
+    """Each pruning counts, also one of lower numbers than an earlier one, which a consumer had not read until then."""
+    world = make_world(store_url)
+    async with world.client() as client:
+        await pay(client, "open", "paid")
+        world.sandbox.approve(world.made[1])
+        await see(client, world, world.made[1])
+        assert await prune(world, client) == [("open", "SENDING"), ("open", "ACKNOWLEDGED")]
+        idle = client.payments.changes(start="now", forever=False)
+        assert [change async for change in idle] == []
+        (first, second) = await page(client)
+        async for change in client.payments.changes(consumer="books", start="oldest", forever=False):
+            await change.done()
+        world.sandbox.approve(world.made[0])
+        await see(client, world, world.made[0])
+        assert await prune(world, client) == [("open", "FINAL")]
+        for old in (first, second):
+            with pytest.raises(InvalidCursor, match="behind"):
+                await page(client, after=old.cursor)
+        assert shown([change async for change in idle]) == [("open", "FINAL")]
 
 
 async def see(client: AsyncClient, world: World, transaction_id: str) -> None:
