@@ -171,7 +171,15 @@ class AsyncClient:
             reconciler = Reconciler(self._store, pipeline)
             recovery = Recovery(self._store, pipeline, None if recovery is None else recovery.memory)
             self._idempotent_creates = IdempotentCreates(self._store, pipeline, reconciler, recovery)
-            self._payments, self._recovery = Payments(self._store, pipeline, reconciler, recovery), recovery
+            self._recovery = recovery
+            self._payments = Payments(
+                self._store,
+                pipeline.utcnow,
+                pipeline.on_event,
+                pipeline=pipeline,
+                reconciler=reconciler,
+                recovery=recovery,
+            )
             if pipeline.observer is None and self._store.sole_writer is not False:
                 pipeline.observer = UnclaimedObserver(self._store, recovery.binding, pipeline)
         self.collections = Collections(pipeline, self._idempotent_creates)

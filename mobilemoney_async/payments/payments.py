@@ -8,6 +8,8 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeAlias
 
+import attrs
+
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION
@@ -60,6 +62,7 @@ Changes: TypeAlias = ChangePages | ConsumerChanges
 _MOST_NAMES = 100
 
 
+@attrs.define(eq=False)
 class PaymentBook:
     """Payments of one account, from the store alone, without the service. Nothing here moves money.
 
@@ -67,19 +70,17 @@ class PaymentBook:
 
     Args:
         store: Keeps the payments.
-        utcnow: The wall clock: returns an aware UTC datetime. None for that which all processes of the store share.
+        utcnow: The wall clock: returns an aware UTC datetime; by default that which all processes of the store share.
         on_event: Handler of events.
     """
 
-    def __init__(
-        self,
-        store: AccountStore,
-        utcnow: Callable[[], datetime] | None = None,
-        on_event: Handler | None = None,
-    ) -> None:
-        self._store = store
-        self._on_event = on_event
-        self._utcnow = store.database.wall_clock.utcnow if utcnow is None else utcnow
+    _store: AccountStore = attrs.field(repr=False)
+    _utcnow: Callable[[], datetime] = attrs.field(repr=False)
+    _on_event: Handler | None = attrs.field(default=None, repr=False)
+
+    @_utcnow.default
+    def _default_clock(self) -> Callable[[], datetime]:
+        return self._store.database.wall_clock.utcnow
 
     async def get(self, key: str) -> PaymentRecord | None:
         """Return the payment of an idempotency key with its history, or None if the key was never used.
@@ -377,17 +378,16 @@ class PaymentBook:
         return record
 
 
+@attrs.define(eq=False)
 class Payments(PaymentBook):
     """Payments of one account, from the store and the service. Nothing here moves money.
 
     Every method raises `StoreError` if the database fails or cannot be reached.
     """
 
-    def __init__(self, store: AccountStore, pipeline: Pipeline, reconciler: Reconciler, recovery: Recovery) -> None:
-        super().__init__(store, pipeline.utcnow, pipeline.on_event)
-        self._pipeline = pipeline
-        self._reconciler = reconciler
-        self._recovery = recovery
+    _pipeline: Pipeline = attrs.field(kw_only=True, repr=False)
+    _reconciler: Reconciler = attrs.field(kw_only=True, repr=False)
+    _recovery: Recovery = attrs.field(kw_only=True, repr=False)
 
     async def reconcile(self, *, stale_after: float | None = None) -> builtins.list[PaymentRecord]:
         """Look for unknown payments in the service's transaction list (contract, section 4.4), and record the results.

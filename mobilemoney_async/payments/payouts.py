@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, overload
 
+import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
@@ -47,12 +48,12 @@ _RECENT = timedelta(days=30)
 _STOPPABLE = frozenset(map(str, (PaymentState.QUEUED, PaymentState.SENDING, PaymentState.NOT_SENT)))
 
 
+@attrs.define(eq=False)
 class Payouts:
     """Batches of one account. Every method raises `StoreError` if the database fails or cannot be reached."""
 
-    def __init__(self, store: AccountStore, utcnow: Callable[[], datetime]) -> None:
-        self._store = store
-        self._utcnow = utcnow
+    _store: AccountStore = attrs.field(repr=False)
+    _utcnow: Callable[[], datetime] = attrs.field(repr=False)
 
     async def propose(self, rows: Rows, *, name: str, by: str, local_numbers: bool = False) -> PayoutBatch:
         """Check a batch as a whole, and record it for someone else to approve. Nothing is sent.

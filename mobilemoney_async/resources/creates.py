@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import anyio
 import attrs
@@ -41,13 +41,13 @@ class IdempotentCreates(Protocol):
         ...
 
 
+@attrs.define(eq=False)
 class _Creates:
-    _endpoint: Endpoint[Acknowledgement]
-    _type: TransactionType
+    _endpoint: ClassVar[Endpoint[Acknowledgement]]
+    _type: ClassVar[TransactionType]
 
-    def __init__(self, pipeline: Pipeline, idempotent: IdempotentCreates | None = None) -> None:
-        self._pipeline = pipeline
-        self._idempotent = idempotent
+    _pipeline: Pipeline = attrs.field(repr=False)
+    _idempotent: IdempotentCreates | None = attrs.field(default=None, repr=False)
 
     async def create(
         self,
@@ -160,6 +160,7 @@ class _Creates:
         ) from cause
 
 
+@attrs.define(eq=False)
 class Collections(_Creates):
     """Payments asked from customers, by a prompt on the phone."""
 
@@ -167,6 +168,7 @@ class Collections(_Creates):
     _type = TransactionType.COLLECTION
 
 
+@attrs.define(eq=False)
 class Disbursements(_Creates):
     """Money sent to recipients' wallets."""
 

@@ -187,11 +187,11 @@ class TransactionPager:
         return [row async for page in self._start() for row in page]
 
 
+@attrs.define(eq=False)
 class Transactions:
     """Lookups and history. Nothing here moves money; every call may be cancelled and made again."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    _pipeline: Pipeline = attrs.field(repr=False)
 
     async def get(self, transaction_id: str | Acknowledgement | Transaction) -> Transaction:
         """Look up a transaction by its id (contract, section 4.3).

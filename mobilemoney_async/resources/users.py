@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from mobilemoney_async.calls.pipeline import Pipeline
 from mobilemoney_async.contract.endpoints import (
     FORGOT_PASSWORD,
@@ -18,6 +20,7 @@ from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.values import Secret, conceal, hide, normalise_phone_number, require_secret, require_text
 
 
+@attrs.define(eq=False)
 class Users:
     """User of the token.
 
@@ -31,8 +34,7 @@ class Users:
     usable answer. A call that is cancelled may have been processed.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    _pipeline: Pipeline = attrs.field(repr=False)
 
     async def profile(self) -> dict[str, Any]:
         """Return the profile, which also checks that the token works (``GET /user-service/profile``)."""

@@ -142,7 +142,9 @@ def payouts(call: Callable[[Payouts], Coroutine[Any, Any, object]]) -> Work:
 
 def operator(call: Callable[[Payments], Coroutine[Any, Any, object]]) -> Work:
     service: Any = TheService()
-    return through(lambda store: call(Payments(store, service, service, store)))
+    return through(
+        lambda store: call(Payments(store, service.utcnow, pipeline=service, reconciler=service, recovery=store))
+    )
 
 
 def look_up_echo(store: Any) -> Coroutine[Any, Any, object]:
