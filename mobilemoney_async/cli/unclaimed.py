@@ -226,6 +226,10 @@ def print_audit(report: AuditReport) -> None:
         some = ", ".join(map(shown_id, report.unsettled[:5]))
         more = ", …" if report.unsettled[5:] else ""
         output.show("", output.literal(f"without a settlement: {len(report.unsettled):,} collections: {some}{more}"))
+    if report.on_its_way:
+        count = len(report.on_its_way)
+        some = "1 transaction" if count == 1 else f"{count:,} transactions"
+        output.show("", output.literal(f"on their way: {some} that no payment claims yet; audit again in some minutes"))
     for each in report.differences:
         amount = "" if each.amount is None else f", {output.money(each.amount)}"
         output.show("", output.literal(f"{each.kind}{amount}: {each.reason}"), output.literal(f"  → {each.advice}"))

@@ -1,7 +1,8 @@
 """Audit of some days: the store against the service's transaction list (contract, section 4.4).
 
-The list is read first and the store afterwards, so that a transaction's payment is recorded by then. The service's days
-may begin at another hour than UTC's: nothing is concluded from what the list does not show at the edges of its rows.
+The list is read first and the store afterwards, so that a transaction's payment is recorded by then, if not
+always its answer. The service's days may begin at another hour than UTC's: nothing is concluded from what the list does
+not show at the edges of its rows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from mobilemoney_async.payments.matching import query_for, shift
 from mobilemoney_async.payments.queries import explained_ids, merchant_of, owners
 from mobilemoney_async.payments.records import REUSABLE, PaymentRecord
 
+_columns = payments.c
 _DAY = timedelta(days=1)
 # Payments that the list does not show which are looked up one by one. Where there are more at an edge of the days, the
 # pages around them are read first.
@@ -50,16 +52,21 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
 
     def read(journal: Journal) -> Comparison:
         ids = [row.id for row in walk.rows]
+        # Before the owners: of a payment whose answer is recorded meanwhile, one of the two shows the transaction.
+        around = shift(start, -_DAY), shift(last, 2 * _DAY)
+        open_ones = _sent_between(journal, *around, _columns.transaction_id.is_(None))
         owned = owners(journal, ids)
         return Comparison(
             rows=walk.rows,
             owned=owned,
+            open_ones=open_ones,
             sent=_sent_between(journal, start, min(shift(last, _DAY), walk.began_at)),
             merchant_id=merchant_of(journal, walk.rows, owned),
             explained=explained_ids(journal, ids),
             is_sole_writer=store.sole_writer is not False,
             began_at=walk.began_at,
             now=now,
+            grace=timedelta(seconds=store.grace),
         )
 
     comparison = await store.read(read)
@@ -72,15 +79,18 @@ async def audit(store: AccountStore, pipeline: Pipeline, from_date: date, to_dat
         differences=[*incomplete(walk), *comparison.differences(), *missing],
         totals=totals_of(comparison.own_rows),
         unsettled=unsettled_of(comparison.own_rows),
+        on_its_way=[row.id for row in comparison.on_its_way],
     )
 
 
-def _sent_between(journal: Journal, start: datetime, end: datetime) -> list[PaymentRecord]:
+def _sent_between(
+    journal: Journal, start: datetime, end: datetime, *where: sa.ColumnElement[bool]
+) -> list[PaymentRecord]:
     """Return the payments that were sent in a time, and may exist."""
-    columns, states = payments.c, [str(each) for each in REUSABLE]
-    here = (columns.account == journal.account, columns.sent_at >= start, columns.sent_at < end)
-    may_exist = sa.or_(columns.state.not_in(states), WAS_REFUSED_SOFTLY)
-    rows = journal.connection.execute(sa.select(payments).where(*here, may_exist).order_by(columns.sent_at))
+    states = [str(each) for each in REUSABLE]
+    here = (_columns.account == journal.account, _columns.sent_at >= start, _columns.sent_at < end, *where)
+    may_exist = sa.or_(_columns.state.not_in(states), WAS_REFUSED_SOFTLY)
+    rows = journal.connection.execute(sa.select(payments).where(*here, may_exist).order_by(_columns.sent_at))
     return [to_record(row) for row in rows.all()]
 
 

@@ -14,7 +14,7 @@ from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
 from mobilemoney_async.payments.evidence import Walk
-from mobilemoney_async.payments.matching import KindIndex, Match, Spellings, learn, match, query_for
+from mobilemoney_async.payments.matching import KindIndex, Match, Spellings, learn, match, query_for, shift
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction, is_stale
 
 # How far from a payment a transaction may be that is the same one, made twice.
@@ -120,6 +120,8 @@ class AuditReport(Data):
         differences: What differs, each with a reason.
         totals: By type, status and settlement batch, to tick off against the statement.
         unsettled: The ids of successful collections for which the list shows no settlement, or not its batch.
+        on_its_way: The ids of transactions that no payment claims yet, and that are no difference: a payment of their
+            kind is being sent, or they are younger than the store's `grace`.
     """
 
     from_date: date
@@ -129,6 +131,7 @@ class AuditReport(Data):
     differences: Sequence[Difference]
     totals: Sequence[AuditTotal]
     unsettled: Sequence[str] = ()
+    on_its_way: Sequence[str] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -152,25 +155,33 @@ class Comparison:
     Attributes:
         rows: The rows that the listing shows.
         owned: The payments that own them, by transaction id.
+        open_ones: The payments that were sent in its days, and the days around them, and whose transaction was not
+            known just before `owned` was read.
         sent: The payments that were sent in its days before it began, and may exist.
         merchant_id: The account's merchant, if known: rows of another one are not compared.
         explained: As of `queries.explained_ids`.
         is_sole_writer: Whether a transaction that fits no payment is a difference, or may be of another system.
         began_at: When the listing began.
         now: When it ended.
+        grace: For how long a transaction that no payment claims may be on its way.
         own_rows: The rows of this merchant.
+        on_its_way: Those that no payment claims yet.
     """
 
     rows: Sequence[Transaction] = attrs.field(repr=False)
     owned: Mapping[str, PaymentRecord] = attrs.field(repr=False)
+    open_ones: Sequence[PaymentRecord] = attrs.field(repr=False)
     sent: Sequence[PaymentRecord] = attrs.field(repr=False)
     merchant_id: str | None
     explained: Mapping[str, str | None]
     is_sole_writer: bool
     began_at: datetime
     now: datetime
+    grace: timedelta
     own_rows: Sequence[Transaction] = attrs.field(init=False, repr=False)
     _spellings: Spellings = attrs.field(init=False, repr=False)
+    _index: KindIndex[PaymentRecord] = attrs.field(init=False, repr=False)
+    on_its_way: Sequence[Transaction] = attrs.field(init=False, repr=False)
 
     @own_rows.default
     def _find_own_rows(self) -> Sequence[Transaction]:
@@ -181,18 +192,45 @@ class Comparison:
     def _learn(self) -> Spellings:
         return learn(self.rows, self.owned, self.merchant_id)
 
-    def differences(self) -> Iterable[Difference]:
-        """Return the differences of the rows that are shown, and the payments with an unknown result."""
-        index: KindIndex[PaymentRecord] = KindIndex()
-        for record in (*self.owned.values(), *(each for each in self.sent if each.transaction_id is None)):
+    @_index.default
+    def _index_payments(self) -> KindIndex[PaymentRecord]:
+        index, keys = KindIndex[PaymentRecord](), {each.key for each in self.owned.values()}
+        for record in (*self.owned.values(), *(each for each in self.open_ones if each.key not in keys)):
             if record.sent_at is not None:
                 index.add_query(query_for(record), record)
+        return index
+
+    @on_its_way.default
+    def _find_on_its_way(self) -> Sequence[Transaction]:
+        made = ((row.created_at, self.owned[row.id]) for row in self.rows if row.id in self.owned)
+        ahead = min(
+            (at - each.sent_at for at, each in made if at and each.sent_at and not each.is_adopted),
+            default=timedelta(0),
+        )
+        found: list[Transaction] = []
+        for row in self._unowned():
+            near = self._near(row)
+            unidentified = next((each for each in near if each.transaction_id is None), None)
+            age = None if row.created_at is None else shift(self.now, ahead) - row.created_at
+            # One that is dated far ahead would be young for ever.
+            is_young = age is not None and -_NEAR < age < self.grace and (bool(near) or self.is_sole_writer)
+            if is_young if unidentified is None else self._is_on_its_way(unidentified):
+                found.append(row)
+        return found
+
+    def _unowned(self) -> Iterable[Transaction]:
+        """Return the rows that no payment claims, and that nobody has explained for all payments."""
+        return (row for row in self.own_rows if row.id not in self.owned and self.explained.get(row.id, "") is not None)
+
+    def differences(self) -> Iterable[Difference]:
+        """Return the differences of the rows that are shown, and the payments with an unknown result."""
         for row in self.rows:
             if row.id in self.owned:
                 yield from self.compare(row, self.owned[row.id])
-        for row in self.own_rows:
-            if row.id not in self.owned and self.explained.get(row.id, "") is not None:
-                yield from self._unclaimed(row, index.like_row(row))
+        on_its_way = {row.id for row in self.on_its_way}
+        for row in self._unowned():
+            if row.id not in on_its_way:
+                yield from self._unclaimed(row)
         for record in self.sent:
             if record.is_unresolved and not self._is_on_its_way(record):
                 said = f"payment {record.key!r} is {record.state}" + (f": {record.reason}" if record.reason else "")
@@ -227,22 +265,22 @@ class Comparison:
         if row.merchant_id and self.merchant_id and row.merchant_id != self.merchant_id:
             yield "it belongs to another merchant at the service"
 
-    def _unclaimed(self, row: Transaction, alike: Iterable[PaymentRecord]) -> Iterable[Difference]:
+    def _unclaimed(self, row: Transaction) -> Iterable[Difference]:
         said = f"no payment claims transaction {row.id} ({row.status})"
-        near = self._near(row, alike)
+        near = self._near(row)
         unidentified = next((each for each in near if each.transaction_id is None), None)
         if unidentified is not None:
-            if not self._is_on_its_way(unidentified):
-                said += f", which may be payment {unidentified.key!r}: that is {unidentified.state}"
-                yield difference(DifferenceKind.UNRESOLVED, said, unidentified, row)
+            said += f", which may be payment {unidentified.key!r}: that is {unidentified.state}"
+            yield difference(DifferenceKind.UNRESOLVED, said, unidentified, row)
         elif near and _has_moved(near[0].type, row.status) and _has_moved(near[0].type, near[0].status):
             said += f", which fits payment {near[0].key!r} as well as its own transaction {near[0].transaction_id}"
             yield difference(DifferenceKind.PAID_TWICE, said, near[0], row)
         elif self.is_sole_writer:
             yield difference(DifferenceKind.UNCLAIMED, said, row=row)
 
-    def _near(self, row: Transaction, alike: Iterable[PaymentRecord]) -> Sequence[PaymentRecord]:
+    def _near(self, row: Transaction) -> Sequence[PaymentRecord]:
         """Return the payments of a row's kind that were sent within a day of it, nearest first."""
+        alike = self._index.like_row(row)
         fits = (each for each in alike if match(query_for(each), row, self._spellings) is not Match.NONE)
         # A row without a readable time may be of any time.
         at = row.created_at

@@ -145,8 +145,10 @@ def test_interrupted_or_killed_it_goes_on_where_it_was(shop: Path, sandbox: Sand
 @pytest.mark.costly("runs lines of cli/unclaimed.py that no quick test runs")
 def test_an_audit_is_a_mail_for_an_accountant(shop: Path, sandbox: Sandbox) -> None:
     """Exit code 1 and a reason where something differs; CSV and JSON have the totals, too."""
+    stranger = ("collect", "+255780000789", "15000", "--store", "sqlite:///other.db")
+    run(*stranger)
+    sandbox.advance(200)
     run("payouts", "approve", propose(), "--by", "Juma", "--send", answer="y\n")
-    run("collect", "+255780000789", "15000", "--store", "sqlite:///other.db")
     days = ("payments", "audit", "--from", "today", "--to", "today")
     shown = run(*days)
     assert shown.exit_code == 1, shown.stderr
@@ -158,6 +160,8 @@ def test_an_audit_is_a_mail_for_an_accountant(shop: Path, sandbox: Sandbox) -> N
     report = json.loads(run(*days, "--json").stdout)
     assert (len(report["totals"]), report["differences"][0]["kind"]) == (3, "unclaimed")
     assert run(*days, "--others-pay").exit_code == 0
+    run(*stranger)
+    assert "on their way: 1 transaction that no payment claims yet" in run(*days).stdout
     for wrong in ((*days, "--csv", "--json"), (*days[:3], "today", "--to", "yesterday"), (*days[:5], "May")):
         assert run(*wrong).exit_code == 2
 

@@ -237,9 +237,47 @@ async def test_paid_twice_is_only_what_may_have_moved_money_twice_within_a_day(s
         await other.collections.create(**{**ORDER, "amount": 2000})
         await anyio.sleep(3 * 86_400)
         await other.collections.create(**{**ORDER, "amount": 2000}, idempotency_key="next week")
+        await anyio.sleep(121)
         report = await client.payments.audit(from_date=first, to_date=world.utcnow().date())
     kinds = Counter(str(each.kind) for each in report.differences)
     assert kinds == {"unclaimed": 2, "paid_twice": 1}
+
+
+async def test_an_audit_while_payments_are_sent_calls_none_of_them_unclaimed(store_url: str) -> None:
+    """Also those that are sent after the list was begun, and answered after it was read."""
+    world = make_world(store_url, median_delay=4000.0, longest_delay=8000.0)
+    world.line.before = lambda request: anyio.sleep(2.0 if request.method == "GET" else 0.0)
+    world.line.after = lambda request: anyio.sleep(0.0 if request.method == "GET" else 3.0)
+    reports = list[AuditReport]()
+    async with world.client(store=world.store(grace=0)) as client, anyio.create_task_group() as tasks:
+
+        async def look() -> None:
+            reports.append(await audit(world, client))
+
+        for number in range(8):
+            tasks.start_soon(pay, client, 1000 + number)
+            tasks.start_soon(look)
+            await anyio.sleep(1)
+    assert [each.reason for report in reports for each in report.differences] == []
+    assert all(report.on_its_way for report in reports[:4])
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=-10), timedelta(minutes=10)])
+async def test_a_stranger_is_on_its_way_until_it_is_older_than_the_grace_period(
+    sqlite_file_url: str, ahead: timedelta
+) -> None:
+    """By the service's clock, as the own payments show it."""
+    world = make_world(sqlite_file_url, median_delay=4000.0, longest_delay=8000.0)
+    world.ahead = ahead
+    async with world.client() as client, world.client(store=world.store(account="till")) as other:
+        await pay(client, 1000)
+        await pay(other, 77)
+        await anyio.sleep(100)
+        young = await audit(world, client)
+        assert young.is_clean and young.on_its_way == world.made[1:]
+        await anyio.sleep(30)
+        old = await audit(world, client)
+        assert not old.on_its_way and [str(each.kind) for each in old.differences] == ["unclaimed"]
 
 
 @pytest.mark.slow
