@@ -14,7 +14,6 @@ from mobilemoney_async import (
     AsyncClient,
     AuthenticationError,
     InvalidRequest,
-    InvalidToken,
     LoginAuth,
     MobileMoneyError,
     OutcomeUnknown,
@@ -24,7 +23,6 @@ from mobilemoney_async import (
     RetryPolicy,
     StoreError,
     Transaction,
-    UnexpectedResponse,
 )
 from mobilemoney_async.calls import transport as transport_module
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, GET_TRANSACTION
@@ -99,16 +97,6 @@ async def test_a_call_that_waits_when_its_client_is_closed_is_not_sent() -> None
     assert (transport.sent, recorder.noted) == ([], [])
 
 
-async def test_connections_are_opened_before_a_call_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place under the limit is used when it is granted, not after imports and certificates."""
-    client, prepared = make_client(FakeTransport()), list[float]()
-    monkeypatch.setattr(client._pipeline.wire, "prepare", lambda: prepared.append(anyio.current_time()))
-    client._pipeline.limiter.hold(10)
-    start = anyio.current_time()
-    await look_up(client)
-    assert prepared == [start]
-
-
 class NotingLimiter(RateLimiter):
     """Limiter that notes each place it is asked for.
 
@@ -158,15 +146,6 @@ async def test_a_call_may_wait_in_another_lane_than_its_endpoint_s() -> None:
     for lane in (None, Priority.POLL, Priority.BULK):
         await pipeline.call(GET_TRANSACTION, identifiers={"transaction_id": "tx-1"}, lane=lane)
     assert limiter.asked == [(LOOKUP, False), (Priority.POLL, False), (Priority.BULK, False)]
-
-
-async def test_a_lookup_has_no_body() -> None:
-    """Neither content nor its type: some proxies refuse a GET with a body."""
-    transport = FakeTransport()
-    await look_up(make_client(transport))
-    (sent,) = transport.sent
-    assert (sent.method, sent.path, sent.body) == ("GET", "/v1/payment-service/transaction/tx-1", b"")
-    assert not {"content-type", "content-length"} & set(sent.headers)
 
 
 class OverSocket(FakeTransport):
@@ -231,25 +210,6 @@ async def test_the_attempts_of_a_call_and_of_its_login_do_not_multiply(attempts:
         await pay(client)
     assert caught.value.outcome == "not_sent"
     assert (transport.paths if limited else [LOGIN] * (1000 - transport._refuse)) == [LOGIN] * attempts
-
-
-async def test_the_login_of_another_user_is_not_believed() -> None:
-    """Its token would be another merchant's: nothing is sent with it."""
-    other = samples.login(user={"id": 1, "email": "other@example.com"})
-    transport = FakeTransport(script(Response.json(other)))
-    client = make_client(transport, auth=LoginAuth(EMAIL, PASSWORD), retry=RetryPolicy(max_attempts=1))
-    with pytest.raises(UnexpectedResponse) as caught:
-        await pay(client)
-    assert transport.paths == [LOGIN]
-    assert caught.value.outcome == "not_sent"
-
-
-async def test_a_token_that_is_refused_twice_ends_in_the_service_s_own_words() -> None:
-    """A renewed token cannot have run out: the error says that it is not accepted, and quotes the answer."""
-    transport = FakeTransport(lambda sent: refusal("token_expired", 401))
-    with pytest.raises(InvalidToken) as caught:
-        await look_up(make_client(transport, auth=CountingSource()))
-    assert (caught.value.message, caught.value.status_code, caught.value.code) == ("no", 401, "token_expired")
 
 
 EXPIRED, BARE_401, FOUND = refusal("token_expired", 401), Response(401), transaction()

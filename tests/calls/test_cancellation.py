@@ -5,14 +5,14 @@ import gc
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Literal
 
 import anyio
 import httpx
 import pytest
 
-from mobilemoney_async import AsyncClient, LoginAuth, RateLimiter, RetryPolicy
+from mobilemoney_async import AsyncClient, LoginAuth, RetryPolicy
 from mobilemoney_async.calls.limiter import Limiter
+from tests.calls.ways import connect
 from tests.support.fakes import (
     EMAIL,
     PASSWORD,
@@ -101,14 +101,6 @@ async def test_while_a_rejection_holds_it() -> None:
     assert [sent.at for sent in transport.sent] == pytest.approx([0, 30])
 
 
-async def test_while_a_fake_service_is_silent() -> None:
-    transport = FakeTransport(script(Hang()))
-    client = make_client(transport)
-    await give_up(client)
-    await pay(client)
-    assert len(transport.sent) == 2
-
-
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 async def test_while_it_connects() -> None:
     """A handshake that never ends can be left, as often as one likes."""
@@ -159,15 +151,9 @@ async def test_while_it_writes() -> None:
         await client.users.profile()
 
 
-async def test_while_it_reads_the_head() -> None:
-    async with served(NeverAnswer()) as (server, client):
-        await give_up(client)
-        await pay(client)
-    assert len(server.requests) == 2
-
-
-async def test_while_it_reads_the_body() -> None:
-    async with served(Trickle(Response.json({"status": "success"}), pause=0.2)) as (server, client):
+@pytest.mark.parametrize("reply", [NeverAnswer(), Trickle(Response.json({"status": "success"}), pause=0.2)])
+async def test_while_it_reads_the_head_or_the_body(reply: Reply) -> None:
+    async with served(reply) as (server, client):
         await give_up(client)
         await pay(client)
     assert len(server.requests) == 2
@@ -185,8 +171,9 @@ async def test_at_every_single_step(after: int) -> None:
         await pay(client)
 
 
-async def test_closing_the_connection_is_not_cut_short_by_the_cancellation() -> None:
-    """A caller's transport gets to close its answer, even while the call is being cancelled."""
+@pytest.mark.parametrize("fails", [False, True])
+async def test_closing_the_connection_is_not_cut_short_by_the_cancellation(fails: bool) -> None:
+    """A caller's transport gets to close its answer, even while the call is being cancelled; if it cannot, it ends."""
     closed: list[str] = []
 
     class Endless(httpx.AsyncByteStream):
@@ -197,6 +184,8 @@ async def test_closing_the_connection_is_not_cut_short_by_the_cancellation() -> 
         async def aclose(self) -> None:
             await anyio.sleep(1)
             closed.append("closed")
+            if fails:
+                raise RuntimeError("broken")
 
     class Transport(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -206,22 +195,6 @@ async def test_closing_the_connection_is_not_cut_short_by_the_cancellation() -> 
         await pay(make_client(Transport()))
     assert scope.cancelled_caught
     assert closed == ["closed"]
-
-
-async def test_a_transport_that_cannot_close_does_not_swallow_the_cancellation() -> None:
-    class Endless(httpx.AsyncByteStream):
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            yield b"{"
-            await anyio.sleep_forever()
-
-        async def aclose(self) -> None:
-            raise RuntimeError("broken")
-
-    class Transport(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=Endless())
-
-    await give_up(make_client(Transport()))
 
 
 @asyncio_only
@@ -237,43 +210,17 @@ async def test_a_task_that_is_cancelled_by_asyncio_itself_ends_cancelled() -> No
     await pay(client)
 
 
-@pytest.mark.slow
-async def test_cancelled_waiters_of_the_limiter_leave_the_whole_limit_to_the_rest() -> None:
-    """A thousand payments that were given up while they waited cost no other a place."""
-    transport = FakeTransport()
-    client = make_client(transport)
-    with anyio.move_on_after(20):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(1000):
-                tasks.start_soon(pay, client)
-    assert len(transport.sent) == 29
-    async with anyio.create_task_group() as tasks:
-        for _ in range(20):
-            tasks.start_soon(pay, client)
-    assert [sent.at for sent in transport.sent[29:]] == pytest.approx([20.5 + number for number in range(20)], abs=1e-3)
-
-
 @pytest.mark.soak
-async def test_hundreds_of_cancelled_calls_leave_a_client_that_works() -> None:
+@pytest.mark.parametrize("way", ["httpx", "aiohttp"], indirect=True)
+async def test_hundreds_of_cancelled_calls_leave_a_client_that_works(way: str) -> None:
     """Calls that are given up while they wait for an answer do not fill the pool (httpcore#1093)."""
-    await give_up_calls(None)
-
-
-@asyncio_only
-@pytest.mark.soak
-async def test_hundreds_of_cancelled_calls_through_aiohttp_leave_a_client_that_works() -> None:
-    await give_up_calls("aiohttp")
-
-
-async def give_up_calls(transport: Literal["aiohttp"] | None) -> None:
     answering = False
 
     async def handler(request: Request) -> Reply:
         return await replies()(request) if answering else NeverAnswer()
 
     async with serve(handler) as server:
-        limiter = RateLimiter(**WIDE)
-        async with make_client(transport, base_url=server.base_url, rate_limiter=limiter) as client:
+        async with connect(way, server.base_url) as client:
             for _ in range(soak(40)):  # fifty each: more than the pool's hundred connections
                 with anyio.move_on_after(1):
                     async with anyio.create_task_group() as tasks:

@@ -381,14 +381,6 @@ async def test_a_hold_holds_everybody_exactly_as_long_and_then_goes_on_steadily(
 
 
 @pytest.mark.anyio
-async def test_a_hold_begins_for_whoever_comes_later_too() -> None:
-    queue = Queue(RateLimiter())
-    queue.limiter.hold(5)
-    await queue.wait()
-    assert queue.times == [5]
-
-
-@pytest.mark.anyio
 async def test_a_hold_ends_at_its_very_end() -> None:
     """A caller that asks then finds a place; a hold of no time leaves a place, and no burst."""
     for seconds in (5.0, 0.0):

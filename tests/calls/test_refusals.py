@@ -29,13 +29,10 @@ from tests.support.fakes import (
     PHONE_NUMBER,
     CountingSource,
     FakeTransport,
-    Sent,
-    Step,
     acknowledgement,
     make_client,
     script,
     service,
-    transaction,
 )
 from tests.support.scale import examples
 from tests.support.server import Response
@@ -63,31 +60,7 @@ CALLS: dict[Effect, Callable[[AsyncClient], Awaitable[object]]] = {
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-STATUSES = [
-    200,
-    201,
-    302,
-    400,
-    401,
-    402,
-    403,
-    404,
-    405,
-    406,
-    407,
-    408,
-    409,
-    410,
-    411,
-    412,
-    413,
-    414,
-    415,
-    418,
-    421,
-    422,
-]
-STATUSES += [407, 423, 424, 425, 426, 428, 429, 431, 451, 499, 500, 501, 502, 503, 504, 520]
+STATUSES = [200, 201, 302, *range(400, 416), 418, *range(421, 430), 431, 451, 499, *range(500, 505), 520]
 PROXY = {407, 502, 503, 504}
 REFUSING = {400, 403, 404, 405, 410, 413, 414, 415, 422}
 
@@ -186,7 +159,7 @@ async def check(status: int, name: str, effect: Effect) -> None:
         await look_up(client)  # another call, which may have to wait, or to renew the token
     first, second = transport.sent
     is_held = verdict in {HELD, SOFTLY_HELD}
-    assert second.at - first.at >= 7 if is_held else second.at - first.at <= 1
+    assert second.at - first.at == pytest.approx(7) if is_held else second.at - first.at <= 1
     is_renewed = verdict in {REPLAYED, SOFTLY_RENEWED}
     assert source.refused == ([("token-1", False)] if is_renewed else [])
     assert second.token == ("token-2" if is_renewed else "token-1")
@@ -344,41 +317,6 @@ async def test_a_replayed_create_may_still_be_refused_softly() -> None:
     assert source.refused == [("token-1", False), ("token-2", True)]
 
 
-async def test_creates_that_all_get_a_401_page_do_not_cost_a_login_each() -> None:
-    """A page under 401 proves nothing of the token: one login for all of them, and no call is held back."""
-    logins = 0
-
-    def handler(sent: Sent) -> Step:
-        nonlocal logins
-        logins += sent.path == LOGIN
-        return service(sent.path) if sent.path == LOGIN else response(401, "html")
-
-    def numbered(sent: Sent) -> Step:
-        step = handler(sent)
-        assert isinstance(step, Response)
-        return Response(step.status, step.body.replace(b"login-token-1", b"login-%d" % logins), step.headers)
-
-    transport = FakeTransport(numbered)
-    client = make_client(transport, auth=LoginAuth(EMAIL, PASSWORD))
-    errors: list[AuthenticationError] = []
-    for _ in range(20):
-        with pytest.raises(AuthenticationError) as caught:
-            await create(client)
-        errors.append(caught.value)
-    assert logins == 2
-    assert [error.outcome for error in errors] == ["refused"] * 20
-
-
-async def test_a_create_s_own_401_may_be_the_first_of_many_tokens() -> None:
-    """A source learns that a token replaced a refused one, also where that was the token of an earlier create."""
-    source = CountingSource()
-    client = make_client(FakeTransport(lambda sent: response(401, "no code")), auth=source)
-    for _ in range(3):
-        with pytest.raises(AuthenticationError):
-            await create(client)
-    assert source.refused == [("token-1", False), ("token-2", True), ("token-3", True)]
-
-
 @pytest.mark.parametrize("code", [None, "RATE_LIMIT_EXCEEDED"])
 async def test_a_create_waits_for_a_login_that_is_rejected_for_the_rate(code: str | None) -> None:
     """Whatever is in the body of the login's 429: the create itself was not sent, so it may wait and go on."""
@@ -387,17 +325,6 @@ async def test_a_create_waits_for_a_login_that_is_rejected_for_the_rate(code: st
     await create(make_client(transport, auth=LoginAuth(EMAIL, PASSWORD)))
     assert transport.paths[:2] == [LOGIN, LOGIN]
     assert transport.sent[1].at - transport.sent[0].at >= 7
-
-
-async def test_a_wrong_one_time_password_under_401_leaves_the_token_alone() -> None:
-    """A customer who mistypes a code does not log the merchant out."""
-    source = CountingSource()
-    transport = FakeTransport(lambda sent: Response.json(auth("invalid_otp"), 401))
-    client = make_client(transport, auth=source)
-    with pytest.raises(AuthenticationError):
-        await verify(client)
-    assert len(transport.sent) == 1
-    assert source.refused == []
 
 
 async def test_a_read_waits_out_a_429_without_the_code() -> None:
@@ -410,15 +337,6 @@ async def test_a_read_waits_out_a_429_without_the_code() -> None:
     times = [sent.at for sent in transport.sent]
     assert anyio.current_time() == times[-1]
     assert [round(later - times[0]) for later in times] == [0, 7, 14, 21]
-
-
-async def test_an_undocumented_call_that_moves_money_follows_the_same_table() -> None:
-    """`client.request` is as careful as a create."""
-    for status, expected in ((400, APIError), (409, OutcomeUnknown)):
-        transport = FakeTransport(script(response(status, "another code"), then=lambda sent: transaction()))
-        with pytest.raises(expected):
-            await make_client(transport).request("POST", "/payment-service/refund", json={})
-        assert len(transport.sent) == 1
 
 
 async def test_a_refusal_in_a_shape_of_its_own_shows_what_was_said() -> None:

@@ -13,25 +13,18 @@ import pytest
 
 from mobilemoney_async import (
     Acknowledgement,
-    APIError,
     AsyncClient,
-    ConnectionFailed,
     InvalidRequest,
-    InvalidToken,
-    MobileMoneyError,
     OutcomeUnknown,
-    RateLimitExceeded,
-    RequestTimeout,
     RetryPolicy,
     Secret,
-    ServerError,
     SQLStore,
     TransactionStatus,
     UnexpectedResponse,
 )
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from tests.contract import samples
-from tests.resources.service import always, connect, error, in_turn
+from tests.resources.service import always, connect, in_turn
 from tests.support.databases import sqlite_url
 
 pytestmark = pytest.mark.anyio
@@ -84,31 +77,7 @@ class TestKeys:
         assert answer.idempotency_key == "k" * 200
 
 
-FAILURES: dict[str, tuple[Any, type[MobileMoneyError]]] = {
-    "refused": ((error("NO_BALANCE"), 400), APIError),
-    "rate": ((error("RATE_LIMIT_EXCEEDED", retry_after=999), 429), RateLimitExceeded),
-    "token": ((error("invalid_token"), 401), InvalidToken),
-    "5xx": (({}, 502), OutcomeUnknown),
-    "wrong shape": ({"status": "success"}, OutcomeUnknown),
-    "reset": (httpx.ReadError("reset"), OutcomeUnknown),
-    "read time-out": (httpx.ReadTimeout("late"), OutcomeUnknown),
-    "not sent": (httpx.ConnectError("refused"), ConnectionFailed),
-    "connect time-out": (httpx.ConnectTimeout("late"), RequestTimeout),
-}
-
-
 class TestErrors:
-    @both
-    @pytest.mark.parametrize("failure", FAILURES)
-    async def test_the_key_is_on_every_error(self, pick: Pick, failure: str) -> None:
-        """Every error names its payment."""
-        answer, kind = FAILURES[failure]
-        async with connect(in_turn(answer), retry=RetryPolicy(max_attempts=2)) as (client, _):
-            with pytest.raises(MobileMoneyError) as caught:
-                await pick(client).create(phone_number=NUMBER, amount=1000)
-            assert type(caught.value) is kind
-            assert caught.value.idempotency_key
-
     @both
     async def test_also_on_a_refused_argument_and_a_closed_client(self, pick: Pick) -> None:
         async with connect(always(samples.acknowledgement())) as (client, service):
@@ -120,16 +89,6 @@ class TestErrors:
             await pick(client).create(phone_number=NUMBER, amount=1000)
         assert caught.value.idempotency_key
         assert service.requests == []
-
-    async def test_an_unknown_outcome_says_when_it_was_sent_and_why(self) -> None:
-        """With key, time and cause you can look before you pay again."""
-        async with connect(always({}, 502)) as (client, service):
-            with pytest.raises(OutcomeUnknown) as caught:
-                await client.disbursements.create(phone_number=NUMBER, amount=1000)
-        assert isinstance(caught.value.__cause__, ServerError)
-        assert caught.value.sent_at.tzinfo is not None
-        assert NUMBER not in str(caught.value)
-        assert len(service.requests) == 1
 
     async def test_an_answer_of_the_wrong_shape_names_the_place(self) -> None:
         async with connect(always(samples.acknowledgement(transaction_id=None))) as (client, _):
