@@ -29,8 +29,9 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.payments.store import account_store
 from tests.contract import samples
-from tests.resources.service import BASE_URL, Service, always, connect, in_turn
 from tests.support.databases import sqlite_url
+from tests.support.fakes import BASE_URL, FakeTransport, Hang, Sent, Step, connect, in_turn
+from tests.support.server import Response
 from tests.support.warm import run_without
 
 NUMBER = "+255680000001"
@@ -115,11 +116,11 @@ class TestMaking:
 class TestTheCallersOwn:
     async def test_a_transport_stays_open(self) -> None:
         """You close your own transport."""
-        service = Service(always({}))
+        service = FakeTransport(in_turn({}))
         async with AsyncClient(BASE_URL, auth="token", transport=service) as client:
             await client.users.profile()
         assert not service.closed
-        assert len(service.requests) == 1
+        assert len(service.sent) == 1
 
 
 class TestFromEnv:
@@ -200,7 +201,7 @@ class TestFromEnv:
         file.write_text(f'[profiles.shop]\nbase_url = "{BASE_URL}"\ntoken_file = "token"\ntimeout = 7\n')
         monkeypatch.setenv("MOBILEMONEY_CONFIG", str(file))
         monkeypatch.setenv("MOBILEMONEY_PROFILE", "shop")
-        service = Service(always({}))
+        service = FakeTransport(in_turn({}))
         async with AsyncClient.from_env(transport=service) as client:
             await client.users.profile()
             assert client._pipeline.options.timeout == 7
@@ -208,7 +209,7 @@ class TestFromEnv:
         async with AsyncClient.from_env(transport=service, timeout=1) as client:
             await client.users.profile()
             assert client._pipeline.options.timeout == 1
-        asked = [(each.url.host, each.headers["authorization"]) for each in service.requests]
+        asked = [(each.url.host, each.headers["authorization"]) for each in service.sent]
         host = httpx.URL(BASE_URL).host
         assert asked == [(host, "Bearer from-a-file"), (host, "Bearer from-the-environment")]
 
@@ -226,11 +227,11 @@ class TestFromEnv:
         """Blanks around a value, such as a line break from a file, do not count."""
         monkeypatch.setenv("MOBILEMONEY_BASE_URL", f"{BASE_URL}\n")
         monkeypatch.setenv("MOBILEMONEY_TOKEN", " token ")
-        service = Service(always({}))
+        service = FakeTransport(in_turn({}))
         async with AsyncClient.from_env(transport=service) as client:
             await client.users.profile()
-        assert str(service.requests[0].url) == f"{BASE_URL}/user-service/profile"
-        assert service.requests[0].headers["authorization"] == "Bearer token"
+        assert str(service.sent[0].url) == f"{BASE_URL}/user-service/profile"
+        assert service.sent[0].headers["authorization"] == "Bearer token"
 
     @pytest.mark.anyio
     async def test_an_e_mail_and_a_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,21 +239,21 @@ class TestFromEnv:
         monkeypatch.setenv("MOBILEMONEY_BASE_URL", BASE_URL)
         monkeypatch.setenv("MOBILEMONEY_EMAIL", "a@b.example")
         monkeypatch.setenv("MOBILEMONEY_PASSWORD", " pass word ")
-        service = Service(in_turn(samples.login(), {}))
+        service = FakeTransport(in_turn(samples.login(), {}))
         async with AsyncClient.from_env(transport=service) as client:
             await client.users.profile()
-        assert service.requests[0].content == b'{"email":"a@b.example","password":" pass word "}'
-        assert service.requests[1].headers["authorization"] == "Bearer header.payload.signature"
+        assert service.sent[0].body == b'{"email":"a@b.example","password":" pass word "}'
+        assert service.sent[1].headers["authorization"] == "Bearer header.payload.signature"
 
     @pytest.mark.anyio
     async def test_arguments_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MOBILEMONEY_BASE_URL", "https://other.example/v1")
         monkeypatch.setenv("MOBILEMONEY_TOKEN", "other")
-        service = Service(always({}))
+        service = FakeTransport(in_turn({}))
         async with AsyncClient.from_env(base_url=BASE_URL, auth=Secret("mine"), transport=service) as client:
             await client.users.profile()
-        assert service.requests[0].url.host == "pay.example"
-        assert service.requests[0].headers["authorization"] == "Bearer mine"
+        assert service.sent[0].url.host == "payments.example"
+        assert service.sent[0].headers["authorization"] == "Bearer mine"
 
     @pytest.mark.anyio
     @pytest.mark.real_time
@@ -262,12 +263,12 @@ class TestFromEnv:
         monkeypatch.setenv("MOBILEMONEY_TOKEN", "token")
         monkeypatch.setenv("MOBILEMONEY_STORE", f" {sqlite_url(tmp_path)}\n")
         monkeypatch.setenv("MOBILEMONEY_STORE_KEY", "a key of the merchant's")
-        service = Service(always(samples.acknowledgement()))
+        service = FakeTransport(in_turn(samples.acknowledgement()))
         async with AsyncClient.from_env(transport=service) as client:
             for _ in range(2):
                 await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
             assert [record.key for record in await client.payments.list()] == ["order-1"]
-        assert len(service.requests) == 1
+        assert len(service.sent) == 1
 
     @pytest.mark.anyio
     @pytest.mark.real_time
@@ -382,14 +383,14 @@ class TestExtras:
 class TestStore:
     async def test_without_a_store_there_are_no_payments(self) -> None:
         """The error names the missing store."""
-        async with connect(always({})) as (client, _):
+        async with connect(in_turn({})) as (client, _):
             with pytest.raises(InvalidRequest, match=r"^payments needs a client with a store"):
                 _ = client.payments
 
     async def test_variants_remember_in_the_same_store(self, tmp_path: Path) -> None:
         """A key is used once, whichever variant of a client uses it."""
         store = SQLStore(sqlite_url(tmp_path))
-        async with connect(always(samples.acknowledgement()), store=store) as (client, service):
+        async with connect(in_turn(samples.acknowledgement()), store=store) as (client, service):
             first = await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
             variant = client.with_options(timeout=100)
             again = await variant.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
@@ -397,7 +398,7 @@ class TestStore:
             assert [record.key for record in await variant.payments.list()] == ["order-1"]
             await variant.aclose()
             assert len(await client.payments.list()) == 1
-        assert len(service.requests) == 1
+        assert len(service.sent) == 1
 
     async def test_a_machine_that_slept_before_the_request_does_not_send_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -413,28 +414,28 @@ class TestStore:
             now += dt.timedelta(minutes=10)
             return result
 
-        async with connect(always(samples.acknowledgement()), store=store, utcnow=lambda: now) as (client, service):
+        async with connect(in_turn(samples.acknowledgement()), store=store, utcnow=lambda: now) as (client, service):
             monkeypatch.setattr(account_store(store).database, "write", write_and_sleep)
             with pytest.raises(StoreError) as caught:
                 await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
             assert caught.value.outcome == "not_sent"
-            assert service.requests == []
+            assert service.sent == []
             monkeypatch.undo()
             await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
             # The others compare the store with its service, after the silence.
-            assert [each.method for each in service.requests].count("POST") == 1
+            assert [each.method for each in service.sent].count("POST") == 1
 
     async def test_a_store_outlives_its_clients(self, tmp_path: Path) -> None:
         """Your store stays yours: it serves the next client, and remembers."""
         store = SQLStore(sqlite_url(tmp_path))
         sent = []
         for _ in range(2):
-            async with connect(always(samples.acknowledgement()), store=store) as (client, service):
+            async with connect(in_turn(samples.acknowledgement()), store=store) as (client, service):
                 await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="order-1")
-            sent.append(len(service.requests))
+            sent.append(len(service.sent))
         assert sent == [1, 0]
         store.close()
-        async with connect(always({}), store=store) as (client, _):
+        async with connect(in_turn({}), store=store) as (client, _):
             record = await client.payments.get("order-1")
         assert record is not None
         assert [entry.what for entry in record.history] == ["sent", "acknowledged"]
@@ -444,13 +445,8 @@ class TestStore:
 class TestWithOptions:
     async def test_what_is_not_given_stays(self) -> None:
         """Options add up over several steps; the first client keeps its own."""
-
-        async def hang(request: httpx.Request) -> httpx.Response:
-            await anyio.sleep_forever()
-            raise AssertionError
-
         policy = RetryPolicy(max_attempts=2, first_delay=0)
-        async with connect(hang, timeout=9, deadline=20, retry=policy) as (client, _):
+        async with connect(lambda sent: Hang(), timeout=9, deadline=20, retry=policy) as (client, _):
             longer = client.with_options(timeout=15)
             free = longer.with_options(deadline=None)
             variants = {client: 18, client.with_options(): 18, longer: 20, free: 30, free.with_options(deadline=5): 5}
@@ -462,15 +458,15 @@ class TestWithOptions:
 
     async def test_it_works_for_every_resource(self) -> None:
         """Fewer attempts on a variant are fewer attempts there, and there only."""
-        async with connect(always({}, 502)) as (client, service):
+        async with connect(in_turn(({}, 502))) as (client, service):
             hasty = client.with_options(retry=RetryPolicy(max_attempts=1))
             for act in (hasty.users.profile, lambda: hasty.transactions.get("t-1"), lambda: hasty.request("GET", "/x")):
                 with pytest.raises(ServerError):
                     await act()
-            assert len(service.requests) == 3
+            assert len(service.sent) == 3
             with pytest.raises(ServerError):
                 await client.users.profile()
-            assert len(service.requests) == 7
+            assert len(service.sent) == 7
 
     async def test_it_shares_limiter_and_token(self) -> None:
         """One login and one limit serve all variants."""
@@ -479,12 +475,12 @@ class TestWithOptions:
         async with connect(handler, auth=auth, rate_limiter=RateLimiter(burst=1, jitter=0)) as (client, service):
             await client.users.profile()
             await client.with_options(timeout=100).users.profile()
-        assert len(service.requests) == 3
-        assert service.at[2] - service.at[1] == pytest.approx(1, abs=1e-3)
+        assert len(service.sent) == 3
+        assert service.times[2] - service.times[1] == pytest.approx(1, abs=1e-3)
 
     async def test_closing_it_closes_nothing(self) -> None:
         """A variant may be made and left anywhere; closing the first client closes all."""
-        async with connect(always({"id": 7})) as (client, _):
+        async with connect(in_turn({"id": 7})) as (client, _):
             async with client.with_options(timeout=100) as variant:
                 assert await variant.users.profile() == {"id": 7}
             assert await variant.users.profile() == {"id": 7}
@@ -522,19 +518,19 @@ class TestWithOptions:
     )
     async def test_an_odd_option_is_refused(self, argument: str, options: dict[str, Any]) -> None:
         """Headers that are ours to set, and line breaks in a value, are refused."""
-        async with connect(always({})) as (client, _):
+        async with connect(in_turn({})) as (client, _):
             with pytest.raises(InvalidRequest) as caught:
                 client.with_options(**options)
         assert caught.value.argument == argument
 
     async def test_extra_headers_are_sent_and_add_up(self) -> None:
         """A later header replaces an earlier one, however it is spelt; none is sent twice."""
-        async with connect(always({})) as (client, service):
+        async with connect(in_turn({})) as (client, service):
             variant = client.with_options(extra_headers={"X-Trace": "1", "X-Team": "a"})
             variant = variant.with_options(extra_headers={"x-trace": "2", "user-agent": "shop/1.0"})
             await variant.users.profile()
             await client.users.profile()
-        sent, plain = (request.headers for request in service.requests)
+        sent, plain = (request.headers for request in service.sent)
         assert sent.get_list("x-trace") == ["2"]
         assert sent["x-team"] == "a"
         assert sent.get_list("user-agent") == ["shop/1.0"]
@@ -543,7 +539,7 @@ class TestWithOptions:
 
     async def test_extra_headers_are_hidden_in_tracebacks(self) -> None:
         """A header may hold a key of yours."""
-        async with connect(always({})) as (client, _):
+        async with connect(in_turn({})) as (client, _):
             variant = client.with_options(extra_headers={"X-Key": "hunter2"})
             assert "hunter2" not in repr(variant._pipeline)
 
@@ -592,26 +588,26 @@ class TestRequest:
     ) -> None:
         """No path climbs out of the base URL, and no float goes out."""
         arguments: dict[str, Any] = {"method": "POST", "path": "/x"} | call
-        async with connect(always({})) as (client, service):
+        async with connect(in_turn({})) as (client, service):
             with pytest.raises(InvalidRequest) as caught:
                 await client.request(**arguments)
         assert caught.value.argument == argument
-        assert service.requests == []
+        assert service.sent == []
 
     @pytest.mark.parametrize("method", ["POST", "put", "PATCH", "DELETE"])
     async def test_what_is_not_a_read_moves_money_unless_you_say_otherwise(self, method: str) -> None:
         """An unknown endpoint is never called twice by accident, and its error has a key."""
-        async with connect(always({}, 502)) as (client, service):
+        async with connect(in_turn(({}, 502))) as (client, service):
             with pytest.raises(OutcomeUnknown) as caught:
                 await client.request(method, "/payment-service/bulk", json={"amount": "5"})
         assert caught.value.idempotency_key
-        assert [request.method for request in service.requests] == [method.upper()]
+        assert [request.method for request in service.sent] == [method.upper()]
 
     @pytest.mark.parametrize("method", ["GET", "get", "OPTIONS"])
     async def test_a_read_is_tried_again(self, method: str) -> None:
         async with connect(in_turn(({}, 502), {"fee": 1})) as (client, service):
             assert await client.request(method, "/fees") == {"fee": 1}
-        assert len(service.requests) == 2
+        assert len(service.sent) == 2
 
     @pytest.mark.parametrize(
         ("effect", "requests", "kind"),
@@ -628,32 +624,32 @@ class TestRequest:
         self, effect: Any, requests: int, kind: type[MobileMoneyError]
     ) -> None:
         """A search by POST may be repeated once you declare that it reads."""
-        async with connect(always({}, 502)) as (client, service):
+        async with connect(in_turn(({}, 502))) as (client, service):
             with pytest.raises(kind):
                 await client.request("POST", "/search", json={}, effect=effect)
-        assert len(service.requests) == requests
+        assert len(service.sent) == requests
 
     @pytest.mark.parametrize("status", [200, 201, 204])
     @pytest.mark.parametrize("body", [b"", b" \r\n"])
     async def test_money_that_is_answered_with_nothing_is_unknown(self, status: int, body: bytes) -> None:
         """An empty success proves nothing about money, not even HTTP 204; of a read or a session call 204 is enough."""
 
-        async def handler(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(status, content=body)
+        async def handler(sent: Sent) -> Step:
+            return Response(status, body)
 
         async with connect(handler) as (client, service):
             for effect in ("money", Effect.MONEY, None):
                 with pytest.raises(OutcomeUnknown) as caught:
                     await client.request("POST", "/payment-service/bulk", json={"amount": "5"}, effect=effect)
                 assert caught.value.outcome == "unknown"
-            assert len(service.requests) == 3
+            assert len(service.sent) == 3
             if status == 204:
                 assert await client.request("DELETE", "/hooks/7", effect="session") == {}
                 assert await client.request("GET", "/hooks/7") == {}
 
     async def test_the_answer_is_the_json_object(self) -> None:
-        async def handler(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, content=b'{"balance": 10.10, "rows": [1, null]}')
+        async def handler(sent: Sent) -> Step:
+            return Response(200, b'{"balance": 10.10, "rows": [1, null]}')
 
         async with connect(handler) as (client, _):
             assert await client.request("GET", "/balance", {"on": "2025-06-01", "n": 5}) == {
@@ -662,7 +658,7 @@ class TestRequest:
             }
 
     async def test_an_error_body_is_its_error(self) -> None:
-        async with connect(always({"status": "error", "error_code": "CLOSED"})) as (client, _):
+        async with connect(in_turn({"status": "error", "error_code": "CLOSED"})) as (client, _):
             with pytest.raises(MobileMoneyError, match=r"^CLOSED \(HTTP 200\)$"):
                 await client.request("GET", "/balance")
 
@@ -671,7 +667,7 @@ class TestRequest:
 class TestClosing:
     async def test_a_closed_client_refuses_calls(self) -> None:
         """A use after the end is reported as such, with nothing sent."""
-        async with connect(always({})) as (client, service):
+        async with connect(in_turn({})) as (client, service):
             pager = client.transactions.list()
         await client.aclose()  # twice is once
         for act in (
@@ -687,10 +683,10 @@ class TestClosing:
         with pytest.raises(InvalidRequest, match="closed"):
             async with client:
                 raise AssertionError
-        assert service.requests == []
+        assert service.sent == []
 
     async def test_an_error_in_the_block_is_the_caller_s(self) -> None:
         """The caller's exception leaves the block as it is, not in a group."""
         with pytest.raises(KeyError):
-            async with connect(always({})):
+            async with connect(in_turn({})):
                 raise KeyError

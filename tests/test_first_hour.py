@@ -9,8 +9,7 @@ import pytest
 
 from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, Secret, TransactionStatus
 from mobilemoney_async.sandbox import Sandbox
-from tests.resources.service import BASE_URL
-from tests.support.fakes import PHONE_NUMBER
+from tests.support.fakes import BASE_URL, PHONE_NUMBER
 from tests.support.warm import run_without
 
 pytestmark = pytest.mark.anyio

@@ -209,7 +209,7 @@ async def test_the_attempts_of_a_call_and_of_its_login_do_not_multiply(attempts:
     with pytest.raises(MobileMoneyError) as caught:
         await pay(client)
     assert caught.value.outcome == "not_sent"
-    assert (transport.paths if limited else [LOGIN] * (1000 - transport._refuse)) == [LOGIN] * attempts
+    assert (transport.paths if limited else [LOGIN] * (1000 - transport.refuse)) == [LOGIN] * attempts
 
 
 EXPIRED, BARE_401, FOUND = refusal("token_expired", 401), Response(401), transaction()

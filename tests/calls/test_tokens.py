@@ -306,12 +306,12 @@ async def test_a_late_refusal_of_an_old_token_does_not_throw_the_new_one_away() 
     normal = transport._answer
 
     async def slow_once(sent: Sent) -> Step:
-        transport._handler = normal
+        transport.handler = normal
         await answer.wait()
         return refusal("token_expired", 401)
 
     async with anyio.create_task_group() as tasks:
-        transport._handler = slow_once
+        transport.handler = slow_once
         tasks.start_soon(look_up, client)
         await settle()
         transport.revoked.add("login-1")

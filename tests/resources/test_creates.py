@@ -1,5 +1,6 @@
 """Collections and disbursements: checked before anything is sent, and distinguished by their keys."""
 
+import json
 import re
 import types
 from collections.abc import Callable
@@ -24,8 +25,8 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.resources.creates import Collections, Disbursements
 from tests.contract import samples
-from tests.resources.service import always, connect, in_turn
 from tests.support.databases import sqlite_url
+from tests.support.fakes import connect, in_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -41,23 +42,23 @@ class TestKeys:
     @both
     async def test_a_key_is_made(self, pick: Pick) -> None:
         """Every payment has a name of its own, to find it by in your own records."""
-        async with connect(always(samples.acknowledgement())) as (client, service):
+        async with connect(in_turn(samples.acknowledgement())) as (client, service):
             answers = [await pick(client).create(phone_number=NUMBER, amount=1000) for _ in range(3)]
         keys = {answer.idempotency_key for answer in answers}
         assert len(keys) == 3
         assert all(key and re.fullmatch("[0-9a-f]{32}", key) for key in keys)
-        assert not any(b"idempotency" in request.content.lower() for request in service.requests)
-        assert not any("idempotency" in name for request in service.requests for name in request.headers)
+        assert not any(b"idempotency" in request.body.lower() for request in service.sent)
+        assert not any("idempotency" in name for request in service.sent for name in request.headers)
 
     @both
     async def test_a_given_key_needs_a_store(self, pick: Pick, tmp_path: Path) -> None:
         """Without one the same key would make a second payment. It is on the answer, whatever the service answers."""
-        service = always(samples.acknowledgement(idempotency_key="theirs"))
+        service = in_turn(samples.acknowledgement(idempotency_key="theirs"))
         async with connect(service) as (client, asked):
             with pytest.raises(InvalidRequest, match=r"^idempotency_key needs a client with a store") as caught:
                 await pick(client).create(phone_number=NUMBER, amount=1000, idempotency_key="order-7")
             assert caught.value.argument == "idempotency_key"
-            assert asked.requests == []
+            assert asked.sent == []
         async with connect(service, store=SQLStore(sqlite_url(tmp_path))) as (client, _):
             answer = await pick(client).create(phone_number=NUMBER, amount=1000, idempotency_key="order-7")
         assert answer.idempotency_key == "order-7"
@@ -65,14 +66,14 @@ class TestKeys:
     @both
     @pytest.mark.parametrize("key", ["", " ", "k" * 201, "\ud800", 7, b"key", Secret("key")])
     async def test_an_unfit_key_is_refused(self, pick: Pick, key: Any) -> None:
-        async with connect(always(samples.acknowledgement())) as (client, service):
+        async with connect(in_turn(samples.acknowledgement())) as (client, service):
             with pytest.raises(InvalidRequest, match=r"^idempotency_key must be ") as caught:
                 await pick(client).create(phone_number=NUMBER, amount=1000, idempotency_key=key)
         assert caught.value.argument == "idempotency_key"
-        assert service.requests == []
+        assert service.sent == []
 
     async def test_the_longest_key(self, tmp_path: Path) -> None:
-        async with connect(always(samples.acknowledgement()), store=SQLStore(sqlite_url(tmp_path))) as (client, _):
+        async with connect(in_turn(samples.acknowledgement()), store=SQLStore(sqlite_url(tmp_path))) as (client, _):
             answer = await client.collections.create(phone_number=NUMBER, amount=1000, idempotency_key="k" * 200)
         assert answer.idempotency_key == "k" * 200
 
@@ -80,7 +81,7 @@ class TestKeys:
 class TestErrors:
     @both
     async def test_also_on_a_refused_argument_and_a_closed_client(self, pick: Pick) -> None:
-        async with connect(always(samples.acknowledgement())) as (client, service):
+        async with connect(in_turn(samples.acknowledgement())) as (client, service):
             with pytest.raises(InvalidRequest) as caught:
                 await pick(client).create(phone_number=NUMBER, amount=0)
             assert caught.value.idempotency_key
@@ -88,10 +89,10 @@ class TestErrors:
         with pytest.raises(InvalidRequest, match="closed") as caught:
             await pick(client).create(phone_number=NUMBER, amount=1000)
         assert caught.value.idempotency_key
-        assert service.requests == []
+        assert service.sent == []
 
     async def test_an_answer_of_the_wrong_shape_names_the_place(self) -> None:
-        async with connect(always(samples.acknowledgement(transaction_id=None))) as (client, _):
+        async with connect(in_turn(samples.acknowledgement(transaction_id=None))) as (client, _):
             with pytest.raises(OutcomeUnknown) as caught:
                 await client.collections.create(phone_number=NUMBER, amount=1000)
         assert isinstance(caught.value.__cause__, UnexpectedResponse)
@@ -129,30 +130,30 @@ class TestArguments:
     ) -> None:
         """A float is never money, and `extra` never another recipient or amount."""
         arguments: dict[str, Any] = {"phone_number": NUMBER, "amount": 5} | change
-        async with connect(always(samples.acknowledgement())) as (client, service):
+        async with connect(in_turn(samples.acknowledgement())) as (client, service):
             with pytest.raises(InvalidRequest) as caught:
                 await pick(client).create(**arguments)
         assert caught.value.argument == argument
-        assert service.requests == []
+        assert service.sent == []
 
     @pytest.mark.parametrize("amount", [1000, "1000", "1000.00", Decimal(1000), Decimal("1E+3")])
     async def test_an_amount_in_any_form_is_the_same_digits(self, amount: Any) -> None:
-        async with connect(always(samples.acknowledgement())) as (client, service):
+        async with connect(in_turn(samples.acknowledgement())) as (client, service):
             await client.collections.create(phone_number="+255 680 000-001", amount=amount)
-        assert service.body() == {"phone_number": NUMBER, "amount": "1000"}
+        assert json.loads(service.sent[0].body) == {"phone_number": NUMBER, "amount": "1000"}
 
     @pytest.mark.parametrize("extra", [{}, types.MappingProxyType({})])
     async def test_no_extra_fields(self, extra: Any) -> None:
-        async with connect(always(samples.acknowledgement())) as (client, service):
+        async with connect(in_turn(samples.acknowledgement())) as (client, service):
             await client.collections.create(phone_number=NUMBER, amount=1000, extra=extra)
-        assert service.body() == {"phone_number": NUMBER, "amount": "1000"}
+        assert json.loads(service.sent[0].body) == {"phone_number": NUMBER, "amount": "1000"}
 
     async def test_extra_fields_are_added(self) -> None:
         """A field that the contract does not show goes out beside those that it does; a Decimal as its digits."""
         extra = types.MappingProxyType({"external_id": "order-7", "tip": Decimal("1.50"), "pin": Secret("0000")})
-        async with connect(always(samples.acknowledgement())) as (client, service):
+        async with connect(in_turn(samples.acknowledgement())) as (client, service):
             await client.collections.create(phone_number=NUMBER, amount=1000, extra=extra)
-        assert service.body() == {
+        assert json.loads(service.sent[0].body) == {
             "phone_number": NUMBER,
             "amount": "1000",
             "external_id": "order-7",
@@ -170,7 +171,7 @@ async def test_an_acknowledgement_leads_to_its_transaction() -> None:
     assert isinstance(accepted, Acknowledgement)
     assert accepted.status_code is TransactionStatus.PROCESSING
     assert accepted.status == "success"
-    assert paid.id == accepted.transaction_id == service.ids[-1]
+    assert paid.id == accepted.transaction_id == service.sent[-1].id
     assert NUMBER not in repr(accepted)
 
 
@@ -201,9 +202,9 @@ class TestAcknowledgements:
         "echo", [{"amount": "1000.00"}, {"phone_number": "0680000001"}, {"phone_number": "25568***0001"}], ids=str
     )
     async def test_another_spelling_is_no_contradiction(self, pick: Pick, echo: dict[str, Any]) -> None:
-        async with connect(always(samples.acknowledgement(**echo))) as (client, service):
+        async with connect(in_turn(samples.acknowledgement(**echo))) as (client, service):
             await pick(client).create(phone_number=NUMBER, amount=1000)
-        assert len(service.requests) == 1
+        assert len(service.sent) == 1
 
     @both
     @pytest.mark.parametrize("name", OTHERS)
@@ -219,7 +220,7 @@ class TestAcknowledgements:
                 answer = await pick(client).create(phone_number=NUMBER, amount=1000)
                 assert (answer.amount, answer.phone_number, answer.currency) == (Decimal(1000), NUMBER, "TZS")
                 assert (answer.status, answer.status_code) == ("success", TransactionStatus.PENDING)
-        assert [request.method for request in service.requests] == ["POST", "GET"]
+        assert [request.method for request in service.sent] == ["POST", "GET"]
 
     @pytest.mark.parametrize(
         "found",
@@ -242,4 +243,4 @@ class TestAcknowledgements:
                 await client.collections.create(phone_number=NUMBER, amount=1000)
         assert caught.value.outcome == "unknown"
         assert caught.value.sent_at == SENT_AT
-        assert [request.method for request in service.requests] == ["POST", "GET"]
+        assert [request.method for request in service.sent] == ["POST", "GET"]

@@ -17,7 +17,8 @@ from mobilemoney_async import (
     ServerError,
     TransactionNotFound,
 )
-from tests.resources.service import connect, error, found
+from tests.support.fakes import Sent, Step, connect, found, refusal
+from tests.support.server import Response
 
 pytestmark = pytest.mark.anyio
 
@@ -28,10 +29,10 @@ def ids(count: int) -> list[str]:
     return [f"t-{number}" for number in range(count)]
 
 
-async def slowly(request: httpx.Request) -> httpx.Response:
+async def slowly(sent: Sent) -> Step:
     """Answer the lookup of `t-<n>` after n seconds."""
-    await anyio.sleep(float(request.url.path.rpartition("-")[2]))
-    return await found(request)
+    await anyio.sleep(float(sent.url.path.rpartition("-")[2]))
+    return found(sent)
 
 
 async def test_each_id_is_looked_up_and_named() -> None:
@@ -43,7 +44,7 @@ async def test_each_id_is_looked_up_and_named() -> None:
         assert lookup.transaction is not None
         assert lookup.transaction.id == lookup.transaction_id
         assert lookup.error is None
-    assert len(service.requests) == 25
+    assert len(service.sent) == 25
 
 
 async def test_they_come_in_order_of_arrival() -> None:
@@ -61,16 +62,16 @@ async def test_they_come_in_order_of_arrival() -> None:
 async def test_errors_are_values() -> None:
     """One lookup that fails does not end the others."""
 
-    async def handler(request: httpx.Request) -> httpx.Response:
-        match request.url.path.rpartition("/")[2]:
+    async def handler(sent: Sent) -> Step:
+        match sent.id:
             case "missing":
-                return httpx.Response(404, json=error("TRANSACTION_NOT_FOUND"))
+                return refusal("TRANSACTION_NOT_FOUND", 404)
             case "broken":
-                return httpx.Response(502, text="<html>")
+                return Response(502, b"<html>")
             case "lost":
                 raise httpx.ConnectError("refused")
             case _:
-                return await found(request)
+                return found(sent)
 
     async with connect(handler, retry=ONCE) as (client, _):
         wanted = ["missing", "t-1", "broken", "lost", "t-2"]
@@ -89,21 +90,21 @@ async def test_an_id_that_is_given_twice_is_looked_up_once() -> None:
     async with connect(found) as (client, service):
         lookups = [lookup async for lookup in client.transactions.get_many(["t-1", "t-2", "t-1"] * 3)]
     assert sorted(lookup.transaction_id for lookup in lookups) == ["t-1", "t-2"]
-    assert len(service.requests) == 2
+    assert len(service.sent) == 2
 
 
 async def test_no_ids_are_no_lookups() -> None:
     async with connect(found) as (client, service):
         assert [lookup async for lookup in client.transactions.get_many([])] == []
-    assert service.requests == []
+    assert service.sent == []
 
 
 async def test_at_most_ten_are_on_their_way() -> None:
     """As many as the contract's burst: more would only queue in the limiter."""
 
-    async def handler(request: httpx.Request) -> httpx.Response:
+    async def handler(sent: Sent) -> Step:
         await anyio.sleep(1)
-        return await found(request)
+        return found(sent)
 
     async with connect(handler) as (client, service):
         start = anyio.current_time()
@@ -117,16 +118,16 @@ async def test_the_contract_s_limit_is_kept() -> None:
     """Under the default limiter 100 lookups are never rejected, and go at the full rate."""
     async with connect(found, rate_limiter=RateLimiter()) as (client, service):
         assert len([lookup async for lookup in client.transactions.get_many(ids(100))]) == 100
-    for first, second in zip(service.at, service.at[60:], strict=False):
+    for first, second in zip(service.times, service.times[60:], strict=False):
         assert second - first >= 60
-    assert service.at[-1] - service.at[0] < 105
+    assert service.times[-1] - service.times[0] < 105
 
 
 async def test_nothing_is_sent_before_somebody_reads() -> None:
     async with connect(found) as (client, service):
         lookups = client.transactions.get_many(ids(5))
         await anyio.sleep(10)
-        assert service.requests == []
+        assert service.sent == []
         assert isinstance(await anext(lookups), Lookup)
 
 
@@ -136,10 +137,10 @@ async def test_a_reader_that_stops_stops_the_sending() -> None:
         async for lookup in client.transactions.get_many(ids(50)):
             if lookup.transaction_id == "t-3":
                 break
-        sent = len(service.requests)
+        sent = len(service.sent)
         assert sent <= 13
         await anyio.sleep(100)
-        assert len(service.requests) == sent
+        assert len(service.sent) == sent
         assert service.flying == 0
         assert (await client.transactions.get("t-0")).id == "t-0"
 
@@ -151,7 +152,7 @@ async def test_it_may_be_closed() -> None:
         await anext(lookups)
         await lookups.aclose()
         assert len([lookup async for lookup in lookups]) == 9  # those on their way
-    assert len(service.requests) == 10
+    assert len(service.sent) == 10
 
 
 async def test_a_cancelled_reader_may_go_on() -> None:
@@ -164,7 +165,7 @@ async def test_a_cancelled_reader_may_go_on() -> None:
         await anyio.sleep(10)
         rest = [lookup.transaction_id async for lookup in lookups]
     assert sorted(rest) == ["t-2", "t-4"]
-    assert len(service.requests) == 2
+    assert len(service.sent) == 2
 
 
 class Vault:
@@ -192,7 +193,7 @@ async def test_an_exception_of_the_caller_s_own_token_source_leaves_the_loop() -
             async for lookup in lookups:
                 arrived.append(lookup.transaction_id)  # noqa: PERF401 (the results before the error are kept)
         arrived += [lookup.transaction_id async for lookup in lookups]
-    assert len(arrived) == len(service.requests) == 2
+    assert len(arrived) == len(service.sent) == 2
 
 
 @pytest.mark.parametrize("wanted", ["t-1", b"t-1", None, 5, ["t-1", ""], ["t-1", ".."], ["t-1", None], [["t-1"]]])
@@ -203,7 +204,7 @@ async def test_all_ids_are_checked_before_the_first_is_sent(wanted: Any) -> None
             client.transactions.get_many(wanted)
         assert caught.value.argument == "ids"
         await anyio.sleep(1)
-    assert service.requests == []
+    assert service.sent == []
 
 
 async def test_a_generator_of_ids_will_do() -> None:
@@ -222,4 +223,4 @@ async def test_a_client_closed_meanwhile_gives_errors_as_values() -> None:
     assert len(outcomes) == 30
     closed = [outcome.error for outcome in outcomes if outcome.error is not None]
     assert all(isinstance(each, InvalidRequest) for each in closed)
-    assert len(closed) == 30 - len(service.requests)
+    assert len(closed) == 30 - len(service.sent)

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
@@ -20,14 +20,15 @@ from mobilemoney_async import (
     UnexpectedResponse,
 )
 from tests.contract import samples
-from tests.resources.service import Handler, connect
+from tests.support.fakes import Handler, Sent, Step, connect
+from tests.support.server import Response
 
 pytestmark = pytest.mark.anyio
 
 ONCE = RetryPolicy(max_attempts=1)
 
 
-def listing(length: int, *, takes: float = 0.0, at_most: int = 100) -> Handler:
+def listing(length: int, *, takes: float = 0.0, at_most: int = 100) -> Callable[[Sent], Awaitable[Step]]:
     """Return a handler that serves a list at rest, newest first.
 
     Args:
@@ -36,15 +37,15 @@ def listing(length: int, *, takes: float = 0.0, at_most: int = 100) -> Handler:
         at_most: The service's own greatest page size.
     """
 
-    async def handler(request: httpx.Request) -> httpx.Response:
+    async def handler(sent: Sent) -> Step:
         await anyio.sleep(takes)
-        page = int(request.url.params["page"])
-        limit = min(at_most, int(request.url.params["limit"]))
+        page = int(sent.url.params["page"])
+        limit = min(at_most, int(sent.url.params["limit"]))
         rows = [samples.transaction(id=f"t-{number}") for number in range(length)][(page - 1) * limit : page * limit]
         body = samples.page(
             *rows, current_page=page, total_pages=-(-length // limit), total_count=length, per_page=limit
         )
-        return httpx.Response(200, json=body)
+        return Response.json(body)
 
     return handler
 
@@ -197,10 +198,10 @@ class TestAhead:
         """The error comes where the page would have come, and the page may be asked for again."""
         fail = True
 
-        async def handler(request: httpx.Request) -> httpx.Response:
-            if fail and request.url.params["page"] == "2":
-                return httpx.Response(502)
-            return await listing(25)(request)
+        async def handler(sent: Sent) -> Step:
+            if fail and sent.url.params["page"] == "2":
+                return Response(502)
+            return await listing(25)(sent)
 
         async with connect(handler, retry=ONCE) as (client, service):
             rows = aiter(client.transactions.list(limit=10))
@@ -213,10 +214,10 @@ class TestAhead:
         assert service.pages == [1, 2, 2, 3]
 
     async def test_a_page_ahead_that_nobody_asks_for_fails_in_silence(self) -> None:
-        async def handler(request: httpx.Request) -> httpx.Response:
-            if request.url.params["page"] == "2":
+        async def handler(sent: Sent) -> Step:
+            if sent.url.params["page"] == "2":
                 raise httpx.ConnectError("refused")
-            return await listing(25)(request)
+            return await listing(25)(sent)
 
         async with connect(handler, retry=ONCE) as (client, service):
             await anext(aiter(client.transactions.list(limit=10).pages()))
@@ -246,10 +247,10 @@ class TestAgain:
     async def test_a_failed_page_may_be_asked_for_again(self) -> None:
         answers = [httpx.ConnectError("refused"), None, httpx.ConnectError("refused"), None, None]
 
-        async def handler(request: httpx.Request) -> httpx.Response:
+        async def handler(sent: Sent) -> Step:
             if error := answers.pop(0):
                 raise error
-            return await listing(25)(request)
+            return await listing(25)(sent)
 
         async with connect(handler, retry=ONCE) as (client, _):
             pages = aiter(client.transactions.list(limit=10).pages())
@@ -295,20 +296,20 @@ class TestFilters:
             with pytest.raises(InvalidRequest) as caught:
                 await client.transactions.page(**filters)
             assert caught.value.argument == argument
-        assert service.requests == []
+        assert service.sent == []
 
     @pytest.mark.parametrize("page", [0, -1, 1.0, True, "1"])
     async def test_pages_count_from_one(self, page: Any) -> None:
         async with connect(listing(5)) as (client, service):
             with pytest.raises(InvalidRequest, match=r"^page must be an int of at least 1, not "):
                 await client.transactions.page(page)
-        assert service.requests == []
+        assert service.sent == []
 
     async def test_they_go_with_every_page(self) -> None:
         """A listing is one question, asked a page at a time."""
         async with connect(listing(25)) as (client, service):
             await client.transactions.list(limit=10, status="PENDING", from_date=dt.date(2025, 1, 1)).collect()
-        asked = [dict(request.url.params) for request in service.requests]
+        asked = [dict(sent.url.params) for sent in service.sent]
         assert asked == [
             {"page": str(page), "limit": "10", "status": "PENDING", "from": "2025-01-01"} for page in (1, 2, 3)
         ]
@@ -317,13 +318,13 @@ class TestFilters:
 async def test_a_row_that_cannot_be_read_is_skipped_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     """A full listing, and so a CSV of it, goes on after a broken row, and after a page of nothing but broken rows."""
 
-    async def handler(request: httpx.Request) -> httpx.Response:
-        page = int(request.url.params["page"])
+    async def handler(sent: Sent) -> Step:
+        page = int(sent.url.params["page"])
         rows = [samples.transaction(id=f"t-{page}-{number}") for number in range(3)]
         for row in rows if page == 2 else rows[:1]:
             row["amount"] = "1e999999999"
         rows[0]["id"] = "t\x1b[2J" if page == 1 else 5.5
-        return httpx.Response(200, json=samples.page(*rows, current_page=page, total_pages=3, total_count=9))
+        return Response.json(samples.page(*rows, current_page=page, total_pages=3, total_count=9))
 
     async with connect(handler) as (client, service):
         assert ids(await client.transactions.list().collect()) == ["t-1-1", "t-1-2", "t-3-1", "t-3-2"]
@@ -339,9 +340,9 @@ async def test_a_row_that_cannot_be_read_is_skipped_with_its_reason(caplog: pyte
 async def test_a_list_may_show_its_last_page_in_place_of_one_beyond_it(shown: Iterator[int]) -> None:
     """It is believed the second time; an answer that belongs to another request does not come twice."""
 
-    async def handler(request: httpx.Request) -> httpx.Response:
+    async def handler(sent: Sent) -> Step:
         page = samples.page(samples.transaction(), current_page=next(shown), total_pages=3, total_count=201)
-        return httpx.Response(200, json=page)
+        return Response.json(page)
 
     async with connect(handler) as (client, _):
         if isinstance(shown, itertools.repeat):
@@ -354,12 +355,12 @@ async def test_a_list_may_show_its_last_page_in_place_of_one_beyond_it(shown: It
 def short(counted: Any, shown: int, *, pages: Any = None) -> Handler:
     """Return a handler that serves some rows of a list, and counts others."""
 
-    async def handler(request: httpx.Request) -> httpx.Response:
-        page, limit = (int(request.url.params[name]) for name in ("page", "limit"))
+    async def handler(sent: Sent) -> Step:
+        page, limit = (int(sent.url.params[name]) for name in ("page", "limit"))
         rows = [samples.transaction(id=f"t-{number}") for number in range(shown)][(page - 1) * limit : page * limit]
         most = -(-max(shown, counted if isinstance(counted, int) else 0) // limit)
         body = samples.page(*rows, current_page=page, total_pages=pages or most, total_count=counted, per_page=limit)
-        return httpx.Response(200, json=body)
+        return Response.json(body)
 
     return handler
 

@@ -18,7 +18,7 @@ from mobilemoney_async import (
     UnexpectedResponse,
 )
 from tests.contract import samples
-from tests.resources.service import always, connect, in_turn
+from tests.support.fakes import connect, in_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -54,11 +54,11 @@ REFUSED: list[tuple[str, Act]] = [
 @pytest.mark.parametrize(("argument", "act"), REFUSED)
 async def test_an_odd_argument_is_refused_before_anything_is_sent(argument: str, act: Act) -> None:
     """A code given as a number would lose its leading zeros; an empty password is a mistake."""
-    async with connect(always({})) as (client, service):
+    async with connect(in_turn({})) as (client, service):
         with pytest.raises(InvalidRequest) as caught:
             await act(client)
     assert caught.value.argument == argument
-    assert service.requests == []
+    assert service.sent == []
 
 
 @pytest.mark.parametrize("name", SESSION)
@@ -79,27 +79,27 @@ async def test_what_may_have_been_processed_is_not_sent_again(
             await SESSION[name](client)
     assert caught.value.outcome == "unknown"
     assert caught.value.idempotency_key is None
-    assert len(service.requests) == 1
+    assert len(service.sent) == 1
 
 
 @pytest.mark.parametrize("name", SESSION)
 async def test_what_was_provably_not_sent_is(name: str) -> None:
     """A refused connection is tried again, as for any call."""
-    async with connect(in_turn(httpx.ConnectError("refused")), retry=RetryPolicy(max_attempts=3)) as (client, service):
+    async with connect(refuse=9, retry=RetryPolicy(max_attempts=3)) as (client, service):
         with pytest.raises(ConnectionFailed) as caught:
             await SESSION[name](client)
     assert caught.value.outcome == "not_sent"
-    assert len(service.requests) == 3
+    assert service.refuse == 9 - 3
 
 
 async def test_wrong_credentials_are_told_at_once() -> None:
     """A login that the service refuses is not tried again: attempts are limited."""
     body = {"success": False, "error": "invalid_credentials", "message": f"no user with password={SECRET}"}
-    async with connect(always(body, 401)) as (client, service):
+    async with connect(in_turn((body, 401))) as (client, service):
         with pytest.raises(InvalidCredentials) as caught:
             await client.users.login("a@b.example", SECRET)
     assert SECRET not in f"{caught.value!r} {vars(caught.value)}"
-    assert len(service.requests) == 1
+    assert len(service.sent) == 1
 
 
 async def test_a_login_leaves_the_client_s_own_token_alone() -> None:
@@ -108,12 +108,12 @@ async def test_a_login_leaves_the_client_s_own_token_alone() -> None:
         result = await client.users.login("a@b.example", SECRET)
         assert await client.users.profile() == {"id": 7}
     assert result.access_token == Secret("header.payload.signature")
-    assert "authorization" not in service.requests[0].headers
-    assert service.requests[1].headers["authorization"] == "Bearer issued"
+    assert "authorization" not in service.sent[0].headers
+    assert service.sent[1].headers["authorization"] == "Bearer issued"
 
 
 @pytest.mark.parametrize("act", [lambda c: c.users.profile(), lambda c: c.users.users_profile()])
 async def test_a_profile_is_read_again_where_no_answer_came(act: Act) -> None:
     async with connect(in_turn(({}, 502), {"id": 7})) as (client, service):
         assert await act(client) == {"id": 7}
-    assert len(service.requests) == 2
+    assert len(service.sent) == 2

@@ -21,23 +21,19 @@ from mobilemoney_async import (
     WaitTimeout,
 )
 from tests.contract import samples
-from tests.resources.service import Handler, always, connect, error, in_turn
+from tests.support.fakes import Handler, Hang, Sent, Step, connect, in_turn, refusal
+from tests.support.server import Response
 
 pytestmark = pytest.mark.anyio
 
 PENDING = samples.found()
 PAID = samples.found(status="SUCCESS")
 ONCE = RetryPolicy(max_attempts=1)
-MISSING = (error("TRANSACTION_NOT_FOUND"), 404)
+MISSING = refusal("TRANSACTION_NOT_FOUND", 404)
 
 
 def finally_after(looks: int, last: Any = PAID, before: Any = PENDING) -> Handler:
     return in_turn(*[before] * looks, last)
-
-
-async def hang(request: httpx.Request) -> httpx.Response:
-    await anyio.sleep_forever()
-    raise AssertionError
 
 
 class TestSchedule:
@@ -50,41 +46,41 @@ class TestSchedule:
         pauses = [min(30.0, 1.5**look) for look in range(14)]
         expected = [sum(pauses[:look]) for look in range(15)]
         assert expected[:4] == [0, 1, 2.5, 4.75]
-        assert [at - start for at in service.at] == pytest.approx(expected)
+        assert [at - start for at in service.times] == pytest.approx(expected)
 
     async def test_a_schedule_of_one_s_own(self) -> None:
         async with connect(finally_after(5)) as (client, service):
             start = anyio.current_time()
             await client.transactions.wait("t-1", schedule=Schedule(first=2, factor=2, cap=5))
-        assert [at - start for at in service.at] == pytest.approx([0, 2, 6, 11, 16, 21])
+        assert [at - start for at in service.times] == pytest.approx([0, 2, 6, 11, 16, 21])
 
     async def test_a_final_payment_takes_one_look_and_no_time(self) -> None:
-        async with connect(always(PAID)) as (client, service):
+        async with connect(in_turn(PAID)) as (client, service):
             start = anyio.current_time()
             await client.transactions.wait("t-1")
             assert anyio.current_time() == start
-        assert len(service.requests) == 1
+        assert len(service.sent) == 1
 
     @pytest.mark.parametrize("schedule", [5, "fast", Schedule])
     async def test_what_is_no_schedule_is_refused_before_the_first_look(self, schedule: Any) -> None:
-        async with connect(always(PENDING)) as (client, service):
+        async with connect(in_turn(PENDING)) as (client, service):
             with pytest.raises(InvalidRequest, match=r"^schedule must be a Schedule, not "):
                 await client.transactions.wait("t-1", schedule=schedule)
-        assert service.requests == []
+        assert service.sent == []
 
     @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "5"])
     async def test_an_odd_timeout_is_refused(self, timeout: Any) -> None:
-        async with connect(always(PENDING)) as (client, service):
+        async with connect(in_turn(PENDING)) as (client, service):
             with pytest.raises(InvalidRequest, match=r"^timeout must be "):
                 await client.transactions.wait("t-1", timeout=timeout)
-        assert service.requests == []
+        assert service.sent == []
 
     @pytest.mark.parametrize("transaction_id", ["", ".", "..", None])
     async def test_an_unfit_id_is_refused(self, transaction_id: Any) -> None:
-        async with connect(always(PENDING)) as (client, service):
+        async with connect(in_turn(PENDING)) as (client, service):
             with pytest.raises(InvalidRequest, match=r"^transaction_id must be "):
                 await client.transactions.wait(transaction_id)
-        assert service.requests == []
+        assert service.sent == []
 
 
 class TestStates:
@@ -107,11 +103,11 @@ class TestStates:
 
     async def test_an_unknown_state_is_never_final(self) -> None:
         """A state that the contract does not list is waited out, and is on the error if time runs out."""
-        async with connect(always(samples.found(status="REVERSED"))) as (client, service):
+        async with connect(in_turn(samples.found(status="REVERSED"))) as (client, service):
             with pytest.raises(WaitTimeout, match="REVERSED") as caught:
                 await client.transactions.wait("t-1", timeout=100)
         assert caught.value.transaction.status == "REVERSED"
-        assert len(service.requests) > 5
+        assert len(service.sent) > 5
 
 
 class TestTimeout:
@@ -127,11 +123,11 @@ class TestTimeout:
         assert caught.value.transaction_id == "t-1"
         assert str(caught.value) == "not final after 5 s: PENDING"
         assert caught.value.__cause__ is None
-        assert [at - start for at in service.at] == pytest.approx([0, 1, 2.5, 4.75])
+        assert [at - start for at in service.times] == pytest.approx([0, 1, 2.5, 4.75])
 
     async def test_it_is_exact_while_a_lookup_hangs(self) -> None:
         """A service that does not answer cannot keep the caller longer than agreed."""
-        async with connect(hang) as (client, _):
+        async with connect(lambda sent: Hang()) as (client, _):
             start = anyio.current_time()
             with pytest.raises(WaitTimeout, match="not seen") as caught:
                 await client.transactions.wait("t-1", timeout=7)
@@ -139,13 +135,13 @@ class TestTimeout:
         assert caught.value.transaction is None
 
     async def test_it_is_exact_while_the_limiter_holds(self) -> None:
-        async with connect(always(PENDING)) as (client, service):
+        async with connect(in_turn(PENDING)) as (client, service):
             client._pipeline.limiter.hold(60)
             start = anyio.current_time()
             with pytest.raises(WaitTimeout):
                 await client.transactions.wait("t-1", timeout=3)
             assert anyio.current_time() - start == pytest.approx(3)
-        assert service.requests == []
+        assert service.sent == []
 
     async def test_the_last_fault_is_its_cause(self) -> None:
         """If the service could not be reached to the end, the error names that cause."""
@@ -173,7 +169,7 @@ FAULTS: dict[str, tuple[Any, type[Exception]]] = {
     "reset": (httpx.ReadError("reset"), ConnectionFailed),
     "5xx": (({}, 503), ServerError),
     "wrong shape": ({"status": "success"}, UnexpectedResponse),
-    "rate limit": ((error("RATE_LIMIT_EXCEEDED", retry_after=999), 429), RateLimitExceeded),
+    "rate limit": (refusal("RATE_LIMIT_EXCEEDED", 429, 999), RateLimitExceeded),
 }
 
 
@@ -182,7 +178,7 @@ class TestFaults:
         """An answer that shows another id is that of another request."""
         async with connect(in_turn(samples.found(id="t-2", status="SUCCESS"), PAID)) as (client, service):
             assert (await client.transactions.wait("t-1")).id == "t-1"
-        assert len(service.requests) == 2
+        assert len(service.sent) == 2
 
     @pytest.mark.parametrize("fault", FAULTS)
     async def test_a_passing_fault_is_waited_out_and_logged(self, fault: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -197,13 +193,13 @@ class TestFaults:
         warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(warnings) == 2
         assert warnings[0].startswith("waiting for a transaction goes on after: ")
-        assert len(service.requests) == 5
+        assert len(service.sent) == 5
 
     @pytest.mark.parametrize(
         ("answer", "kind"),
         [
-            ((error("INVALID_TRANSACTION_ID"), 400), InvalidTransactionId),
-            ((error("insufficient_permissions"), 403), PermissionDenied),
+            (refusal("INVALID_TRANSACTION_ID", 400), InvalidTransactionId),
+            (refusal("insufficient_permissions", 403), PermissionDenied),
         ],
     )
     async def test_a_refusal_ends_the_wait(self, answer: Any, kind: type[Exception]) -> None:
@@ -211,7 +207,7 @@ class TestFaults:
         async with connect(in_turn(PENDING, answer)) as (client, service):
             with pytest.raises(kind):
                 await client.transactions.wait("t-1")
-        assert len(service.requests) == 2
+        assert len(service.sent) == 2
 
 
 class TestNotFound:
@@ -219,9 +215,9 @@ class TestNotFound:
         """A payment created a moment ago may not be shown yet."""
         start = anyio.current_time()
 
-        async def handler(request: httpx.Request) -> httpx.Response:
+        async def handler(sent: Sent) -> Step:
             shown = anyio.current_time() - start >= 90
-            return httpx.Response(200, json=PAID) if shown else httpx.Response(404, json=MISSING[0])
+            return Response.json(PAID) if shown else MISSING
 
         async with connect(handler) as (client, _):
             assert (await client.transactions.wait("t-1")).succeeded
@@ -234,7 +230,7 @@ class TestNotFound:
                 await client.transactions.wait("t-1")
             waited = anyio.current_time() - start
         assert 120 <= waited <= 150
-        assert [at - start for at in service.at][-2] < 120
+        assert [at - start for at in service.times][-2] < 120
 
     async def test_a_timeout_before_that_has_it_as_its_cause(self) -> None:
         async with connect(in_turn(MISSING)) as (client, _):

@@ -4,7 +4,8 @@
 played over either.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -13,8 +14,9 @@ import anyio.lowlevel
 import attrs
 import httpx
 
-from mobilemoney_async import AsyncClient, Secret
+from mobilemoney_async import AsyncClient, RateLimiter, Secret
 from mobilemoney_async.calls.transport import HTTPTransport
+from tests.contract import samples
 from tests.support.server import Reply, Request, Response
 
 BASE_URL = "https://payments.example/v1"
@@ -102,10 +104,19 @@ class Sent:
     """
 
     method: str
-    path: str
+    url: httpx.URL
     headers: httpx.Headers
     body: bytes = attrs.field(repr=False)
     at: float
+
+    @property
+    def path(self) -> str:
+        return self.url.path
+
+    @property
+    def id(self) -> str:
+        """The last part of the path: the id that a lookup is for."""
+        return self.path.rpartition("/")[2]
 
     @property
     def token(self) -> str | None:
@@ -117,7 +128,7 @@ class Hang:
     """A step of a script: the request is taken, and no answer ever comes."""
 
 
-Step: TypeAlias = Response | Exception | Hang
+Step: TypeAlias = Response | httpx.Response | Exception | Hang
 Handler: TypeAlias = Callable[[Sent], Awaitable[Step] | Step]
 
 
@@ -130,35 +141,55 @@ class FakeTransport(httpx.AsyncBaseTransport):
 
     Attributes:
         sent: Every request taken, oldest first.
+        refuse: How many more connections are refused.
+        flying: How many are being answered.
+        most: How many were being answered at once, at most.
         closed: Whether somebody closed it.
     """
 
     def __init__(self, handler: Handler | None = None, *, refuse: int = 0) -> None:
-        self._refuse = refuse
-        self._handler = handler or (lambda sent: service(sent.path))
+        self.refuse = refuse
+        self.handler = handler or (lambda sent: service(sent.path))
         self.sent: list[Sent] = []
+        self.flying = self.most = 0
         self.closed = False
 
     @property
     def paths(self) -> list[str]:
         return [sent.path for sent in self.sent]
 
+    @property
+    def times(self) -> list[float]:
+        return [sent.at for sent in self.sent]
+
+    @property
+    def pages(self) -> list[int]:
+        """The page numbers of the requests of a listing."""
+        return [int(sent.url.params["page"]) for sent in self.sent]
+
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if self._refuse:
-            self._refuse -= 1
+        if self.refuse:
+            self.refuse -= 1
             raise httpx.ConnectError("All connection attempts failed")
         assert isinstance(request.stream, httpx.AsyncByteStream)
         body = b"".join([chunk async for chunk in request.stream])
         await anyio.lowlevel.checkpoint()
-        sent = Sent(request.method, request.url.path, request.headers, body, anyio.current_time())
+        sent = Sent(request.method, request.url, request.headers, body, anyio.current_time())
         self.sent.append(sent)
-        step = self._handler(sent)
-        if isinstance(step, Awaitable):
-            step = await step
-        if isinstance(step, Hang):
-            await anyio.sleep_forever()
+        self.flying += 1
+        self.most = max(self.most, self.flying)
+        try:
+            step = self.handler(sent)
+            if isinstance(step, Awaitable):
+                step = await step
+            if isinstance(step, Hang):
+                await anyio.sleep_forever()
+        finally:
+            self.flying -= 1
         if isinstance(step, Exception):
             raise step
+        if isinstance(step, httpx.Response):
+            return step
         assert isinstance(step, Response)
         body = step.body
         if sent.path == B2C:
@@ -167,6 +198,11 @@ class FakeTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         self.closed = True
+
+
+def found(sent: Sent) -> Response:
+    """Answer a lookup by id with a successful collection of that id."""
+    return Response.json({"status": "success", "transaction": samples.settled(id=sent.id)})
 
 
 def script(*steps: Step, then: Handler | None = None) -> Handler:
@@ -178,6 +214,22 @@ def script(*steps: Step, then: Handler | None = None) -> Handler:
         if step is None:
             return service(sent.path) if then is None else then(sent)
         return step
+
+    return handler
+
+
+def in_turn(*answers: Any) -> Handler:
+    """Return a handler that gives one answer after the other, and goes on with the last.
+
+    One is a step, a JSON value, or a pair of that and its HTTP status.
+    """
+    left = list(answers)
+
+    def handler(sent: Sent) -> Step:
+        given = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(given, Response | Exception):
+            return given
+        return Response.json(*given) if isinstance(given, tuple) else Response.json(given)
 
     return handler
 
@@ -214,6 +266,17 @@ def make_client(transport: HTTPTransport | None = None, *, base_url: str = BASE_
     """Return a client over a fake transport, on a fixed wall clock, with an issued token unless `auth` is given."""
     options.setdefault("auth", TOKEN)
     return AsyncClient(base_url, transport=transport, utcnow=lambda: NOON, **options)
+
+
+@asynccontextmanager
+async def connect(
+    handler: Handler | None = None, *, refuse: int = 0, **options: Any
+) -> AsyncIterator[tuple[AsyncClient, FakeTransport]]:
+    """Yield a client and the service that it talks to; the limiter is wide open unless given."""
+    transport = FakeTransport(handler, refuse=refuse)
+    options = {"rate_limiter": RateLimiter(per_minute=6_000_000, burst=100_000), "auth": "token", **options}
+    async with AsyncClient(BASE_URL, transport=transport, **options) as client:
+        yield client, transport
 
 
 async def settle() -> None:
