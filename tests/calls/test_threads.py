@@ -8,33 +8,45 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 import trio
 
 from mobilemoney_async import AsyncClient, InvalidRequest, LoginAuth, RateLimiter, SQLStore
 from mobilemoney_async.calls.limiter import LoopLock, OneLoop
 from tests.contract import samples
-from tests.support.fakes import BASE_URL, EMAIL, PASSWORD, PHONE_NUMBER
+from tests.support.fakes import (
+    BASE_URL,
+    EMAIL,
+    LOGIN,
+    PASSWORD,
+    PHONE_NUMBER,
+    FakeTransport,
+    Sent,
+    Step,
+    found,
+    logged_in,
+)
 from tests.support.patience import PATIENCE
+from tests.support.server import Response
 
 THREADS = 6
 
 
-class Service(httpx.AsyncBaseTransport):
+class Service(FakeTransport):
     """The service, for any event loop. A login is answered once another thread has ended, or was stuck for a while."""
 
     def __init__(self) -> None:
+        super().__init__(self._answer)
         self.another_ended = threading.Event()
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path.endswith("/login"):
+    async def _answer(self, sent: Sent) -> Step:
+        if sent.path == LOGIN:
             await asyncio.to_thread(self.another_ended.wait, PATIENCE / 4)
-            return httpx.Response(200, json=samples.login(user=None))
-        if request.method == "POST":
-            body = json.loads(await request.aread())
-            return httpx.Response(200, json=samples.acknowledgement(**body, transaction_id=f"t-{body['amount']}"))
-        return httpx.Response(200, json=samples.found(id=request.url.path.rpartition("/")[2]))
+            return logged_in()
+        if sent.method == "POST":
+            body = json.loads(sent.body)
+            return Response.json(samples.acknowledgement(**body, transaction_id=f"t-{body['amount']}"))
+        return found(sent)
 
 
 def in_threads(work: Callable[[int], Coroutine[Any, Any, object]]) -> list[object]:

@@ -141,7 +141,7 @@ async def test_one_makes_the_requests_and_all_get_the_results(store_url: str) ->
             for number in [*numbers, "shared"]:
                 poller.track(number)
         await until(lambda: len(till.asked) >= 3)
-        till.end(*till.statuses)
+        till.end()
         for poller, numbers in own.items():
             outcomes = await all_of(poller)
             assert sorted(each.transaction_id for each in outcomes) == sorted([*numbers, "shared"])
@@ -225,7 +225,7 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
 
         async def start(name: str, ttl: float) -> None:
             numbers = ["shared", *(f"{name}-{number}" for number in range(soak(20)))]
-            arguments = (name, store_url, f"{server.base_url}/v1", anyio_backend_name, str(ttl), *numbers)
+            arguments = (name, store_url, server.base_url, anyio_backend_name, str(ttl), *numbers)
             workers[name] = await stack.enter_async_context(talk("tests.payments.fleet_worker", *arguments))
 
         await start("a", TTL)
@@ -239,7 +239,7 @@ async def test_killed_processes_lose_nothing(store_url: str, anyio_backend_name:
         await patience.until(lambda: all(got.values()))
         workers["a"].kill()
         await until(lambda: len(till.askers) == 2)
-        till.end(*till.statuses)
+        till.end()
         for name in "bc":
             with anyio.fail_after(LIMIT):  # real time: before a lease runs out
                 assert await workers[name].wait() == 0
@@ -421,7 +421,7 @@ async def test_closing_at_any_moment_leaves_the_others_at_work(store_url: str, m
                     await anyio.sleep_forever()
         for number in range(10):
             b.track(f"x-{number}")
-        till.end(*till.statuses)
+        till.end()
         assert len(await all_of(b)) == 10
 
 

@@ -11,8 +11,9 @@ import itertools
 import os
 import signal
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -23,16 +24,15 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import SQLStore
-from tests.contract import samples
 from tests.payments.nursery import nursery
 from tests.payments.worker_process import Job
 from tests.support.patience import until
 from tests.support.scale import soak
+from tests.support.second_service import SecondService
 from tests.support.server import Request, Response, serve
 
 NUMBER = "+255681234567"
 HOSTS = 8
-ACKNOWLEDGED = {"status": "success", "message": "accepted", "currency": "TZS", "status_code": "PENDING"}
 # Seconds that a request may be under way: one that a stopped process finishes when it goes on took longer.
 UNDER_WAY = 5.0
 NOTE_HOSTS = """
@@ -56,46 +56,23 @@ class Sent:
     what: str
 
 
-@attrs.define(eq=False)
-class Service:
+@attrs.define(eq=False, kw_only=True)
+class Service(SecondService):
     """Service of all accounts.
 
     Attributes:
         asked: The requests of each account.
-        made: The key of each payment that was made, by id.
-        ids: The ids of each account.
-        is_final: Whether all payments have succeeded by now.
     """
 
     asked: defaultdict[str, list[Sent]] = attrs.field(factory=lambda: defaultdict(list))
-    made: dict[str, tuple[str, str, str]] = attrs.field(factory=dict)
-    ids: defaultdict[str, list[str]] = attrs.field(factory=lambda: defaultdict(list))
-    is_final: bool = False
-    _numbers: Any = attrs.field(factory=itertools.count)
 
-    async def answer(self, request: Request) -> Response:
-        body, account = await request.read(), (request.header("authorization") or "").removeprefix("Bearer token.of.")
+    async def handle(self, request: Request) -> Response:
+        token = (request.header("authorization") or "").removeprefix("Bearer ")
+        self.merchants[token] = account = token.removeprefix("token.of.")
         pid, host, at = (request.header("x-host") or "").split()
         began = max(float(at), time.time() - UNDER_WAY)  # real time: when the host sent it, stopped ones apart
-        sent = Sent(began, int(pid), host, f"{request.method} {request.target}")
-        self.asked[account].append(sent)
-        if request.method == "POST":
-            order = request.json()
-            number = f"t-{next(self._numbers):06}"
-            self.made[number] = account, order["external_id"], order["amount"]
-            self.ids[account].append(number)
-            shown = {name: order[name] for name in ("phone_number", "amount")}
-            return Response.json({**ACKNOWLEDGED, **shown, "transaction_id": number, "reference": f"R-{number}"})
-        assert not body
-        if "/transactions" in request.target:
-            return Response.json(samples.page(*map(self.row, reversed(self.ids[account]))))
-        return Response.json({"status": "success", "transaction": self.row(request.target.rpartition("/")[2])})
-
-    def row(self, number: str) -> dict[str, Any]:
-        account, key, amount = self.made[number]
-        names = {"id": number, "reference": f"R-{number}", "merchant_id": account, "external_id": key}
-        row = samples.settled if self.is_final else samples.transaction
-        return row(**names, amount=amount, phone_number=NUMBER)
+        self.asked[account].append(Sent(began, int(pid), host, f"{request.method} {request.target}"))
+        return await super().handle(request)
 
     def is_calm(self) -> bool:
         """Return whether the first looks at new payments are over: of three accounts, one was asked for in 5 s."""
@@ -153,16 +130,16 @@ async def test_hosts_share_all_accounts_whatever_happens_to_some_of_them(postgre
     """Killed, stopped and continued: no account has two hosts, or none in the end, no limit or payment is exceeded."""
     accounts = [f"shop-{number:04}" for number in range({1: 40}.get(soak(4), soak(500)))]  # 2,000 at night
     expected = queue(postgres_url, accounts)
-    service = Service()
+    service = Service(utcnow=lambda: datetime.now(UTC))
     with closing(psycopg.connect(plain(postgres_url), autocommit=True)) as claims:
         claims.execute(NOTE_HOSTS)
         async with (
-            serve(service.answer) as server,
+            serve(service.handle) as server,
             nursery(Job(server.base_url, postgres_url), "tests.payments.worker_process") as hosts,
         ):
             for _ in range(HOSTS):
                 await hosts.start()
-            await until(lambda: len(service.made) == expected and service.is_calm())
+            await until(lambda: len(service.payments) == expected and service.is_calm())
             killed, stopped, *_ = sorted(hosts.alive)
             lost, frozen = service.held_by(killed), service.held_by(stopped)
             assert lost
@@ -174,11 +151,12 @@ async def test_hosts_share_all_accounts_whatever_happens_to_some_of_them(postgre
             await anyio.sleep(12)  # real time: until the stopped one's claims have run out for itself too
             os.kill(stopped, signal.SIGCONT)
             await until(lambda: len(service.held_by(stopped)) > 0)
-            service.is_final = True
+            for payment in service.payments:
+                service.finish(payment)
             await until(lambda: count_final(claims) == expected)
         assert unclaimed(claims, service.asked) == []
-    assert max(Counter(service.made.values()).values()) == 1
-    assert len(service.made) == expected
+    made = [(each.merchant_id, each.external_id, each.amount) for each in service.payments]
+    assert len(set(made)) == len(made) == expected
     for asked in service.asked.values():
         for (first, begin), (last, end) in itertools.combinations(enumerate(sorted(asked)), 2):
             assert last - first + 1 <= min(60, 12 + (end.at - begin.at)), asked

@@ -17,6 +17,8 @@ import anyio
 import attrs
 import httpx
 
+from tests.support.server import Request, Response
+
 BASE_URL = "https://second.example/v1"
 TOKEN = "token.of.merchant-1"
 _FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
@@ -25,9 +27,10 @@ KINDS = {"c2b": ("collection", "PENDING"), "b2c": ("disbursement", "PROCESSING")
 
 @attrs.define(eq=False, kw_only=True)
 class Payment:
-    """One transaction at the service. Its id is also its number in order of creation.
+    """One transaction at the service.
 
     Attributes:
+        id: Its id, by default its number in order of creation.
         owner: The merchant's key of it, which the create carried as the extra field `order`. No answer shows it.
     """
 
@@ -42,10 +45,7 @@ class Payment:
     owner: str | None = None
     ended_at: datetime | None = None
     failure_reason: str = "RECIPIENT_NOT_FOUND"
-
-    @property
-    def id(self) -> str:
-        return f"t-{self.number:06d}"
+    id: str = attrs.field(default=attrs.Factory(lambda self: f"t-{self.number:06d}", takes_self=True))
 
     @property
     def reference(self) -> str:
@@ -195,6 +195,13 @@ class SecondService(httpx.AsyncBaseTransport):
         payment.status, payment.ended_at = status, self.utcnow()
 
     # The wire
+
+    async def handle(self, request: Request) -> Response:
+        """Answer a request on a socket."""
+        content, url = await request.read(), f"http://second.example{request.target}"
+        sent = httpx.Request(request.method, url, headers=request.headers, content=content)
+        answer = await self.handle_async_request(sent)
+        return Response(answer.status_code, answer.content, {"content-type": "application/json"})
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/v1")
