@@ -62,7 +62,7 @@ Changes: TypeAlias = ChangePages | ConsumerChanges
 _MOST_NAMES = 100
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class PaymentBook:
     """Payments of one account, from the store alone, without the service. Nothing here moves money.
 
@@ -378,7 +378,7 @@ class PaymentBook:
         return record
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class Payments(PaymentBook):
     """Payments of one account, from the store and the service. Nothing here moves money.
 

@@ -48,7 +48,7 @@ _RECENT = timedelta(days=30)
 _STOPPABLE = frozenset(map(str, (PaymentState.QUEUED, PaymentState.SENDING, PaymentState.NOT_SENT)))
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class Payouts:
     """Batches of one account. Every method raises `StoreError` if the database fails or cannot be reached."""
 

@@ -41,7 +41,7 @@ class IdempotentCreates(Protocol):
         ...
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class _Creates:
     _endpoint: ClassVar[Endpoint[Acknowledgement]]
     _type: ClassVar[TransactionType]
@@ -160,7 +160,7 @@ class _Creates:
         ) from cause
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class Collections(_Creates):
     """Payments asked from customers, by a prompt on the phone."""
 
@@ -168,7 +168,7 @@ class Collections(_Creates):
     _type = TransactionType.COLLECTION
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class Disbursements(_Creates):
     """Money sent to recipients' wallets."""
 

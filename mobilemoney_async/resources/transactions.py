@@ -187,7 +187,7 @@ class TransactionPager:
         return [row async for page in self._start() for row in page]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class Transactions:
     """Lookups and history. Nothing here moves money; every call may be cancelled and made again."""
 

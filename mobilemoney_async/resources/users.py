@@ -20,7 +20,7 @@ from mobilemoney_async.contract.models import LoginResult
 from mobilemoney_async.values import Secret, conceal, hide, normalise_phone_number, require_secret, require_text
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class Users:
     """User of the token.
 
