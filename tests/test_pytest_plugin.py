@@ -105,6 +105,7 @@ def test_a_project_that_does_not_use_it_pays_nothing(tmp_path: Path) -> None:
         "import sys\n\n\ndef test_it():\n    assert not {'anyio', 'httpx', 'mobilemoney_async'} & set(sys.modules)\n"
     )
     (tmp_path / "test_unused.py").write_text(unused, encoding="utf-8")
+    (tmp_path / "pytest.ini").touch()  # not that of a folder above
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", _mobilemoney_pytest.__name__]
     variables = environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     ran = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path, env=variables)
