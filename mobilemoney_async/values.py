@@ -20,7 +20,7 @@ from mobilemoney_async.text import printable
 T = TypeVar("T")
 
 # Of the national numbering plan: nine digits, of which those of mobile phones begin with 6 or 7.
-_TANZANIAN = re.compile(r"(?:\+?255|0)?([67][0-9]{8})", re.ASCII)
+_TANZANIAN = re.compile(r"(?:(?:\+|00)?255|0)?([67][0-9]{8})", re.ASCII)
 _AMOUNT = re.compile(r"[0-9]+(?:\.0{1,2})?", re.ASCII)
 # A text that one convention reads as thousands, and another as a fraction. Longer digits might be a phone number.
 _TWO_AMOUNTS = re.compile(r"([0-9]{1,12})[.,](0{1,3})|([0-9]{1,3})[.,]([0-9]{3})", re.ASCII)
@@ -267,20 +267,25 @@ def tanzanian(phone_number: str) -> str:
     guessed.
 
     Args:
-        phone_number: ``0788 500 000``, ``788500000``, ``255788500000`` or ``+255788500000``; blanks, hyphens and
-            parentheses are dropped.
+        phone_number: ``0788 500 000``, ``788500000``, ``255788500000``, ``00255788500000`` or ``+255788500000``.
+            Blanks, hyphens, parentheses and the invisible marks of pasted numbers are dropped.
 
     Raises:
         InvalidRequest: It is something else, such as a landline, or a number of another country.
     """
     phone_number = hide(phone_number)
     shown: object = phone_number
+    advice = ""
     if isinstance(phone_number, str):
         compact = HiddenText(re.sub(r"[\s()-]", "", phone_number))
+        if not compact.isascii():
+            from unicodedata import category
+
+            compact = HiddenText("".join(each for each in compact if category(each) != "Cf"))
         if found := _TANZANIAN.fullmatch(compact):
             return f"+255{found[1]}"
-        shown = mask_phone_number(compact)
-    raise refuse("phone_number", 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"', shown)
+        shown, advice = mask_phone_number(compact), number_advice(compact)
+    raise refuse("phone_number", 'a Tanzanian mobile number such as "0788 500 000" or "+255788500000"', shown, advice)
 
 
 def mask_phone_number(phone_number: str) -> str:

@@ -203,6 +203,8 @@ class TestPhoneNumbers:
             "255 788 500 000",
             "+255788500000",
             "0788\xa0500000",
+            "00255 788 500 000",
+            "\u2068\u200e0788 500 000\u2069",  # pasted: marks of direction that nobody sees
         ],
     )
     def test_a_tanzanian_number_may_lack_its_country_code(self, written: str) -> None:
@@ -224,7 +226,7 @@ class TestPhoneNumbers:
 
     @pytest.mark.parametrize(
         "written",
-        ["", "0788", "07885000000", "0255788500", "255788500", "+2550788500000", "+254788500000", "00255788500000",
+        ["", "0788", "07885000000", "0255788500", "255788500", "+2550788500000", "+254788500000", "00254788500000",
          "+255 255 788 500", "078850000O", "\u0660788500000", "2.55788E+11", "0788.500.000", 788500000, None],
     )  # fmt: skip
     def test_what_is_cut_or_foreign_is_not_completed(self, written: Any) -> None:

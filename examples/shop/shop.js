@@ -94,9 +94,7 @@ form.addEventListener("submit", async (event) => {
       show(status);
       if (!settled.has(status.state)) watch();
     } else {
-      complain(status.argument === "phone_number"
-        ? "Please enter the number with its country code, such as +255 681 234 567."
-        : status.title || "Nothing was paid. Please try again.");
+      complain(status.message || status.title || "Nothing was paid. Please try again.");
     }
   } catch {
     // The request or its answer was lost: the order's status shows which.

@@ -107,7 +107,7 @@ def request_otp(
 ) -> None:
     """Have a one-time password sent to a phone."""
     settings = service.settings()
-    number = require_phone_number(phone_number)
+    number = require_phone_number(phone_number, settings)
     _show("otp request", settings, lambda users: users.request_otp(number, purpose), as_json=as_json)
 
 
@@ -116,7 +116,7 @@ def request_otp(
 def verify_otp(phone_number: Phone, *, as_json: AsJSON = False, service: Service) -> None:
     """Verify a one-time password from a hidden prompt or standard input."""
     settings = service.settings()
-    number = require_phone_number(phone_number)  # before the user types the code
+    number = require_phone_number(phone_number, settings)  # before the user types the code
     code = Secret(ask("one-time password", "give it on standard input", is_hidden=True))
     _show("otp verify", settings, lambda users: users.verify_otp(number, code), as_json=as_json)
 

@@ -120,7 +120,7 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
     command, is_key_given = request.command, request.key is not None
     options.check_timeout(timeout)
     settings = service.settings()
-    request = _checked(request, has_store=settings.store is not None)
+    request = _checked(request, settings)
     if settings.store is not None:
         options.require_service(settings)
     options.confirm_money(settings, str(request), yes=yes)
@@ -139,13 +139,14 @@ def _create(request: PaymentRequest, service: Service, *, wait: bool, timeout: f
         following.finish(command, payment.watchlist, service.flags)
 
 
-def _checked(request: PaymentRequest, *, has_store: bool) -> PaymentRequest:
+def _checked(request: PaymentRequest, settings: Settings) -> PaymentRequest:
     """Return a request with normal phone number and amount, and with a key if there is a store."""
-    number = options.require_phone_number(request.phone_number)
+    number = options.require_phone_number(request.phone_number, settings)
     accepted = "AMOUNT must be whole TZS, more than 0, in digits such as 15000"
     two = two_amounts(request.amount)
     amount = options.check(normalise_amount, request.amount, f"{accepted}; {two}" if two else accepted)
     key = request.key
+    has_store = settings.store is not None
     if key is not None and not has_store:
         advice = "the same command again would be a second payment; give --store, or name a store in the profile"
         raise WrongUsage(f"--key needs a store: without one the key is not saved, and {advice}")

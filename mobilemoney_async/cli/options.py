@@ -21,7 +21,7 @@ from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage
 from mobilemoney_async.cli.output import visible
 from mobilemoney_async.configuration.profiles import holds_password
 from mobilemoney_async.configuration.settings import Settings, load_settings, profile_names
-from mobilemoney_async.values import normalise_phone_number, require_seconds
+from mobilemoney_async.values import normalise_phone_number, require_seconds, tanzanian
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -148,8 +148,10 @@ def check(convert: Callable[[V], T], value: V, accepted: str) -> T:
         raise WrongUsage(accepted) from None
 
 
-def require_phone_number(text: str) -> str:
-    """Return a phone number in its normal form, or raise `Refused`."""
+def require_phone_number(text: str, settings: Settings) -> str:
+    """Return a phone number in its normal form, by the profile's `local_numbers`, or raise `Refused`."""
+    if settings.local_numbers:
+        return check(tanzanian, text, "PHONE must be a Tanzanian mobile number, such as 0788 500 000 or +255788500000")
     return check(normalise_phone_number, text, "PHONE must be + and 8 to 15 digits, such as +255681234567")
 
 

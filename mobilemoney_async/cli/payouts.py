@@ -110,7 +110,8 @@ def propose(
     new = missing_file(settings)
 
     async def work(payouts: Payouts) -> PayoutBatch:
-        return await payouts.propose(content, name=name or file.stem, by=by, local_numbers=local_numbers)
+        are_local = local_numbers or settings.local_numbers
+        return await payouts.propose(content, name=name or file.stem, by=by, local_numbers=are_local)
 
     batch = _run(work, service, makes_file=True)
     if new is not None:

@@ -21,7 +21,7 @@ FILE_NAME = "mobilemoney.toml"
 _MAX_BYTES, _MAX_DOTS = 64 * 1024, 100
 _SECRETS = ("token", "password")
 _FILES = ("token_file", "password_file", "store_key_file")
-_KEYS = ("base_url", "email", *_SECRETS, *_FILES, "store", "account", "timeout", "production")
+_KEYS = ("base_url", "email", *_SECRETS, *_FILES, "store", "account", "timeout", "production", "local_numbers")
 # Of each group, one is enough.
 _ALTERNATIVES = (("token", "token_file", "email"), ("password", "password_file"), ("store_key", "store_key_file"))
 _ENVIRONMENT = "environment"
@@ -267,7 +267,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], prefix: st
 
 
 def _check_value(key: str, value: object, folder: Path) -> Any:
-    if key == "production":
+    if key in {"production", "local_numbers"}:
         if not isinstance(value, bool):
             raise invalid(key, "must be true or false")
         return value

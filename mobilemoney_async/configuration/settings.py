@@ -45,6 +45,7 @@ class Settings:
         store_key: Encrypts the login token in the store.
         account: The account of the payments, in a store of several merchants.
         timeout: Of one attempt, seconds; None for the client's default.
+        local_numbers: Whether commands read numbers without their country code as Tanzanian.
         is_chosen: Whether the user named the profile or the URL; False if the sandbox is only the default.
         sources: The source of each setting, by the attribute's name: for messages, never secret.
     """
@@ -59,6 +60,7 @@ class Settings:
     store_key: Secret | None = None
     account: str = "default"
     timeout: float | None = None
+    local_numbers: bool = False
     config: Path | None = None
     secret_files: tuple[Path, ...] = ()
     is_chosen: bool = True

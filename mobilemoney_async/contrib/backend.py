@@ -125,6 +125,8 @@ class Backend(anyio.AsyncContextManagerMixin):
         per_number: How many new payments `collect` may ask of one phone number in how many seconds; None for no limit.
             Counted in memory, by each process, since its start.
         per_caller: The same for each ``caller=`` of `collect`.
+        local_numbers: Whether `collect` and `disburse` read numbers as customers in Tanzania type them
+            (``0788 500 000``), by `values.tanzanian`; other countries' numbers are refused then.
 
     Raises:
         InvalidRequest: An argument is not what it accepts, or the client has no store.
@@ -147,6 +149,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         most_waiting: int = 500,
         per_number: tuple[int, float] | None = (5, 600.0),
         per_caller: tuple[int, float] | None = (30, 600.0),
+        local_numbers: bool = False,
     ) -> None:
         if not isinstance(client, AsyncClient):
             raise values.refuse("client", "an AsyncClient", client)
@@ -164,6 +167,9 @@ class Backend(anyio.AsyncContextManagerMixin):
         self._reconcile_every = values.require_seconds("reconcile_every", reconcile_every)
         self._drain = values.require_seconds("drain", drain, allow_zero=True)
         self._most_waiting = values.require_integer("most_waiting", most_waiting, 1)
+        if not isinstance(local_numbers, bool):
+            raise values.refuse("local_numbers", "a bool", local_numbers)
+        self._read_number = values.tanzanian if local_numbers else values.normalise_phone_number
         self._limits = PromptLimits(per_number=per_number, per_caller=per_caller)
         self._creates: dict[_Wanted, _Create] = {}
         self._signals: weakref.WeakValueDictionary[str, anyio.Event] = weakref.WeakValueDictionary()
@@ -214,7 +220,7 @@ class Backend(anyio.AsyncContextManagerMixin):
 
         Args:
             order: The order's name in your system, at most 200 characters; the payment's idempotency key.
-            phone_number: As for ``client.collections.create``.
+            phone_number: As for ``client.collections.create``, or with `local_numbers` as for `values.tanzanian`.
             amount: As for ``client.collections.create``: yours, never the customer's.
             patience: How long to wait for the service's answer, seconds, at least 0.
             caller: Name of the caller, such as the user of your login; None if unknown. Not an address of a crowd.
@@ -227,7 +233,7 @@ class Backend(anyio.AsyncContextManagerMixin):
             TooManyOrders: Too many others are waiting; nothing was sent.
             MobileMoneyError: As of ``client.collections.create``.
         """
-        number = values.normalise_phone_number(phone_number)
+        number = self._read_number(phone_number)
         names = (number, None if caller is None else values.require_text("caller", caller))
         return await self._pay(("collection", order, number, values.normalise_amount(amount)), patience, names)
 
@@ -235,7 +241,7 @@ class Backend(anyio.AsyncContextManagerMixin):
         self, order: str, *, phone_number: str, amount: int | Decimal | str, patience: float = 2.0
     ) -> OrderStatus:
         """Send money for an order, once, and answer soon; otherwise as `collect`, without its limits."""
-        number = values.normalise_phone_number(phone_number)
+        number = self._read_number(phone_number)
         return await self._pay(("disbursement", order, number, values.normalise_amount(amount)), patience, None)
 
     async def status(self, order: str) -> OrderStatus | None:

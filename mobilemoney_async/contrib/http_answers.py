@@ -28,6 +28,11 @@ class HTTPAnswer:
 
 
 _NOTHING = " Nothing was paid."
+# For a customer, by the argument that was refused.
+_ADVICE = {
+    "phone_number": "Please enter a mobile number with its country code, such as +255 788 500 000.",
+    "amount": "Please enter a whole amount in shillings.",
+}
 # The first that fits, subclasses first: status, title, seconds until another attempt makes sense.
 _ANSWERS: tuple[tuple[type[errors.MobileMoneyError], int, str, int | None], ...] = (
     (errors.IdempotencyConflict, 409, "This order was used for another payment.", None),
@@ -57,7 +62,9 @@ def answer_error(error: errors.MobileMoneyError) -> HTTPAnswer:
     if error.outcome == "unknown" and order is not None:
         return HTTPAnswer(202, order_fields(OrderStatus(order=order, state=OrderState.FINDING_OUT)), {})
     if isinstance(error, errors.InvalidRequest):
-        return _problem(422, f"Please check this value: {error.argument}.", order, argument=error.argument)
+        title, code = f"Please check this value: {error.argument}.", f"invalid_{error.argument}"
+        message = _ADVICE.get(error.argument, title)
+        return _problem(422, title, order, code=code, argument=error.argument, message=message)
     status, title, seconds = next(row[1:] for row in _ANSWERS if isinstance(error, row[0]))
     if isinstance(error, errors.APIError) and not error.is_certain:  # refused as far as is known
         title = title.removesuffix(_NOTHING)

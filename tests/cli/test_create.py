@@ -88,6 +88,17 @@ class TestEndings:
         assert last["transaction"]["phone_number"] == "+255780000089"
         assert first["transaction_id"] == last["transaction_id"] == last["transaction"]["id"]
 
+    def test_a_profile_reads_local_numbers(self, sandbox: Sandbox, url: str, folder: Path) -> None:
+        """`local_numbers = true` reads them as Tanzanian; without it the command refuses them, and sends nothing."""
+        write_profile(folder, url)
+        refused = run("collect", "0681 234 501", "15000", "--no-wait")
+        assert (refused.exit_code, "PHONE must be + and 8 to 15 digits" in refused.stderr) == (2, True)
+        write_profile(folder, url, local_numbers=True)
+        assert run("collect", "0681 234 501", "15000", "--no-wait").exit_code == 0
+        assert "a Tanzanian mobile number" in run("collect", "+254681234501", "15000", "--no-wait").stderr
+        (payment,) = sandbox.transactions.values()
+        assert payment.phone_number == NUMBER
+
     def test_nobody_waits_who_does_not_want_to(self, sandbox: Sandbox, url: str) -> None:
         """With --no-wait the command ends with the acknowledgement, and exits 0."""
         result = run("collect", STAYS_OPEN, "100", "--no-wait", "--base-url", url)

@@ -300,6 +300,7 @@ class TestRefused:
             ('[profiles.p]\ntimeout = "5"', r"profiles\.p\.timeout must be seconds, more than 0, not '5'"),
             ("[profiles.p]\ntimeout = 0", r"profiles\.p\.timeout must be seconds, more than 0, not 0"),
             ('[profiles.p]\nproduction = "no"', r"profiles\.p\.production must be true or false"),
+            ("[profiles.p]\nlocal_numbers = 1", r"profiles\.p\.local_numbers must be true or false"),
             ("[profiles.p]\nbase_url = 5", r"profiles\.p\.base_url\b.* a str that is not blank"),
             ('[profiles.p]\ntoken = "x"\nemail = "y"', r"profiles\.p\.token and profiles\.p\.email are both set"),
             ('profile = "q"\n[profiles.p]', "profile must be one of p, sandbox"),

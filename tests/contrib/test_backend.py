@@ -94,6 +94,19 @@ async def test_an_order_is_paid_watched_and_told(sandbox: Sandbox, tmp_path: Pat
     assert settled == [("order-1", "SUCCESS"), ("order-2", "FAILED"), ("order-1", "SUCCESS")]
 
 
+async def test_numbers_are_read_as_customers_type_them(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Only where the shop says so: without a country code, a number might be of any country."""
+    async with opened(sandbox, tmp_path) as backend:
+        with pytest.raises(InvalidRequest, match=r"^phone_number must be in international format"):
+            await backend.collect("order-1", phone_number="0780 000 129", amount=1500)
+    async with opened(sandbox, tmp_path, local_numbers=True) as backend:
+        await backend.collect("order-1", phone_number="0780 000 129", amount=1500)
+        await backend.disburse("order-2", phone_number="00255 780 000 129", amount=1500)
+        with pytest.raises(InvalidRequest, match=r"^phone_number must be a Tanzanian mobile number"):
+            await backend.collect("order-3", phone_number="+254780000129", amount=1500)
+    assert {each.phone_number for each in sandbox.transactions.values()} == {"+255780000129"}
+
+
 @pytest.mark.slow
 async def test_a_slow_service_does_not_keep_the_customer(sandbox: Sandbox, tmp_path: Path) -> None:
     """The answer comes when patience ends, and a customer who leaves does not take the create along."""

@@ -52,6 +52,16 @@ def test_every_error_has_an_answer_in_fixed_words(error: errors.MobileMoneyError
         assert int(answer.headers["Retry-After"]) >= 1
 
 
+@pytest.mark.parametrize(
+    ("argument", "said"), [("phone_number", "mobile number"), ("amount", "whole amount"), ("order", "check this value")]
+)
+def test_a_refused_value_is_explained_in_parts_that_a_shop_can_translate(argument: str, said: str) -> None:
+    """A code for the shop's own words, and words for a customer."""
+    body = answer_error(errors.InvalidRequest(TEXT, argument=argument)).body
+    assert (body["code"], body["argument"]) == (f"invalid_{argument}", argument)
+    assert said in body["message"]
+
+
 @pytest.mark.parametrize("kind", [errors.APIError, errors.AuthenticationError])
 def test_only_a_certain_refusal_says_that_nothing_was_paid(kind: type[errors.APIError]) -> None:
     """A refusal without a documented code promises nothing to the customer."""

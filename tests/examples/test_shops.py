@@ -132,7 +132,7 @@ def test_a_callback_brings_the_news(shop: Shop, order: str) -> None:
 @pytest.mark.parametrize(
     ("change", "status", "argument"),
     [
-        ({"phone_number": "0681234567"}, 422, "phone_number"),
+        ({"phone_number": "0222111000"}, 422, "phone_number"),
         ({"item": "gold"}, 422, None),
         ({"amount": 1}, 202, None),
     ],
