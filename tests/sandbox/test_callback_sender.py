@@ -223,14 +223,6 @@ async def test_the_result_is_listed(reply: Reply, status: int | None, error: str
         assert (await here.client.get("/user-service/profile")).status_code == 200
 
 
-async def test_a_receiver_that_does_not_listen_is_listed() -> None:
-    async with scene() as here:
-        here.sandbox.callbacks.configure("http://127.0.0.1:1/")
-        await here.collect()
-        (sent,) = await here.until_sent(1)
-    assert (sent.status, sent.error) == (None, "cannot connect")
-
-
 async def test_the_body_of_an_answer_is_not_waited_for() -> None:
     """The head comes within the time-out, the body does not."""
     async with scene(reply=Trickle(Response(200, b"x" * 1000), pause=0.05)) as here:

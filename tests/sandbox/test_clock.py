@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 from email.utils import format_datetime
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mobilemoney_async import OutcomeUnknown, SQLStore
 from mobilemoney_async.sandbox import Choices, Sandbox
 from mobilemoney_async.sandbox.behaviour import RateLimitReading
 from mobilemoney_async.sandbox.clock import FASTEST, Clock
-from mobilemoney_async.sandbox.faults import drop, html_page
+from mobilemoney_async.sandbox.faults import html_page
 from mobilemoney_async.testing import run_virtual
 from tests.sandbox.service import ORDINARY, START, SUCCEEDS, Service
 from tests.support.scale import examples
@@ -161,22 +159,6 @@ async def test_every_answer_shows_it() -> None:
         sandbox.script(html_page())
         later = format_datetime(START + timedelta(hours=1), usegmt=True)
         assert (await client.get("/user-service/profile")).headers["date"] == later
-
-
-@pytest.mark.real_time
-@pytest.mark.anyio
-async def test_a_lost_payment_is_found_by_a_merchant_whose_clock_differs(tmp_path: Path) -> None:
-    """After a jump of an hour, an unknown payment still finds its transaction."""
-    sandbox = Sandbox(now=START)
-    sandbox.advance(3600)
-    store = SQLStore(f"sqlite:///{tmp_path / 'payments.db'}")
-    async with sandbox.client(store=store, utcnow=lambda: sandbox.now - timedelta(hours=1)) as client:
-        sandbox.script(drop(processed=True), on="POST c2b")
-        with pytest.raises(OutcomeUnknown):
-            await client.collections.create(phone_number=SUCCEEDS, amount=1000, idempotency_key="order-1")
-        (found,) = await client.payments.reconcile()
-        assert found.is_adopted
-        assert found.transaction_id in sandbox.transactions
 
 
 @pytest.mark.parametrize("rate", [0, 0.01, 1000])

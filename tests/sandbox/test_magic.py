@@ -69,33 +69,33 @@ def test_a_number_for_one_kind_is_ordinary_for_the_other(suffix: str) -> None:
 
 
 @both
-def test_789_succeeds(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "until", "end"),
+    [("789", 5.0, "SUCCESS"), ("129", 1e9, None), ("408", 120.0, "TIMEOUT"), ("301", 180.0, "SUCCESS")],
+)
+def test_when_it_ends(kind: Kind, suffix: str, until: float, end: str | None) -> None:
     service = Service()
-    transaction_id = create(service, kind, "789").json["transaction_id"]
-    assert status_at(service, transaction_id, 4.9) in ("PENDING", "PROCESSING")
-    assert status_at(service, transaction_id, 5.0) == "SUCCESS"
+    transaction_id = create(service, kind, suffix).json["transaction_id"]
+    if find(number(suffix), kind) is not None:
+        assert status_at(service, transaction_id, until - 0.1) in ("PENDING", "PROCESSING")
+        assert end in (None, status_at(service, transaction_id, until))
 
 
 @both
-def test_129_stays_open_for_ever(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "wire", "status", "is_made"),
+    [
+        ("201", Wire.LOST, 200, True),
+        ("202", Wire.LOST, None, False),
+        ("203", Wire.ANSWERED, 500, True),
+        ("204", Wire.ANSWERED, 504, False),
+    ],
+)
+def test_how_it_is_answered(kind: Kind, suffix: str, wire: Wire, status: int | None, is_made: bool) -> None:
     service = Service()
-    transaction_id = create(service, kind, "129").json["transaction_id"]
-    assert status_at(service, transaction_id, 1e9) in ("PENDING", "PROCESSING")
-
-
-def test_408_times_out() -> None:
-    service = Service()
-    transaction_id = service.collect(number("408")).json["transaction_id"]
-    assert status_at(service, transaction_id, 119.0) == "PENDING"
-    assert status_at(service, transaction_id, 120.0) == "TIMEOUT"
-
-
-@both
-def test_301_succeeds_late(kind: Kind) -> None:
-    service = Service(speed=2.0)
-    transaction_id = create(service, kind, "301").json["transaction_id"]
-    assert status_at(service, transaction_id, 89.0) in ("PENDING", "PROCESSING")
-    assert status_at(service, transaction_id, 90.0) == "SUCCESS"
+    reply = create(service, kind, suffix).reply
+    assert (reply.wire, status in (None, reply.status)) == (wire, True)
+    assert [status_at(service, each, 5.0) for each in service.engine.book.payments] == ["SUCCESS"] * is_made
 
 
 @both
@@ -111,37 +111,6 @@ def test_304_is_hidden_for_ninety_seconds(kind: Kind) -> None:
     service.now = 90.0
     assert service.get(acknowledgement["transaction_id"]).json["transaction"]["status"] == "SUCCESS"
     assert len(service.list().json["transactions"]) == 1
-
-
-@both
-def test_201_is_accepted_but_its_answer_is_lost(kind: Kind) -> None:
-    service = Service()
-    assert create(service, kind, "201").reply.wire is Wire.LOST
-    (transaction_id,) = service.engine.book.payments
-    assert status_at(service, transaction_id, 5.0) == "SUCCESS"
-
-
-@both
-def test_202_is_lost_before_processing(kind: Kind) -> None:
-    service = Service()
-    assert create(service, kind, "202").reply.wire is Wire.LOST
-    assert not service.engine.book.payments
-
-
-@both
-def test_203_is_processed_and_answered_with_500(kind: Kind) -> None:
-    service = Service()
-    assert create(service, kind, "203").error == (500, "INTERNAL_ERROR")
-    (transaction_id,) = service.engine.book.payments
-    assert status_at(service, transaction_id, 5.0) == "SUCCESS"
-
-
-@both
-def test_204_is_answered_with_504_and_not_processed(kind: Kind) -> None:
-    service = Service()
-    answer = create(service, kind, "204")
-    assert (answer.status, answer.reply.content_type) == (504, "text/html")
-    assert not service.engine.book.payments
 
 
 @both

@@ -1,6 +1,5 @@
 """Customers' phones, and payments that wait for a PIN."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +8,7 @@ import httpx
 import pytest
 
 from mobilemoney_async.sandbox import PIN, IllegalTransitionError, Phone, Sandbox
-from mobilemoney_async.sandbox.phones import HISTORY_SHOWN, PHONES_SHOWN, PROMPTS_SHOWN, TRIES
+from mobilemoney_async.sandbox.phones import HISTORY_SHOWN, PHONES_SHOWN, PROMPTS_SHOWN
 from tests.sandbox.service import ORDINARY, START, STUCK, SUCCEEDS
 
 pytestmark = pytest.mark.anyio
@@ -111,19 +110,6 @@ async def test_a_prompt_that_nothing_will_expire_says_so(sandbox: Sandbox) -> No
     assert phone_of(sandbox, STUCK).prompts[0].expires_at is None
 
 
-async def test_the_third_wrong_pin_declines(sandbox: Sandbox) -> None:
-    transaction_id = await Merchant(sandbox).collect()
-    for wrong in range(1, TRIES):
-        assert sandbox.enter_pin(transaction_id, "0000") is False
-        assert sandbox.phones()[0].prompts[0].wrong_pins == wrong
-    assert sandbox.enter_pin(transaction_id, "") is False
-    payment = sandbox.transactions[transaction_id]
-    assert (payment.status, payment.failure_reason) == ("FAILED", "PAYMENT_NOT_APPROVED")
-    assert sandbox.phones()[0].prompts == ()
-    with pytest.raises(IllegalTransitionError):
-        sandbox.enter_pin(transaction_id, PIN)
-
-
 async def test_wrong_pins_are_counted_for_each_prompt(sandbox: Sandbox) -> None:
     merchant = Merchant(sandbox)
     first, second = await merchant.collect(), await merchant.collect()
@@ -147,26 +133,6 @@ async def test_only_an_open_prompt_takes_a_pin(sandbox: Sandbox) -> None:
     with pytest.raises(IllegalTransitionError, match="a collection in TIMEOUT has no prompt"):
         sandbox.enter_pin(prompt, PIN)
     assert not sandbox.ledger.collected
-
-
-@pytest.mark.parametrize(
-    ("decide", "status"),
-    [
-        (lambda sandbox, each: sandbox.enter_pin(each, PIN), "SUCCESS"),
-        (lambda sandbox, each: sandbox.decline(each), "FAILED"),
-        (lambda sandbox, each: sandbox.expire(each), "TIMEOUT"),
-        (lambda sandbox, _: sandbox.advance(120), "TIMEOUT"),
-    ],
-    ids=["pin", "decline", "expire", "wait"],
-)
-async def test_a_decided_prompt_becomes_history(
-    sandbox: Sandbox, decide: Callable[[Sandbox, str], object], status: str
-) -> None:
-    transaction_id = await Merchant(sandbox).collect()
-    decide(sandbox, transaction_id)
-    (phone,) = sandbox.phones()
-    assert phone.prompts == ()
-    assert [(payment.id, payment.status) for payment in phone.history] == [(transaction_id, status)]
 
 
 async def test_history_has_the_last_to_end_first_and_payouts_too(sandbox: Sandbox) -> None:

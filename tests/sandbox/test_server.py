@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -110,13 +109,6 @@ async def test_leaving_cuts_the_connections_that_wait(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_error_of_the_caller_comes_out_as_itself(sandbox: Sandbox) -> None:
-    with pytest.raises(KeyError, match="mine"):
-        async with sandbox.serve():
-            raise KeyError("mine")
-
-
-@pytest.mark.asyncio
 async def test_a_port_in_use_is_the_callers_error(sandbox: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
         async with sandbox.serve(port=taken.getsockname()[1]):
@@ -126,40 +118,6 @@ async def test_a_port_in_use_is_the_callers_error(sandbox: Sandbox) -> None:
 def test_an_ipv6_address_is_bracketed() -> None:
     assert origin("::1", 80) == "http://[::1]:80"
     assert origin("127.0.0.1", 80) == "http://127.0.0.1:80"
-
-
-def served_in_virtual_time(sandbox: Sandbox) -> list[str]:
-    async def main() -> list[str]:
-        async with sandbox.serve() as base_url, http(sandbox, base_url) as client:
-            body = {"phone_number": SUCCEEDS, "amount": "1"}
-            created = (await client.post("/payment-service/airtel/c2b", json=body)).json()
-            states = []
-            for _ in range(3):
-                await asyncio.sleep(2.5)
-                found = await client.get(f"/payment-service/transaction/{created['transaction_id']}")
-                states.append(found.json()["transaction"]["status"])
-            return states
-
-    return run_virtual(main)
-
-
-def test_it_runs_in_virtual_time_too(sandbox: Sandbox) -> None:
-    assert served_in_virtual_time(sandbox) == ["PENDING", "SUCCESS", "SUCCESS"]
-
-
-@pytest.mark.asyncio
-async def test_leaving_ends_the_streams_of_open_pages(sandbox: Sandbox) -> None:
-    """A page that is open in a browser does not keep the server from stopping."""
-    async with http(sandbox, "", timeout=60) as client, AsyncExitStack() as server:
-        page = (await server.enter_async_context(sandbox.serve())).removesuffix("/v1")
-        assert (await client.get(f"{page}/")).status_code == 200
-        async with client.stream("GET", f"{page}/live") as live:
-            news = live.aiter_bytes()
-            assert b"data:" in await anext(news)
-            await server.aclose()
-            with pytest.raises(httpx.TransportError):
-                async for _ in news:
-                    pass
 
 
 class Stuck:
@@ -213,6 +171,21 @@ async def test_an_error_beside_the_server_is_not_lost(sandbox: Sandbox, monkeypa
         async with sandbox.serve():
             await asyncio.sleep(0)
             raise KeyError("mine")
+
+
+def test_it_runs_in_virtual_time_too(sandbox: Sandbox) -> None:
+    async def main() -> list[str]:
+        async with sandbox.serve() as base_url, http(sandbox, base_url) as client:
+            body = {"phone_number": SUCCEEDS, "amount": "1"}
+            created = (await client.post("/payment-service/airtel/c2b", json=body)).json()
+            states = []
+            for _ in range(3):
+                await asyncio.sleep(2.5)
+                found = await client.get(f"/payment-service/transaction/{created['transaction_id']}")
+                states.append(found.json()["transaction"]["status"])
+            return states
+
+    assert run_virtual(main) == ["PENDING", "SUCCESS", "SUCCESS"]
 
 
 @pytest.mark.parametrize(
