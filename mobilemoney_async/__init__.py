@@ -52,6 +52,7 @@ if _typing.TYPE_CHECKING:
     from mobilemoney_async.payments.audit_report import AuditReport, Difference
     from mobilemoney_async.payments.payment_change import PaymentChange
     from mobilemoney_async.payments.payout_batch import PayoutBatch
+    from mobilemoney_async.payments.reasons import PaymentCause
     from mobilemoney_async.payments.records import (
         HistoryEntry,
         PaymentRecord,
@@ -91,6 +92,7 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "Pagination",
+    "PaymentCause",
     "PaymentChange",
     "PaymentRecord",
     "PaymentState",
@@ -141,6 +143,7 @@ _HOMES = {
     "payments.audit_report": "AuditReport Difference",
     "payments.payout_batch": "PayoutBatch",
     "payments.payment_change": "PaymentChange",
+    "payments.reasons": "PaymentCause",
     "payments.records": "HistoryEntry PaymentRecord PaymentState UnclaimedTransaction",
     "payments.store": "SQLStore",
     "polling.outcomes": "Outcome",

@@ -321,16 +321,15 @@ def advice(record: PaymentRecord, now: datetime) -> str:
         return "Its sender seems to have died: run reconcile." if is_stale(record, now) else "It is being sent: wait."
     if not record.is_certain and record.state is not PaymentState.QUEUED:
         return "Refused as far as is known: use its key again, which looks in the list first, and then sends."
-    if record.state is PaymentState.ACKNOWLEDGED and record.reason is not None:
+    if record.is_contradicted:
         return "The service shows it as another payment, or another merchant's: ask the service; then follow it again."
     return _ADVICE[record.state]
 
 
 def needs_attention(record: PaymentRecord, now: datetime) -> bool:
     """Return whether the result of a payment is unknown, and will not come with the answer to its request."""
-    if record.state is PaymentState.ACKNOWLEDGED:
-        return record.reason is not None  # its final state contradicts it
-    return record.is_unresolved and (record.state is not PaymentState.SENDING or is_stale(record, now))
+    is_open = record.is_unresolved and (record.state is not PaymentState.SENDING or is_stale(record, now))
+    return is_open or record.is_contradicted
 
 
 def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:

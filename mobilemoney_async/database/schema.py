@@ -83,9 +83,9 @@ payments: sa.Table = sa.Table(
     *_columns(sa.Text, "candidates", "error", "external_id"),
     # Of a refusal: whether its code is one of contract section 7. None in the other states.
     sa.Column("is_certain", sa.Boolean),
-    # Why an unknown payment cannot be called absent; the last complete listing that did not show it, and whether that
-    # showed the payments around it; the time before which no other listing is worth its requests.
-    sa.Column("reason", sa.Text),
+    # Why it is open, and what that is about; the last complete listing that did not show it, and whether that showed
+    # the payments around it; the time before which no other listing is worth its requests.
+    *_columns(sa.Text, "cause", "about"),
     sa.Column("looked_at", UTCDateTime),
     sa.Column("look_passed", sa.Boolean),
     sa.Column("next_look_at", UTCDateTime),

@@ -46,6 +46,7 @@ from mobilemoney_async.payments.evidence import names
 from mobilemoney_async.payments.gap import AccountFacts
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.matching import query_for, read_sample
+from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.reconciler import Reconciler
 from mobilemoney_async.payments.reconciliation import adopt, doubt
 from mobilemoney_async.payments.records import (
@@ -245,7 +246,7 @@ class IdempotentCreates:
     async def _refuse(self, record: PaymentRecord, answer: Clearance) -> MobileMoneyError:
         """Return the error for a key that may not be sent now; note first if someone has to decide."""
         if answer is Clearance.DOUBT:
-            reason = record.reason or "nothing shows how late the list is"
+            reason = Reason(PaymentCause.UNCOMPARED) if record.cause is None else None
             now = self._pipeline.utcnow()
             doubted = await self._store.write(lambda journal: doubt(journal, record, reason, at=now))
             return doubted if isinstance(doubted, StoreError) else _unknown(doubted)

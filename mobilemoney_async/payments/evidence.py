@@ -48,14 +48,9 @@ from mobilemoney_async.payments.matching import (
     query_for,
     shift,
 )
+from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import PaymentRecord
 from mobilemoney_async.values import shown_id
-
-NO_LATER = "no later payment to compare with"
-NO_EARLIER = "no earlier payment to compare with"
-IN_GRACE = "the list was read within the grace period, and may show it later"
-_NOT_WHOLE = "the list could not be read as a whole"
-_UNREADABLE = "a row of the list cannot be read"
 
 _DAY = timedelta(days=1)
 # Farthest time zone from UTC.
@@ -66,6 +61,7 @@ _WITNESSES = 5
 _COMPARED, _FARTHEST = 3, timedelta(days=7)
 _MOST_NAMED = 3
 _PROVEN = frozenset({Match.CERTAIN, Match.LEARNED})
+_NOT_WHOLE = Reason(PaymentCause.NOT_WHOLE)
 
 STEADY: timedelta = timedelta(minutes=10)
 """What the service's clock may be set by around a payment: one that is adopted or compared with, or a forgotten one."""
@@ -104,7 +100,7 @@ class Walk:
         """The reason why it is not complete, with the numbers that contradict each other, if they do."""
         shown = len(self.rows) + len(self.unreadable)
         if self.counted is None or shown >= self.counted:
-            return _NOT_WHOLE
+            return str(_NOT_WHOLE)
         return f"{_NOT_WHOLE}: the service counts {self.counted:,} transactions, and has shown {shown:,}"
 
     def asked(self, start: datetime, end: datetime) -> bool:
@@ -135,7 +131,7 @@ class Control:
 
     passed: bool = False
     is_failed: bool = False
-    reason: str | None = None
+    reason: Reason | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -156,7 +152,7 @@ class Verdict:
     candidates: tuple[str, ...] = ()
     is_clear: bool = False
     absent_ok: bool = False
-    reason: str | None = None
+    reason: Reason | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -274,13 +270,13 @@ class Evidence:
         if reason is not None:
             return Control(is_failed=True, reason=reason)
         if not self._is_settled(query):
-            return Control(reason=IN_GRACE)
+            return Control(reason=Reason(PaymentCause.IN_GRACE))
         if not earlier:
             begin = query.window(skew)[0]
             has_older = any(row.created_at is not None and row.created_at <= begin for row in self.walk.rows)
-            return Control(reason=NO_EARLIER if has_older else "the list shows nothing as old as the payment")
+            return Control(reason=Reason(PaymentCause.NO_EARLIER if has_older else PaymentCause.TOO_OLD))
         if not later:
-            return Control(reason=NO_LATER)
+            return Control(reason=Reason(PaymentCause.NO_LATER))
         return Control(passed=True)
 
     def _nearest(
@@ -305,19 +301,19 @@ class Evidence:
     def _is_settled(self, query: PaymentQuery) -> bool:
         return shift(query.ended_at, timedelta(seconds=self.grace)) <= self.walk.began_at
 
-    def _contradiction(self, record: PaymentRecord, skew: Skew | None) -> str | None:
+    def _contradiction(self, record: PaymentRecord, skew: Skew | None) -> Reason | None:
         """Return the reason why the listing does not show a payment as the search would find it, or None if it does."""
         row = self._rows.get(record.transaction_id or "")
         if row is None:
             is_unreadable = any(each.id == record.transaction_id for each in self.walk.unreadable)
-            return _UNREADABLE if is_unreadable else f"the list does not show payment {record.key!r}"
+            return Reason(PaymentCause.UNREADABLE) if is_unreadable else Reason(PaymentCause.HIDDEN, record.key)
         own = query_for(record)
         start, end = own.window(skew)
         # A lost payment is seen up to a day off. Some minutes off is no reason to distrust the list.
         is_near = is_within(row, shift(start, -STEADY), shift(end, STEADY))
         if is_near and match(own, row, self.spellings) in _PROVEN:
             return None
-        return f"the list shows payment {record.key!r} with another type, phone number, amount or time"
+        return Reason(PaymentCause.ALTERED, record.key)
 
     def judge(self, key: str, control: Control) -> Verdict:
         """Return the conclusion about one of the payments that are searched for, with its positive control."""
@@ -342,11 +338,8 @@ class Evidence:
             rival = self._rival(key, row, skew)
             if rival is None:
                 return Verdict(adopt=row, by=by)
-            return Verdict(
-                candidates=(row.id,), reason=f"transaction {shown_id(row.id)} may be payment {rival!r} as well"
-            )
-        named = [*map(shown_id, ids[:_MOST_NAMED]), *(["another"] if ids[_MOST_NAMED:] else [])]
-        return Verdict(candidates=tuple(ids), reason=f"it may be transaction {' or '.join(named)}")
+            return Verdict(candidates=(row.id,), reason=Reason(PaymentCause.RIVAL, rival))
+        return Verdict(candidates=tuple(ids), reason=may_be(ids))
 
     def keep_candidates(self, verdict: Verdict, candidates: Iterable[str]) -> Verdict:
         """Return a verdict without candidates with those of earlier that the list still shows, whatever it shows.
@@ -378,18 +371,24 @@ class Evidence:
                 return rival
         return None
 
-    def _flaw(self, key: str, query: PaymentQuery, skew: Skew | None) -> str | None:
+    def _flaw(self, key: str, query: PaymentQuery, skew: Skew | None) -> Reason | None:
         """Return the reason why the listing may have missed a payment, apart from its control, or None."""
         if not self.walk.is_complete:
             return _NOT_WHOLE
         if not self.walk.asked(*query.window(skew)):
-            return "the list was not read for all days of the payment"
+            return Reason(PaymentCause.OTHER_DAYS)
         first, last = query.reach(skew)
         for row in self.walk.unreadable:
             is_near = row.created_at is None or first <= row.created_at <= last
             if is_near and not self._is_claimed(row.id, key):
-                return _UNREADABLE
+                return Reason(PaymentCause.UNREADABLE)
         return None
+
+
+def may_be(transaction_ids: Sequence[str], cause: PaymentCause = PaymentCause.CANDIDATES) -> Reason:
+    """Return the reason of a payment that may be one of some transactions."""
+    named = [*map(shown_id, transaction_ids[:_MOST_NAMED]), *(["another"] if transaction_ids[_MOST_NAMED:] else [])]
+    return Reason(cause, " or ".join(named))
 
 
 def names(query: PaymentQuery, transaction: Transaction, skew: Skew | None) -> bool:

@@ -19,6 +19,7 @@ from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.journal import UNKNOWN_EXTRA, Journal, to_record
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import Match, Spellings, match, query_for, shift
+from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.reconciliation import adopt, doubt
 from mobilemoney_async.payments.records import CLAIMED, REUSABLE, PaymentRecord, PaymentState, Source
 from mobilemoney_async.payments.unclaimed import find_unclaimed
@@ -95,7 +96,7 @@ def _adopt(
         sent_at = record.sent_at
         record = to_record(journal.update(key, {"attempt": 1, "sent_at": sent_at, "ended_at": sent_at}))
     if record.state in REUSABLE:
-        doubted = doubt(journal, record, f"the store has forgotten transaction {name}", at=now)
+        doubted = doubt(journal, record, Reason(PaymentCause.FORGOTTEN, name), at=now)
         if isinstance(doubted, StoreError):
             return doubted
     return adopt(journal, record, transaction, source=Source.PERSON, at=now, note=note)

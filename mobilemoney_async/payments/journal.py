@@ -46,6 +46,7 @@ from mobilemoney_async.payments.duplicates import (
     duplicate_suspected,
     require_unsuspected,
 )
+from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import (
     Clearance,
     PaymentEvent,
@@ -159,6 +160,7 @@ class JournalEntry:
         acknowledgement: With `PaymentEvent.ACKNOWLEDGE` and `PaymentEvent.ADOPT`.
         is_certain: With `PaymentEvent.REFUSE`: whether the service refused with a code of contract section 7.
         candidates: With `PaymentEvent.LOSE` and `PaymentEvent.DOUBT`: transactions that it may be.
+        reason: With `PaymentEvent.DOUBT`: why it may exist; None if the payment's own reason says so.
     """
 
     key: str
@@ -170,6 +172,7 @@ class JournalEntry:
     acknowledgement: Acknowledgement | None = attrs.field(default=None, kw_only=True)
     is_certain: bool | None = attrs.field(default=None, kw_only=True)
     candidates: tuple[str, ...] = attrs.field(default=(), kw_only=True)
+    reason: Reason | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.define(eq=False)
@@ -373,7 +376,7 @@ class Journal:
         values: dict[str, Any] = {"status": status}
         if transaction.is_final:
             values |= {"state": PaymentState.FINAL, "changed_at": at, "transaction": dump(transaction)}
-            values |= {"reason": None, "error": None} if row.reason else {}
+            values |= {**reason_columns(None), "error": None} if row.cause else {}
             values["external_id"] = row.external_id or valid_name(transaction.external_id)
             self.note(row.key, at=at, what=PaymentEvent.FINISH.value, source=source, detail=status)
             self.publish(row.key, PaymentState.FINAL, status, at=at)
@@ -383,12 +386,12 @@ class Journal:
             self.learn_merchant(transaction.merchant_id)
         return None
 
-    def _hold_open(self, row: sa.Row[Any], said: str, *, source: Source, at: datetime) -> StoreError:
+    def _hold_open(self, row: sa.Row[Any], reason: Reason, *, source: Source, at: datetime) -> StoreError:
         """Note, once, why a payment is not final though its transaction is, and return the error for it."""
-        if row.state == PaymentState.ACKNOWLEDGED and row.reason != said:
-            self._change(row.key, {"reason": said, "error": said})
-            self.note(row.key, at=at, what="contradiction", source=source, detail=said)
-        return StoreError(f"payment {row.key!r}: {said}", outcome="unknown")
+        if row.state == PaymentState.ACKNOWLEDGED and row.cause != reason.cause:
+            self._change(row.key, {**reason_columns(reason), "error": str(reason)})
+            self.note(row.key, at=at, what="contradiction", source=source, detail=str(reason))
+        return StoreError(f"payment {row.key!r}: {reason}", outcome="unknown")
 
     def learn_merchant(self, merchant_id: str | None) -> None:
         """Note the account's merchant at the service, if it is not known."""
@@ -483,7 +486,7 @@ class Journal:
         if is_wanted is not None and not is_wanted(to_record(row)):
             return False
         values = {**sending, "attempt": expected + 1, "walks": 0, "walked_at": None, "candidates": None}
-        values |= {"ended_at": None, "error": None, "is_certain": None, "reason": None}
+        values |= {"ended_at": None, "error": None, "is_certain": None, **reason_columns(None)}
         values |= {"looked_at": None, "look_passed": None, "next_look_at": None}
         try:
             with self.connection.begin_nested():
@@ -552,6 +555,7 @@ def _read(row: sa.Row[Any]) -> PaymentRecord:
         except StoreError as exc:
             error = str(exc)
             _warn(row.account, row.key, error)
+    reason = None if row.cause is None else Reason(PaymentCause(row.cause), row.about)
     return PaymentRecord(
         key=row.key,
         type=TransactionType(row.type),
@@ -572,7 +576,8 @@ def _read(row: sa.Row[Any]) -> PaymentRecord:
         is_adopted=bool(row.is_adopted),
         walks=row.walks,
         is_certain=row.is_certain is None or bool(row.is_certain),
-        reason=row.reason,
+        cause=None if reason is None else reason.cause,
+        reason=None if reason is None else str(reason),
         looked_at=row.looked_at,
         is_controlled=bool(row.look_passed),
         next_look_at=row.next_look_at,
@@ -597,7 +602,7 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
             "status": shorten(str(acknowledged.status_code)),
             "acknowledgement": dump(acknowledged),
             "candidates": None,
-            "reason": None,
+            **reason_columns(None),
             "is_adopted": entry.event is PaymentEvent.ADOPT,
         }
     if entry.event in {PaymentEvent.REFUSE, PaymentEvent.FAIL_UNSENT, PaymentEvent.PUT_BACK, PaymentEvent.LOSE}:
@@ -608,9 +613,10 @@ def _values(ended_at: datetime | None, entry: JournalEntry, target: PaymentState
         # A listing that began before the request ended proves nothing.
         values |= {"walks": 0, "walked_at": None, "looked_at": None, "look_passed": None, "next_look_at": None}
     if entry.event is PaymentEvent.CONFIRM_ABSENT:
-        values |= {"candidates": None, "reason": None, "looked_at": None, "look_passed": None, "next_look_at": None}
-    if entry.event is PaymentEvent.DOUBT:
-        values["reason"] = entry.detail and shorten(entry.detail)
+        values |= {"candidates": None, "looked_at": None, "look_passed": None, "next_look_at": None}
+        values |= reason_columns(None)
+    if entry.reason is not None:
+        values |= reason_columns(entry.reason)
     if entry.candidates:
         values["candidates"] = json.dumps(entry.candidates)
     return values
@@ -625,13 +631,13 @@ def _problem(entry: JournalEntry, row: sa.Row[Any]) -> str | None:
     return None
 
 
-def _mismatch(row: sa.Row[Any], transaction: Transaction) -> str | None:
+def _mismatch(row: sa.Row[Any], transaction: Transaction) -> Reason | None:
     """Return why a transaction cannot be that of a payment's row, or None."""
     if transaction.merchant_id and row.merchant_id not in {None, "", transaction.merchant_id}:
-        return f"transaction {transaction.id} is another merchant's"
+        return Reason(PaymentCause.OTHER_MERCHANT, transaction.id)
     if is_same_payment(transaction, type=row.type, phone_number=row.phone_number, amount=row.amount):
         return None
-    return f"transaction {transaction.id} has another type, amount or phone number"
+    return Reason(PaymentCause.OTHER_PAYMENT, transaction.id)
 
 
 def _detail(entry: JournalEntry) -> str | None:
@@ -640,6 +646,13 @@ def _detail(entry: JournalEntry) -> str | None:
     if entry.acknowledgement is not None:
         named = (entry.acknowledgement.transaction_id,)
     return ": ".join(filter(None, [" ".join(named), entry.detail])) or None
+
+
+def reason_columns(reason: Reason | None) -> Mapping[str, str | None]:
+    """Return the columns that hold a payment's reason, or that it has none."""
+    if reason is None:
+        return {"cause": None, "about": None}
+    return {"cause": reason.cause.value, "about": reason.about and shorten(reason.about)}
 
 
 def shorten(text: str) -> str:

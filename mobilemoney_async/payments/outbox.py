@@ -27,8 +27,9 @@ from mobilemoney_async.database.schema import (
 )
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.creates import payment_request
-from mobilemoney_async.payments.journal import Journal, JournalEntry, request_columns, shorten, to_record
+from mobilemoney_async.payments.journal import Journal, JournalEntry, reason_columns, request_columns, to_record
 from mobilemoney_async.payments.queries import chunks
+from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import (
     PaymentEvent,
     PaymentRecord,
@@ -189,8 +190,9 @@ def postpone(journal: Journal, key: str, *, reason: str, until: datetime) -> Pay
     if record is None or record.state is not PaymentState.QUEUED:
         return None
     # After a look in the list its reason counts: it says what a payment waits for that becomes unknown.
-    known = None if record.looked_at is None else record.reason
-    return to_record(journal.update(key, {"not_before": until, "reason": known or shorten(reason)}))
+    is_known = record.looked_at is not None and record.cause is not None
+    waits = {} if is_known else reason_columns(Reason(PaymentCause.WAITS, reason))
+    return to_record(journal.update(key, {"not_before": until, **waits}))
 
 
 def hold(journal: Journal, keys: Sequence[str], *, until: datetime) -> None:
@@ -247,7 +249,7 @@ def _take_out(
     assert target is not None
     for state, is_doubtful in ((PaymentState.REFUSED, True), (target, False)):
         doubt = (_columns.is_certain.is_(False),) if is_doubtful else ()
-        values = {"state": str(state), "changed_at": at, "next_look_at": None, "reason": None}
+        values = {"state": str(state), "changed_at": at, "next_look_at": None, **reason_columns(None)}
         stopped = payments.update().where(*queued, *doubt).values(values).returning(_columns.key)
         keys = list(journal.connection.execute(stopped).scalars())
         if keys:

@@ -24,9 +24,10 @@ from mobilemoney_async.database.schema import (
     unclaimed,
 )
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.evidence import IN_GRACE, NO_LATER, Walk
+from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.journal import IS_UNIDENTIFIED, UNKNOWN_EXTRA, WAS_REFUSED_SOFTLY, Journal, to_record
 from mobilemoney_async.payments.matching import shift
+from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.payments.records import EXPLAINED, UNIDENTIFIED, HistoryEntry, PaymentRecord, PaymentState
 from mobilemoney_async.values import is_id
 
@@ -55,7 +56,7 @@ _SEARCHABLE: Sequence[sa.ColumnElement[bool] | sa.TextClause] = (
 _COMPARABLE = (_columns.transaction_id.is_not(None), _columns.attempt == 1, _columns.extra_digest != UNKNOWN_EXTRA)
 # Payments whose transaction is final, and contradicts them; see `Journal.record_seen`.
 IS_CONTRADICTED: sa.ColumnElement[bool] = sa.and_(
-    _columns.state == PaymentState.ACKNOWLEDGED, _columns.reason.is_not(None)
+    _columns.state == PaymentState.ACKNOWLEDGED, _columns.cause.is_not(None)
 )
 # The columns with a payment's names. Each has an index, two of them one with a condition.
 _NAMES: Mapping[str, Sequence[Any]] = {
@@ -163,7 +164,7 @@ def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -
     *due_ones, is_released = _is_due(now, grace)
     unidentified, refused = (sa.and_(IS_UNIDENTIFIED, sa.or_(is_lost, *due_ones[:2])), due_ones[2])
     at_once = sa.or_(_columns.not_before.is_(None), _columns.not_before <= soon, _columns.not_after <= soon)
-    is_pending = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.reason.is_(None))
+    is_pending = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.cause.is_(None))
     wanted = [(Work.RECONCILE, unidentified), (Work.RECONCILE, refused), (Work.DISPATCH, sa.and_(is_queued, at_once))]
     selects = [(work, sa.select(_columns.account).where(each).distinct()) for work, each in wanted]
     for work, each in ((Work.FOLLOW, is_pending), (Work.RECONCILE, is_released)):
@@ -180,7 +181,7 @@ def accounts_with_work(connection: sa.Connection, now: datetime, grace: float) -
 def _comparable_now(journal: Journal, now: datetime, grace: float) -> list[PaymentRecord]:
     """Return the unknown payments of the last week that only lacked a later payment to compare with, and have one."""
     here = _columns.account == journal.account
-    lacks = _columns.reason.in_((NO_LATER, IN_GRACE))
+    lacks = _columns.cause.in_((PaymentCause.NO_LATER, PaymentCause.IN_GRACE))
     waiting = (_columns.state == PaymentState.UNKNOWN, lacks, _columns.candidates.is_(None))
     rows = journal.connection.execute(
         sa.select(payments).where(here, *waiting, _columns.looked_at >= now - _COMPARED)

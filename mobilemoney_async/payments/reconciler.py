@@ -25,7 +25,7 @@ from mobilemoney_async.database.leases import change_lease, while_renewed
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.account_store import AccountStore
 from mobilemoney_async.payments.changes import prune_changes
-from mobilemoney_async.payments.evidence import Evidence, Verdict, Walk
+from mobilemoney_async.payments.evidence import Evidence, Verdict, Walk, may_be
 from mobilemoney_async.payments.journal import Journal
 from mobilemoney_async.payments.listing import Lister
 from mobilemoney_async.payments.matching import date_ranges, query_for, shift
@@ -42,6 +42,7 @@ from mobilemoney_async.payments.queries import (
     searchable,
     select,
 )
+from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.payments.reconciliation import Look, ask_for_look, find_rival, mark_stale, record_listing
 from mobilemoney_async.payments.records import (
     Clearance,
@@ -255,8 +256,8 @@ def _judge_one(
     control = evidence.control(query, neighbours(journal, record))
     verdict, rival = evidence.judge(record.key, control), None
     if verdict.adopt is not None and not is_sole_writer:
-        said = "other systems of the merchant pay too (sole_writer=False)"
-        verdict = Verdict(candidates=(verdict.adopt.id,), reason=f"it may be transaction {verdict.adopt.id}: {said}")
+        only = (verdict.adopt.id,)
+        verdict = Verdict(candidates=only, reason=may_be(only, PaymentCause.OTHER_SYSTEM))
     if verdict.adopt is not None:
         rival = find_rival(journal, record.key, verdict.adopt, query=query, skew=skew)
     elif not verdict.candidates:

@@ -24,8 +24,9 @@ from mobilemoney_async.contract.states import initial_status
 from mobilemoney_async.database.schema import history, insert_missing, payments, unclaimed
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.evidence import Verdict, Walk
-from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, to_record
+from mobilemoney_async.payments.journal import WAS_RELEASED, Journal, JournalEntry, reason_columns, to_record
 from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, may_be_within
+from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import (
     EXPLAINED,
     LISTINGS,
@@ -165,7 +166,7 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
     if not candidates:
         return _record_miss(journal, row, current, look)
     if current.state in REUSABLE:
-        doubted = doubt(journal, current, " ".join(candidates), at=at, candidates=candidates)
+        doubted = doubt(journal, current, verdict.reason, at=at, candidates=candidates)
         if not isinstance(doubted, StoreError):
             return doubted
         # A payment of the same kind is unknown: that one comes first.
@@ -178,9 +179,12 @@ def record_listing(journal: Journal, record: PaymentRecord, look: Look) -> Payme
 
 
 def doubt(
-    journal: Journal, record: PaymentRecord, reason: str, *, at: datetime, candidates: tuple[str, ...] = ()
+    journal: Journal, record: PaymentRecord, reason: Reason | None, *, at: datetime, candidates: tuple[str, ...] = ()
 ) -> PaymentRecord | StoreError:
-    """Make a payment unknown that counted as refused or absent, since it may be one of the candidates, or anything."""
+    """Make a payment unknown that counted as refused or absent, since it may be one of the candidates, or anything.
+
+    Its own reason is the reason if another is not given.
+    """
     return journal.apply(
         JournalEntry(
             record.key,
@@ -188,8 +192,9 @@ def doubt(
             PaymentEvent.DOUBT,
             source=Source.RECONCILE,
             at=at,
-            detail=reason,
+            detail=" ".join(candidates) or (record.reason if reason is None else str(reason)),
             candidates=candidates,
+            reason=reason,
         )
     )
 
@@ -328,7 +333,7 @@ def _contest(
     journal: Journal, record: PaymentRecord, transaction_id: str, rival: EarlierAttempt, *, at: datetime
 ) -> Verdict:
     """Return the verdict without its adoption, and note the suspicion once in the rival's history."""
-    verdict = Verdict(candidates=(transaction_id,))
+    verdict = Verdict(candidates=(transaction_id,), reason=Reason(PaymentCause.RIVAL, rival.key))
     if verdict.candidates != record.candidates:
         logger.error("payment %r may have been paid twice: transaction %s", rival.key, transaction_id)
         detail = f"transaction {transaction_id} may be attempt {rival.number}, which was called absent: paid twice?"
@@ -372,7 +377,7 @@ def _record_miss(journal: Journal, row: sa.Row[Any], current: PaymentRecord, loo
     has_counted, walks = look.counts(current, row.walked_at), current.walks
     values: dict[str, Any] = {}
     if look.is_whole or look.walk.is_complete:
-        values["reason"] = verdict.reason
+        values |= reason_columns(verdict.reason)
     if has_counted:
         walks += 1
         values |= {"walks": walks, "walked_at": at}

@@ -28,6 +28,7 @@ import attrs
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
+from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.values import mask_phone_number
 
 
@@ -229,7 +230,8 @@ class PaymentRecord(Data):
         walks: The number of full listings after the grace period that have not shown it.
         is_certain: False for a refusal without a code of the contract: the payment is refused as far as is known.
         reason: Why an unknown payment could not be called absent, why a queued one was not sent yet, or why the final
-            state of an acknowledged one is not believed; or None.
+            state of an acknowledged one is not believed; or None. A sentence for people: programs compare `cause`.
+        cause: The cause of that reason, or None.
         looked_at: When the last full listing ended that was begun after its request and has not shown it, or None.
         is_controlled: Whether that listing showed your payments from before and after it, as it should.
         next_look_at: The time from which `payments.reconcile` looks for it again; None if it does so at any time, or if
@@ -262,6 +264,7 @@ class PaymentRecord(Data):
     walks: int = 0
     is_certain: bool = True
     reason: str | None = None
+    cause: PaymentCause | None = None
     looked_at: datetime | None = None
     is_controlled: bool = False
     next_look_at: datetime | None = None
@@ -281,6 +284,11 @@ class PaymentRecord(Data):
     def is_ambiguous(self) -> bool:
         """True if it may be one of several transactions, or one that is not certain."""
         return self.state in UNIDENTIFIED and bool(self.candidates)
+
+    @property
+    def is_contradicted(self) -> bool:
+        """True if the service shows its transaction's final state otherwise than it should be: see `reason`."""
+        return self.state is PaymentState.ACKNOWLEDGED and self.cause is not None
 
     @property
     def is_late(self) -> bool:

@@ -50,7 +50,7 @@ _LOW_DIGITS = 9
 
 _columns, _change = payments.c, changes.c
 _IS_NEW = sa.text("number IS NULL")
-_IS_PENDING = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.reason.is_(None))
+_IS_PENDING = sa.and_(_columns.state == PaymentState.ACKNOWLEDGED, _columns.cause.is_(None))
 
 
 @attrs.frozen(kw_only=True)
@@ -239,7 +239,7 @@ def _requests(journal: Journal, shared: float) -> LimitUse | None:
 def _count_open(journal: Journal, now: datetime) -> Sequence[int]:
     """Return the numbers of payments on their way, unidentified for another reason, pending, and contradicted."""
     states = [str(state) for state in (*UNIDENTIFIED, PaymentState.ACKNOWLEDGED)]
-    special = sa.case((_columns.state == PaymentState.SENDING, _is_lost(now)), else_=_columns.reason.is_not(None))
+    special = sa.case((_columns.state == PaymentState.SENDING, _is_lost(now)), else_=_columns.cause.is_not(None))
     rows = journal.connection.execute(
         sa.select(
             _columns.state, sa.func.count().label("number"), sa.func.count(sa.case((special, 1))).label("special")

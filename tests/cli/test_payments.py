@@ -199,12 +199,12 @@ class TestShow:
         reason = "no later payment to compare with"
         engine = sa.create_engine(url)
         with engine.begin() as connection:
-            connection.execute(sa.text(f"UPDATE mobilemoney_payment_records SET reason = '{reason}'"))
+            connection.execute(sa.text("UPDATE mobilemoney_payment_records SET cause = 'NO_LATER'"))
         engine.dispose()
         shown = run("show", "order-1", "--store", url).stdout
         assert re.search(rf"^not called absent because +{reason}$", shown, re.MULTILINE)
         record = run_json("show", "order-1", "--store", url)
-        assert record["reason"] == reason
+        assert (record["reason"], record["cause"]) == (reason, "NO_LATER")
         assert [entry["what"] for entry in record["history"]] == ["sent", "unknown"]
 
     def test_a_key_that_was_never_used_is_an_error(self, sandbox: Sandbox, url: str) -> None:

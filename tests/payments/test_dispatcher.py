@@ -22,7 +22,7 @@ from mobilemoney_async import (
 )
 from mobilemoney_async.events import DispatcherPaused, Event
 from mobilemoney_async.payments.account_store import AccountStore
-from mobilemoney_async.payments.evidence import IN_GRACE
+from mobilemoney_async.payments.reasons import PaymentCause
 from mobilemoney_async.payments.store import account_store
 from mobilemoney_async.sandbox import faults
 from mobilemoney_async.sandbox.messages import Reply, payment_error
@@ -210,7 +210,7 @@ async def test_the_record_has_the_latest_reason_or_that_of_a_look(sqlite_file_ur
             looked, unsent = [await client.payments.get(f"k{number:02}") for number in range(2)]
     assert looked is not None and unsent is not None
     assert "'lost'" in (unsent.reason or "")
-    assert looked.reason == IN_GRACE
+    assert looked.cause is PaymentCause.IN_GRACE
 
 
 @pytest.mark.costly("runs lines of payments/dispatcher.py that no quick test runs")

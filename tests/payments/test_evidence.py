@@ -16,8 +16,9 @@ from mobilemoney_async import Acknowledgement, PaymentRecord, Transaction
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import UnreadableRow
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
-from mobilemoney_async.payments.evidence import Control, Evidence, Verdict, Walk, names
+from mobilemoney_async.payments.evidence import Control, Evidence, Verdict, Walk, may_be, names
 from mobilemoney_async.payments.matching import Match, PaymentQuery, Skew, estimate_skew, query_for, time_of
+from mobilemoney_async.payments.reasons import PaymentCause, Reason
 from mobilemoney_async.payments.records import PaymentRequest
 from tests.payments.listed import (
     HOUR,
@@ -209,8 +210,10 @@ _BEFORE, _AFTER = own(NOON - _MINUTE, id="before"), own(NOON + _MINUTE, id="afte
 _SHOWN = [row(NOON - _MINUTE, id="before"), row(NOON + _MINUTE, id="after")]
 
 
-_NO_EARLIER, _NO_LATER = "no earlier payment to compare with", "no later payment to compare with"
-_IN_GRACE = "the list was read within the grace period, and may show it later"
+_NO_EARLIER, _NO_LATER = Reason(PaymentCause.NO_EARLIER), Reason(PaymentCause.NO_LATER)
+_NOT_WHOLE, _UNREADABLE = Reason(PaymentCause.NOT_WHOLE), Reason(PaymentCause.UNREADABLE)
+_TOO_OLD, _OTHER_DAYS = Reason(PaymentCause.TOO_OLD), Reason(PaymentCause.OTHER_DAYS)
+_IN_GRACE = Reason(PaymentCause.IN_GRACE)
 _PAID = attrs.evolve(_SHOWN[1], type=_DISBURSEMENT)
 _NEXT_DAY = {"began_at": NOON + _DAY}
 
@@ -232,31 +235,33 @@ def test_the_control_is_passed_if_the_payments_on_both_sides_are_shown() -> None
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rows": _SHOWN[:1]}, "the list does not show payment 'key-after'"),
-        ({"rows": _SHOWN[1:]}, "the list does not show payment 'key-before'"),
-        ({"rows": []}, "the list does not show payment 'key-before'"),
-        ({"rows": _SHOWN[:1], "unreadable": (UnreadableRow(id="after"),)}, "a row of the list cannot be read"),
+        ({"rows": _SHOWN[:1]}, Reason(PaymentCause.HIDDEN, "key-after")),
+        ({"rows": _SHOWN[1:]}, Reason(PaymentCause.HIDDEN, "key-before")),
+        ({"rows": []}, Reason(PaymentCause.HIDDEN, "key-before")),
+        ({"rows": _SHOWN[:1], "unreadable": (UnreadableRow(id="after"),)}, _UNREADABLE),
         (
             {"rows": [attrs.evolve(each, phone_number="") for each in _SHOWN]},
-            "the list shows payment 'key-before' with another type, phone number, amount or time",
+            Reason(PaymentCause.ALTERED, "key-before"),
         ),
         (
             {"rows": [_SHOWN[0], attrs.evolve(_SHOWN[1], amount=Decimal(1001))]},
-            "the list shows payment 'key-after' with another type, phone number, amount or time",
+            Reason(PaymentCause.ALTERED, "key-after"),
         ),
         (
             {"rows": [_SHOWN[0], row(NOON + HOUR, id="after")], "after": [attrs.evolve(_AFTER, is_adopted=True)]},
-            "the list shows payment 'key-after' with another type, phone number, amount or time",
+            Reason(PaymentCause.ALTERED, "key-after"),
         ),
         ({"rows": _SHOWN, "merchant_id": "merchant-1"}, None),
         (
             {"rows": [attrs.evolve(each, merchant_id="merchant-2") for each in _SHOWN], "merchant_id": "merchant-1"},
-            "the list shows payment 'key-before' with another type, phone number, amount or time",
+            Reason(PaymentCause.ALTERED, "key-before"),
         ),
     ],
     ids=_brief,
 )
-def test_the_control_fails_if_the_list_contradicts_an_own_payment(changes: dict[str, Any], reason: str | None) -> None:
+def test_the_control_fails_if_the_list_contradicts_an_own_payment(
+    changes: dict[str, Any], reason: Reason | None
+) -> None:
     """One payment that exists and is not shown, or that the search would not recognise, is enough."""
     assert controlled(**changes) == Control(passed=reason is None, is_failed=reason is not None, reason=reason)
 
@@ -264,10 +269,10 @@ def test_the_control_fails_if_the_list_contradicts_an_own_payment(changes: dict[
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"is_complete": False}, "the list could not be read as a whole"),
+        ({"is_complete": False}, _NOT_WHOLE),
         ({"after": []}, _NO_LATER),
         ({"before": []}, _NO_EARLIER),
-        ({"before": [], "rows": _SHOWN[1:]}, "the list shows nothing as old as the payment"),
+        ({"before": [], "rows": _SHOWN[1:]}, _TOO_OLD),
         # Sent while the search was on its way: it may have been made before or after.
         ({"after": [own(NOON + SECOND, id="after")]}, _NO_LATER),
         ({"before": [own(NOON - SECOND, id="a")], "rows": [*_SHOWN, row(NOON, id="a")]}, _NO_EARLIER),
@@ -284,7 +289,7 @@ def test_the_control_fails_if_the_list_contradicts_an_own_payment(changes: dict[
     ],
     ids=_brief,
 )
-def test_nothing_is_concluded_without_payments_to_compare_with(changes: dict[str, Any], reason: str) -> None:
+def test_nothing_is_concluded_without_payments_to_compare_with(changes: dict[str, Any], reason: Reason) -> None:
     """Without own payments on both sides the control is not passed, and not failed either."""
     assert controlled(**changes) == Control(reason=reason)
 
@@ -317,7 +322,7 @@ def test_the_control_compares_payments_that_touch_the_search_or_are_a_week_away(
 def test_the_list_is_as_old_as_the_payment_with_a_row_at_its_window() -> None:
     """Then an earlier payment is missing, rather than the older part of the list."""
     start = search().window(_STEADY)[0]
-    for at, reason in ((start, _NO_EARLIER), (start + _TICK, "the list shows nothing as old as the payment")):
+    for at, reason in ((start, _NO_EARLIER), (start + _TICK, _TOO_OLD)):
         stranger = row(at, id="stranger", amount=Decimal(5))
         after = attrs.evolve(_AFTER, is_adopted=True)
         assert controlled([stranger, _SHOWN[1]], [], [after]).reason == reason
@@ -334,7 +339,7 @@ def test_the_control_takes_the_nearest_three_of_each_side() -> None:
     before = [own(NOON - number * _MINUTE, id=f"tx-{number}") for number in (4, 2, 1, 3)]
     rows = [row(NOON - number * _MINUTE, id=f"tx-{number}") for number in (1, 2, 3)]
     assert controlled([*rows, _SHOWN[1]], before).passed
-    assert controlled([*rows[:2], _SHOWN[1]], before).reason == "the list does not show payment 'key-tx-3'"
+    assert controlled([*rows[:2], _SHOWN[1]], before).reason == Reason(PaymentCause.HIDDEN, "key-tx-3")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +357,7 @@ def test_a_list_that_hides_any_payment_of_those_days_may_hide_the_lost_one(
     hidden: PaymentRecord, is_failed: bool
 ) -> None:
     """The nearest payments are shown, but not one that is farther off: no order or cut of a list explains that."""
-    reason = "the list does not show payment 'key-far'" if is_failed else None
+    reason = Reason(PaymentCause.HIDDEN, "key-far") if is_failed else None
     assert controlled(hidden=[hidden]) == Control(passed=not is_failed, is_failed=is_failed, reason=reason)
 
 
@@ -371,7 +376,7 @@ def test_the_control_learns_the_form_of_numbers_that_it_needs() -> None:
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_a_listing_without_the_payment_counts_if_its_control_has_passed(passed: bool) -> None:
-    control = Control(passed=passed, reason=None if passed else "the reason")
+    control = Control(passed=passed, reason=None if passed else _NO_LATER)
     verdict = evidence(_SHOWN, _BEFORE, _AFTER).judge("order-1", control)
     assert verdict == Verdict(is_clear=True, absent_ok=passed, reason=control.reason)
 
@@ -379,22 +384,24 @@ def test_a_listing_without_the_payment_counts_if_its_control_has_passed(passed: 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"is_complete": False}, "the list could not be read as a whole"),
-        ({"is_complete": False, "covered": (NOON - HOUR, NOON + HOUR)}, "the list could not be read as a whole"),
-        ({"first_day": date(2026, 1, 2)}, "the list was not read for all days of the payment"),
-        ({"first_day": date(2026, 1, 3)}, "the list was not read for all days of the payment"),
-        ({"unreadable": (UnreadableRow(),)}, "a row of the list cannot be read"),
-        ({"unreadable": (UnreadableRow(id="tx-9"),)}, "a row of the list cannot be read"),
-        ({"unreadable": (UnreadableRow(created_at=NOON + HOUR),)}, "a row of the list cannot be read"),
+        ({"is_complete": False}, _NOT_WHOLE),
+        ({"is_complete": False, "covered": (NOON - HOUR, NOON + HOUR)}, _NOT_WHOLE),
+        ({"first_day": date(2026, 1, 2)}, _OTHER_DAYS),
+        ({"first_day": date(2026, 1, 3)}, _OTHER_DAYS),
+        ({"unreadable": (UnreadableRow(),)}, _UNREADABLE),
+        ({"unreadable": (UnreadableRow(id="tx-9"),)}, _UNREADABLE),
+        ({"unreadable": (UnreadableRow(created_at=NOON + HOUR),)}, _UNREADABLE),
         ({"unreadable": (UnreadableRow(created_at=NOON + 2 * _DAY),)}, None),
         ({"unreadable": (UnreadableRow(id="before"),)}, None),
         ({"unreadable": (UnreadableRow(id="tx-9", created_at=NOON),), "explained_ids": {"tx-9": None}}, None),
-        ({"last_day": date(2026, 1, 3)}, "the list was not read for all days of the payment"),
+        ({"last_day": date(2026, 1, 3)}, _OTHER_DAYS),
         ({"first_day": date(2026, 1, 1), "last_day": date(2026, 1, 4)}, None),
     ],
     ids=_brief,
 )
-def test_a_listing_that_may_have_missed_the_payment_does_not_count(changes: dict[str, Any], reason: str | None) -> None:
+def test_a_listing_that_may_have_missed_the_payment_does_not_count(
+    changes: dict[str, Any], reason: Reason | None
+) -> None:
     """A listing with a gap, of other days, or with an unreadable row near the payment shows no absence."""
     verdict = evidence(_SHOWN, _BEFORE, _AFTER, **changes).judge("order-1", Control(passed=True))
     assert verdict == (_CLEAR if reason is None else Verdict(reason=reason))
@@ -441,7 +448,7 @@ def test_a_row_that_may_be_the_payment_is_a_candidate(changes: dict[str, Any]) -
     """A spelling that nothing proves is neither believed nor ignored."""
     made = row(**changes)
     verdict = evidence([made]).judge("order-1", Control(passed=True))
-    assert verdict == Verdict(candidates=(made.id,), reason=f"it may be transaction {made.id}")
+    assert verdict == Verdict(candidates=(made.id,), reason=may_be([made.id]))
 
 
 @pytest.mark.parametrize(
@@ -494,7 +501,7 @@ def test_a_row_that_contradicts_its_owner_may_be_another_payment(
 def test_some_candidates_are_named_and_all_are_kept() -> None:
     verdict = evidence([row(id=f"tx-{number}") for number in range(5)]).judge("order-1", Control())
     assert verdict.candidates == ("tx-0", "tx-1", "tx-2", "tx-3", "tx-4")
-    assert verdict.reason == "it may be transaction tx-0 or tx-1 or tx-2 or another"
+    assert str(verdict.reason) == "it may be transaction tx-0 or tx-1 or tx-2 or another"
 
 
 def test_a_row_that_another_payment_may_be_is_not_adopted() -> None:
@@ -503,7 +510,7 @@ def test_a_row_that_another_payment_may_be_is_not_adopted() -> None:
     rows = [attrs.evolve(each, **changes) for each in (*_SHOWN, row())]
     other = attrs.evolve(search(NOON + 2 * SECOND), phone_number="+255681000789")
     seen = evidence(rows, _BEFORE, _AFTER, searches={"order-1": search(), "order-2": other})
-    expected = Verdict(candidates=("tx-1",), reason="transaction tx-1 may be payment 'order-2' as well")
+    expected = Verdict(candidates=("tx-1",), reason=Reason(PaymentCause.RIVAL, "order-2"))
     assert seen.judge("order-1", Control()) == expected
     assert seen.judge("order-2", Control()).candidates == ("tx-1",)
     dearer = attrs.evolve(other, amount="1001")

@@ -199,7 +199,7 @@ async def test_what_needs_a_decision_is_shown(store_url: str) -> None:
         {"state": "ABSENT"},
         {"state": "SENDING", "stale_at": NOON},
         {"state": "SENDING", "stale_at": NOON + timedelta(seconds=1)},
-        {"state": "ACKNOWLEDGED", "transaction_id": "t-4", "reason": "it is another merchant's"},
+        {"state": "ACKNOWLEDGED", "transaction_id": "t-4", "cause": "OTHER_MERCHANT"},
         {"state": "ACKNOWLEDGED", "transaction_id": "t-5"},
         {"state": "FINAL", "transaction_id": "t-6"},
     ]

@@ -11,7 +11,7 @@ from tests.simulation.merchant import Order
 from tests.simulation.service import MERCHANT, Payment
 from tests.simulation.world import World
 
-_RECORDS = """SELECT key, state, is_certain, transaction_id, status, candidates, reason
+_RECORDS = """SELECT key, state, is_certain, transaction_id, status, candidates, cause
 FROM mobilemoney_payment_records ORDER BY key"""
 PROMPT = 100.0
 CERTAIN = ("RATE_LIMIT_EXCEEDED", "invalid_token", "token_expired", "insufficient_permissions")

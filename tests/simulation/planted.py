@@ -64,7 +64,7 @@ DEFECTS = (
         "absence needs no control and no grace period",
         "payments/evidence.py",
         "        if reason is not None:\n            return Control(is_failed=True, reason=reason)\n"
-        "        if not self._is_settled(query):\n            return Control(reason=IN_GRACE)\n",
+        "        if not self._is_settled(query):\n            return Control(reason=Reason(PaymentCause.IN_GRACE))\n",
         "        return Control(passed=True)\n",
     ),
     Defect(  # before "sharing: a poller follows new payments also after the feed has begun anew"

@@ -1,0 +1,94 @@
+"""Reasons why payments are open: a cause, which programs compare, and what it is about; the sentence is for people."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import attrs
+
+
+class PaymentCause(str, enum.Enum):
+    """Cause for which a payment is open; its sentence is `PaymentRecord.reason`."""
+
+    # Of a payment that the list has not shown.
+    IN_GRACE = "IN_GRACE"
+    """The list was read within the grace period."""
+    NO_EARLIER = "NO_EARLIER"
+    """No earlier payment of its type is known to compare the list with."""
+    TOO_OLD = "TOO_OLD"
+    """No earlier payment is known, and the list shows nothing as old as the payment."""
+    NO_LATER = "NO_LATER"
+    """No later payment of its type has settled yet to compare the list with."""
+    NOT_WHOLE = "NOT_WHOLE"
+    """The list could not be read as a whole."""
+    OTHER_DAYS = "OTHER_DAYS"
+    """The list was not read for all days of the payment, or of those that it is compared with."""
+    UNREADABLE = "UNREADABLE"
+    """A row of the list cannot be read."""
+    UNTIMED = "UNTIMED"
+    """The list shows no time for the payments to compare it with."""
+    HIDDEN = "HIDDEN"
+    """The list does not show another payment of yours."""
+    ALTERED = "ALTERED"
+    """The list shows another payment of yours otherwise than it was made."""
+    # Of a payment that the list may have shown.
+    CANDIDATES = "CANDIDATES"
+    """It may be one of its `candidates`."""
+    RIVAL = "RIVAL"
+    """Its only candidate may be another payment as well."""
+    OTHER_SYSTEM = "OTHER_SYSTEM"
+    """Its only candidate may be another system's payment."""
+    FORGOTTEN = "FORGOTTEN"
+    """The store has forgotten its transaction."""
+    # Of other payments.
+    UNCOMPARED = "UNCOMPARED"
+    """It was refused, and nothing shows how late the list is."""
+    WAITS = "WAITS"
+    """It is queued, and could not be sent."""
+    OTHER_PAYMENT = "OTHER_PAYMENT"
+    """Its transaction is final, with another type, amount or phone number."""
+    OTHER_MERCHANT = "OTHER_MERCHANT"
+    """Its transaction is final, and another merchant's."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_SENTENCES: Mapping[PaymentCause, str] = {
+    PaymentCause.IN_GRACE: "the list was read within the grace period, and may show it later",
+    PaymentCause.NO_EARLIER: "no earlier payment to compare with",
+    PaymentCause.TOO_OLD: "the list shows nothing as old as the payment",
+    PaymentCause.NO_LATER: "no later payment to compare with",
+    PaymentCause.NOT_WHOLE: "the list could not be read as a whole",
+    PaymentCause.OTHER_DAYS: "the list was not read for all days of the payment",
+    PaymentCause.UNREADABLE: "a row of the list cannot be read",
+    PaymentCause.UNTIMED: "the list shows no time for the payments to compare with",
+    PaymentCause.HIDDEN: "the list does not show payment {about!r}",
+    PaymentCause.ALTERED: "the list shows payment {about!r} with another type, phone number, amount or time",
+    PaymentCause.CANDIDATES: "it may be transaction {about}",
+    PaymentCause.RIVAL: "its transaction may be payment {about!r} as well",
+    PaymentCause.OTHER_SYSTEM: "it may be transaction {about}: other systems of the merchant pay too "
+    "(sole_writer=False)",
+    PaymentCause.FORGOTTEN: "the store has forgotten transaction {about}",
+    PaymentCause.UNCOMPARED: "nothing shows how late the list is",
+    PaymentCause.WAITS: "{about}",
+    PaymentCause.OTHER_PAYMENT: "transaction {about} has another type, amount or phone number",
+    PaymentCause.OTHER_MERCHANT: "transaction {about} is another merchant's",
+}
+
+
+@attrs.frozen
+class Reason:
+    """Reason why a payment is open.
+
+    Attributes:
+        cause: The cause.
+        about: What it is about: the key of another payment, transactions, or an error; None where that is clear.
+    """
+
+    cause: PaymentCause
+    about: str | None = None
+
+    def __str__(self) -> str:
+        return _SENTENCES[self.cause].format(about=self.about)
