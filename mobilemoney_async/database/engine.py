@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
 import time
 import weakref
@@ -28,12 +29,13 @@ from mobilemoney_async.database.guest import require_no_guest
 from mobilemoney_async.database.threads import clock_stands_still, run_in_thread
 from mobilemoney_async.database.url import (
     GROUP_THREADS,
+    IS_POOLED,
     THREADS,
     file_of,
-    has_stood_still,
     is_conflict,
     is_locked,
     make_engine,
+    needs_new_session,
     obstacle,
     read_url,
     readable_files,
@@ -81,6 +83,7 @@ class Database:
         self.dialect: str = self._url.get_backend_name()
         self.wall_clock: WallClock = WallClock(time.time)
         self.clients: int = 0  # open ones, of all accounts
+        self.can_listen: bool = self.dialect == "postgresql"  # and no pooler is between, which the first use shows
         self.makes_file: bool = True  # whether a file of SQLite that is missing is made; set before the first use
         self._is_prepared = False
         self._engine: sa.Engine | None = None
@@ -281,8 +284,9 @@ class Database:
         if self._engine is not None:
             self._engine.dispose(close=False)
         self._engine = None
+        self._listening = weakref.WeakSet[Any]()  # connections of the driver
         self._pid = os.getpid()
-        # Held while the engine is made.
+        # Held while the engine is made, and while `_listening` changes.
         self._lock = threading.Lock()
         # Held while the tables are made. No thread waits for it: tasks wait in their event loops.
         self._preparing = threading.Lock()
@@ -303,18 +307,29 @@ class Database:
         except Exception as exc:  # noqa: BLE001 (the driver's own)
             driver.close()
             raise self._failed_alone(exc) from None
+        with self._lock:
+            self._listening.add(driver)
         return driver
+
+    def _hang_up(self) -> None:
+        """End the connections that listen: they may be those of a server that notifies nobody any more."""
+        with self._lock:
+            listening = list(self._listening)
+        for driver in listening:
+            # Not closed: another thread reads it. The driver's own error shows that it is closed already.
+            with suppress(Exception), socket.fromfd(driver.fileno(), socket.AF_INET, socket.SOCK_STREAM) as wire:
+                wire.shutdown(socket.SHUT_RDWR)
 
     def _transact(self, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float) -> T:
         engine = self._ready_engine(until)
-        was_stopped = False
+        is_new = False
         while True:
             try:
                 return self._run(engine, work, writes=writes, durable=durable, until=until)
             except (sa.exc.SQLAlchemyError, OSError) as exc:
                 # Of a conflict with another transaction nothing was committed, even if the commit itself shows it.
-                if has_stood_still(exc) and not was_stopped:
-                    was_stopped, until = True, time.monotonic() + _QUEUE
+                if needs_new_session(exc) and not is_new:
+                    is_new, until = True, time.monotonic() + _QUEUE
                 elif not is_conflict(exc) or time.monotonic() > until:
                     raise self._failed_alone(exc) from None
             except MobileMoneyError as exc:
@@ -370,9 +385,14 @@ class Database:
     def _run(
         self, engine: sa.Engine, work: Callable[[sa.Connection], T], *, writes: bool, durable: bool, until: float
     ) -> T:
-        if self.dialect != "sqlite" or not writes:
-            with engine.begin() as connection:
-                return work(connection)
+        if self.dialect == "postgresql" or not writes:
+            try:
+                with engine.begin() as connection:
+                    return work(connection)
+            except sa.exc.DBAPIError as exc:
+                if exc.connection_invalidated:
+                    self._hang_up()
+                raise
         with _held(self._writer, until), engine.connect() as connection:
             # Outside a transaction, the only place where SQLite lets it change.
             driver: Any = connection.connection.dbapi_connection
@@ -413,6 +433,7 @@ class Database:
     def _look(self, connection: sa.Connection) -> int | None:
         if self.dialect == "postgresql":
             self._read_clock(connection)
+            self.can_listen = IS_POOLED not in connection.info
         found = schema.find_version(connection)
         if found is not None:
             schema.require_known(found)
@@ -481,10 +502,10 @@ def _group(database: Database, *, writes: bool, durable: bool) -> Group:
 def timeline(connection: sa.Connection) -> int | None:
     """Return PostgreSQL's timeline, which each failover and recovery changes; None for SQLite, or if it is hidden.
 
-    It is read once for each connection of the driver: none outlives a failover.
+    It is read once for each session, which stays with its server; behind a pooler a session is a transaction's.
     """
     known = connection.info
-    if connection.dialect.name == "postgresql" and "timeline" not in known:
+    if connection.dialect.name == "postgresql" and ("timeline" not in known or IS_POOLED in known):
         known["timeline"] = None
         with suppress(sa.exc.DBAPIError), connection.begin_nested():
             known["timeline"] = int(connection.execute(_POSTGRESQL_TIMELINE).scalar_one(), 16)

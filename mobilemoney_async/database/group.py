@@ -16,7 +16,7 @@ import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
-from mobilemoney_async.database.url import has_stood_still, is_conflict, is_locked
+from mobilemoney_async.database.url import is_conflict, is_locked, needs_new_session
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.tracebacks import without_frames
 
@@ -213,7 +213,7 @@ def _may_succeed_alone(exc: Exception, *, is_under_way: bool, is_one_of_many: bo
     """Return whether nothing was committed, and work may still succeed in a transaction of its own."""
     if isinstance(exc, MobileMoneyError):
         return is_one_of_many
-    if not isinstance(exc, _OF_THE_DATABASE) or is_conflict(exc) or has_stood_still(exc):
+    if not isinstance(exc, _OF_THE_DATABASE) or is_conflict(exc) or needs_new_session(exc):
         return True
     # Else the database is away, or the commit was broken: then all of it is there, or nothing.
     is_sound = is_under_way and not getattr(exc, "connection_invalidated", False)

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,14 @@ _NETWORK: dict[str, Any] = {
 _POOL: dict[str, Any] = {"pool_size": THREADS, "max_overflow": 2, "pool_timeout": PATIENCE, "pool_use_lifo": True}
 
 # Servers since PostgreSQL 14 end a connection that is idle for longer, unless they have a time of their own for that.
-_IDLE = "SELECT set_config('idle_session_timeout', '{}', false) WHERE current_setting('idle_session_timeout', true) {}"
 _KEPT = "60s"
-NEVER_IDLE = _IDLE.format("0", "<> '0'")
+NEVER_IDLE = (
+    "SELECT set_config('idle_session_timeout', '0', false) WHERE current_setting('idle_session_timeout', true) <> '0'"
+)
 """Statement by which a connection that listens is kept for as long as it lasts."""
+
+IS_POOLED = "mobilemoney_is_pooled"
+"""Note about a connection: it leads to a pooler, so that a session of the server lasts for one transaction."""
 
 # SQLite's engines, and the files of their open connections. The child of a fork inherits SQLite's list of locks, but
 # not the locks: no connection there, not even a new one, keeps others from removing the log of what it has committed.
@@ -170,23 +175,23 @@ def make_engine(url: sa.URL, *, patience: float | None = None, makes_file: bool 
         _engines.add(engine)
         sa.event.listen(engine, "begin", _on_begin)
         return engine
-    arguments = {name: value for name, value in _NETWORK.items() if name not in url.query}
+    settings: dict[str, str] = {}
     if "options" not in url.query:
-        arguments["options"] = f"-c statement_timeout={PATIENCE}s -c idle_in_transaction_session_timeout={PATIENCE}s"
+        settings = dict.fromkeys(("statement_timeout", "idle_in_transaction_session_timeout"), f"{PATIENCE}s")
         # In another zone, the first and the last day of the calendar lie outside Python's.
-        arguments["options"] += " -c timezone=UTC"
+        settings["TimeZone"] = "UTC"
     engine = sa.create_engine(
         url,
         hide_parameters=True,
         pool_pre_ping=True,
-        connect_args=arguments,
+        connect_args={name: value for name, value in _NETWORK.items() if name not in url.query},
         # Whatever the server's default is: after a wait for a lock, a transaction must see the row as it is then.
         isolation_level="READ COMMITTED",
         **_POOL,
     )
-    # The pool hands out the connection that was used last, so that those above the need become idle; `pool_pre_ping`
-    # replaces one that has ended.
-    sa.event.listen(engine, "connect", _end_when_idle)
+    sa.event.listen(engine, "connect", functools.partial(_begin_session, settings=settings))
+    sa.event.listen(engine, "begin", functools.partial(_begin_in_pool, settings=settings))
+    sa.event.listen(engine, "handle_error", _replace_sessions)
     return engine
 
 
@@ -195,11 +200,14 @@ def is_conflict(error: Exception) -> bool:
     return getattr(getattr(error, "orig", None), "sqlstate", None) in {"40001", "40P01"}
 
 
-def has_stood_still(error: Exception) -> bool:
-    """Return whether PostgreSQL has ended a transaction in which this process did nothing: nothing was committed."""
+def needs_new_session(error: Exception) -> bool:
+    """Return whether a session of PostgreSQL has refused a transaction that a new one may make: nothing was committed.
+
+    It has ended since this process did nothing in it, or its server no longer writes: another one has taken over.
+    """
     cause = getattr(error, "orig", None)
     # Old releases of psycopg show the server's last words without their code.
-    return getattr(cause, "sqlstate", None) == "25P03" or "idle-in-transaction timeout" in str(cause)
+    return getattr(cause, "sqlstate", None) in {"25P03", "25006"} or "idle-in-transaction timeout" in str(cause)
 
 
 def is_locked(error: Exception) -> bool:
@@ -249,9 +257,41 @@ def _on_connect(connection: Any, record: object, *, file: str, patience: float) 
         connection.execute(f"PRAGMA {pragma}").close()
 
 
-def _end_when_idle(connection: Any, record: object) -> None:
-    connection.execute(_IDLE.format(_KEPT, "= '0'"))
+def _begin_session(connection: Any, record: Any, *, settings: Mapping[str, str]) -> None:
+    """Set what lasts as long as a session. If the server is another process than it said at first, a pooler is between.
+
+    In transaction mode that gives each transaction a session that others share: nothing may be left in it.
+    """
+    is_pooled = f"pg_backend_pid() <> {connection.info.backend_pid}"
+    # The pool hands out the connection that was used last, so that those above the need become idle; `pool_pre_ping`
+    # replaces one that has ended.
+    kept = f"set_config('idle_session_timeout', '{_KEPT}', {is_pooled})"
+    kept = f"CASE WHEN current_setting('idle_session_timeout', true) = '0' THEN {kept} END"
+    said = connection.execute(f"SELECT {is_pooled}, {kept}{_set(settings, is_pooled)}").fetchone()
+    if said[0]:
+        record.info[IS_POOLED] = True
+        connection.prepare_threshold = None  # it prepares no statement
     connection.commit()
+
+
+def _begin_in_pool(connection: sa.Connection, *, settings: Mapping[str, str]) -> None:
+    if settings and connection.info.get(IS_POOLED):
+        connection.exec_driver_sql(f"SELECT 1{_set(settings, 'true')}")
+
+
+def _set(settings: Mapping[str, str], is_local: str) -> str:
+    """Return more columns of a SELECT, which set something: for a session, or for its transaction if `is_local`."""
+    return "".join(f", set_config('{name}', '{value}', {is_local})" for name, value in settings.items())
+
+
+def _replace_sessions(context: sa.engine.ExceptionContext) -> None:
+    """Let the pool replace all sessions that are older than an error of a server that fails over.
+
+    SQLAlchemy does so itself where a session has ended. It may also last: at a server that writes no more, at a pooler.
+    """
+    state = getattr(context.original_exception, "sqlstate", None) or ""
+    if state == "25006" or state[:2] == "08" or state[:4] == "57P0":
+        context.is_disconnect = True
 
 
 def _use_wal(connection: Any) -> None:

@@ -52,7 +52,7 @@ class FeedWatch:
         self._stirred = anyio.Event()
         self._is_led = False
         self._listener = Listener(database, CHANGES)
-        self._deaf_until = -math.inf if database.dialect == "postgresql" else math.inf
+        self._deaf_until = -math.inf
 
     def stir(self) -> None:
         """Look for changes at once: this process has made one."""
@@ -97,7 +97,7 @@ class FeedWatch:
                     return
                 with anyio.move_on_after(_POLL):
                     async with anyio.create_task_group() as tasks:
-                        if anyio.current_time() >= self._deaf_until:
+                        if self._database.can_listen and anyio.current_time() >= self._deaf_until:
                             tasks.start_soon(self._listen)
                         await self._stirred.wait()
                         tasks.cancel_scope.cancel()

@@ -136,7 +136,8 @@ class StoreFleet:
 
     async def listen(self) -> bool:
         """Wait for a message of another poller; see `Fleet.listen`."""
-        if self.database.dialect != "postgresql":
+        await self.database.open()
+        if not self.database.can_listen:
             return False
         concerns_us = False
         try:

@@ -177,8 +177,14 @@ def partition(url: str) -> None:
     """Divide the tables of a PostgreSQL database by account, with the statement of docs/platform.md."""
     page = Path(__file__).parents[2] / "docs" / "platform.md"
     (statement,) = re.findall(r"```postgresql\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    run_on(url, statement)
+
+
+def run_on(url: str, *statements: str) -> None:
+    """Execute statements on a connection of their own, each in its own transaction."""
     with _connection(url) as connection:
-        connection.execute(sa.text(statement))
+        for statement in statements:
+            connection.execute(sa.text(statement))
 
 
 def _prepare(url: str) -> None:
