@@ -30,6 +30,7 @@ from mobilemoney_async.calls.options import (
 from mobilemoney_async.calls.pipeline import Claim, Pipeline
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPClient, HTTPTransport, Wire
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.codec import Fields
 from mobilemoney_async.contract.endpoints import Effect, undocumented
 from mobilemoney_async.contract.limits import Schedule
@@ -404,14 +405,15 @@ class AsyncClient:
     async def _leave_store(self) -> None:
         is_attached, self._is_attached = self._is_attached, False
         if is_attached and self._store is not None and self._idempotent_creates is not None:
-            # Shielded: results in the write-behind buffer are written, also when this is cancelled.
-            with anyio.CancelScope(shield=True):
-                await self._idempotent_creates.aclose()
+            try:
+                # Results in the write-behind buffer are written, also when this is cancelled.
+                await shielded(self._idempotent_creates.aclose)
                 if self._store.clients == 1:
                     from mobilemoney_async.payments.feed import leave_consumers
 
                     await leave_consumers(self._store)
-            self._store.detach()
+            finally:
+                self._store.detach()
 
     async def __aenter__(self) -> Self:
         self._pipeline.wire.check_open()

@@ -28,6 +28,7 @@ from anyio.lowlevel import checkpoint
 from mobilemoney_async.calls.options import Options
 from mobilemoney_async.calls.retry import RetryPolicy
 from mobilemoney_async.calls.transport import HTTPTransport, Wire
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, close, lend, rest, wake
 from mobilemoney_async.payments.store import SQLStore, account_store, as_store
 from mobilemoney_async.values import missing_extra, refuse, require_integer, require_name
@@ -298,14 +299,15 @@ class Merchants:
 
         from mobilemoney_async.worker import end as end_worker
 
-        # Shielded: results that are not recorded yet are written, also when this is cancelled.
-        with anyio.CancelScope(shield=True):
+        async def end_all() -> None:
             async with anyio.create_task_group() as tasks:
                 for worker in list(self._workers):
                     tasks.start_soon(end_worker, worker)
             async with anyio.create_task_group() as tasks:
                 for merchant in [] if is_closed else list(self._merchants.values()):
                     tasks.start_soon(end, merchant)
+
+        await shielded(end_all)  # results that are not recorded yet are written, also when this is cancelled
         for each in (self._busy, self._idle, self._connected):
             each.clear()
         await checkpoint()

@@ -16,6 +16,7 @@ from typing import Self
 import anyio
 import anyio.abc
 
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, claimed, require_own
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
@@ -214,14 +215,20 @@ class Worker(anyio.AsyncContextManagerMixin):
 async def end(worker: Worker) -> None:
     """End all parts of a worker and give its accounts back. Cancelling this changes nothing."""
     worker._is_closing = True
-    with anyio.CancelScope(shield=True):
-        # The claims are renewed meanwhile: nobody else begins before these have ended.
-        while worker._served:
-            for scope in worker._served.values():
-                scope.cancel()
-            ended = worker._ended
-            await ended.wait()
-        if worker._renewing is not None:
-            worker._renewing.cancel()
-            worker._renewing = None
+
+    async def finish() -> None:
+        try:
+            # The claims are renewed meanwhile: nobody else begins before these have ended.
+            while worker._served:
+                for scope in worker._served.values():
+                    scope.cancel()
+                ended = worker._ended
+                await ended.wait()
+        finally:
+            renewing, worker._renewing = worker._renewing, None
+            if renewing is not None:
+                renewing.cancel()
+        if renewing is not None:
             await worker._claims.leave()
+
+    await shielded(finish)

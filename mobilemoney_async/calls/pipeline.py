@@ -21,6 +21,7 @@ from mobilemoney_async.calls.retry import Action, Decision, RetryPolicy, decide
 from mobilemoney_async.calls.tokens import Suspicions, TokenSource
 from mobilemoney_async.calls.transport import Wire
 from mobilemoney_async.calls.transport_errors import Flight
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import LOGIN, Effect, Endpoint, Priority, other_than_asked
 from mobilemoney_async.contract.error_mapping import Answer, read_answer
@@ -311,11 +312,9 @@ class Pipeline:
             error = exc if isinstance(exc, MobileMoneyError) else None
             lost: CallOutcome = "unknown" if call.flight is not None and call.flight.may_have_arrived else "not_sent"
             # Shielded, here and below: cancelled or not, the record learns the result of the attempt.
-            with anyio.CancelScope(shield=True):
-                await recorder.failed(lost if error is None else error.outcome, error)
+            await shielded(lambda: recorder.failed(lost if error is None else error.outcome, error))
             raise
-        with anyio.CancelScope(shield=True):
-            await recorder.answered(answer)
+        await shielded(lambda: recorder.answered(answer))
         return answer
 
     async def _exchange(self, call: _Call) -> Any:

@@ -23,6 +23,7 @@ import httpx
 
 from mobilemoney_async.calls.transport_errors import Flight, library, map_error
 from mobilemoney_async.calls.transport_pool import check_base_url, make_pool, require_aiohttp, route
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.codec import Content
 from mobilemoney_async.contract.error_mapping import Answer
 from mobilemoney_async.errors import ConnectionFailed, InvalidRequest, MobileMoneyError
@@ -199,8 +200,7 @@ class _TransportSender:
         if not self._flights[id(transport)]:
             del self._flights[id(transport)]
             if self._owned and self._transport is not transport:
-                with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
-                    await transport.aclose()
+                await shielded(transport.aclose, timeout=_CLOSE_TIMEOUT, ignored=Exception)
 
     def _open(self) -> httpx.AsyncBaseTransport:
         """Return our pool, a new one in another event loop: connections belong to their loop."""
@@ -363,14 +363,12 @@ class Wire:
 
     async def rest(self) -> None:
         """Close the idle connections of our own pool, whatever fails in it. The next request opens new ones."""
-        with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
-            await self._sender.aclose(is_resting=True)
+        await shielded(lambda: self._sender.aclose(is_resting=True), timeout=_CLOSE_TIMEOUT, ignored=Exception)
 
     async def aclose(self) -> None:
         """Close the connections of our own pool. A second call does nothing."""
         self._closed = True
-        with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True):
-            await self._sender.aclose()
+        await shielded(self._sender.aclose, timeout=_CLOSE_TIMEOUT)
 
 
 async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer], T]) -> T:
@@ -394,10 +392,9 @@ async def _read(response: httpx.Response, flight: Flight, read: Callable[[Answer
         with suppress(Exception):  # the answer is there
             await response.aclose()
     except BaseException:
-        # Cancelled or broken: give the connection back to the pool, shielded from the cancellation. Errors of that are
+        # Cancelled or broken: give the connection back to the pool, whatever is cancelled meanwhile. Errors of that are
         # dropped: the first error is the one to report.
-        with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(Exception):
-            await response.aclose()
+        await shielded(response.aclose, timeout=_CLOSE_TIMEOUT, ignored=Exception)
         raise
     return value
 

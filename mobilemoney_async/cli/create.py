@@ -18,6 +18,7 @@ import attrs
 import typer
 
 from mobilemoney_async import errors
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.cli import following, options
 from mobilemoney_async.cli.clients import open_client
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, explain, run, say
@@ -302,15 +303,17 @@ class Payment:
     async def _read_record(self, client: AsyncClient) -> None:
         if self._request.key is None:
             return
-        # The call is being cancelled: the shield lets this read end, for a few seconds at most. Until it has ended, the
-        # result counts as unknown. After it the record decides, and without a record nothing was sent.
+        # The call is being cancelled: this read may take a few more seconds. Until it has ended, the result counts as
+        # unknown. After it the record decides, and without a record nothing was sent.
         self._is_unknown = True
-        with anyio.move_on_after(_LAST_LOOKUP, shield=True):
-            try:
-                self._record = await client.payments.get(self._request.key)
-                self._is_unknown = False
-            except errors.StoreError as exc:
-                say(self._request.command, f"the store cannot show the payment's state: {exc}")
+        try:
+            await shielded(partial(self._find_record, client, self._request.key), timeout=_LAST_LOOKUP)
+        except errors.StoreError as exc:
+            say(self._request.command, f"the store cannot show the payment's state: {exc}")
+
+    async def _find_record(self, client: AsyncClient, key: str) -> None:
+        self._record = await client.payments.get(key)
+        self._is_unknown = False
 
     def _print(self, event: str, text: str = "", **fields: object) -> None:
         """Print an event: its text, or with ``--json`` its fields."""

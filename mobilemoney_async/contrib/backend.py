@@ -21,6 +21,7 @@ import attrs
 
 from mobilemoney_async import values
 from mobilemoney_async.callbacks import CallbackReceiver, Verify
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient
 from mobilemoney_async.contrib.orders import OrderState, OrderStatus, TooManyOrders, TooManyPrompts, read_record
 from mobilemoney_async.contrib.prompt_limit import PromptLimits
@@ -195,14 +196,18 @@ class Backend(anyio.AsyncContextManagerMixin):
                     yield self
                 finally:
                     self._tasks = None
-                    with anyio.move_on_after(self._drain, shield=True):
-                        for create in list(self._creates.values()):
-                            await create.is_done.wait()
-                    tasks.cancel_scope.cancel()
+                    try:
+                        await shielded(self._finish_creates, timeout=self._drain)
+                    finally:
+                        tasks.cancel_scope.cancel()
         except BaseExceptionGroup as exc:
             failure = exc if exc.exceptions[1:] else exc.exceptions[0]  # the block's own, which the group has wrapped
         if failure is not None:
             raise failure
+
+    async def _finish_creates(self) -> None:
+        for create in list(self._creates.values()):
+            await create.is_done.wait()
 
     async def collect(
         self,

@@ -12,6 +12,7 @@ import anyio
 import attrs
 from anyio.lowlevel import RunVar
 
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.url import NEVER_IDLE
 from mobilemoney_async.errors import StoreError
@@ -150,9 +151,11 @@ class _Connection:
 
     async def _open(self) -> Any:
         if self._driver is None:
-            # Shielded: a connection that is opened must not be lost. The database's time-outs bound it.
-            with anyio.CancelScope(shield=True):
+
+            async def connect() -> None:
                 self._driver = await self._database.open_driver(_LISTEN)
+
+            await shielded(connect)  # a connection that is opened must not be lost; the database's time-outs bound it
             for each in self._all():
                 each.hear(None)
         return self._driver

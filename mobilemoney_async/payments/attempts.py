@@ -16,6 +16,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import contradiction
 from mobilemoney_async.contract.models import Acknowledgement
 from mobilemoney_async.database.threads import clock_stands_still
@@ -122,8 +123,7 @@ class RecordedAttempts:
         except BaseException:
             if made and made[0] is not None:
                 self.attempt = made[0]
-                with anyio.CancelScope(shield=True):
-                    await self.failed("not_sent", None)
+                await shielded(lambda: self.failed("not_sent", None))
             raise
         self.attempt = made[0]
         if self.attempt is None:

@@ -28,6 +28,7 @@ import attrs
 import msgspec
 
 from mobilemoney_async.calls.pipeline import AnswerFacts, Pipeline
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.codec import Content, Fields, encode
 from mobilemoney_async.contract.endpoints import GET_TRANSACTION, Endpoint, type_created
 from mobilemoney_async.contract.models import Acknowledgement
@@ -134,15 +135,20 @@ class IdempotentCreates:
         if progress.is_looking or progress.is_comparing:
             said += ", and the service's list was not read yet: call payments.reconcile(), and then create it again"
         if progress.is_comparing:
-            with anyio.CancelScope(shield=True), suppress(StoreError):
+            with suppress(StoreError):
                 await self._recovery.leave_to_reconcile()
         late = RequestTimeout(said, outcome="not_sent")
         if progress.is_waiting:
             # Another call under this key may have sent it. One query: it does not wait for that call.
-            with anyio.CancelScope(shield=True), suppress(DuplicateSuspected):
+            acknowledgement = None
+
+            async def look_up() -> None:
+                nonlocal acknowledgement
                 progress.earlier, acknowledgement, _ = await self._look_up(request)
-                if acknowledgement is not None:
-                    return acknowledgement
+
+            await shielded(look_up, ignored=DuplicateSuspected)
+            if acknowledgement is not None:
+                return acknowledgement
         if progress.unknown_since is None:
             raise late
         late.outcome = "unknown"

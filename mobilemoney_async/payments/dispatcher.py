@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Self
 
 import anyio
@@ -21,6 +22,7 @@ import anyio.abc
 import attrs
 
 from mobilemoney_async.calls.pipeline import ClaimEndedError, Pipeline
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.data import Data
 from mobilemoney_async.contract.endpoints import CREATE_COLLECTION, CREATE_DISBURSEMENT
 from mobilemoney_async.contract.states import TransactionType
@@ -136,15 +138,21 @@ class Dispatcher(anyio.AsyncContextManagerMixin):
                 failure = exc
             finally:
                 self._paused = "the dispatcher is closed"
-                with anyio.move_on_after(_DRAIN, shield=True):
-                    await until_answered(self)
-                for _, scope in self._sending.values():
-                    scope.cancel()
-                tasks.cancel_scope.cancel()
-                with anyio.move_on_after(_LEASE, shield=True), suppress(StoreError):
-                    await self._hold(None)
+                await shielded(partial(self._end, tasks))
         if failure is not None:
             raise failure
+
+    async def _end(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Wait for the answers to what was sent, and give the lease back."""
+        try:
+            with anyio.move_on_after(_DRAIN):
+                await until_answered(self)
+        finally:
+            for _, scope in self._sending.values():
+                scope.cancel()
+            tasks.cancel_scope.cancel()
+        with anyio.move_on_after(_LEASE), suppress(StoreError):
+            await self._hold(None)
 
     @property
     def stats(self) -> DispatcherStats:

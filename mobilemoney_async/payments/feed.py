@@ -13,7 +13,6 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
@@ -22,6 +21,7 @@ import attrs
 import sqlalchemy as sa
 from anyio.lowlevel import checkpoint
 
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.engine import Clock
 from mobilemoney_async.database.leases import change_lease
 from mobilemoney_async.errors import StoreError
@@ -375,5 +375,4 @@ async def leave_consumers(store: AccountStore, *holders: str, is_closed: bool = 
                 ConsumerTable(Journal(connection, store.account), name).close()
 
     if names:
-        with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
-            await store.database.timed(leave)
+        await shielded(lambda: store.database.timed(leave), timeout=_SHIELD, ignored=StoreError)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 
 import anyio
 
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.endpoints import Priority
 from mobilemoney_async.database.leases import change_lease, while_renewed
 from mobilemoney_async.errors import StoreError
@@ -148,8 +148,7 @@ class Reconciler:
                 await while_renewed(lambda: self._look(payments, key), lambda: self._hold(_LEASE), every=_LEASE / 3)
         finally:
             # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
-            with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
-                await self._hold(None)
+            await shielded(lambda: self._hold(None), timeout=_SHIELD, ignored=StoreError)
 
     async def _hold(self, ttl: float | None) -> bool:
         held, _ = await self._store.database.timed(

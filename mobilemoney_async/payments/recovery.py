@@ -24,6 +24,7 @@ import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionType
 from mobilemoney_async.database.leases import change_lease, while_renewed
@@ -208,8 +209,7 @@ class Recovery:
             )
         finally:
             # Cancelled or not, the lease is free again; where the store is away, it ends by itself.
-            with anyio.move_on_after(_LEASE, shield=True), suppress(StoreError):
-                await self._hold(name, None)
+            await shielded(lambda: self._hold(name, None), timeout=_LEASE, ignored=StoreError)
         return True
 
     def _suspicion(self, facts: AccountFacts) -> Suspicion | None:

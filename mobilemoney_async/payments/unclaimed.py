@@ -26,11 +26,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-import anyio
 import attrs
 import sqlalchemy as sa
 
 from mobilemoney_async.calls.pipeline import Pipeline
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.comparison import international, is_same_payment, local_digits
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
@@ -218,14 +218,16 @@ class UnclaimedObserver:
     ) -> None:
         """Record rows with their first sightings, and those with a new status, and report them."""
         began_at = self._began_at(account)
-        # Once it is recorded, a row is reported by this task or never.
-        with anyio.CancelScope(shield=True):
+
+        async def record() -> None:
             made, left, is_full = await self._store.write(
                 lambda journal: _record(journal, account, list(due.values()), changed, now, began_at=began_at)
             )
             self._seen.update((row.id, str(row.status)) for row in (*changed, *(row for row, _ in due.values())))
             self._seen.update((row.id, _Sighting(due[row.id][1], now + self._wait)) for row in left)
             self._report(made, now, is_full=is_full)
+
+        await shielded(record)  # once it is recorded, a row is reported by this task or never
 
     def _is_lasting(self, row: Transaction, now: datetime) -> bool:
         """Return whether a row that nothing claims is too old to be a payment on its way."""

@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 import anyio
 import attrs
 
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.polling.pacing import Backoff, HintThrottle
 from mobilemoney_async.polling.planner import Planner
@@ -181,12 +182,11 @@ class Coordinator:
         """Give the lease back, so that another process goes on at once. If the store fails, it runs out by itself."""
         if self._backoff.is_on or self._turned_at == -math.inf:
             return
-        # The poller's tasks have ended. Shielded: the block may be left by a cancellation, and news would be lost.
-        with anyio.CancelScope(shield=True):
-            try:
-                await self._fleet.leave(self._outgoing.news)
-            except Exception as exc:  # noqa: BLE001 (it must not take the place of what ended the block)
-                warn_of_store("the payments stay tracked for a while, the store failed", exc)
+        # The poller's tasks have ended. The block may be left by a cancellation, and news would be lost.
+        try:
+            await shielded(lambda: self._fleet.leave(self._outgoing.news))
+        except Exception as exc:  # noqa: BLE001 (it must not take the place of what ended the block)
+            warn_of_store("the payments stay tracked for a while, the store failed", exc)
 
     # Inside
 

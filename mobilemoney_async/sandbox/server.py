@@ -276,7 +276,12 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
     for grace in (_LEAVING, _SHUTDOWN_TIMEOUT):
         # Shielded: a cancelled caller still waits for the tasks, so that none outlives the server.
         with anyio.CancelScope(shield=True):
-            _, tasks = await asyncio.wait(tasks, timeout=grace)
+            try:
+                _, tasks = await asyncio.wait(tasks, timeout=grace)
+            except asyncio.CancelledError:  # asyncio's own, which no shield stops
+                for task in tasks:
+                    task.cancel()
+                raise
         if not tasks:
             return
         for task in tasks:

@@ -1,7 +1,7 @@
 """Claims: which host of a platform serves which account, and where there is something to do.
 
 All of it are rows of the table of leases, so that no new table is needed. `(account, "worker")` is the claim of an
-account in which work is due; its column `followed` says which work. `("", "worker <host>")` says that a host is alive.
+account in which work is due; its column `followed` says which work. `("", "worker <host>")` says that a host takes any.
 `("", "work")` is the look for work, which one host at a time makes; `followed` is the number of accounts with work.
 
 Critical section: a claim changes hands under its row's lock, and only after its end by the database's clock. A host
@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import anyio
@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from mobilemoney_async.calls.pipeline import ClaimEndedError
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import LONGEST
 from mobilemoney_async.database.engine import Clock, Database, ahead
 from mobilemoney_async.database.schema import insert_missing, leases, lock_row
@@ -142,6 +143,8 @@ class Claims:
     async def renew(self, *, given_back: Collection[str], most: int) -> Renewal:
         """Renew all claims and give some back, in one transaction, and claim further accounts, `most` at most.
 
+        A host that takes none now, since it leaves or cannot start those that it has, counts in nobody's share.
+
         Raises:
             StoreError: The store failed. The claims end by themselves; call it again, with the same arguments.
         """
@@ -182,8 +185,7 @@ class Claims:
             connection.execute(leases.update().where(_IS_CLAIM, _here.holder == self.host).values(_FREE))
             connection.execute(leases.delete().where(*_is(_HOST + self.host)))
 
-        with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):
-            await self._database.write(work, durable=False)
+        await shielded(partial(self._database.write, work, durable=False), timeout=_SHIELD, ignored=StoreError)
 
 
 def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
@@ -191,7 +193,8 @@ def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
     lock_row(connection, leases, {"account": "", "name": own})
     now = clock()
     until = now + TTL
-    run(leases.update().where(*_is(own)).values(holder=asked.host, until=until))
+    takes_some = asked.most > 0
+    run(leases.update().where(*_is(own)).values(holder=asked.host, until=until if takes_some else now))
     if asked.given_back:
         is_given = _is_among(connection, _here.account, asked.given_back)
         run(leases.update().where(_IS_CLAIM, is_given, is_own).values(_FREE))
@@ -207,11 +210,13 @@ def _renew(connection: sa.Connection, clock: Clock, asked: _Asked) -> _Found:
         rows = run(sa.select(_here.account, _here.holder, _here.followed, _here.told).where(*is_poller))
         seen = {row.account: (row.holder, row.followed, row.told) for row in rows}
     shared = {row.name: row for row in run(sa.select(leases).where(_here.account == ""))}
-    hosts = sum(name.startswith(_HOST) and now < row.until <= now + LONGEST for name, row in shared.items())
+    alive = {name for name, row in shared.items() if name.startswith(_HOST) and now < row.until <= now + LONGEST}
+    hosts = len(alive | {own})
     look = shared.get(_LOOK_NAME)
     share, busy = math.ceil((0 if look is None else look.followed) / hosts), sum(due != 0 for due in kept.values())
     new = _claim(connection, asked.host, now, min(asked.most, share - busy))
-    return _Found(kept, new, seen, _surplus(connection, now, busy, share), _takes_look(connection, look, now))
+    looks = takes_some and _takes_look(connection, look, now)
+    return _Found(kept, new, seen, _surplus(connection, now, busy, share), looks)
 
 
 def _surplus(connection: sa.Connection, now: float, busy: int, share: int) -> int:

@@ -19,6 +19,7 @@ import os
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 import anyio
 import attrs
@@ -27,6 +28,7 @@ import sqlalchemy as sa
 from mobilemoney_async.calls.limiter import LoopLock
 from mobilemoney_async.calls.logins import LoginState
 from mobilemoney_async.calls.tokens import Login, LoginAuth, TokenSource
+from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.encryption import TokenCipher
 from mobilemoney_async.database.engine import Clock, Database
 from mobilemoney_async.database.leases import while_renewed
@@ -250,11 +252,11 @@ class SharedLogin:
 
     async def _finish(self, me: str, change: Change) -> StoreError | None:
         """Save the result of a login and give the lease back, in a cancelled call too; return the store's failure."""
-        with anyio.move_on_after(_SHIELD, shield=True):
-            try:
-                await self._change(lambda row, now: (row.finished(me, now, change), False))
-            except StoreError as exc:
-                return exc
+        save = partial(self._change, lambda row, now: (row.finished(me, now, change), False))
+        try:
+            await shielded(save, timeout=_SHIELD)
+        except StoreError as exc:
+            return exc
         return None
 
     def _learn(self, state: LoginState) -> None:

@@ -40,6 +40,7 @@ from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.serialization import dump
 from mobilemoney_async.sharing.login import SharedLogin
 from mobilemoney_async.sharing.login_row import LoginRow, load_failure
+from tests.payments.test_cancelled_twice import cancel_twice
 from tests.support.fakes import EMAIL, LOGIN, PASSWORD, logged_in
 from tests.support.fakes import service as answer_of
 from tests.support.patience import PATIENCE
@@ -246,6 +247,23 @@ async def test_a_cancelled_leader_leaves_the_login_to_the_next(virtual_workers: 
             doomed.cancel_scope.cancel()
     assert got == ["token-2", "token-2"]
     assert len(service.logins) == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
+async def test_a_login_that_is_cancelled_twice_delays_no_other_process(virtual_workers: Workers, steps: int) -> None:
+    """Not while the first one gives the lease back, either."""
+    service = Service(delay=60)
+    leader, other = virtual_workers(service), virtual_workers(service)
+    doomed = asyncio.create_task(leader.token())
+    while not service.logins:
+        await anyio.sleep(0.01)
+    service.delay = 0.0
+    await cancel_twice(doomed, steps)
+    start = anyio.current_time()
+    assert await other.token() == "token-2"
+    assert anyio.current_time() == start
 
 
 @pytest.mark.anyio

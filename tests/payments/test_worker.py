@@ -559,6 +559,17 @@ async def test_accounts_spread_evenly_as_hosts_come_and_go(store_url: str) -> No
     assert sorted([*one.held, *three.held]) == shops(12)
 
 
+async def test_a_host_that_takes_no_accounts_counts_in_nobodys_share(store_url: str) -> None:
+    """One that waits at its end for an answer, or cannot start what it has: the others serve all the rest."""
+    await with_work(store_url, 6)
+    one, two = claims_of(store_url), claims_of(store_url)
+    await renew(one)
+    await renew(one, most=1)
+    await renew(one, most=0)
+    await renew(two)
+    assert (sorted(one.held), sorted(two.held)) == (shops(1), shops(6)[1:])
+
+
 @pytest.mark.slow
 async def test_a_host_gives_accounts_back_only_as_fast_as_others_take_them(store_url: str) -> None:
     """A few at a time, and none while many wait: an account that was given back has no host until another starts it."""
@@ -567,7 +578,7 @@ async def test_a_host_gives_accounts_back_only_as_fast_as_others_take_them(store
     for _ in range(3):
         await renew(one)
     assert len(one.held) == 130
-    await renew(two, most=0)
+    await renew(two)
     assert (await renew(one)).surplus == 10
     given = shops(130)[:50]
     assert (await renew(one, given_back=given[:49])).surplus == 10

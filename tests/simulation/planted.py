@@ -164,10 +164,8 @@ DEFECTS = (
     Defect(  # that of a call's record has a second net, the buffer of results that is written at the end
         "a shield is dropped: a cancelled reader keeps its lease",
         "payments/feed.py",
-        "        with anyio.move_on_after(_SHIELD, shield=True), suppress(StoreError):\n"
-        "            await store.database.timed(leave)",
-        "        with anyio.move_on_after(_SHIELD), suppress(StoreError):\n"
-        "            await store.database.timed(leave)",
+        "        await shielded(lambda: store.database.timed(leave), timeout=_SHIELD, ignored=StoreError)",
+        "        await store.database.timed(leave)",
     ),
     Defect(
         "a lock is missing: nobody looks again before an attempt",

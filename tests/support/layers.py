@@ -17,6 +17,7 @@ PACKAGE = "mobilemoney_async"
 # A part imports from lower layers only. The parts of the lowest layer may import each other, one way.
 LAYERS: Mapping[str, int] = {
     "_version": 1,
+    "cancellation": 1,
     "errors": 1,
     "events": 1,
     "redaction": 1,

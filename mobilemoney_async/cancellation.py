@@ -1,0 +1,45 @@
+"""Sections that no cancellation interrupts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+
+async def shielded(
+    work: Callable[[], Awaitable[object]],
+    *,
+    timeout: float | None = None,
+    ignored: type[Exception] | tuple[type[Exception], ...] = (),
+) -> None:
+    """Run work to its end, however often its task is cancelled meanwhile, and let the cancellation go on afterwards.
+
+    A shield of anyio's does not stop asyncio's own `Task.cancel()`, and a program that ends may get several: by a
+    signal, a time-out, a task group. So the work runs in a task of its own, which only a loop that closes cancels.
+
+    Args:
+        work: What must not be interrupted. Its error is raised, unless asyncio has cancelled the task.
+        timeout: Seconds after which the work is cancelled all the same; None for never.
+        ignored: Errors that end the work and are not raised.
+    """
+    failure: Exception | None = None
+
+    async def run() -> None:
+        nonlocal failure
+        with anyio.move_on_after(timeout, shield=True):
+            try:
+                await work()
+            except ignored:
+                pass
+            except Exception as exc:  # noqa: BLE001 (raised below: the group would wrap it)
+                failure = exc
+
+    with anyio.CancelScope(shield=True):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # it holds this frame
