@@ -140,7 +140,7 @@ class View:
         yield from self._attention(found)
         yield from self._unclaimed(found)
         if found.today:
-            yield Text("\ntoday, since midnight in Tanzania")
+            yield Text("\nfirst recorded today, since midnight in Tanzania")
             yield output.new_table(_TOTALS, found.today)
 
     def _attention(self, found: Overview) -> Iterator[RenderableType]:
@@ -152,9 +152,9 @@ class View:
             Column("TZS", lambda each: f"{each.amount:,f}", is_number=True),
             Column("phone", lambda each: output.phone(each.phone_number, unmasked=self.unmasked)),
             Column("state", lambda each: str(each.state)),
-            Column("for", lambda each: age(found.at - each.created_at), is_number=True),
+            Column("for", lambda each: sent_for(each, found.at), is_number=True),
         )
-        yield Text(f"\nunknown{_first(found.unknown, 'payments list --unresolved')}")
+        yield Text(f"\nneed you{_first(found.unknown, 'payments list --unresolved')}")
         shown = found.needs_attention[:_MOST]
         yield output.new_table(columns, shown)
         yield from _steps(f"{each.state}: {advice(each, found.at)}" for each in shown)
@@ -252,7 +252,7 @@ def _compared(found: Overview) -> Any:
 def warnings(found: Overview) -> Iterator[str]:
     """Yield what an operator has to change so that payments go on."""
     if found.pending and not found.has_poller:
-        yield "no process follows the pending payments: their final states are not recorded"
+        yield "no process follows the pending payments"
     if found.queued and not found.has_dispatcher:
         yield "no process sends the queued payments"
     if found.is_stopped:
@@ -260,7 +260,7 @@ def warnings(found: Overview) -> Iterator[str]:
 
 
 def _facts(found: Overview) -> list[tuple[str, str]]:
-    oldest = f", the oldest for {age(found.at - found.oldest_pending[0].created_at)}" if found.oldest_pending else ""
+    oldest = f", the oldest for {sent_for(found.oldest_pending[0], found.at)}" if found.oldest_pending else ""
     last, done = found.minutes[-2], ""
     if found.queue_done_at is not None:
         done = f", done in {age(found.queue_done_at - found.at)} at the earliest"
@@ -270,7 +270,7 @@ def _facts(found: Overview) -> list[tuple[str, str]]:
     limit = "not known" if found.requests is None else f"{found.requests.used} of {found.requests.limit} requests used"
     return [
         ("pending", f"{found.pending:,}{oldest}"),
-        ("unknown", f"{found.unknown:,}"),
+        ("need you", f"{found.unknown:,}"),
         ("unclaimed", f"{found.unclaimed:,}"),
         ("queued", f"{found.queued:,}{done}"),
         ("last full minute", f"{last.made:,} made, {last.succeeded:,} succeeded, {last.failed:,} failed"),
@@ -297,6 +297,11 @@ def _steps(advised: Iterable[str]) -> Iterator[RenderableType]:
 
 def _first(count: int, command: str) -> str:
     return "" if count <= _MOST else f", the first {_MOST} of {count:,}; all: mobilemoney {command}"
+
+
+def sent_for(record: PaymentRecord, now: datetime) -> str:
+    """Return how long ago a payment was sent last: one of the queue may have been recorded long before."""
+    return age(now - (record.sent_at or record.created_at))
 
 
 def age(span: timedelta) -> str:

@@ -128,15 +128,15 @@ def reserve(row: str | None, request: ReservationRequest, now: float) -> tuple[s
     return budget.write(), reservation
 
 
-def find_usage(row: str | None, now: float) -> tuple[Usage, float] | None:
-    """Return the used part of the budget at a time of the store, and the rate a minute.
+def find_usage(row: str | None, now: float) -> tuple[Usage, Limit] | None:
+    """Return the used part of the budget at a time of the store, and the limit.
 
     None before the first reservation, and where the clock has been set back since the last one, as by a reboot.
     """
     if not row or json.loads(row)["at"] > _micros(now + _CLOCKS_DIFFER):
         return None
     budget = _Budget.read(row, now)
-    return budget.bucket.usage(now), budget.limit.per_minute
+    return budget.bucket.usage(now), budget.limit
 
 
 @attrs.define

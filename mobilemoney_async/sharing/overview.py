@@ -15,8 +15,9 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
+from mobilemoney_async.calls.bucket import Usage
 from mobilemoney_async.contract.data import Data
-from mobilemoney_async.contract.limits import REQUESTS_PER_MINUTE
+from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType
 from mobilemoney_async.database.clock import Lease
@@ -29,7 +30,7 @@ from mobilemoney_async.payments.outbox import count_queued
 from mobilemoney_async.payments.queries import IS_CONTRADICTED
 from mobilemoney_async.payments.records import OPEN, UNIDENTIFIED, PaymentRecord, PaymentState, UnclaimedTransaction
 from mobilemoney_async.payments.unclaimed import find_unclaimed
-from mobilemoney_async.sharing.budget import find_usage
+from mobilemoney_async.sharing.budget import Limit, find_usage
 
 DAR_ES_SALAAM = timezone(timedelta(hours=3), "EAT")
 """The time zone of Tanzania, which knows no summer time. Days begin there, as they do for those who look."""
@@ -115,15 +116,15 @@ class Overview(Data):
         minutes: The last 60 minutes, oldest first; the last one is not over.
         sending: Payments whose requests are on their way.
         pending: Payments that exist and are not final, of any day.
-        oldest_pending: The oldest of them, 10 at most.
+        oldest_pending: Those of them that were sent first, 10 at most.
         unknown: Payments that need attention: with an unknown result and no request on its way, or with a final state
             that contradicts their record.
-        needs_attention: The oldest of them, 50 at most.
+        needs_attention: Those of them that were sent first, 50 at most.
         unclaimed: Transactions that no payment claims and nobody has explained.
         unclaimed_first: The first of them, 50 at most.
         queued: Payments in the queue.
         queue_done_at: The earliest time at which the last of them can have been sent, by the rate limit and their
-            `not_before`; None if the queue is empty, or no process sends it.
+            `not_before`, with a burst now; None if the queue is empty, or no process sends it.
         has_poller: Whether a process follows the pending payments.
         has_dispatcher: Whether a process sends the queued payments.
         is_stopped: Whether new payments wait until the store has been compared with its service.
@@ -175,12 +176,12 @@ def _read(journal: Journal, now: datetime, shared: float) -> Overview:
     day_began_at = now.astimezone(DAR_ES_SALAAM).replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
     stopped, last = _of_account(journal)
     recent = _recent(journal, last, now)
-    requests, held = _requests(journal, shared), _held(journal, shared)
+    usage, held = _usage(journal, shared), _held(journal, shared)
     queued, latest, _ = count_queued(journal)
     done_at = None
     if queued and "dispatcher" in held:
-        per_minute = REQUESTS_PER_MINUTE if requests is None else requests.per_minute
-        done_at = max(now + queued * _MINUTE / per_minute, latest or now)
+        per_minute, burst = (REQUESTS_PER_MINUTE, BURST) if usage is None else (usage[1].per_minute, usage[1].burst)
+        done_at = max(now + max(0, queued - burst) * _MINUTE / per_minute, latest or now)
     sending, unidentified, pending, contradicted = _count_open(journal, now)
     unknown = unidentified + contradicted
     unclaimed_first = find_unclaimed(journal, OPEN, limit=_MOST)
@@ -202,7 +203,9 @@ def _read(journal: Journal, now: datetime, shared: float) -> Overview:
         has_dispatcher="dispatcher" in held,
         is_stopped=stopped is not None,
         lag=_lag(journal, recent),
-        requests=requests,
+        requests=None
+        if usage is None
+        else LimitUse(used=usage[0].granted, limit=usage[0].limit, per_minute=usage[1].per_minute),
     )
 
 
@@ -224,13 +227,9 @@ def _held(journal: Journal, shared: float) -> set[str]:
     return {row.name for row in rows if Lease(holder=row.holder, until=row.until).ends_at(shared) is not None}
 
 
-def _requests(journal: Journal, shared: float) -> LimitUse | None:
+def _usage(journal: Journal, shared: float) -> tuple[Usage, Limit] | None:
     statement = sa.select(budgets.c.state).where(budgets.c.account == journal.account)
-    found = find_usage(journal.connection.execute(statement).scalar_one_or_none(), shared)
-    if found is None:
-        return None
-    usage, per_minute = found
-    return LimitUse(used=usage.granted, limit=usage.limit, per_minute=per_minute)
+    return find_usage(journal.connection.execute(statement).scalar_one_or_none(), shared)
 
 
 # Open payments
@@ -260,7 +259,7 @@ def _is_lost(now: datetime) -> sa.ColumnElement[bool]:
 
 
 def _needing_attention(journal: Journal, now: datetime) -> list[PaymentRecord]:
-    # One statement for each state, in the order of an index: see `queries.select`.
+    # One statement for each state, by an index: see `queries.select`.
     kinds = (
         _columns.state == PaymentState.UNKNOWN,
         _columns.state == PaymentState.ABSENT,
@@ -268,12 +267,14 @@ def _needing_attention(journal: Journal, now: datetime) -> list[PaymentRecord]:
         IS_CONTRADICTED,
     )
     found = [record for each in kinds for record in _oldest(journal, each, limit=_MOST)]
-    return sorted(found, key=lambda record: (record.created_at, record.key))[:_MOST]
+    return sorted(found, key=lambda record: (record.sent_at or record.created_at, record.key))[:_MOST]
 
 
 def _oldest(journal: Journal, which: sa.ColumnElement[bool], *, limit: int) -> list[PaymentRecord]:
     statement = sa.select(payments).where(_columns.account == journal.account, which)
-    rows = journal.connection.execute(statement.order_by(_columns.created_at, _columns.key).limit(limit))
+    # A payment of the queue may be recorded long before it is sent. No bare column: its index has the final ones, too.
+    first = sa.func.coalesce(_columns.sent_at, _columns.created_at)
+    rows = journal.connection.execute(statement.order_by(first, _columns.key).limit(limit))
     return [to_record(row) for row in rows]
 
 

@@ -128,14 +128,14 @@ def operator(chromium: webdriver.Chrome, shop: Shop) -> Iterator[Operator]:
 def test_the_dashboard_is_accessible(operator: Operator, shop: Shop, size: tuple[int, int], scheme: str) -> None:
     """Structure, names, contrast and targets hold, on a quiet day and on a bad one, with the tables folded out."""
     operator.open(size, scheme)
-    operator.sees("No result is unknown")
+    operator.sees("No payment is unknown")
     operator.show(f"quiet-{size[0]}-{scheme}")
     with shop.settled():
         operator.sees("SUCCESS")
     shop.collect(HOSTILE, faults.drop(processed=True))
     shop.collect("order-with-a-long-key-" * 6, faults.drop(processed=True))
     shop.enqueue("payout-1")
-    operator.sees("Payments with an unknown result: 2", "No program sends the queue", "QUEUED")
+    operator.sees("Payments that need you: 2", "No program sends the queue", "QUEUED")
     for name in ("hour-table", "limit-table"):
         operator.press(name)
     operator.show(f"bad-{size[0]}-{scheme}")
@@ -150,7 +150,7 @@ def test_the_page_follows_the_store(operator: Operator, shop: Shop) -> None:
     shop.collect("order-2")
     operator.sees("Pending\n2", "made: 2")
     with shop.settled():
-        operator.sees("Pending\n0", "every payment is final", "succeeded: 2")
+        operator.sees("Pending\n0", "no payment is open", "succeeded: 2")
     assert operator.find("hour-table").get_attribute("open")
 
 

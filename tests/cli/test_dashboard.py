@@ -88,14 +88,14 @@ async def pay(store: SQLStore, *keys: str, fault: faults.Fault | None = None) ->
 async def test_the_page_shows_what_an_operator_asks(reader: Reader, store: SQLStore) -> None:
     """Sums by state, the oldest pending payment, unknown results with the next step, the queue and the limit."""
     sandbox = await pay(store, "order-1", "order-2")
-    assert "No result is unknown" in await reader.see()
+    assert "No payment is unknown" in await reader.see()
     await pay(store, "order-3", fault=faults.drop(processed=True))
     async with sandbox.client(store=store) as client:
         await client.payments.enqueue(type="disbursement", phone_number=NUMBER, amount=900, idempotency_key="payout-1")
     shown = await reader.see()
     for text in (
         "Payments of default",
-        "Payments with an unknown result: 1 order-3 Copy the key order-3 15,000 TZS collection UNKNOWN",
+        "Payments that need you: 1 order-3 Copy the key order-3 15,000 TZS collection UNKNOWN",
         "What to do: Unknown result: run reconcile.",
         "No program follows the pending payments",
         "No program sends the queue",
@@ -132,7 +132,7 @@ async def test_a_transaction_that_no_payment_claims_is_shown_with_the_next_step(
     assert "It may be the payment order-1, made twice. Find out what it is, then use explain." in shown
     assert "import it with recover" in shown
     assert "and 1 more: mobilemoney payments unclaimed" in shown
-    assert "New payments wait" in shown
+    assert "New payments may wait" in shown
 
 
 def tables(file: Path) -> list[Any]:
@@ -166,7 +166,7 @@ async def test_the_plot_of_the_limit_holds_what_was_seen(
         return attrs.evolve(found, at=now, minutes=minutes, requests=requests)
 
     stub(monkeypatch, at(0, None), at(0, 7), at(0, 31, 20), at(0, 4, 40), at(2, 12), at(61, 3))
-    assert "Not seen yet: no program with this store" in await reader.see()
+    assert "Not seen yet: while this dashboard ran" in await reader.see()
     shown = [await reader.see() for _ in range(4)][-1]
     assert "Seen by this dashboard since 12:00 UTC; hatched: not seen" in shown
     assert "12:02 12 12:01 not seen 12:00 31 11:59 not seen" in shown

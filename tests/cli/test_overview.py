@@ -219,7 +219,7 @@ class TestCommand:
         url = self.store(tmp_path)
         shown = run("watch", "--store", url, "--timeout", "0.1")
         assert shown.exit_code == 0, shown.output
-        assert "unknown: 1" in shown.stdout
+        assert "need you: 1" in shown.stdout
         assert f"{KEY}: UNKNOWN. Unknown result: run reconcile." in shown.stdout
         assert "780000789" not in shown.output
         data = json.loads(run("watch", "--store", url, "--timeout", "0.1", "--json").stdout)

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import OutcomeUnknown, RateLimiter, SQLStore, StoreError, Transaction
-from mobilemoney_async.contract.limits import REQUESTS_PER_MINUTE
+from mobilemoney_async.contract.limits import BURST, REQUESTS_PER_MINUTE
 from mobilemoney_async.database import schema
 from mobilemoney_async.database.engine import Database
 from mobilemoney_async.database.serialization import dump
@@ -156,7 +156,7 @@ async def test_the_end_of_the_queue_is_estimated_while_somebody_sends_it(store_u
             await write(store_url, lambda each: each.execute(schema.payments.update().values(not_before=None)))
             await world.advance(30)
             found = await look(world)
-            seconds = 60 * found.queued / REQUESTS_PER_MINUTE
+            seconds = 60 * max(0, found.queued - BURST) / REQUESTS_PER_MINUTE
             assert 0 < found.queued < 40
             assert found.queue_done_at == found.at + timedelta(seconds=seconds)
             assert found.requests is not None
@@ -184,7 +184,7 @@ async def test_a_clock_that_was_set_back_leaves_no_figure_of_the_limit() -> None
     assert find_usage(None, 900.0) is find_usage("", 900.0) is find_usage(row, 800.0) is None
     used = find_usage(row, 901.0)
     assert used is not None
-    assert (used[0].granted, used[0].limit, used[1]) == (1, 60, 60.0)
+    assert (used[0].granted, used[0].limit, used[1].per_minute) == (1, 60, 60.0)
     later = find_usage(row, 990.0)
     assert later is not None
     assert later[0].granted == 0

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from mobilemoney_async.cli import output
-from mobilemoney_async.cli.overview import age, shown_state
+from mobilemoney_async.cli.overview import sent_for, shown_state
 from mobilemoney_async.cli.payments import advice
 from mobilemoney_async.database.schema import find_version
 from mobilemoney_async.errors import StoreError
@@ -82,7 +82,7 @@ _TEMPLATES.globals.update(
     static={name: f"/static/{name}?v={hashlib.sha256(each.body).hexdigest()[:12]}" for name, each in _FILES.items()},
 )
 _TEMPLATES.filters.update(
-    duration=age,
+    sent_for=sent_for,
     money=money,
     breakable=lambda text: Markup("_<wbr>").join(map(_shown, str(text).split("_"))),
     state=shown_state,
