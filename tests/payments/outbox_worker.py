@@ -8,21 +8,14 @@ transaction as its place among the changes. Beside that, each runs a dispatcher,
 | `dispatcher` | none: the test has queued them | SQLite, PostgreSQL |
 | `psycopg` | a worker's loop over a list | PostgreSQL, one connection of psycopg for each task |
 | `sqlite3` | the same; its books follow as a named consumer | SQLite, one connection for each transaction |
-| `fastapi` | ``POST /orders/{id}`` | PostgreSQL, SQLAlchemy's ORM with an AsyncSession |
-| `django` | ``POST /orders/{id}``, an async view | SQLite, Django's ORM in `atomic` |
-
-The nursery listens on a port for the last two, which its workers inherit: customers wait in line while one is dead.
 """
 
-import importlib
 import json
 import random
-import socket
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
-from types import ModuleType
 from typing import Any
 
 import anyio
@@ -30,8 +23,6 @@ import anyio.to_thread
 import attrs
 import psycopg
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from mobilemoney_async import AsyncClient, MobileMoneyError, PaymentChange, SQLStore, StoreError
 from tests.payments.crash_worker import ONCE_MORE, fork, run_nursery, wide_open
@@ -175,114 +166,6 @@ class SqliteShop(Shop):
         await anyio.to_thread.run_sync(transact)
 
 
-class Base(DeclarativeBase):
-    pass
-
-
-class Order(Base):
-    __tablename__ = "shop_orders"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    amount: Mapped[int]
-
-
-class OrmShop(Shop):
-    """SQLAlchemy's ORM, as FastAPI's users have it."""
-
-    def __init__(self, job: Job, store: SQLStore) -> None:
-        super().__init__(job, store)
-        self._sessions = async_sessionmaker(create_async_engine(plain(job.store_url, "psycopg")))
-
-    async def place_order(self, number: int, *, is_rolled_back: bool = False) -> None:
-        order = order_of(number)
-        async with self._sessions.begin() as session:
-            await session.merge(Order(id=order["idempotency_key"], amount=order["amount"]))
-            await session.run_sync(lambda sync: self.store.enqueue(sync, **order))
-            if is_rolled_back:
-                raise Rolled
-
-    async def place(self) -> str:
-        async with self._sessions() as session:
-            return str(await session.scalar(sa.text("SELECT place FROM shop_place")))
-
-    async def write(self, cursor: str, change: PaymentChange) -> bool:
-        async with self._sessions.begin() as session:
-            move = sa.text("UPDATE shop_place SET place = :new WHERE id = 1 AND place = :old RETURNING id")
-            is_ours = await session.scalar(move, {"new": change.cursor, "old": cursor}) is not None
-            if is_ours and (booked := ending(change)) is not None:
-                book = sa.text("INSERT INTO shop_books VALUES (:id, :amount, :status)")
-                await session.execute(book, dict(zip(("id", "amount", "status"), booked, strict=True)))
-        return is_ours
-
-
-class DjangoShop(Shop):
-    """Django's ORM on SQLite."""
-
-    def __init__(self, job: Job, store: SQLStore) -> None:
-        import django
-        from django.conf import settings
-
-        super().__init__(job, store)
-        database = {
-            "ENGINE": "django.db.backends.sqlite3",
-            "NAME": sa.make_url(job.store_url).database,
-            "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
-        }
-        settings.configure(
-            DATABASES={"default": database}, ALLOWED_HOSTS=["*"], ROOT_URLCONF="shop_urls", SECRET_KEY="x", USE_TZ=True
-        )
-        django.setup()
-        from django.db import models
-
-        class Order(models.Model):  # type: ignore[misc]
-            id = models.CharField(max_length=40, primary_key=True)
-            amount = models.IntegerField()
-
-            class Meta:
-                app_label = "shop"
-                db_table = "shop_orders"
-
-        self._order = Order
-
-    async def place_order(self, number: int, *, is_rolled_back: bool = False) -> None:
-        from asgiref.sync import sync_to_async
-        from django.db import connection, transaction
-
-        def place_order() -> None:
-            order = order_of(number)
-            with transaction.atomic():
-                self._order.objects.get_or_create(id=order["idempotency_key"], defaults={"amount": order["amount"]})
-                self.store.enqueue(connection, **order)
-                if is_rolled_back:
-                    raise Rolled
-
-        await sync_to_async(place_order)()
-
-    async def place(self) -> str:
-        from asgiref.sync import sync_to_async
-        from django.db import connection
-
-        def place() -> str:
-            with connection.cursor() as sql:
-                sql.execute("SELECT place FROM shop_place")
-                return str(sql.fetchone()[0])
-
-        return await sync_to_async(place)()
-
-    async def write(self, cursor: str, change: PaymentChange) -> bool:
-        from asgiref.sync import sync_to_async
-        from django.db import connection, transaction
-
-        def write() -> bool:
-            with transaction.atomic(), connection.cursor() as sql:
-                sql.execute(MOVE.format("%s"), (change.cursor, cursor))
-                is_ours = bool(sql.rowcount == 1)
-                if is_ours and (booked := ending(change)) is not None:
-                    sql.execute(BOOK.format("%s"), booked)
-            return is_ours
-
-        return bool(await sync_to_async(write)())
-
-
 def ending(change: PaymentChange) -> tuple[str, int, str] | None:
     """Return what the books have of a payment that has ended, or None of another change."""
     if change.record is None or change.key is None or change.state != "FINAL":
@@ -365,94 +248,11 @@ async def work_off(job: Job, seed: int) -> None:
         await anyio.sleep_forever()
 
 
-async def serve(job: Job, app: Any, listener: socket.socket) -> None:
-    import uvicorn
-
-    config = uvicorn.Config(app, log_level="warning", http="h11", ws="none")
-    await uvicorn.Server(config).serve(sockets=[listener])
-
-
-async def serve_fastapi(job: Job, seed: int, listener: socket.socket) -> None:
-    from fastapi import FastAPI
-
-    store = open_store(job)
-    shop = OrmShop(job, store)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with backend(job, shop, store):
-            yield
-
-    app = FastAPI(lifespan=lifespan)
-
-    @app.post("/orders/{number}")
-    async def place_order(number: int, is_rolled_back: bool = False) -> str:
-        try:
-            await shop.place_order(number, is_rolled_back=is_rolled_back)
-        except Rolled:
-            return "rolled back"
-        return "placed"
-
-    await serve(job, app, listener)
-
-
-async def serve_django(job: Job, seed: int, listener: socket.socket) -> None:
-    """Serve Django, whose own application knows no lifespan: Starlette's has it."""
-    from starlette.applications import Starlette
-    from starlette.routing import Mount
-
-    store = open_store(job)
-    shop = DjangoShop(job, store)
-    from django.core.asgi import get_asgi_application
-    from django.http import HttpRequest, HttpResponse
-    from django.urls import path
-    from django.views.decorators.csrf import csrf_exempt
-
-    @csrf_exempt  # type: ignore[untyped-decorator]
-    async def place_order(request: HttpRequest, number: int) -> HttpResponse:
-        try:
-            await shop.place_order(number, is_rolled_back="is_rolled_back" in request.GET)
-        except Rolled:
-            return HttpResponse("rolled back")
-        return HttpResponse("placed")
-
-    urls = ModuleType("shop_urls")
-    urls.__dict__["urlpatterns"] = [path("orders/<int:number>", place_order)]
-    sys.modules["shop_urls"] = urls
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with backend(job, shop, store):
-            yield
-
-    app = Starlette(lifespan=lifespan, routes=[Mount("/", app=get_asgi_application())])
-    await serve(job, app, listener)
-
-
-def preload(*names: str) -> None:
-    """Import modules once, before the forks."""
-    for name in names:
-        importlib.import_module(name)
-
-
 def main() -> None:
-    """Run the nursery of a kind of merchant. Its first answer is the port."""
+    """Run the nursery of a kind of merchant."""
     job = Job(**json.loads(sys.stdin.readline()))
-    works: dict[str, Callable[..., Awaitable[object]]] = {
-        "dispatcher": dispatch,
-        "psycopg": work_off,
-        "sqlite3": work_off,
-    }
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
-        print(listener.getsockname()[1], flush=True)
-        if job.kind in works:
-            run_nursery(lambda seed: fork(works[job.kind], job, seed))
-        elif job.kind == "fastapi":
-            preload("fastapi", "uvicorn")
-            run_nursery(lambda seed: fork(serve_fastapi, job, seed, listener))
-        else:
-            preload("asgiref.sync", "django.core.asgi", "django.db.backends.sqlite3.base", "django.urls", "uvicorn")
-            run_nursery(lambda seed: fork(serve_django, job, seed, listener))
+    work = dispatch if job.kind == "dispatcher" else work_off
+    run_nursery(lambda seed: fork(work, job, seed))
 
 
 if __name__ == "__main__":
