@@ -186,6 +186,9 @@ class Merchants:
         served by one process at a time; those of a process that died go on in others within ten seconds. Its clients do
         not count for `max_open`.
 
+        The first worker of a store notes the address of its service: scheme, host and version prefix. One for another
+        service, such as the sandbox, is refused with `StoreError` when its block begins, before it takes anything.
+
         Raises:
             InvalidRequest: `store` is a function: the accounts of a worker are in one database.
         """
@@ -193,7 +196,7 @@ class Merchants:
             raise refuse("store", "an SQLStore or its URL for a worker: its accounts are in one database")
         from mobilemoney_async.worker import Worker
 
-        worker = Worker(account_store(self._store), self._utcnow, self._serve, self._check_open)
+        worker = Worker(account_store(self._store), self._base_url, self._utcnow, self._serve, self._check_open)
         self._workers.add(worker)
         return worker
 

@@ -20,6 +20,7 @@ from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.client import AsyncClient, claimed, require_own
 from mobilemoney_async.errors import MobileMoneyError, StoreError
 from mobilemoney_async.payments.account_store import AccountStore
+from mobilemoney_async.payments.binding import service_address
 from mobilemoney_async.payments.dispatcher import Dispatcher, pause_of, until_answered
 from mobilemoney_async.payments.queries import Work
 from mobilemoney_async.polling.sharing import warn_of_store
@@ -47,11 +48,12 @@ class Worker(anyio.AsyncContextManagerMixin):
     def __init__(
         self,
         store: AccountStore,
+        base_url: str,
         utcnow: Callable[[], datetime] | None,
         open_client: Callable[[str], AbstractAsyncContextManager[AsyncClient]],
         check_open: Callable[[], None],
     ) -> None:
-        self._database = store.database
+        self._database, self._service = store.database, service_address(base_url)
         self._claims = Claims(store.database, store.grace, utcnow or store.database.wall_clock.utcnow)
         self._open_client, self._check_open = open_client, check_open
         self._served: dict[str, anyio.CancelScope] = {}
@@ -62,6 +64,7 @@ class Worker(anyio.AsyncContextManagerMixin):
         self._is_closing = self._is_looking = False
         self._ended = anyio.Event()
         self._renewing: anyio.CancelScope | None = None  # while it is open
+        self._has_renewed = anyio.Event()  # for the last time
 
     @property
     def accounts(self) -> Collection[str]:
@@ -82,10 +85,12 @@ class Worker(anyio.AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         self._check_open()
         await self._database.open()
+        await self._claims.require_service(self._service)
         self._is_closing = False
         failure: BaseException | None = None
         async with anyio.create_task_group() as tasks:
             self._renewing = renewing = anyio.CancelScope(shield=True)
+            self._has_renewed = anyio.Event()
             tasks.start_soon(self._run, tasks, renewing)
             try:
                 yield self
@@ -100,14 +105,17 @@ class Worker(anyio.AsyncContextManagerMixin):
 
     async def _run(self, tasks: anyio.abc.TaskGroup, renewing: anyio.CancelScope) -> None:
         """Renew the claims every second, until the scope is cancelled; it is shielded from every other cancellation."""
-        with renewing:
-            while True:
-                next_at = anyio.current_time() + _TICK
-                try:
-                    await self._renew(tasks)
-                except StoreError as exc:
-                    warn_of_store("the worker waits for the store", exc)
-                await anyio.sleep_until(next_at)
+        try:
+            with renewing:
+                while True:
+                    next_at = anyio.current_time() + _TICK
+                    try:
+                        await self._renew(tasks)
+                    except StoreError as exc:
+                        warn_of_store("the worker waits for the store", exc)
+                    await anyio.sleep_until(next_at)
+        finally:
+            self._has_renewed.set()
 
     async def _renew(self, tasks: anyio.abc.TaskGroup) -> None:
         given_back = frozenset(self._given_back)
@@ -229,6 +237,7 @@ async def end(worker: Worker) -> None:
             if renewing is not None:
                 renewing.cancel()
         if renewing is not None:
+            await worker._has_renewed.wait()  # a renewal under way would take back what is given back
             await worker._claims.leave()
 
     await shielded(finish)

@@ -57,9 +57,15 @@ def _partial_index(name: str, where: sa.TextClause, *columns: str, unique: bool 
     return sa.Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
 
 
-_version = sa.Table("mobilemoney_schema", METADATA, sa.Column("version", sa.Integer, nullable=False))
+# One row: the version of the tables, and the address of the service that the store's workers serve.
+stores: sa.Table = sa.Table(
+    "mobilemoney_schema",
+    METADATA,
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("service", sa.Text),
+)
 
-FOUND_VERSION: sa.ScalarSelect[int] = sa.select(_version.c.version).scalar_subquery()
+FOUND_VERSION: sa.ScalarSelect[int] = sa.select(stores.c.version).scalar_subquery()
 """Version of the database, as a column of another statement."""
 
 # Conditions of partial indexes. The queries of `payments.journal` have the same text, without which SQLite would not
@@ -341,9 +347,9 @@ def require_known(found: int) -> None:
 
 def find_version(connection: sa.Connection) -> int | None:
     """Return the version of a database's tables, or 0 if it shows none; None if it has no tables yet."""
-    if not sa.inspect(connection).has_table(_version.name):
+    if not sa.inspect(connection).has_table(stores.name):
         return None
-    return connection.execute(sa.select(_version.c.version)).scalar_one_or_none() or 0
+    return connection.execute(sa.select(stores.c.version)).scalar_one_or_none() or 0
 
 
 def make_tables(connection: sa.Connection) -> bool:
@@ -365,5 +371,5 @@ def make_tables(connection: sa.Connection) -> bool:
         return True
     # A table of ours without a version is of unknown origin: the whole transaction fails.
     METADATA.create_all(connection, checkfirst=False)
-    connection.execute(_version.insert().values(version=VERSION))
+    connection.execute(stores.insert().values(version=VERSION))
     return True

@@ -42,6 +42,7 @@ logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 # Credentials that an account remembers.
 _MOST_CREDENTIALS = 20
+_LOCAL = "localhost"
 
 
 _here = payments.c.account == sa.bindparam("of_account")
@@ -260,11 +261,18 @@ def wait(reason: str) -> StoreError:
     return StoreError(f"the store {reason}; nothing was sent", outcome="not_sent")
 
 
+def service_address(base_url: str) -> str:
+    """Return scheme, host and version prefix of a base URL, and its port, which does not count on loopback."""
+    parts, host = urlsplit(base_url), _host(base_url)
+    port = parts.port if host != _LOCAL and parts.port not in {None, 443} else None
+    return f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/')}"
+
+
 def _host(base_url: str) -> str:
     """Return the host of a base URL; one name for all of loopback and the reserved domain of tests."""
     host = urlsplit(base_url).hostname or ""
-    is_local = host in {"localhost", "::1"} or host.startswith("127.") or host.endswith((".localhost", ".test"))
-    return "localhost" if is_local else host
+    is_local = host in {_LOCAL, "::1"} or host.startswith("127.") or host.endswith((".localhost", ".test"))
+    return _LOCAL if is_local else host
 
 
 def _find_own(journal: Journal, settled_at: datetime) -> PaymentRecord | None:

@@ -10,6 +10,7 @@ counts its own claims to an earlier end, by its own clock, which goes on while t
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -26,9 +27,11 @@ from mobilemoney_async.calls.pipeline import ClaimEndedError
 from mobilemoney_async.cancellation import shielded
 from mobilemoney_async.database.clock import LONGEST
 from mobilemoney_async.database.engine import Clock, Database, ahead
-from mobilemoney_async.database.schema import insert_missing, leases, lock_row
+from mobilemoney_async.database.schema import insert_missing, leases, lock_row, stores
 from mobilemoney_async.errors import StoreError
 from mobilemoney_async.payments.queries import Work, accounts_with_work, chunks
+
+logger: logging.Logger = logging.getLogger("mobilemoney_async")
 
 TTL = 7.0
 """Length of a claim, seconds. A host renews all of its claims every second."""
@@ -139,6 +142,26 @@ class Claims:
         self._utcnow = utcnow
         self.host: str = uuid.uuid4().hex
         self.held: dict[str, Claim] = {}
+
+    async def require_service(self, address: str) -> None:
+        """Note the address of the service that all workers of the store serve, unless one is noted.
+
+        Raises:
+            StoreError: They serve another one; or the store failed.
+        """
+
+        def note(connection: sa.Connection) -> str:
+            connection.execute(stores.update().where(stores.c.service.is_(None)).values(service=address))
+            return str(connection.execute(sa.select(stores.c.service)).scalar_one())
+
+        if (noted := await self._database.write(note)) != address:
+            said = (
+                f"the workers of this store serve {noted}, and this one is for {address}: it takes no account; use a "
+                "store of its own, or, if the service has moved, end all workers and set mobilemoney_schema.service "
+                "to NULL"
+            )
+            logger.error(said)
+            raise StoreError(said, outcome="not_sent")
 
     async def renew(self, *, given_back: Collection[str], most: int) -> Renewal:
         """Renew all claims and give some back, in one transaction, and claim further accounts, `most` at most.

@@ -89,8 +89,9 @@ class Platform:
             return f"token.of.{account}"
 
         self.stores[host] = store = SQLStore(self.url, grace=5)
+        base_url = options.pop("base_url", BASE_URL)
         given = {"auth": auth, "transport": lambda account: Line(self, host, account), "utcnow": utcnow, **options}
-        async with Merchants(BASE_URL, store=store, **given) as merchants:
+        async with Merchants(base_url, store=store, **given) as merchants:
             yield merchants
 
     @asynccontextmanager
@@ -247,6 +248,36 @@ async def test_an_error_of_the_block_leaves_it_as_it_is(platform: Platform) -> N
     with pytest.raises(KeyError):
         async with platform.host("one"):
             raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("serves", "same", "others"),
+    [
+        ("https://a.example/v1", "https://A.example:443/v1/", ["https://a.example/v2", "https://b.example/v1"]),
+        ("https://a.example:8443/v1", "https://a.example:8443/v1", ["https://a.example/v1", "http://localhost/v1"]),
+        ("http://127.0.0.1:8000/v1", "http://localhost:9000/v1", ["https://localhost/v1", "https://a.example/v1"]),
+    ],
+)
+async def test_a_worker_for_another_service_is_refused_before_it_takes_anything(
+    store_url: str, serves: str, same: str, others: Iterable[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one for the sandbox on production's store, whatever is queued; those for the service go on."""
+    platform = Platform(store_url)
+    async with platform.merchants("shop", base_url=serves) as shop, shop.worker():
+        pass
+    async with platform.merchants("shop", base_url=serves) as shop:
+        await enqueue(shop, shops(1))
+    for base_url in others:
+        async with platform.merchants("other", base_url=base_url) as other:
+            with pytest.raises(StoreError, match="end all workers and set mobilemoney_schema"):
+                async with other.worker():
+                    raise AssertionError
+    assert len(caplog.messages) == 2
+    assert execute(store_url, sa.select(leases.c.name).where(leases.c.name.startswith("worker"))) == []
+    assert platform.asked == []
+    async with platform.merchants("one", base_url=same) as merchants, merchants.worker() as worker:
+        while not worker.accounts:
+            await anyio.sleep(1)
 
 
 @pytest.mark.costly("runs lines of polling/requests.py, worker.py that no quick test runs")

@@ -67,6 +67,7 @@ class Postgres:
             # To truncate hundreds of partitions takes a second.
             deletion = "; ".join(f"DELETE FROM {name}" for name in tables)
             connection.execute(sa.text(deletion if partitioned else f"TRUNCATE {', '.join(tables)}"))
+            connection.execute(schema.stores.update().values(service=None))
         return self._shared[partitioned]
 
     def copy(self, url: str) -> str:
