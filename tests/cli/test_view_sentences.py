@@ -86,7 +86,7 @@ QUEUED = [payment(f"q{number:02}", "QUEUED", sent=None) for number in range(70)]
 ENDS = [change("a", "ACKNOWLEDGED", "PENDING"), change("b", "FINAL", "SUCCESS"), change("c", "FINAL", "FAILED")]
 TIMED = [payment("c", "FINAL", transaction=dump(ENDED)), *ENDS]
 PENDING = payment("p", "ACKNOWLEDGED", transaction_id="txn-p")
-CONTRADICTED = payment("c", "ACKNOWLEDGED", transaction_id="txn-c", reason="another merchant's")
+CONTRADICTED = payment("c", "ACKNOWLEDGED", transaction_id="txn-c", cause="OTHER_MERCHANT", about="txn-c")
 LOST = payment("s", "SENDING", stale_at=f"{NOON:%F %T}")
 SENDING = payment("s", "SENDING", stale_at=f"{NOON + timedelta(seconds=1):%F %T}")
 CLOSED = [payment(state, state) for state in ("FINAL", "REFUSED", "NOT_SENT", "RELEASED", "CANCELLED")]
