@@ -43,6 +43,13 @@ def literal(text: str) -> Text:
     return Text(visible(text))
 
 
+def command(line: str) -> Text:
+    """Return a command line for the user to copy: on a line of its own, however narrow the terminal is."""
+    from rich.text import Text
+
+    return Text(f"  {visible(line)}", no_wrap=True, overflow="ignore")
+
+
 def phone(phone_number: str, *, unmasked: bool) -> str:
     """Return a phone number for output: masked, unless the user asked for whole numbers."""
     return visible(phone_number) if unmasked else mask_phone_number(phone_number)

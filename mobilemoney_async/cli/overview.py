@@ -21,10 +21,11 @@ from rich.text import Text
 
 from mobilemoney_async.cli import output
 from mobilemoney_async.cli.failures import Refused, WrongUsage, say
-from mobilemoney_async.cli.options import Service
-from mobilemoney_async.cli.payments import advice, find_store, run_with_account
+from mobilemoney_async.cli.options import Service, command_line
+from mobilemoney_async.cli.payments import command_lines, find_store, run_with_account
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.errors import StoreError
+from mobilemoney_async.payments.next_steps import next_step, unclaimed_step
 from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def watch_store(service: Service, *, timeout: float | None, as_json: bool, unmas
 
     async def work(store: AccountStore) -> None:
         await _require_tables(store)
-        view = View(settings.account, unmasked)
+        view = View(settings.account, unmasked, service)
         shown: AbstractContextManager[Callable[[], object]] = nullcontext(_Lines(view, as_json=as_json))
         with screen(view) if is_screen else shown as show, anyio.move_on_after(timeout or math.inf):
             await _follow(store, view, show)
@@ -102,6 +103,7 @@ class View:
 
     account: str
     unmasked: bool
+    service: Service = attrs.field(factory=Service)
     latest: Overview | None = None
     problem: str | None = None
     asked_at: float = math.inf
@@ -157,13 +159,12 @@ class View:
         yield Text(f"\nneed you{_first(found.unknown, 'payments list --unresolved')}")
         shown = found.needs_attention[:_MOST]
         yield output.new_table(columns, shown)
-        yield from _steps(f"{each.state}: {advice(each, found.at)}" for each in shown)
+        yield from _steps(f"{each.state}: {next_step(each, found.at).text}" for each in shown)
+        yield Text(f"the command lines: {command_line('payments', 'show', *self.service.store_flags)} KEY")
 
     def _unclaimed(self, found: Overview) -> Iterator[RenderableType]:
         if not found.unclaimed_first:
             return
-        from mobilemoney_async.payments.audit_report import unclaimed_advice
-
         columns: tuple[Column[UnclaimedTransaction], ...] = (
             Column("transaction", lambda each: each.transaction_id, is_id=True),
             Column("type", lambda each: str(each.type)),
@@ -175,7 +176,10 @@ class View:
         yield Text(f"\nunclaimed{_first(found.unclaimed, 'payments unclaimed')}")
         shown = found.unclaimed_first[:_MOST]
         yield output.new_table(columns, shown)
-        yield from _steps(unclaimed_advice(each) for each in shown)
+        for each in shown:
+            step = unclaimed_step(each)
+            yield output.literal(f"→ {step.text}")
+            yield from map(output.command, command_lines(step, self.service))
 
 
 def shown_state(each: PaymentRecord | DayTotal) -> str:
@@ -238,7 +242,9 @@ class _Lines:
         """Print what to do for payments that were not known to need attention."""
         for record in found.needs_attention:
             if record.key not in self._known:
-                print(output.visible(f"  {record.key}: {record.state}. {advice(record, found.at)}"), flush=True)
+                step = next_step(record, found.at)
+                lines = [f"{record.key}: {record.state}. {step.text}", *command_lines(step, self._view.service)]
+                print("\n".join(f"  {output.visible(line)}" for line in lines), flush=True)
         self._known = frozenset(record.key for record in found.needs_attention)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import attrs
@@ -17,9 +18,18 @@ from mobilemoney_async.cli import output
 from mobilemoney_async.cli.app import LazyCommand, add_command, command_group
 from mobilemoney_async.cli.clients import missing_file, open_client, open_store
 from mobilemoney_async.cli.failures import ExitCode, Refused, WrongUsage, run, say
-from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, require_service, require_yes, with_service
+from mobilemoney_async.cli.options import (
+    AsJSON,
+    Service,
+    Unmasked,
+    command_line,
+    require_service,
+    require_yes,
+    with_service,
+)
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.configuration.settings import Settings
+from mobilemoney_async.payments.next_steps import GRACE, RECONCILE, NextStep, next_step
 from mobilemoney_async.payments.records import (
     HistoryEntry,
     PaymentRecord,
@@ -36,8 +46,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Commands below `payments` that take the options of the service, too.
+_OF_THE_SERVICE = frozenset({"reconcile", "identify", "recover", "audit"})
 # The default of `payments list --limit`.
 _LIMIT = 100
+_DEFAULT_GRACE = GRACE.total_seconds()
 OF_THE_STORE = ("store", "account", "profile", "config")
 
 payments_app: typer.Typer = command_group(
@@ -127,7 +140,7 @@ def show_payment(*, key: Key, as_json: AsJSON = False, unmasked: Unmasked = Fals
     if as_json:
         output.print_json(output.plain(record, unmasked=unmasked))
     else:
-        print_payment(record, unmasked=unmasked)
+        print_payment(record, service, unmasked=unmasked)
 
 
 @add_command(payments_app, "reconcile")
@@ -135,7 +148,7 @@ def show_payment(*, key: Key, as_json: AsJSON = False, unmasked: Unmasked = Fals
 def reconcile(
     *,
     stale_after: StaleAfter = None,
-    grace: Grace = 120.0,
+    grace: Grace = _DEFAULT_GRACE,
     others_pay: OthersPay = False,
     as_json: AsJSON = False,
     unmasked: Unmasked = False,
@@ -156,7 +169,13 @@ def reconcile(
     if as_json:
         output.print_json(output.plain(looked_up, unmasked=unmasked))
     else:
-        print_reconciled(looked_up, left, unmasked=unmasked)
+        given = [
+            *(["--grace", f"{grace:g}"] if grace != _DEFAULT_GRACE else []),
+            *(["--others-pay"] if others_pay else []),
+        ]
+        print_reconciled(
+            looked_up, left, unmasked=unmasked, print_step=partial(_print_next_step, service, grace, given)
+        )
     _exit_for(left, exit_code=exit_code)
 
 
@@ -178,7 +197,7 @@ def confirm_absent(
     store = find_store(service)
     before = _find_record(key, store)
     if not yes:
-        print_payment(before, unmasked=unmasked)
+        print_payment(before, service, unmasked=unmasked)
         if not before.is_unresolved:
             raise Refused(f"payment {key!r} is {before.state}, not unknown or absent: nothing was changed")
         output.show("If you confirm that it does not exist, its key may be used again: money is then sent again.")
@@ -192,7 +211,7 @@ def confirm_absent(
             raise Refused(f"payment {key!r} has changed in the meantime: look at it again")
         return await book.confirm_absent(key, note=note)
 
-    _print_next_step(run_with_store(confirm, store))
+    _print_next_step(service, _DEFAULT_GRACE, (), run_with_store(confirm, store))
 
 
 @add_command(payments_app, "identify")
@@ -209,7 +228,8 @@ def identify(
     The transaction is fetched first. Its type, phone number and amount must match. Takes the service and the
     credentials as reconcile does.
     """
-    _print_next_step(run_with_service(lambda client: client.payments.identify(key, transaction_id, note=note), service))
+    found = run_with_service(lambda client: client.payments.identify(key, transaction_id, note=note), service)
+    _print_next_step(service, _DEFAULT_GRACE, (), found)
 
 
 def find_store(service: Service) -> Settings:
@@ -300,30 +320,14 @@ def _exit_for(records: Sequence[PaymentRecord], *, exit_code: bool) -> None:
         raise typer.Exit(ExitCode.UNRESOLVED)
 
 
-_ADVICE = {
-    PaymentState.QUEUED: "A dispatcher sends it: wait, or cancel it.",
-    PaymentState.CANCELLED: "It was cancelled before it was sent. Nothing is left to do; its key is used up.",
-    PaymentState.UNKNOWN: "Unknown result: run reconcile. If you know that it does not exist, use confirm-absent.",
-    PaymentState.ABSENT: "The list does not show it. If it is nowhere else either, use confirm-absent to free its key.",
-    PaymentState.NOT_SENT: "It never reached the service: its key may be used again.",
-    PaymentState.REFUSED: "The service refused it: its key may be used again after you have fixed the reason.",
-    PaymentState.RELEASED: "Someone has confirmed that it does not exist: its key may be used, after a last look.",
-    PaymentState.ACKNOWLEDGED: "It exists: follow it to its final state.",
-    PaymentState.FINAL: "Nothing is left to do.",
-}
-
-
-def advice(record: PaymentRecord, now: datetime) -> str:
-    """Return the next step for a payment."""
-    if record.is_ambiguous:
-        return "It may be one of its candidates: if it is, use identify; if it is none of them, confirm-absent."
-    if record.state is PaymentState.SENDING:
-        return "Its sender seems to have died: run reconcile." if is_stale(record, now) else "It is being sent: wait."
-    if not record.is_certain and record.state is not PaymentState.QUEUED:
-        return "Refused as far as is known: use its key again, which looks in the list first, and then sends."
-    if record.is_contradicted:
-        return "The service shows it as another payment, or another merchant's: ask the service; then follow it again."
-    return _ADVICE[record.state]
+def command_lines(step: NextStep, service: Service, *of_reconcile: str) -> list[str]:
+    """Return the command lines of a next step, with the options that were given, and those of reconcile for that."""
+    lines: list[str] = []
+    for words in step.commands:
+        needs_service = words[0] != "payments" or words[1] in _OF_THE_SERVICE
+        options = of_reconcile if words == RECONCILE else ()
+        lines.append(command_line(*words, *options, *(service.flags if needs_service else service.store_flags)))
+    return lines
 
 
 def needs_attention(record: PaymentRecord, now: datetime) -> bool:
@@ -346,8 +350,9 @@ def print_payments(records: Sequence[PaymentRecord], *, unmasked: bool) -> None:
     output.show(output.new_table(columns, records))
 
 
-def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
+def print_payment(record: PaymentRecord, service: Service, *, unmasked: bool) -> None:
     """Print all facts of one payment, its next step and its history."""
+    step = next_step(record, datetime.now(UTC))
     facts = {
         "key": record.key,
         "type": str(record.type),
@@ -366,9 +371,11 @@ def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
         "not called absent because": record.reason if record.state is PaymentState.UNKNOWN else None,
         "failure": None if record.transaction is None else record.transaction.failure_reason,
         "error": record.error,
-        "what to do": advice(record, datetime.now(UTC)),
+        "what to do": step.text,
     }
     output.show_facts(facts)
+    if step.commands:
+        output.show(*map(output.command, command_lines(step, service)))
     columns: tuple[Column[HistoryEntry], ...] = (
         Column("at, UTC", lambda each: output.moment(each.at), min_width=10, is_time=True),
         Column("what", lambda each: each.what, min_width=5),
@@ -379,23 +386,32 @@ def print_payment(record: PaymentRecord, *, unmasked: bool) -> None:
         output.show("", output.new_table(columns, record.history))
 
 
-def print_reconciled(looked_up: Sequence[PaymentRecord], left: Sequence[PaymentRecord], *, unmasked: bool) -> None:
+def print_reconciled(
+    looked_up: Sequence[PaymentRecord],
+    left: Sequence[PaymentRecord],
+    *,
+    unmasked: bool,
+    print_step: Callable[[PaymentRecord], None],
+) -> None:
     """Print the results of a reconciliation, the next steps, and the number of payments that are left."""
     now = datetime.now(UTC)
     if looked_up:
         print_payments(looked_up, unmasked=unmasked)
-    else:
+    elif not left:
         print("No payment has an unknown result.")
-    for record in looked_up:
-        if record.is_unresolved:
-            _print_next_step(record)
+    for record in {each.key: each for each in (*looked_up, *left)}.values():
+        if record.is_unresolved or record.is_contradicted:
+            print_step(record)
     resolved = sum(not record.is_unresolved for record in looked_up)
     waiting = sum(needs_attention(record, now) for record in left)
     print(f"{resolved} resolved, {waiting} still unresolved, {len(left) - waiting} being sent.")
 
 
-def _print_next_step(record: PaymentRecord) -> None:
-    print(output.visible(f"{record.key}: {record.state}. {advice(record, datetime.now(UTC))}"))
+def _print_next_step(service: Service, grace: float, options: Sequence[str], record: PaymentRecord) -> None:
+    """Print the next step for a payment, and the command lines, those for reconcile with some options."""
+    step = next_step(record, datetime.now(UTC), grace=timedelta(seconds=grace))
+    lines = (f"  {each}" for each in command_lines(step, service, *options))
+    print("\n".join(map(output.visible, (f"{record.key}: {record.state}. {step.text}", *lines))))
 
 
 def _state(record: PaymentRecord) -> str:

@@ -17,6 +17,7 @@ from mobilemoney_async.cli.options import AsJSON, Service, Unmasked, with_servic
 from mobilemoney_async.cli.payments import (
     OF_THE_STORE,
     OthersPay,
+    command_lines,
     find_store,
     print_payments,
     run_with_service,
@@ -24,6 +25,7 @@ from mobilemoney_async.cli.payments import (
 )
 from mobilemoney_async.cli.tables import Column
 from mobilemoney_async.cli.transactions import DAYS, read_day
+from mobilemoney_async.payments.next_steps import NextStep
 from mobilemoney_async.payments.records import CLAIMED, OPEN, UnclaimedTransaction
 from mobilemoney_async.values import csv_cell, shown_id
 
@@ -177,7 +179,7 @@ def audit(
     elif as_csv:
         print_audit_as_csv(found)
     else:
-        print_audit(found)
+        print_audit(found, service)
     if not found.is_clean:
         raise typer.Exit(ExitCode.ERROR)
 
@@ -209,7 +211,7 @@ def print_unclaimed(transactions: Sequence[UnclaimedTransaction]) -> None:
     output.show(output.new_table(columns, transactions))
 
 
-def print_audit(report: AuditReport) -> None:
+def print_audit(report: AuditReport, service: Service) -> None:
     """Print the totals and the differences of an audit."""
     totals: tuple[Column[AuditTotal], ...] = (
         Column("type", lambda each: each.type),
@@ -233,6 +235,8 @@ def print_audit(report: AuditReport) -> None:
     for each in report.differences:
         amount = "" if each.amount is None else f", {output.money(each.amount)}"
         output.show("", output.literal(f"{each.kind}{amount}: {each.reason}"), output.literal(f"  → {each.advice}"))
+        step = NextStep(each.advice, tuple(map(tuple, each.commands)))
+        output.show(*map(output.command, command_lines(step, service)))
     said = "nothing differs" if report.is_clean else f"differences: {len(report.differences):,}"
     print(f"{report.transactions:,} transactions at the service, {report.payments:,} payments here; {said}.")
 

@@ -15,7 +15,8 @@ from mobilemoney_async.contract.models import Transaction
 from mobilemoney_async.contract.states import TransactionStatus, TransactionType, is_final
 from mobilemoney_async.payments.evidence import Walk
 from mobilemoney_async.payments.matching import KindIndex, Match, Spellings, learn, match, query_for, shift
-from mobilemoney_async.payments.records import PaymentRecord, PaymentState, UnclaimedTransaction, is_stale
+from mobilemoney_async.payments.next_steps import RECONCILE, NextStep, explain, identify, next_step
+from mobilemoney_async.payments.records import PaymentRecord, PaymentState, is_stale
 
 # How far from a payment a transaction may be that is the same one, made twice.
 _NEAR = timedelta(days=1)
@@ -51,17 +52,8 @@ _ADVICE: Mapping[DifferenceKind, str] = {
     DifferenceKind.PAID_TWICE: "find out whether money moved twice; then refund it, and explain the transaction",
     DifferenceKind.CONTENT: "ask the service which one is right, and correct your books",
     DifferenceKind.STATE: "follow it with a poller, or with mobilemoney watch",
-    DifferenceKind.UNRESOLVED: "run reconcile; then identify it or confirm its absence",
     DifferenceKind.INCOMPLETE: "run the audit again later; if it stays so, ask the service",
 }
-
-
-def unclaimed_advice(transaction: UnclaimedTransaction) -> str:
-    """Return the next step for a transaction that no payment claims."""
-    if transaction.is_gap:
-        return "The store has forgotten it: import it with recover. Until then it stops payments of its kind."
-    twice = f"It may be the payment {transaction.fits_key}, made twice. " if transaction.fits_key else ""
-    return f"{twice}Find out what it is, then use explain."
 
 
 @attrs.frozen(kw_only=True)
@@ -72,6 +64,7 @@ class Difference(Data):
         kind: Its kind.
         reason: What differs, in words.
         advice: The next step.
+        commands: The command lines for it, each as the arguments of ``mobilemoney``.
         key: The payment's idempotency key, or None.
         transaction_id: The transaction, or None.
         amount: Whole TZS, or None.
@@ -83,6 +76,7 @@ class Difference(Data):
     key: str | None = None
     transaction_id: str | None = None
     amount: Decimal | None = None
+    commands: Sequence[Sequence[str]] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -234,7 +228,7 @@ class Comparison:
         for record in self.sent:
             if record.is_unresolved and not self._is_on_its_way(record):
                 said = f"payment {record.key!r} is {record.state}" + (f": {record.reason}" if record.reason else "")
-                yield difference(DifferenceKind.UNRESOLVED, said, record)
+                yield difference(DifferenceKind.UNRESOLVED, said, record, step=self._step(record))
 
     def compare(self, row: Transaction, record: PaymentRecord) -> Iterable[Difference]:
         """Return the differences of a transaction from the payment that owns it."""
@@ -250,7 +244,8 @@ class Comparison:
             yield difference(DifferenceKind.STATE, said, record, row)
         elif record.is_final and record.status != row.status:
             found = difference(DifferenceKind.STATE, said, record, row)
-            yield attrs.evolve(found, advice=_ADVICE[DifferenceKind.CONTENT])  # a final state does not change
+            shown = tuple(_commands(DifferenceKind.CONTENT, record, row))
+            yield attrs.evolve(found, advice=_ADVICE[DifferenceKind.CONTENT], commands=shown)  # a final state stays
 
     def _contradictions(self, row: Transaction, record: PaymentRecord) -> Iterable[str]:
         """Return what differs. A number that is masked, cut or missing in the list is no difference."""
@@ -271,7 +266,7 @@ class Comparison:
         unidentified = next((each for each in near if each.transaction_id is None), None)
         if unidentified is not None:
             said += f", which may be payment {unidentified.key!r}: that is {unidentified.state}"
-            yield difference(DifferenceKind.UNRESOLVED, said, unidentified, row)
+            yield difference(DifferenceKind.UNRESOLVED, said, unidentified, row, self._step(unidentified, row))
         elif near and _has_moved(near[0].type, row.status) and _has_moved(near[0].type, near[0].status):
             said += f", which fits payment {near[0].key!r} as well as its own transaction {near[0].transaction_id}"
             yield difference(DifferenceKind.PAID_TWICE, said, near[0], row)
@@ -286,6 +281,15 @@ class Comparison:
         at = row.created_at
         far = [(timedelta(0) if at is None else abs(query_for(each).sent_at - at), each) for each in fits]
         return [each for distance, each in sorted(far, key=lambda pair: (pair[0], pair[1].key)) if distance <= _NEAR]
+
+    def _step(self, record: PaymentRecord, row: Transaction | None = None) -> NextStep:
+        """Return the next step for a payment with an unknown result, which may be a row."""
+        if row is None or record.is_ambiguous:
+            return next_step(record, self.now, grace=self.grace)
+        return NextStep(
+            "reconcile: it finds the payment by itself where nothing else fits; else compare both, and identify it",
+            (RECONCILE, identify(record.key, row.id)),
+        )
 
     def _is_on_its_way(self, record: PaymentRecord) -> bool:
         return record.state is PaymentState.SENDING and not is_stale(record, self.now)
@@ -334,14 +338,29 @@ def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
 
 
 def difference(
-    kind: DifferenceKind, reason: str, record: PaymentRecord | None = None, row: Transaction | None = None
+    kind: DifferenceKind,
+    reason: str,
+    record: PaymentRecord | None = None,
+    row: Transaction | None = None,
+    step: NextStep | None = None,
 ) -> Difference:
-    """Return a difference with the next step."""
+    """Return a difference with the next step: one of its own, or that of its kind."""
+    if step is None:
+        step = NextStep(_ADVICE[kind], tuple(_commands(kind, record, row)))
     return Difference(
         kind=kind,
         reason=reason,
-        advice=_ADVICE[kind],
+        advice=step.text,
+        commands=step.commands,
         key=None if record is None else record.key,
         transaction_id=row.id if row is not None else None if record is None else record.transaction_id,
         amount=row.amount if row is not None else None if record is None else record.amount,
     )
+
+
+def _commands(kind: DifferenceKind, record: PaymentRecord | None, row: Transaction | None) -> Iterable[tuple[str, ...]]:
+    if kind in {DifferenceKind.UNCLAIMED, DifferenceKind.PAID_TWICE} and row is not None:
+        yield explain(row.id)
+    elif record is not None:
+        follows = kind is DifferenceKind.STATE and record.transaction_id is not None
+        yield ("watch", str(record.transaction_id)) if follows else ("payments", "show", record.key)

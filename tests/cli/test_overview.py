@@ -100,6 +100,9 @@ def test_on_any_terminal_no_id_is_broken(width: int) -> None:
     """Each figure is there, nothing is wider than the terminal, and a key can be copied."""
     lines = drawn(overview_of(), width)
     text = " ".join(" ".join(lines).split())
+    commands = [line for line in lines if line.startswith("  mobilemoney payments explain ")]
+    assert [line.split()[3] for line in commands] == [STRANGER]
+    lines = [line for line in lines if line not in commands]
     assert all(len(line) <= max(width, len(KEY) + 2 + len(STRANGER)) for line in lines)
     assert sum(len(line) > width for line in lines) <= 2  # ids that are longer than the terminal is wide
     assert any(KEY in line for line in lines)
@@ -113,7 +116,7 @@ def test_on_any_terminal_no_id_is_broken(width: int) -> None:
         "the first 5 of 70; all: mobilemoney payments list --unresolved",
         "18,510,000",
         "3 h 5 min",
-        "→ UNKNOWN: Unknown result: run reconcile.",
+        "→ UNKNOWN: Look for it in the service's list.",
         "→ It may be the payment",
     ):
         assert said in text, said
@@ -220,7 +223,7 @@ class TestCommand:
         shown = run("watch", "--store", url, "--timeout", "0.1")
         assert shown.exit_code == 0, shown.output
         assert "need you: 1" in shown.stdout
-        assert f"{KEY}: UNKNOWN. Unknown result: run reconcile." in shown.stdout
+        assert f"{KEY}: UNKNOWN. Look for it in the service's list." in shown.stdout
         assert "780000789" not in shown.output
         data = json.loads(run("watch", "--store", url, "--timeout", "0.1", "--json").stdout)
         assert (data["unknown"], data["pending"], len(data["minutes"])) == (1, 0, 60)

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from mobilemoney_async import MobileMoneyError, PaymentRecord, PaymentState, RetryPolicy, SQLStore, TransactionType
-from mobilemoney_async.cli.payments import advice, needs_attention
+from mobilemoney_async.cli.payments import needs_attention
 from mobilemoney_async.sandbox import Sandbox, faults
 from mobilemoney_async.sandbox.behaviour import Choices
 from mobilemoney_async.sandbox.messages import Reply
@@ -193,7 +193,8 @@ class TestShow:
         assert re.search(r"^state +UNKNOWN$", result.stdout, re.MULTILINE)
         assert re.search(r"^.*\d\d:\d\d:\d\d +sent +answer ", result.stdout, re.MULTILINE)
         assert re.search(r"^.*\d\d:\d\d:\d\d +unknown +answer ", result.stdout, re.MULTILINE)
-        assert "run reconcile" in result.stdout
+        assert "Look for it in the service's list. That may show it until" in result.stdout
+        assert f"\n  mobilemoney payments reconcile --store {url}\n" in result.stdout
         assert NUMBER not in result.stdout
         assert "not called absent" not in result.stdout
         reason = "no later payment to compare with"
@@ -203,6 +204,9 @@ class TestShow:
         engine.dispose()
         shown = run("show", "order-1", "--store", url).stdout
         assert re.search(rf"^not called absent because +{reason}$", shown, re.MULTILINE)
+        assert re.search(
+            r"^what to do +The list may show it until \d\d:\d\d UTC. Reconcile again at", shown, re.MULTILINE
+        )
         record = run_json("show", "order-1", "--store", url)
         assert (record["reason"], record["cause"]) == (reason, "NO_LATER")
         assert [entry["what"] for entry in record["history"]] == ["sent", "unknown"]
@@ -307,8 +311,20 @@ class TestReconcile:
         second = run("reconcile", "--grace", "0", MOBILEMONEY_STORE=url, **served)
         assert second.exit_code == 0, second.output
         assert "ABSENT" in second.stdout
-        assert "confirm-absent" in second.stdout
+        assert "\n  mobilemoney payments confirm-absent order-1 --note 'YOUR NAME: WHAT YOU SAW'\n" in second.stdout
         assert "0 resolved, 1 still unresolved" in second.stdout
+
+    @pytest.mark.slow
+    def test_a_payment_that_was_just_looked_for_has_a_time(
+        self, sandbox: Sandbox, url: str, served: dict[str, str]
+    ) -> None:
+        """Right after reconcile it says when to reconcile again, with the options that were given."""
+        pay(sandbox, url, "order-1", fault=faults.drop(processed=False))
+        for _ in range(2):
+            shown = run("reconcile", "--grace", "300", "--store", url, **served).stdout
+            assert re.search(r"UNKNOWN[.] The list may show it until (.*UTC)[.] Reconcile again at \1[.]\n", shown)
+            assert f"\n  mobilemoney payments reconcile --grace 300 --store {url}\n" in shown
+            assert "No payment has an unknown result" not in shown
 
     @pytest.mark.costly("runs lines of cli/payments.py that no quick test runs")
     def test_several_candidates_are_named(self, sandbox: Sandbox, url: str, served: dict[str, str]) -> None:
@@ -575,9 +591,8 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("state", PaymentState)
-def test_every_state_has_its_advice(state: PaymentState) -> None:
-    """For each state, a person is told what to do; only those of which nobody knows are worth an alarm."""
-    assert advice(make_record(state), NOON).endswith((".", "wait."))
+def test_what_needs_attention(state: PaymentState) -> None:
+    """Only payments of which nobody knows are worth an alarm."""
     alarming = {PaymentState.SENDING, PaymentState.UNKNOWN, PaymentState.ABSENT}
     assert needs_attention(make_record(state), NOON) == (state in alarming)
     early = NOON - timedelta(seconds=1)

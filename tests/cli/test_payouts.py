@@ -153,6 +153,7 @@ def test_an_audit_is_a_mail_for_an_accountant(shop: Path, sandbox: Sandbox) -> N
     shown = run(*days)
     assert shown.exit_code == 1, shown.stderr
     assert re.search(r"^unclaimed, 15,000 TZS: no payment claims", shown.stdout, re.MULTILINE)
+    assert re.search(r"\n  mobilemoney payments explain \w+ --note 'YOUR NAME: WHAT YOU SAW'\n", shown.stdout)
     assert re.search(r"^disbursement +SUCCESS +2 +1,470,000 +not shown +not shown$", shown.stdout, re.MULTILINE)
     rows = list(csv.DictReader(io.StringIO(run(*days, "--csv").stdout)))
     assert [row["kind"] for row in rows] == ["total"] * 3 + ["unclaimed"]

@@ -88,6 +88,7 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(store_url: s
         report = await audit(world, client)
         found = {(str(each.kind), each.key) for each in report.differences}
         advice = {each.key: each.advice for each in report.differences if each.kind == "state"}
+        commands = {(str(each.kind), each.key): each.commands for each in report.differences}
     assert "follow it" in advice["k4000"] and "ask the service" in advice["k6000"]
     assert ("unclaimed", None) in found
     assert ("paid_twice", "k1000") in found
@@ -96,6 +97,10 @@ async def test_each_kind_of_difference_has_a_reason_and_a_next_step(store_url: s
     assert ("state", "k4000") in found
     assert ("unresolved", "k5000") in found
     assert all(each.reason and each.advice for each in report.differences)
+    assert commands["unresolved", "k5000"] == (("payments", "reconcile"),)
+    assert commands["missing", "k3000"] == (("payments", "show", "k3000"),)
+    assert commands["paid_twice", "k1000"][0][:2] == commands["unclaimed", None][0][:2] == ("payments", "explain")
+    assert commands["state", "k4000"][0][0] == "watch"
     assert PHONE_NUMBER not in repr(report)
 
 

@@ -31,7 +31,7 @@ def dashboard(*, port: Port = 8766, service: Service) -> None:
     store = open_store_of(find_store(service))
 
     async def run() -> None:
-        board = Board(store)
+        board = Board(store, service)
         await board.look_again()
         page = serve(create_page(board), host="127.0.0.1", port=port, background=anyio.sleep_forever)
         async with page as url, anyio.create_task_group() as tasks:

@@ -22,11 +22,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from mobilemoney_async.cli import output
+from mobilemoney_async.cli.options import Service
 from mobilemoney_async.cli.overview import sent_for, shown_state
-from mobilemoney_async.cli.payments import advice
+from mobilemoney_async.cli.payments import command_lines
 from mobilemoney_async.database.schema import find_version
 from mobilemoney_async.errors import StoreError
-from mobilemoney_async.payments.audit_report import unclaimed_advice
+from mobilemoney_async.payments.next_steps import next_step, unclaimed_step
 from mobilemoney_async.payments.store import SQLStore, account_store
 from mobilemoney_async.sandbox.page.app import guarded
 from mobilemoney_async.sandbox.page.fragments import ASSETS, EventStream
@@ -86,8 +87,8 @@ _TEMPLATES.filters.update(
     money=money,
     breakable=lambda text: Markup("_<wbr>").join(map(_shown, str(text).split("_"))),
     state=shown_state,
-    unclaimed_advice=unclaimed_advice,
-    advice=advice,
+    unclaimed_step=unclaimed_step,
+    next_step=next_step,
     name=lambda text: hashlib.sha256(str(text).encode()).hexdigest()[:12],
     axis_end=axis_end,
     whole=lambda text: _shown(text) == text,
@@ -104,9 +105,10 @@ class Board:
     The store keeps the requests of the last minute only. What the page plots of the last hour it has seen itself.
     """
 
-    def __init__(self, store: SQLStore) -> None:
+    def __init__(self, store: SQLStore, service: Service | None = None) -> None:
         self.name: str = store.account
         self._store = store
+        self._service = service or Service()
         account_store(store).database.makes_file = False
         self._overview: Overview | None = None
         self._trouble: str | None = None
@@ -133,7 +135,8 @@ class Board:
             if found.requests is not None:
                 self._used[minute] = max(found.requests.used, self._used.get(minute, 0))
             self._used = {at: used for at, used in self._used.items() if at > minute - _HOUR}
-        values = {"now": self._overview, "reason": self._trouble, "used": self._used}
+        values: dict[str, Any] = {"now": self._overview, "reason": self._trouble, "used": self._used}
+        values["lines"] = lambda step: command_lines(step, self._service)
         regions = _REGIONS.make_module(values)
         self.parts = {name: getattr(regions, name)() for name in REGIONS}
 
